@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
-from inbox.consuming.limits import DEFAULT_HELD_BYTES, Limits
+from inbox.consuming.limits import DEFAULT_HELD_BYTES, ConsumerLimits
 from inbox.consuming.queues import Order, ServedQueues
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
@@ -123,7 +123,7 @@ class Consumer:
     ) -> None:
         check_text("consumer", name)
         self._is_fitted = max_in_flight is None
-        self._limits = Limits(
+        self._limits = ConsumerLimits(
             max_in_flight=DEFAULT_IN_FLIGHT if max_in_flight is None else max_in_flight,
             max_in_flight_per_tenant=max_in_flight_per_tenant,
             max_prefetched=max_prefetched,
@@ -335,7 +335,7 @@ class Consumer:
         if failure is not None:
             raise failure
 
-    def _fit_to_pool(self) -> Limits:
+    def _fit_to_pool(self) -> ConsumerLimits:
         limit = pool_limit(self._sessions)
         if limit is None:
             return self._limits
@@ -351,7 +351,7 @@ class Consumer:
         self,
         weights: Mapping[str, int],
         observers: Observers,
-        limits: Limits,
+        limits: ConsumerLimits,
         systems: Mapping[str, str],
     ) -> tuple[FairScheduler, dict[str, Dispatcher]]:
         settlement = DeliverySettlement(

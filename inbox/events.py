@@ -261,7 +261,7 @@ class SourceLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFound(Event):
+class SourceRecovered(Event):
     """The broker delivers messages again."""
 
     ends = (SourceLost,)
@@ -324,7 +324,7 @@ class HandlerDatabaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerDatabaseFound(Event):
+class HandlerDatabaseRecovered(Event):
     """The handlers' database is back."""
 
     ends = (HandlerDatabaseLost,)

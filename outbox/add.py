@@ -49,7 +49,7 @@ from outbox.session import (
     refuse_autocommit,
 )
 from outbox.tracing import cause_of, caused
-from outbox.unsent import Waiting, watch
+from outbox.unsent import UnsentMessages, watch
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _LIMITS: Final = Limits()
@@ -80,7 +80,7 @@ _LITERAL: Final[dict[str, Callable[[list[Any]], str]]] = {
 }
 
 
-class Added(Waiting):
+class Added(UnsentMessages):
     """Messages that wait in a session, as one pending object, for the next flush.
 
     A savepoint flushes before it begins, so waiting messages belong to the innermost

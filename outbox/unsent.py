@@ -66,7 +66,7 @@ on_unsent: Final[list[Callable[[MessagesUnsent], None]]] = []
 """Listeners that replace the log and the warning, for `outbox.testing`."""
 
 
-class Waiting:
+class UnsentMessages:
     """Messages in a session that wait for its flush.
 
     Attributes:
@@ -90,11 +90,11 @@ class Waiting:
             _report(self.messages, "their session was garbage-collected")
 
 
-unsettled: Final[WeakSet[Waiting]] = WeakSet()
+unsettled: Final[WeakSet[UnsentMessages]] = WeakSet()
 """The waiting messages of all sessions of the process."""
 
 
-def watch(session: Session, waiting: Waiting) -> None:
+def watch(session: Session, waiting: UnsentMessages) -> None:
     """Observe how a session is closed if an `AsyncSession` wraps it.
 
     An `AsyncSession` closes it in another task, where the exception isn't visible.
@@ -114,7 +114,7 @@ def _close(outer: ref[Any], name: str) -> Any:
     raised = sys.exception()
     if raised is not None:
         for dropped in session.sync_session.new:
-            if isinstance(dropped, Waiting):
+            if isinstance(dropped, UnsentMessages):
                 dropped.raised = raised
     return getattr(type(session), name)(session)
 
@@ -122,7 +122,7 @@ def _close(outer: ref[Any], name: str) -> Any:
 @event.listens_for(Session, "pending_to_transient")
 def _note_dropped(session: Session, dropped: object) -> None:
     # A flush, a rollback and an expunge trigger this event, too.
-    if not isinstance(dropped, Waiting) or dropped.is_settled:
+    if not isinstance(dropped, UnsentMessages) or dropped.is_settled:
         return
     dropped.is_settled = True
     raised = dropped.raised or sys.exception()

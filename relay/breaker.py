@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from outbox.events import Event
-from relay.events import BrokerFound, BrokerLost
+from relay.events import BrokerLost, BrokerRecovered
 
 _FIRST: Final = 0.2
 _CAP: Final = 15.0
@@ -25,7 +25,7 @@ class Breaker:
         self._delay = 0.0
         self._closed = True
         self._waited = True
-        self._trial = asyncio.Lock()
+        self._probe = asyncio.Lock()
 
     @property
     def is_closed(self) -> bool:
@@ -38,7 +38,7 @@ class Breaker:
         if self._closed:
             yield
             return
-        async with self._trial:
+        async with self._probe:
             if not self._waited:
                 await asyncio.sleep(self._delay)
                 # If this batch turns out to be empty, the next one need not wait.
@@ -50,7 +50,7 @@ class Breaker:
         if not self._closed:
             self._closed = self._waited = True
             self._delay = 0.0
-            self._notify(BrokerFound())
+            self._notify(BrokerRecovered())
 
     def open(self, reason: str) -> None:
         """Record that the broker is unavailable."""

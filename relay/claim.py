@@ -28,7 +28,7 @@ from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
-from relay.lanes.deferrals import LONG_AGO, Draining, End, LogOfKey, Place
+from relay.lanes.deferrals import LONG_AGO, Draining, KeyEnd, LogOfKey, WaitingMessage
 from relay.lanes.lane import BEGINNING, Lane
 
 # The limit counts JSON text; as jsonb the headers are at most a few bytes longer.
@@ -76,7 +76,7 @@ class Claimed(NamedTuple):
     topic: str
     message: Message | None
     problem: str | None
-    place: Place | None = None
+    place: WaitingMessage | None = None
     due_at: datetime | None = None
 
 
@@ -316,7 +316,7 @@ async def _claim_deferred(
         The keys, with their lanes, whose waiting messages are all in this claim, and
         the changes to make in the lanes once the whole claim has succeeded.
     """
-    places: list[Place] = []
+    places: list[WaitingMessage] = []
     share = config.batch_size
     if any(lane.deferrals.draining for lane in lanes):
         share = math.ceil(share / 2)
@@ -324,7 +324,9 @@ async def _claim_deferred(
         lane.deferrals.begin_claim()
         places += lane.deferrals.next_due(share - len(places))
     keys = await _find_next_of_keys(connection, lanes, config.batch_size - len(places))
-    drained = {(lane.number, key.key) for lane, key in keys if key.end is End.NOTHING}
+    drained = {
+        (lane.number, key.key) for lane, key in keys if key.end is KeyEnd.NOTHING
+    }
     order = {lane.number: index for index, lane in enumerate(lanes)}
     held = []
     wanted = [place for _, key in keys for place in key.places]
@@ -376,10 +378,10 @@ async def _find_next_of_keys(
     rows = await cursor.fetchall()
     # The last key may have more rows, and those of the keys after it are unknown.
     last = rows[-1][0] if len(rows) >= max_rows else len(wanted) + 1
-    waiting: dict[int, list[tuple[Place, bool | None]]] = {}
+    waiting: dict[int, list[tuple[WaitingMessage, bool | None]]] = {}
     for position, *fields, is_due in rows:
         lane, key, _ = wanted[position - 1]
-        place = Place._make((lane.number, *fields, key))
+        place = WaitingMessage._make((lane.number, *fields, key))
         waiting.setdefault(position, []).append((place, is_due))
     return [
         (
@@ -397,7 +399,7 @@ def _since(lanes: Iterable[Lane]) -> datetime:
 
 async def _load(
     connection: Connection,
-    places: Sequence[Place],
+    places: Sequence[WaitingMessage],
     config: RelayConfig,
     found: _Found,
 ) -> int:
@@ -444,7 +446,7 @@ async def _load(
     return count
 
 
-def _unread(place: Place) -> Claimed:
+def _unread(place: WaitingMessage) -> Claimed:
     return Claimed(
         place.lane,
         place.seq,

@@ -28,7 +28,7 @@ from outbox.cli.command import (
 )
 from outbox.cli.output import progress, write_json, write_line, write_table
 from outbox.cli.supervisor import Schedule, Watching, run_until_stopped
-from outbox.dead_letters import Retrier, RetrySchedule, Scheduler, Tally
+from outbox.dead_letters import Retrier, RetryCounts, RetrySchedule, Scheduler
 from outbox.dead_letters.measure import Measure
 from outbox.duration import read_duration
 from outbox.errors import ConfigError
@@ -44,17 +44,17 @@ from relay.activity import RelayCounts
 from relay.config import RelayConfig
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import (
-    BrokerFound,
     BrokerLost,
-    DatabaseFound,
+    BrokerRecovered,
     DatabaseLost,
+    DatabaseRecovered,
     LanesFree,
     LanesWithheld,
     RelayStarted,
 )
 from relay.publisher import Publisher
 from relay.relay import Relay
-from relay.replay import Choice, Published, count_published, replay_published
+from relay.replay import Published, ReplayCriteria, count_published, replay_published
 
 _DEFAULT: Final = RelayConfig()
 _PUBLISHED_COLUMNS: Final = ("topic", "messages", "oldest", "newest")
@@ -174,8 +174,8 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
     health = Health(
         RelayStarted,
         {
-            BrokerLost: BrokerFound,
-            DatabaseLost: DatabaseFound,
+            BrokerLost: BrokerRecovered,
+            DatabaseLost: DatabaseRecovered,
             LanesWithheld: LanesFree,
         },
     )
@@ -262,17 +262,17 @@ def _scheduler(
     )
 
 
-async def _take_turn(options: RetryOptions, notify: Observer) -> Tally | None:
+async def _run_due(options: RetryOptions, notify: Observer) -> RetryCounts | None:
     schedule = options.schedule or RetrySchedule()
     notify = Observers([LogEvents(), notify]).notify
-    return await _scheduler(options, schedule, notify).take_turn()
+    return await _scheduler(options, schedule, notify).run_due()
 
 
 SIDE: Final = Side(
     schema="outbox",
     lacks=_lacks,
     open_retrier=_open_retrier,
-    take_turn=_take_turn,
+    run_due=_run_due,
     list_blocked=load("relay", "list_refused"),
     count_blocked=load("relay", "count_refused"),
 )
@@ -333,7 +333,7 @@ def replay(
 ) -> None:
     """Publish messages again, selected by topic, key and time."""
     now = datetime.now(UTC)
-    choice = Choice(
+    choice = ReplayCriteria(
         since=_moment("--since", since, now),
         until=now if until is None else _moment("--until", until, now),
         topic=topic,

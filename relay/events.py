@@ -269,7 +269,7 @@ class BrokerLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerFound(Event):
+class BrokerRecovered(Event):
     """The broker accepts messages again."""
 
     ends = (BrokerLost,)
@@ -295,7 +295,7 @@ class DatabaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseFound(Event):
+class DatabaseRecovered(Event):
     """A broken connection was replaced."""
 
     ends = (DatabaseLost,)

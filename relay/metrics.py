@@ -14,8 +14,8 @@ from relay.events import (
     BatchClaimed,
     BatchPublished,
     BatchSettled,
-    BrokerFound,
     BrokerLost,
+    BrokerRecovered,
     KeyBlocked,
     LeaseLost,
     LeaseTaken,
@@ -111,7 +111,7 @@ class RelayMetrics:
             LeaseTaken: self._note_taken,
             LeaseLost: self._note_lost,
             BrokerLost: lambda _: self._breaker_open.set(1),
-            BrokerFound: lambda _: self._breaker_open.set(0),
+            BrokerRecovered: lambda _: self._breaker_open.set(0),
             RelayMeasured: lambda event: self._blocked_keys.set(event.blocked_keys),
         }
 

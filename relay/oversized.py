@@ -17,7 +17,7 @@ from outbox.errors import DatabaseUnavailableError, message_of
 from outbox.events import Event
 from outbox.postgres.connection import Link
 from relay.claim import Claimed
-from relay.events import DatabaseFound, DatabaseLost, MessageDeadLettered
+from relay.events import DatabaseLost, DatabaseRecovered, MessageDeadLettered
 from relay.lanes.board import LaneBoard
 from relay.settle import move_to_dead_letters
 
@@ -77,7 +77,7 @@ class OversizedRows:
                 else:
                     self._board.aside.discard(row.id)
                     if pause > _FIRST_PAUSE:
-                        self._notify(DatabaseFound())
+                        self._notify(DatabaseRecovered())
                     pause = _FIRST_PAUSE
                 if not self._rows:
                     self._some.clear()

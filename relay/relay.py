@@ -281,7 +281,7 @@ class Relay:
         lanes = [n for n in self._lanes.numbers() if n in self._lease.lanes]
         held = [lane for n in lanes if (lane := self._lanes.find(n)) is not None]
         with suppress(TimeoutError, psycopg.Error, DatabaseUnavailableError):
-            async with asyncio.timeout(_LAST_RAISE), self._sweep_link.turn:
+            async with asyncio.timeout(_LAST_RAISE), self._sweep_link.lock:
                 connection = await self._sweep_link.connection()
                 await raise_watermarks(connection, self._lanes, held)
 

@@ -15,7 +15,7 @@ from outbox.postgres.sql_files import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ReplayCriteria:
     """Which published messages to replay; None means any.
 
     Attributes:
@@ -69,7 +69,7 @@ class Published:
 
 
 def count_published(
-    connection: AdministrationConnection, choice: Choice
+    connection: AdministrationConnection, choice: ReplayCriteria
 ) -> list[Published]:
     """Count the matching messages by topic; `max_rows` is ignored."""
     with connection.cursor(row_factory=class_row(Published)) as cursor:
@@ -80,7 +80,7 @@ def count_published(
 
 def replay_published(
     connection: AdministrationConnection,
-    choice: Choice,
+    choice: ReplayCriteria,
     *,
     batch_size: int = 1000,
     max_per_second: float | None = None,
@@ -116,7 +116,7 @@ def replay_published(
 
 
 def _batches(
-    connection: AdministrationConnection, choice: Choice, size: int
+    connection: AdministrationConnection, choice: ReplayCriteria, size: int
 ) -> Iterator[Sequence[tuple[UUID, datetime]]]:
     # A holdable cursor: our memory doesn't grow with the number of messages, and no
     # snapshot stays open that would keep vacuum from removing dead rows.

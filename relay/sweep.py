@@ -16,9 +16,9 @@ from outbox.postgres.connection import Connection, Link
 from outbox.postgres.sql_files import load
 from relay.claim import Claimed
 from relay.config import RelayConfig
-from relay.events import DatabaseFound, DatabaseLost
+from relay.events import DatabaseLost, DatabaseRecovered
 from relay.lanes.board import LaneBoard
-from relay.lanes.deferrals import LONG_AGO, Place
+from relay.lanes.deferrals import LONG_AGO, WaitingMessage
 from relay.lanes.lane import Lane
 from relay.settle import Settlement, settle_batch
 
@@ -56,9 +56,9 @@ async def sweep_lanes(
                 await _find_due(link, board, config.batch_size)
                 if lost:
                     lost = False
-                    notify(DatabaseFound())
+                    notify(DatabaseRecovered())
             except (psycopg.Error, DatabaseUnavailableError) as error:
-                async with link.turn:
+                async with link.lock:
                     await link.close()
                 lost = True
                 notify(DatabaseLost(reason=message_of(error), seconds=interval))
@@ -77,7 +77,7 @@ async def _look_at_upkeep(
     A role without the privilege to read it skips this.
     """
     try:
-        async with link.turn:
+        async with link.lock:
             connection = await link.connection()
             cursor = await connection.execute(load("relay", "measure_upkeep"))
             age, failure = await cursor.fetchone() or (None, None)
@@ -105,7 +105,7 @@ class _Audit:
 
     async def check_next(self) -> None:
         """Check the next lane and partition."""
-        async with self._link.turn:
+        async with self._link.lock:
             connection = await self._link.connection()
             if not self._left:
                 cursor = await connection.execute(load("relay", "list_partitions"))
@@ -158,7 +158,7 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
         and lane.deferrals.size < batch_size
     ]
     began = [lane.deferrals.scan() for lane in lanes]
-    async with link.turn:
+    async with link.lock:
         connection = await link.connection()
         # Even without lanes: leases end with the database, and that must be reported.
         rows = await find_due(connection, lanes, batch_size)
@@ -171,7 +171,7 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
         found = by_lane[lane.number] if last_due is not None else []
         for _, _, seq, id, created_at, run, attempts, entry, cause, key in found:
             lane.deferrals.release(
-                Place(
+                WaitingMessage(
                     lane.number, seq, id, created_at, run, attempts, entry, cause, key
                 )
             )

@@ -18,8 +18,8 @@ from relay.config import RelayConfig
 from relay.events import (
     BatchClaimed,
     BatchSettled,
-    DatabaseFound,
     DatabaseLost,
+    DatabaseRecovered,
     KeyBlocked,
     MessageDeadLettered,
     MessageDelayed,
@@ -146,7 +146,7 @@ class Worker:
         is_sweep = any(lane.needs_refresh for lane in lanes)
         link = self._sweep_link if is_sweep else self._link
         try:
-            async with link.turn:
+            async with link.lock:
                 connection = await link.connection()
                 batch = await claim_batch(connection, self._lanes, lanes, self._config)
         except _DATABASE_ERRORS as error:
@@ -259,10 +259,10 @@ class Worker:
 
     async def _pause(self, error: Exception, seconds: float, link: Link) -> None:
         self._notify(DatabaseLost(reason=message_of(error), seconds=seconds))
-        async with link.turn:
+        async with link.lock:
             await link.close()
         await asyncio.sleep(seconds)
 
     def _found_after(self, pause: float) -> None:
         if pause > _FIRST_PAUSE:
-            self._notify(DatabaseFound())
+            self._notify(DatabaseRecovered())

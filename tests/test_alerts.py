@@ -172,7 +172,7 @@ CASES = [
             "pillarbox_events_total", 3, event="SourceLost", consumer="billing"
         ),
         quiet=counter(
-            "pillarbox_events_total", 30, event="SourceFound", consumer="billing"
+            "pillarbox_events_total", 30, event="SourceRecovered", consumer="billing"
         ),
         labels={"event": "SourceLost", "consumer": "billing"},
     ),

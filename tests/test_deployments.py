@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from inbox.consuming.limits import DEFAULT_HELD_BYTES, MIB, Limits
+from inbox.consuming.limits import DEFAULT_HELD_BYTES, MIB, ConsumerLimits
 from outbox.cli.main import main
 from relay.config import RelayConfig
 
-DEFAULTS = Limits(
+DEFAULTS = ConsumerLimits(
     max_in_flight=64,
     max_in_flight_per_tenant=None,
     max_prefetched=None,

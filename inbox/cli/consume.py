@@ -18,12 +18,12 @@ from inbox.events import (
     ConsumerStarted,
     DeliveryLanesFree,
     DeliveryLanesWithheld,
-    HandlerDatabaseFound,
     HandlerDatabaseLost,
+    HandlerDatabaseRecovered,
     HandlersAbandoned,
     MessageDeadLettered,
-    SourceFound,
     SourceLost,
+    SourceRecovered,
 )
 from outbox.cli.command import Duration, command, duration_option, new_app
 from outbox.cli.supervisor import Background, Schedule, Watching, run_until_stopped
@@ -122,8 +122,8 @@ def _run(
     health = Health(
         ConsumerStarted,
         {
-            SourceLost: SourceFound,
-            HandlerDatabaseLost: HandlerDatabaseFound,
+            SourceLost: SourceRecovered,
+            HandlerDatabaseLost: HandlerDatabaseRecovered,
             DeliveryLanesWithheld: DeliveryLanesFree,
         },
         {"/blocked": blocked.tell if show_blocked_keys else blocked.count},

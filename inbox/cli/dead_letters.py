@@ -11,7 +11,7 @@ from inbox.cli.jobs import cancel_job, read_jobs
 from inbox.jobs.store import OPEN, JobState
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.sides import Jobs, RetryOptions, Side
-from outbox.dead_letters import Retrier, RetrySchedule, Tally
+from outbox.dead_letters import Retrier, RetryCounts, RetrySchedule
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.message_id import is_uuid7, moment_of
@@ -66,19 +66,19 @@ def _open_retrier(
     return load_consumer(options.consumer).retrier(options.schedule, notify)
 
 
-async def _take_turn(options: RetryOptions, notify: Observer) -> Tally | None:
+async def _run_due(options: RetryOptions, notify: Observer) -> RetryCounts | None:
     assert options.consumer is not None
     consumer = load_consumer(options.consumer)
     notify = Observers([LogEvents(), notify]).notify
     schedule = options.schedule or RetrySchedule()
-    return await scheduler_of(consumer, schedule, notify).take_turn()
+    return await scheduler_of(consumer, schedule, notify).run_due()
 
 
 SIDE: Final = Side(
     schema="inbox",
     lacks=_lacks,
     open_retrier=_open_retrier,
-    take_turn=_take_turn,
+    run_due=_run_due,
     list_blocked=load("inbox", "list_refused"),
     count_blocked=load("inbox", "count_refused"),
     on_discard=record_discard,

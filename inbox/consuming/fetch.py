@@ -17,8 +17,8 @@ from inbox.events import (
     DeliveryLanesFree,
     DeliveryLanesWithheld,
     DeliveryReturned,
-    SourceFound,
     SourceLost,
+    SourceRecovered,
 )
 from inbox.source import (
     Delivery,
@@ -92,7 +92,7 @@ class Fetcher:
                 continue
             if failures:
                 failures = 0
-                self._notify(SourceFound(**self._about))
+                self._notify(SourceRecovered(**self._about))
             self._tell_reclaimed()
             self._tell_withheld()
             now = time.monotonic()

@@ -15,7 +15,7 @@ _FETCH_BYTES: Final = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ConsumerLimits:
     """The limits of one consumer, explained at `Consumer`.
 
     Raises:

@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from inbox.consuming.dispatch import Dispatcher
-from inbox.dead_letters.write import DeadLetterWriter, Failure, Stacktraces
+from inbox.dead_letters.write import DeadLetterWriter, Stacktraces, StoredFailure
 from inbox.errors import (
     DeadLetter,
     InvalidReceiptError,
@@ -38,8 +38,8 @@ from inbox.errors import (
 from inbox.events import (
     DeadLetterRepeated,
     DuplicateSkipped,
-    HandlerDatabaseFound,
     HandlerDatabaseLost,
+    HandlerDatabaseRecovered,
     HandlerFailed,
     MessageCancelled,
     MessageDeadLettered,
@@ -354,7 +354,7 @@ class GiveUp:
         attempts: int,
     ) -> bool:
         """Write a dead letter and ack; return False if the consumer stops first."""
-        written: Failure | None = None
+        written: StoredFailure | None = None
         refusal: str | None = None
         lost = 0
         while written is None:
@@ -485,4 +485,4 @@ class DatabaseOutage:
         if self._is_lost:
             self._is_lost = False
             self._tell_at = -math.inf
-            self._notify(HandlerDatabaseFound(consumer=self._consumer))
+            self._notify(HandlerDatabaseRecovered(consumer=self._consumer))

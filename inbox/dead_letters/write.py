@@ -76,7 +76,7 @@ _INSERT_UNSCHEDULED: Final = _INSERT.values({"retry_after": null()})
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class StoredFailure:
     """What was stored; `is_new` is False if the message had a dead letter already."""
 
     reason: str
@@ -94,7 +94,7 @@ class Stacktraces:
         self._told: BoundedDict[UUID, bool] = BoundedDict()
 
     def first(
-        self, message: Message, failure: str | BaseException, said: Failure
+        self, message: Message, failure: str | BaseException, said: StoredFailure
     ) -> str | None:
         """Return the stack trace, unless there was one before or it says nothing."""
         if isinstance(failure, DeadLetter) and failure.__cause__ is None:
@@ -130,7 +130,7 @@ class DeadLetterWriter:
         failure: str | BaseException,
         readable: bool = True,
         refusal: str | None = None,
-    ) -> Failure:
+    ) -> StoredFailure:
         """Write a dead letter, in a transaction of its own.
 
         After a `TransactionEndedError` the schedule doesn't retry it: it would find the
@@ -146,7 +146,7 @@ class DeadLetterWriter:
         if refusal is not None:
             refused = f" (stored in a spare row, since the row was refused: {refusal})"
             reason = said.reason[: _MAX_REASON_CHARS - len(refused)] + refused
-            said = Failure(reason, said.stacktrace)
+            said = StoredFailure(reason, said.stacktrace)
         is_whole = readable and refusal is None
         values = {
             "origin": f"consumer:{self.consumer}",
@@ -161,16 +161,16 @@ class DeadLetterWriter:
         is_new = await self._executor.transact(
             partial(insert_dead_letter, values, is_scheduled=is_scheduled)
         )
-        return Failure(said.reason, said.stacktrace, is_new)
+        return StoredFailure(said.reason, said.stacktrace, is_new)
 
-    def describe(self, failure: str | BaseException) -> Failure:
+    def describe(self, failure: str | BaseException) -> StoredFailure:
         """Describe a failure: redacted, shortened, and as text that can be stored."""
         if isinstance(failure, BaseException):
             reason = one_line(failure)
             stacktrace = self._redacted(traceback_of(failure))
         else:
             reason, stacktrace = failure, None
-        return Failure(
+        return StoredFailure(
             _storable(self._redacted(reason)[:_MAX_REASON_CHARS]) or "",
             _bounded(_storable(stacktrace)),
         )

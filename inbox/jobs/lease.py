@@ -36,7 +36,7 @@ _AGAIN: Final = 0.2
 _LAST_WRITE: Final = 2.0
 
 
-class End(Enum):
+class StopReason(Enum):
     """Why a handler has to stop before it is done."""
 
     CANCELLED = "cancelled"
@@ -65,7 +65,9 @@ class JobLease:
     ) -> None:
         self.seconds = seconds
         self.attempts = leased.attempts
-        self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[StopReason] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._executor = executor
         self._key = key
         self._number = leased.number
@@ -82,7 +84,7 @@ class JobLease:
             end = await self._renew()
             if end is not None and not self.ended.done():
                 self.ended.set_result(end)
-            if end is End.LOST:
+            if end is StopReason.LOST:
                 return
 
     async def succeed(self) -> bool:
@@ -144,7 +146,7 @@ class JobLease:
             attempts=self.attempts if attempts is None else attempts,
         )
 
-    async def _renew(self) -> End | None:
+    async def _renew(self) -> StopReason | None:
         asked = time.monotonic()
         beat = self.seconds / _BEATS
         try:
@@ -154,11 +156,11 @@ class JobLease:
                     self._executor, renew_job, self._key, self._number, self.seconds
                 )
         except Exception:  # noqa: BLE001 (drivers and pools raise whatever they like)
-            return End.LOST if time.monotonic() > self._safe_until else None
+            return StopReason.LOST if time.monotonic() > self._safe_until else None
         if cancelled is None:
-            return End.LOST
+            return StopReason.LOST
         self._safe_until = asked + _SAFE * self.seconds
-        return End.CANCELLED if cancelled else None
+        return StopReason.CANCELLED if cancelled else None
 
     async def _write(self, function: Callable[[Session], T]) -> T:
         """Write an outcome; retry as long as the lease holds."""

@@ -28,7 +28,7 @@ from inbox.errors import (
 from inbox.handlers.executor import Executor, Terms
 from inbox.handlers.routes import name_of
 from inbox.jobs.job import AnyJob
-from inbox.jobs.lease import End, JobLease, transact
+from inbox.jobs.lease import JobLease, StopReason, transact
 from inbox.jobs.store import (
     Busy,
     Finished,
@@ -244,12 +244,12 @@ class JobRunner:
                 raise _lost(lease)
             return
         match ended.end:
-            case End.LOST:
+            case StopReason.LOST:
                 raise _lost(lease)
-            case End.STOPPED:
+            case StopReason.STOPPED:
                 await lease.give_back(None, is_failed=False)
                 raise JobReturned
-            case End.CANCELLED:
+            case StopReason.CANCELLED:
                 if not await lease.end(JobState.CANCELLED):
                     raise _lost(lease)
                 raise JobCancelled
@@ -317,7 +317,7 @@ def _failure_of(long: LongHandler, job: AnyJob, ended: "Ended") -> BaseException
     """Return why a handler has not done its work; None if it has."""
     if job.is_finished or ended.is_done:
         return None
-    if ended.end is End.TIMED_OUT:
+    if ended.end is StopReason.TIMED_OUT:
         limit = long.terms.time_limit or timedelta(0)
         return HandlerTimeoutError(long.__qualname__, limit)
     return ended.error or asyncio.CancelledError()
@@ -336,7 +336,7 @@ class Ended:
     """How a handler ended: what it raised, why it had to stop, and if it was told."""
 
     error: BaseException | None
-    end: End | None
+    end: StopReason | None
     is_told: bool
 
     @property
@@ -345,7 +345,7 @@ class Ended:
 
         A plain function that never checked has done all of its work.
         """
-        if self.error is not None or self.end is End.TIMED_OUT:
+        if self.error is not None or self.end is StopReason.TIMED_OUT:
             return False
         return self.end is None or not self.is_told
 
@@ -372,12 +372,12 @@ async def call_until_end(
             timeout=None if limit is None else limit.total_seconds(),
             return_when=asyncio.FIRST_COMPLETED,
         )
-        end: End | None = None
+        end: StopReason | None = None
         is_told = False
         if not work.done():
             end = _why(lease, stop)
             overrun = None
-            if end is End.TIMED_OUT and limit is not None:
+            if end is StopReason.TIMED_OUT and limit is not None:
                 overrun = HandlerTimeoutError(name_of(handler), limit)
             job.end(overrun)
             is_told = executor.interrupt(work)
@@ -404,7 +404,7 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
             task.exception()  # retrieved, since nobody else does
 
 
-def _why(lease: JobLease, stop: asyncio.Future[Any]) -> End:
+def _why(lease: JobLease, stop: asyncio.Future[Any]) -> StopReason:
     if lease.ended.done():
         return lease.ended.result()
-    return End.STOPPED if stop.done() else End.TIMED_OUT
+    return StopReason.STOPPED if stop.done() else StopReason.TIMED_OUT

@@ -10,7 +10,7 @@ from psycopg.rows import dict_row
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.replacement import Misfit, replacement
 from outbox.administration.retention import Policy, read_policies
-from outbox.administration.upkeep import Step, plan_upkeep
+from outbox.administration.upkeep import UpkeepStep, plan_upkeep
 from outbox.duration import exact_duration
 from outbox.postgres.sql_files import load
 
@@ -54,7 +54,7 @@ class Partition:
 
 
 def read_partitions(
-    connection: AdministrationConnection, steps: Iterable[Step] | None = None
+    connection: AdministrationConnection, steps: Iterable[UpkeepStep] | None = None
 ) -> dict[Policy, list[Partition]]:
     """Return the policy of each table with its partitions, oldest first.
 

@@ -13,7 +13,7 @@ from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.dead_letters.inspect import OnDiscard
-from outbox.dead_letters.retry import Retrier, Tally
+from outbox.dead_letters.retry import Retrier, RetryCounts
 from outbox.dead_letters.schedule import RetrySchedule
 from outbox.dead_letters.statement import Schema
 from outbox.events import Observer
@@ -121,7 +121,7 @@ class Side:
     Attributes:
         lacks: returns what is missing to retry its dead letters; None if nothing is.
         open_retrier: opens what retries them; the observer receives its events.
-        take_turn: takes the schedule's turn; returns None if another replica has it.
+        run_due: runs the schedule once; returns None if another replica is running it.
         list_blocked: the statement that lists refused messages, oldest first.
         count_blocked: the statement that counts the keys that they block.
     """
@@ -131,7 +131,7 @@ class Side:
     open_retrier: Callable[
         [RetryOptions, Observer], AbstractAsyncContextManager[Retrier]
     ]
-    take_turn: Callable[[RetryOptions, Observer], Awaitable[Tally | None]]
+    run_due: Callable[[RetryOptions, Observer], Awaitable[RetryCounts | None]]
     list_blocked: LiteralString
     count_blocked: LiteralString
     on_discard: OnDiscard | None = None

@@ -35,7 +35,7 @@ _OVERTAKEN: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class UpkeepStep:
     """One thing that the upkeep would do now.
 
     Attributes:
@@ -57,9 +57,9 @@ class Step:
     statement: str
 
 
-def plan_upkeep(connection: AdministrationConnection) -> list[Step]:
+def plan_upkeep(connection: AdministrationConnection) -> list[UpkeepStep]:
     """Return what the upkeep would do now, and why; changes nothing."""
-    with connection.cursor(row_factory=class_row(Step)) as cursor:
+    with connection.cursor(row_factory=class_row(UpkeepStep)) as cursor:
         return cursor.execute(load("outbox", "plan_upkeep")).fetchall()
 
 
@@ -175,7 +175,7 @@ def _forget_detaches(connection: AdministrationConnection, owner: str) -> None:
 
 
 def _detach(
-    connection: AdministrationConnection, owner: str, step: Step, wait: timedelta
+    connection: AdministrationConnection, owner: str, step: UpkeepStep, wait: timedelta
 ) -> str:
     if step.step == "finalize" and not _scalar(
         connection, "SELECT outbox.may_finalize(to_regclass(%s))", (step.partition,)

@@ -183,7 +183,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NameList:
     """Several names, separated by commas."""
 
     description: str = "names, separated by commas"

@@ -29,13 +29,13 @@ from outbox.cli.output import progress, warn, write_json, write_line, write_tabl
 from outbox.cli.supervisor import Schedule, run_coroutine
 from outbox.dead_letters.criteria import Criteria, IdPrefix
 from outbox.dead_letters.events import DeadLetterFailed
-from outbox.dead_letters.inspect import Desk, open_desk
+from outbox.dead_letters.inspect import DeadLetterTable, open_dead_letters
 from outbox.dead_letters.letter import Letter, Status, Summary, decode_json
 from outbox.dead_letters.retry import (
     Candidate,
     Outcome,
     Retrier,
-    Tally,
+    RetryCounts,
     retry_all,
 )
 from outbox.dead_letters.statement import Statement
@@ -158,8 +158,10 @@ def _list(
 ) -> None:
     """List dead letters of both sides, the newest first."""
     criteria = filters.criteria(_status(status), limit)
-    with _desks(database, load_sides(side)) as desks:
-        found = [_Found(s, it) for s, desk in desks for it in desk.summaries(criteria)]
+    with _open_tables(database, load_sides(side)) as tables:
+        found = [
+            _Found(s, it) for s, table in tables for it in table.summaries(criteria)
+        ]
     found.sort(key=lambda it: it.letter.created_at, reverse=True)
     _write(found[:limit], as_json=json)
 
@@ -180,9 +182,9 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one dead letter with everything that was stored."""
-    with _desks(database, load_sides(side)) as desks:
-        found, desk, its_id = _find(IdPrefix.of(id), desks)
-        letter = desk.read(its_id)
+    with _open_tables(database, load_sides(side)) as tables:
+        found, table, its_id = _find(IdPrefix.of(id), tables)
+        letter = table.read(its_id)
     if json:
         write_json({"side": found.schema, **letter.as_json()})
     else:
@@ -212,13 +214,13 @@ def discard(
     _check_choice(ids, filters, limit, all=all)
     if not reason.strip():
         raise ConfigError("--reason is empty: say why, for those who ask later")
-    with _desks(database, load_sides(side)) as desks:
-        chosen = _choose(desks, ids, criteria, limit)
+    with _open_tables(database, load_sides(side)) as tables:
+        chosen = _choose(tables, ids, criteria, limit)
         if dry_run:
             _write(chosen, as_json=json)
             return
         discarded = sum(
-            desk.discard(
+            table.discard(
                 [
                     Candidate(it.letter.id, it.letter.created_at)
                     for it in chosen
@@ -226,7 +228,7 @@ def discard(
                 ],
                 reason,
             )
-            for its_side, desk in desks
+            for its_side, table in tables
         )
     settled = len(chosen) - discarded
     if json:
@@ -247,15 +249,15 @@ def export(
 ) -> None:
     """Print dead letters as JSON lines, with payloads, the oldest first."""
     criteria = filters.criteria(_status(status), limit)
-    with _desks(database, load_sides(side)) as desks:
+    with _open_tables(database, load_sides(side)) as tables:
         candidates = [
-            (candidate.created_at, its_side, desk, candidate.id)
-            for its_side, desk in desks
-            for candidate in desk.find(criteria)
+            (candidate.created_at, its_side, table, candidate.id)
+            for its_side, table in tables
+            for candidate in table.find(criteria)
         ]
         candidates.sort(key=lambda it: it[0])
-        for _, its_side, desk, id in candidates[:limit]:
-            letter = {"side": its_side.schema, **desk.read(id).as_json()}
+        for _, its_side, table, id in candidates[:limit]:
+            letter = {"side": its_side.schema, **table.read(id).as_json()}
             sys.stdout.write(f"{json_module.dumps(letter)}\n")
 
 
@@ -317,10 +319,10 @@ def retry(
             failures.append(event)
 
     sides = _sides_to_retry(side, options)
-    tallies: list[Tally | None] = []
+    tallies: list[RetryCounts | None] = []
 
     async def take_turns() -> None:
-        tallies.extend([await s.take_turn(options, note) for s in sides])
+        tallies.extend([await s.run_due(options, note) for s in sides])
 
     async def retry_chosen() -> None:
         async with AsyncExitStack() as stack:
@@ -351,7 +353,7 @@ def retry(
 
 async def _retry_chosen(
     chosen: Sequence[_Found], retriers: Mapping[str, Retrier], rate: float | None
-) -> Tally:
+) -> RetryCounts:
     counts: Counter[str] = Counter()
     with progress(len(chosen)) as bar:
 
@@ -373,7 +375,7 @@ async def _retry_chosen(
             left = len(chosen) - counts.total()
             if left:
                 sys.stderr.write(f"{left} of {len(chosen)} were not tried\n")
-    return Tally(**counts)
+    return RetryCounts(**counts)
 
 
 def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
@@ -408,18 +410,18 @@ async def _choose_to_retry(
     needs no broker.
     """
     retriers: dict[str, Retrier] = {}
-    desks: list[tuple[Side, Desk | _Fetched]] = []
+    tables: list[tuple[Side, DeadLetterTable | _Fetched]] = []
     others = [s for s in sides if s.schema != "inbox" or options.consumer is None]
     with ExitStack() as looking:
         if others:
-            desks += looking.enter_context(_desks(options.database, others))
+            tables += looking.enter_context(_open_tables(options.database, others))
         for side in sides:
             if side not in others:
                 opened = side.open_retrier(options, notify)
                 retrier = await stack.enter_async_context(opened)
                 retriers[side.schema] = retrier
-                desks.append((side, await _Fetched.by(retrier, ids, criteria)))
-        return _choose(desks, ids, criteria, limit), retriers
+                tables.append((side, await _Fetched.by(retrier, ids, criteria)))
+        return _choose(tables, ids, criteria, limit), retriers
 
 
 class _Fetched:
@@ -459,9 +461,9 @@ class _Fetched:
 
 
 @contextmanager
-def _desks(
+def _open_tables(
     database: str | None, sides: Sequence[Side]
-) -> Iterator[list[tuple[Side, Desk]]]:
+) -> Iterator[list[tuple[Side, DeadLetterTable]]]:
     """Open the dead letters of these sides.
 
     Raises:
@@ -474,7 +476,9 @@ def _desks(
             yield [
                 (
                     side,
-                    stack.enter_context(open_desk(url, side.schema, side.on_discard)),
+                    stack.enter_context(
+                        open_dead_letters(url, side.schema, side.on_discard)
+                    ),
                 )
                 for side in sides
             ]
@@ -487,30 +491,30 @@ def _desks(
 
 
 def _find(
-    prefix: IdPrefix, desks: Sequence[tuple[Side, Any]]
+    prefix: IdPrefix, tables: Sequence[tuple[Side, Any]]
 ) -> tuple[Side, Any, UUID]:
     """Find the only id with this prefix, on either side.
 
     Raises:
         ConfigError: there is none, or more than one.
     """
-    found = [(side, desk, id) for side, desk in desks for id in desk.ids_of(prefix)]
-    tables = " or ".join(f"{side.schema}.dead_letter" for side, _ in desks)
-    id = prefix.choose([id for _, _, id in found], tables)
+    found = [(side, table, id) for side, table in tables for id in table.ids_of(prefix)]
+    names = " or ".join(f"{side.schema}.dead_letter" for side, _ in tables)
+    id = prefix.choose([id for _, _, id in found], names)
     return next(it for it in found if it[2] == id)
 
 
 def _choose(
-    desks: Sequence[tuple[Side, Any]],
+    tables: Sequence[tuple[Side, Any]],
     ids: Sequence[str] | None,
     criteria: Criteria,
     limit: int | None,
 ) -> list[_Found]:
     """Return the matching dead letters, oldest first, or those named, in order."""
     if ids:
-        named = dict.fromkeys(_find(IdPrefix.of(text), desks) for text in ids)
-        return [_Found(side, desk.read(id)) for side, desk, id in named]
-    found = [_Found(s, it) for s, desk in desks for it in desk.summaries(criteria)]
+        named = dict.fromkeys(_find(IdPrefix.of(text), tables) for text in ids)
+        return [_Found(side, table.read(id)) for side, table, id in named]
+    found = [_Found(s, it) for s, table in tables for it in table.summaries(criteria)]
     found.sort(key=lambda it: it.letter.created_at)
     return found[:limit]
 
@@ -568,13 +572,13 @@ def _write(found: Sequence[_Found], *, as_json: bool) -> None:
 
 
 def _report(
-    tallies: Sequence[Tally | None],
+    tallies: Sequence[RetryCounts | None],
     failures: Sequence[DeadLetterFailed],
     *,
     as_json: bool,
 ) -> int:
     done = [tally for tally in tallies if tally is not None]
-    tally = Tally(
+    tally = RetryCounts(
         succeeded=sum(it.succeeded for it in done),
         failed=sum(it.failed for it in done),
         skipped=sum(it.skipped for it in done),

@@ -10,7 +10,7 @@ from psycopg.errors import Diagnostic
 from outbox.administration.connection import administration
 from outbox.administration.upkeep import (
     APPLICATION_NAME,
-    Step,
+    UpkeepStep,
     accept_clock,
     maintain,
     plan_upkeep,
@@ -62,7 +62,7 @@ def _maintain(
             maintain(connection, tell=write_line)
 
 
-def _line(step: Step) -> str:
+def _line(step: UpkeepStep) -> str:
     subject = step.partition or step.parent_table
     if step.step == "make" and step.starts_at:
         subject += f" from {step.starts_at:%Y-%m-%d %H:%M}"

@@ -27,7 +27,7 @@ from outbox.errors import ConfigError
 from outbox.logs.printable import printable
 from outbox.observability.overview import (
     Backlog,
-    Group,
+    BacklogGroup,
     Overview,
     Rate,
     Scope,
@@ -231,7 +231,7 @@ def _oldest(waited: timedelta | None) -> str:
     return "" if waited is None else f"; the oldest for {write_duration(waited)}"
 
 
-def _groups(name: str, groups: Sequence[Group]) -> Iterator[str]:
+def _groups(name: str, groups: Sequence[BacklogGroup]) -> Iterator[str]:
     if groups:
         said = ", ".join(
             f"{'(none)' if it.name is None else it.name} {it.messages:,}"

@@ -30,9 +30,9 @@ from outbox.observability.message_life import (
     Found,
     Handling,
     Life,
+    LifeStep,
     Progress,
     State,
-    Step,
     Trace,
     read_lives_of_key,
     read_trace,
@@ -231,7 +231,7 @@ def _write_life(life: Life) -> None:
 
 
 def _step_rows(
-    steps: Sequence[Step], *, with_database: bool
+    steps: Sequence[LifeStep], *, with_database: bool
 ) -> Iterator[tuple[str | None, ...]]:
     before: datetime | None = None
     for step in steps:
@@ -243,7 +243,7 @@ def _step_rows(
         before = step.at
 
 
-def _details(step: Step) -> Iterator[str | None]:
+def _details(step: LifeStep) -> Iterator[str | None]:
     if step.run:
         yield f"replay {step.run}"
     if step.attempts:

@@ -16,7 +16,7 @@ _MOST_NAMED: Final = 5
 _PREFIX: Final = re.compile(r"[0-9a-f]+(-[0-9a-f]+)*-?", re.ASCII)
 
 
-class Place(NamedTuple):
+class ListPosition(NamedTuple):
     """Where a dead letter is in a list by time."""
 
     created_at: datetime
@@ -54,8 +54,8 @@ class Criteria:
     older_than: timedelta | None = None
     since: datetime | None = None
     until: datetime | None = None
-    before: Place | None = None
-    after: Place | None = None
+    before: ListPosition | None = None
+    after: ListPosition | None = None
     max_rows: int | None = None
 
     def parameters(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class RetryRunEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryRunLeft(Event):
+class RetryRunSkipped(Event):
     """The schedule left this run to another replica."""
 
     level = logging.DEBUG
@@ -91,7 +91,7 @@ class RetryRunWithheld(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryRunBroken(Event):
+class RetryRunFailed(Event):
     """The database or the broker was unavailable during a run of the schedule.
 
     The dead letters that were left are retried in the next run.

@@ -21,7 +21,7 @@ It may raise `ConfigError` to refuse the discard.
 _ROLES: Final = {"outbox": "pillarbox_relay", "inbox": "pillarbox_consumer"}
 
 
-class Desk:
+class DeadLetterTable:
     """The dead letters of one side, on a connection in autocommit mode."""
 
     def __init__(
@@ -109,10 +109,10 @@ class Desk:
 
 
 @contextmanager
-def open_desk(
+def open_dead_letters(
     url: str, schema: Schema, on_discard: OnDiscard | None = None
-) -> Iterator[Desk]:
-    """Open a desk for one command.
+) -> Iterator[DeadLetterTable]:
+    """Open one side's dead letters for one command.
 
     Raises:
         DatabaseUnavailableError: the database is unreachable, or the connection was
@@ -125,4 +125,4 @@ def open_desk(
     with administration(
         url, application_name="pillarbox dead letters", rights=rights
     ) as connection:
-        yield Desk(connection, schema, on_discard)
+        yield DeadLetterTable(connection, schema, on_discard)

@@ -45,7 +45,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class RetryCounts:
     """The number of retries by outcome."""
 
     succeeded: int = 0
@@ -171,7 +171,7 @@ async def retry_all(
     *,
     max_per_second: float | None = None,
     on_outcome: Callable[[Outcome], None] = lambda _: None,
-) -> Tally:
+) -> RetryCounts:
     """Retry dead letters in this order, at most `max_per_second`.
 
     Raises:
@@ -189,4 +189,4 @@ async def retry_all(
         outcome = await retrier.retry(candidate)
         counts[outcome.value] += 1
         on_outcome(outcome)
-    return Tally(**counts)
+    return RetryCounts(**counts)

@@ -15,12 +15,12 @@ from datetime import timedelta
 from typing import Final
 
 from outbox.dead_letters.events import (
-    RetryRunBroken,
     RetryRunEnded,
-    RetryRunLeft,
+    RetryRunFailed,
+    RetryRunSkipped,
     RetryRunWithheld,
 )
-from outbox.dead_letters.retry import Retrier, Tally, find_due, retry_all
+from outbox.dead_letters.retry import Retrier, RetryCounts, find_due, retry_all
 from outbox.dead_letters.statement import Schema
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
@@ -116,13 +116,13 @@ class Scheduler:
             turn = max(turn + 1, time.time() // interval)
             await asyncio.sleep(max(0.0, turn * interval - time.time()))
             try:
-                await self.take_turn(hold=hold)
+                await self.run_due(hold=hold)
             except Exception as error:  # noqa: BLE001 (the next run may succeed)
                 self._notify(
-                    RetryRunBroken(schema=self._schema, reason=one_line(error))
+                    RetryRunFailed(schema=self._schema, reason=one_line(error))
                 )
 
-    async def take_turn(self, *, hold: float = 0.0) -> Tally | None:
+    async def run_due(self, *, hold: float = 0.0) -> RetryCounts | None:
         """Retry what is due; return None if another session holds the lock.
 
         Raises:
@@ -156,7 +156,7 @@ class Scheduler:
     async def _tell_holder(self, retrier: Retrier) -> None:
         foreign = await retrier.foreign_holders()
         if not foreign:
-            self._notify(RetryRunLeft(schema=self._schema))
+            self._notify(RetryRunSkipped(schema=self._schema))
             return
         self._notify(
             RetryRunWithheld(

@@ -196,7 +196,7 @@ class DatabaseMeasure:
                 refuse_pooler(url)
                 self._is_direct = True
             with errors_explained(url, _RIGHTS):
-                if not self._take_turn(url):
+                if not self._run_due(url):
                     self._close()
                     return None
                 assert self._connection is not None
@@ -215,7 +215,7 @@ class DatabaseMeasure:
             self._close()
             raise
 
-    def _take_turn(self, url: str) -> bool:
+    def _run_due(self, url: str) -> bool:
         if self._connection is None:
             self._connection = psycopg.connect(
                 conninfo(url, application_name=APPLICATION_NAME), autocommit=True

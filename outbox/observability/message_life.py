@@ -152,7 +152,7 @@ class Envelope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LifeStep:
     """One thing that happened to a message.
 
     Attributes:
@@ -215,7 +215,7 @@ class Life:
 
     id: str
     envelopes: tuple[Envelope, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LifeStep, ...] = ()
     state: State | None = None
     waits: str | None = None
 
@@ -467,7 +467,7 @@ class _Reader:
         ids = list(dict.fromkeys(ids))
         if not ids:
             return {}
-        steps: dict[UUID, list[Step]] = {id: [] for id in ids}
+        steps: dict[UUID, list[LifeStep]] = {id: [] for id in ids}
         starts = [self._since(id) for id in ids]
         since: _Bound = _EVER[0]
         if None not in starts:
@@ -518,7 +518,7 @@ class _Reader:
         moment = _moment_in(id)
         return min([*known, *([] if moment is None else [moment])], default=None)
 
-    def _may_be_dead(self, id: UUID, name: str, steps: Sequence[Step]) -> bool:
+    def _may_be_dead(self, id: UUID, name: str, steps: Sequence[LifeStep]) -> bool:
         """Return whether this outbox may have a dead letter of a message.
 
         The log records that it was given up. If no table has the message any more, the
@@ -533,7 +533,7 @@ class _Reader:
         name: str,
         connection: AdministrationConnection,
         ids: Sequence[UUID],
-        steps: Mapping[UUID, list[Step]],
+        steps: Mapping[UUID, list[LifeStep]],
     ) -> None:
         added = [
             it.created_at
@@ -555,7 +555,7 @@ class _Reader:
         connection: AdministrationConnection,
         ids: Sequence[UUID],
         since: _Bound,
-        steps: Mapping[UUID, list[Step]],
+        steps: Mapping[UUID, list[LifeStep]],
     ) -> None:
         # Reads no day of the other tables: the range ends before it begins.
         days: dict[str, _Bound] = {
@@ -571,7 +571,7 @@ class _Reader:
         connection: AdministrationConnection,
         ids: Sequence[UUID],
         days: Mapping[str, _Bound],
-        steps: Mapping[UUID, list[Step]],
+        steps: Mapping[UUID, list[LifeStep]],
     ) -> None:
         values = {
             "ids": list(ids),
@@ -584,7 +584,7 @@ class _Reader:
             for row in cursor:
                 del row["message_at"]
                 id, what = row.pop("message_id"), row.pop("step")
-                steps[id].append(Step(what=what, database=name, **row))
+                steps[id].append(LifeStep(what=what, database=name, **row))
 
     def _read_inbox(
         self,
@@ -593,7 +593,7 @@ class _Reader:
         ids: Sequence[UUID],
         since: _Bound,
         until: _Bound,
-        steps: Mapping[UUID, list[Step]],
+        steps: Mapping[UUID, list[LifeStep]],
     ) -> None:
         moments = [it for it in map(_moment_in, ids) if it is not None]
         # Only ids that contain their moment have receipts.
@@ -614,10 +614,10 @@ class _Reader:
             for row in cursor:
                 id = row.pop("message_id")
                 what = row.pop("step")
-                steps[id].append(Step(what=what, database=name, **row))
+                steps[id].append(LifeStep(what=what, database=name, **row))
 
     def _delivered_until(
-        self, ids: Sequence[UUID], steps: Mapping[UUID, Sequence[Step]]
+        self, ids: Sequence[UUID], steps: Mapping[UUID, Sequence[LifeStep]]
     ) -> _Bound:
         """Return until when they can have been delivered: a day after the last step."""
         ends = []
@@ -628,7 +628,7 @@ class _Reader:
             ends += [it.at for it in steps[id]]
         return max(ends) + _SKEW if ends else _EVER[1]
 
-    def _life(self, id: UUID, steps: list[Step]) -> Life:
+    def _life(self, id: UUID, steps: list[LifeStep]) -> Life:
         steps = _without_receipts_of_discards(_without_marks_of_ends(steps))
         steps.sort(key=_order)
         envelopes = tuple(self._envelopes.get(id, ()))
@@ -640,27 +640,27 @@ class _Reader:
         return replace(life, waits=_why(database, life, envelopes[0]))
 
 
-def _state(envelope: Envelope, steps: Sequence[Step]) -> State:
+def _state(envelope: Envelope, steps: Sequence[LifeStep]) -> State:
     """Return the state that outbox.message_status has for a message."""
     last = _last_run(steps)
     due_at = envelope.available_at
     match last:
         case None:
             pass
-        case Step(what="published" | "dead_lettered" as outcome):
+        case LifeStep(what="published" | "dead_lettered" as outcome):
             return State(outcome)
-        case Step(what="refused" | "postponed"):
+        case LifeStep(what="refused" | "postponed"):
             return State.WAITING
-        case Step(what="blocked"):
+        case LifeStep(what="blocked"):
             return State.BLOCKED
-        case Step():
+        case LifeStep():
             due_at = last.due_at
     if due_at is not None and due_at > datetime.now(UTC):
         return State.SCHEDULED
     return State.READY
 
 
-def _last_run(steps: Iterable[Step]) -> Step | None:
+def _last_run(steps: Iterable[LifeStep]) -> LifeStep | None:
     """Return the step that decides: the end of the latest run, or its latest step."""
     log = [it for it in steps if it.source in ("outbox.settlement", "outbox.deferral")]
     return max(
@@ -730,7 +730,7 @@ def _what_is_missing(connection: AdministrationConnection, lane: int) -> str:
     return f"due now, and no relay is running: nobody holds lane {lane}"
 
 
-def _handling(consumer: str, steps: Sequence[Step]) -> Handling:
+def _handling(consumer: str, steps: Sequence[LifeStep]) -> Handling:
     """Return how far a consumer is, from its steps in order."""
     done = [it for it in steps if it.what in _PROGRESS]
     # A receipt is final, whatever was recorded later; so is a discard.
@@ -780,7 +780,7 @@ _FINAL: Final = {
 }
 
 
-def _without_marks_of_ends(steps: Sequence[Step]) -> list[Step]:
+def _without_marks_of_ends(steps: Sequence[LifeStep]) -> list[LifeStep]:
     """Leave out the marks of given-up messages if the log has them, with the reason."""
     is_logged = any(
         it.what == "dead_lettered" and it.source == "outbox.deferral" for it in steps
@@ -794,7 +794,7 @@ def _without_marks_of_ends(steps: Sequence[Step]) -> list[Step]:
     ]
 
 
-def _without_receipts_of_discards(steps: Sequence[Step]) -> list[Step]:
+def _without_receipts_of_discards(steps: Sequence[LifeStep]) -> list[LifeStep]:
     """Leave out the receipts by which a discard keeps a message from its handler.
 
     They are written in the transaction of the discard, and so have its moment.
@@ -807,7 +807,7 @@ def _without_receipts_of_discards(steps: Sequence[Step]) -> list[Step]:
     ]
 
 
-def _order(step: Step) -> tuple[datetime, int]:
+def _order(step: LifeStep) -> tuple[datetime, int]:
     """Sort by moment; a message was added before it was settled, despite rounding."""
     return step.at, 0 if step.what == "added" else 1
 
@@ -835,12 +835,12 @@ def _below(children: Mapping[UUID, Sequence[UUID]], id: UUID) -> Iterator[UUID]:
 
 def _read_foreign(databases: Databases, id: str) -> Trace:
     """Read what is known of an id that isn't a UUID."""
-    steps: list[Step] = []
+    steps: list[LifeStep] = []
     for name, connection in databases.items():
         with connection.cursor(row_factory=dict_row) as cursor:
             cursor.execute(load("outbox", "read_foreign_life"), {"id": id})
             steps += [
-                Step(what=row.pop("step"), database=name, **row) for row in cursor
+                LifeStep(what=row.pop("step"), database=name, **row) for row in cursor
             ]
     life = Life(id=id, steps=tuple(sorted(steps, key=_order)))
     return Trace(

@@ -116,7 +116,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class BacklogGroup:
     """The messages of a backlog that share a priority, a topic or a tenant.
 
     Attributes:
@@ -154,9 +154,9 @@ class Backlog:
     refused: int
     blocked: int
     waited: timedelta | None
-    priorities: tuple[Group, ...] = ()
-    topics: tuple[Group, ...] = ()
-    tenants: tuple[Group, ...] = ()
+    priorities: tuple[BacklogGroup, ...] = ()
+    topics: tuple[BacklogGroup, ...] = ()
+    tenants: tuple[BacklogGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +220,7 @@ class Processes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consumer:
+class ConsumerStatus:
     """A consumer that has subscribed, has recently handled messages, or is connected.
 
     Attributes:
@@ -240,7 +240,7 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockedKeys:
+class BlockedSummary:
     """Messages that were refused and wait for their next attempt.
 
     Attributes:
@@ -459,8 +459,8 @@ class Overview:
     outbox: Backlog | None
     rate: Rate | None
     processes: Processes | None
-    consumers: tuple[Consumer, ...]
-    blocked: tuple[BlockedKeys, ...]
+    consumers: tuple[ConsumerStatus, ...]
+    blocked: tuple[BlockedSummary, ...]
     dead_letters: tuple[DeadLetters, ...]
     jobs: tuple[OpenJobs, ...]
     tables: tuple[Table, ...]
@@ -755,7 +755,9 @@ class _Reading:
             slow=row["slow"],
         )
 
-    def _read_consumers(self, processes: Processes | None) -> tuple[Consumer, ...]:
+    def _read_consumers(
+        self, processes: Processes | None
+    ) -> tuple[ConsumerStatus, ...]:
         scope = self._scope
         subscribed = read_consumers(self._connection)
         rates = {
@@ -781,7 +783,7 @@ class _Reading:
         for name in sorted({*subscribed, *rates, *lags}):
             is_subscribed = name in subscribed or name in lags
             found.append(
-                Consumer(
+                ConsumerStatus(
                     name=name,
                     is_subscribed=is_subscribed,
                     replicas=_replicas(connected, name)
@@ -812,7 +814,7 @@ class _Reading:
                 blocked=total["blocked"],
                 waited=total["waited"],
                 topics=tuple(
-                    Group(
+                    BacklogGroup(
                         name=row["topic"],
                         messages=row["messages"],
                         waited=row["waited"],
@@ -824,7 +826,7 @@ class _Reading:
 
     def _read_blocked(
         self, refused: Mapping[Schema, int | None], side: Side
-    ) -> BlockedKeys:
+    ) -> BlockedSummary:
         # Skipped if nothing was counted as refused, since reading the log again takes
         # time.
         counted = BlockedCount(0, 0)
@@ -833,7 +835,7 @@ class _Reading:
             counted = side.read_blocked_count(self._connection)
         if counted.keys or counted.without_key:
             oldest = side.read_blocked(self._connection, _MOST_BLOCKED)
-        return BlockedKeys(
+        return BlockedSummary(
             side=side.schema,
             keys=counted.keys,
             without_key=counted.without_key,
@@ -970,13 +972,13 @@ class _Tally:
             else (),
         )
 
-    def _groups(self, part: str, most: int, now: datetime) -> tuple[Group, ...]:
+    def _groups(self, part: str, most: int, now: datetime) -> tuple[BacklogGroup, ...]:
         groups = sorted(
             self._parts[part].items(),
             key=lambda it: (-it[1]["messages"], it[0] or ""),
         )
         return tuple(
-            Group(
+            BacklogGroup(
                 name=name,
                 messages=counted["messages"],
                 waited=self._waited(part, name, now),

@@ -157,7 +157,7 @@ async def server_cursor(
 class Link:
     """One connection, reopened after it broke.
 
-    For one task at a time: tasks that share it hold its `turn` while they use it.
+    For one task at a time: tasks that share it hold its `lock` while they use it.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Link:
         self._application_name = application_name
         self._settings = settings
         self._connection: Connection | None = None
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
 
     async def connection(self) -> Connection:
         """Return the open connection, or open one.

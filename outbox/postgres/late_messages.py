@@ -17,7 +17,7 @@ LIST_MINIMUMS: Final = load("outbox", "list_minimums")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionFoundShort(Event):
+class RetentionTooShort(Event):
     """The retries of this process can last longer than a table's minimum retention.
 
     Attributes:
@@ -52,7 +52,7 @@ def minimum_retention(retry: RetryPolicy | None = None) -> timedelta:
 
 def find_short_retention(
     retry: RetryPolicy, minimums: Iterable[tuple[str, float, float]]
-) -> Iterator[RetentionFoundShort]:
+) -> Iterator[RetentionTooShort]:
     """Compare the retries of a relay or a consumer with the rows of `LIST_MINIMUMS`.
 
     Retries no longer than the default's are never reported: the lower minimum was
@@ -66,7 +66,7 @@ def find_short_retention(
         if needed > minimum:
             days = needed // timedelta(days=1) + 1
             longer = f" {days}d" if retention < timedelta(days=days) else ""
-            yield RetentionFoundShort(
+            yield RetentionTooShort(
                 table=table,
                 minimum=minimum,
                 needed=needed,

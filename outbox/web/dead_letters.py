@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.dead_letters.criteria import Criteria, Place
-from outbox.dead_letters.inspect import Desk
+from outbox.dead_letters.criteria import Criteria, ListPosition
+from outbox.dead_letters.inspect import DeadLetterTable
 from outbox.dead_letters.letter import Status, Summary, decode_json
 from outbox.dead_letters.statement import Schema, Statement, statement
 from outbox.web.frame import Frame, Section, frame_of
@@ -35,7 +35,7 @@ _MAX_SHOWN: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class DeadLetterGroup:
     """Dead letters that one origin gave up for one reason.
 
     Attributes:
@@ -65,9 +65,9 @@ class OnSide(NamedTuple):
 
 def read_groups(
     connection: AdministrationConnection, side: Schema, criteria: Criteria
-) -> list[Group]:
+) -> list[DeadLetterGroup]:
     """Count the dead letters that match by reason and origin."""
-    with connection.cursor(row_factory=class_row(Group)) as cursor:
+    with connection.cursor(row_factory=class_row(DeadLetterGroup)) as cursor:
         return cursor.execute(
             statement(side, Statement.GROUP), criteria.parameters()
         ).fetchall()
@@ -107,7 +107,7 @@ def _has_earlier(
     if criteria.since is None:
         return False
     earlier = replace(criteria, since=None, until=criteria.since, max_rows=1)
-    return any(Desk(connection, side).summaries(earlier) for side in sides)
+    return any(DeadLetterTable(connection, side).summaries(earlier) for side in sides)
 
 
 def sides_of(selection: Selection) -> list[Schema]:
@@ -129,13 +129,13 @@ def _read_rows(
     rows = [
         OnSide(side, summary)
         for side in sides
-        for summary in Desk(connection, side).summaries(criteria)
+        for summary in DeadLetterTable(connection, side).summaries(criteria)
     ]
     rows.sort(key=lambda row: (row.it.created_at, row.it.id), reverse=True)
     older = ""
     if len(rows) > _MOST_ROWS:
         last = rows[_MOST_ROWS - 1].it
-        older = write_place(Place(last.created_at, last.id))
+        older = write_place(ListPosition(last.created_at, last.id))
     return rows[:_MOST_ROWS], older
 
 
@@ -179,7 +179,7 @@ async def show_letter(request: Request) -> Response:
         )
         if hidden:
             return letter, version, content_type, Contents(hidden=hidden)
-        whole = Desk(connection, side).read(id)
+        whole = DeadLetterTable(connection, side).read(id)
         contents = show(
             whole.content_type,
             whole.headers,

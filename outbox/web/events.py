@@ -25,7 +25,7 @@ class LoginRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationAsked(Event):
+class OperationRequested(Event):
     """Somebody asked the page to retry or discard dead letters."""
 
     id: UUID
@@ -48,7 +48,7 @@ class OperationEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobCancelAsked(Event):
+class JobCancelRequested(Event):
     """Somebody asked the page to cancel a job.
 
     Attributes:
@@ -62,7 +62,7 @@ class JobCancelAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationsBroken(Event):
+class OperationsUnavailable(Event):
     """The page can't look for operations; it tries again each second."""
 
     about = ("reason",)

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.sides import JobRow, Jobs, load_sides
 from outbox.errors import ConfigError, shorten
-from outbox.web.events import JobCancelAsked
+from outbox.web.events import JobCancelRequested
 from outbox.web.frame import Section, base_of, frame_of
 
 _MOST_ROWS: Final = 100
@@ -75,7 +75,7 @@ async def cancel(request: Request) -> Response:
         lambda connection: _jobs().cancel(connection, id, consumer, reason)
     )
     frame.observers.notify(
-        JobCancelAsked(id=id, consumer=consumer, asked_by=viewer.name, state=state)
+        JobCancelRequested(id=id, consumer=consumer, asked_by=viewer.name, state=state)
     )
     return RedirectResponse(f"{base_of(request)}/jobs?state=any", 303)
 

@@ -33,8 +33,8 @@ from starlette.responses import RedirectResponse, Response
 
 from outbox.administration.connection import AdministrationConnection, administration
 from outbox.administration.sides import Side, load_sides
-from outbox.dead_letters.criteria import Criteria, Place
-from outbox.dead_letters.inspect import Desk
+from outbox.dead_letters.criteria import Criteria, ListPosition
+from outbox.dead_letters.inspect import DeadLetterTable
 from outbox.dead_letters.letter import Status
 from outbox.dead_letters.retry import Candidate, Outcome, Retrier
 from outbox.errors import ConfigError, OutboxError, one_line
@@ -42,7 +42,7 @@ from outbox.events import Observer
 from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS, Database
 from outbox.web.dead_letters import OnSide, read_groups, sides_of
-from outbox.web.events import OperationAsked, OperationEnded, OperationsBroken
+from outbox.web.events import OperationEnded, OperationRequested, OperationsUnavailable
 from outbox.web.frame import Section, base_of, frame_of
 from outbox.web.selection import Selection
 from outbox.web.settings import Settings
@@ -128,12 +128,12 @@ class _Progress:
         counts = {it: getattr(operation, it.value) for it in Outcome}
         return cls(counts, dict(operation.reached or {}), operation.problem)
 
-    def after(self, side: str) -> Place | None:
+    def after(self, side: str) -> ListPosition | None:
         """Return the last dead letter that was tried on a side."""
         if side not in self.reached:
             return None
         at, id = self.reached[side]
-        return Place(datetime.fromisoformat(at), UUID(id))
+        return ListPosition(datetime.fromisoformat(at), UUID(id))
 
     def note(self, side: str, candidate: Candidate, outcome: Outcome) -> None:
         self.counts[outcome] += 1
@@ -196,7 +196,7 @@ class Runner:
                     await self._carry_out(found[0][0])
                     continue
             except Exception as error:  # noqa: BLE001 (the next look may succeed)
-                self._notify(OperationsBroken(reason=one_line(error)))
+                self._notify(OperationsUnavailable(reason=one_line(error)))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), _LOOK_SECONDS)
 
@@ -298,7 +298,7 @@ class Runner:
     ) -> list[Candidate]:
         page = replace(criteria, after=progress.after(side.schema))
         return await self._database.run(
-            lambda connection: Desk(connection, side.schema).find(page)
+            lambda connection: DeadLetterTable(connection, side.schema).find(page)
         )
 
     @asynccontextmanager
@@ -317,11 +317,11 @@ class Runner:
                     rights=RIGHTS,
                 ),
             )
-            desk = Desk(connection, side.schema, side.on_discard)
+            table = DeadLetterTable(connection, side.schema, side.on_discard)
 
             async def discard(candidate: Candidate) -> Outcome:
                 count = await asyncio.to_thread(
-                    desk.discard, [candidate], operation.reason, operation.asked_by
+                    table.discard, [candidate], operation.reason, operation.asked_by
                 )
                 return Outcome.SUCCEEDED if count else Outcome.SKIPPED
 
@@ -381,7 +381,7 @@ def _plan(connection: AdministrationConnection, selection: Selection) -> _Plan:
     sample = [
         OnSide(side, letter)
         for side in sides
-        for letter in Desk(connection, side).summaries(
+        for letter in DeadLetterTable(connection, side).summaries(
             replace(criteria, max_rows=_SAMPLE)
         )
     ]
@@ -462,7 +462,7 @@ async def ask(request: Request) -> Response:
         )
     )
     frame.observers.notify(
-        OperationAsked(
+        OperationRequested(
             id=id, kind=kind, asked_by=viewer.name, expected=int(form["expected"])
         )
     )

@@ -16,7 +16,7 @@ from outbox.duration import write_duration
 from outbox.lane import BUCKETS, LANES, PRIORITIES
 from outbox.observability.overview import (
     Backlog,
-    Consumer,
+    ConsumerStatus,
     History,
     Overview,
     Processes,
@@ -233,11 +233,11 @@ def _relays(
         yield "no relay", "nothing is published", 0.0, False
 
 
-def _runs(consumer: Consumer) -> bool:
+def _runs(consumer: ConsumerStatus) -> bool:
     return consumer.replicas is None or consumer.replicas > 0
 
 
-def consumer_said(consumer: Consumer) -> str:
+def consumer_said(consumer: ConsumerStatus) -> str:
     """Describe in a few words what a consumer does."""
     if consumer.lag is None:
         return "of another broker"

@@ -8,7 +8,7 @@ from starlette.datastructures import QueryParams
 from outbox.administration.connection import AdministrationConnection
 from outbox.lane import BUCKETS, PRIORITIES
 from outbox.observability.overview import (
-    Group,
+    BacklogGroup,
     Processes,
     Scope,
     read_overview,
@@ -20,7 +20,7 @@ _SCOPE: Final = Scope(parts=("backlogs", "processes", "consumers", "pins"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Priority:
+class PriorityLanes:
     """The lanes of a priority.
 
     Attributes:
@@ -30,7 +30,7 @@ class Priority:
 
     name: str
     holders: tuple[int | None, ...]
-    waiting: Group | None
+    waiting: BacklogGroup | None
 
 
 def read_page(
@@ -49,7 +49,7 @@ def read_page(
         "backlog_said": backlog_said,
         "buckets": BUCKETS,
         "priorities": [
-            Priority(
+            PriorityLanes(
                 name=name,
                 holders=tuple(
                     holders.get(number * BUCKETS + bucket) for bucket in range(BUCKETS)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 from uuid import UUID
 
-from outbox.dead_letters.criteria import Criteria, Place
+from outbox.dead_letters.criteria import Criteria, ListPosition
 from outbox.dead_letters.letter import Status
 from outbox.errors import ConfigError, shorten
 
@@ -139,7 +139,7 @@ class Selection:
         return WINDOWS[self.window][0]
 
 
-def read_place(text: str) -> Place | None:
+def read_place(text: str) -> ListPosition | None:
     """Read where a page of a list begins, as `write_place` writes it.
 
     Raises:
@@ -149,14 +149,14 @@ def read_place(text: str) -> Place | None:
         return None
     at, _, id = text.rpartition("_")
     try:
-        return Place(datetime.fromisoformat(at), UUID(id))
+        return ListPosition(datetime.fromisoformat(at), UUID(id))
     except ValueError:
         raise ConfigError(
             f"before {shorten(text)}: follow the link of the page"
         ) from None
 
 
-def write_place(place: Place) -> str:
+def write_place(place: ListPosition) -> str:
     """Return where a page of a list begins, as text."""
     return f"{place.created_at.isoformat()}_{place.id}"
 

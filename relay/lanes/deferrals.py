@@ -26,7 +26,7 @@ _LOWEST: Final = -(2**63)
 _UNKEYED_CAUSES: Final = {"scheduled", "replayed"}
 
 
-class Place(NamedTuple):
+class WaitingMessage(NamedTuple):
     """A message that waits: where it is, and its last entry in the log."""
 
     lane: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
         return self.key is None or self.cause in _UNKEYED_CAUSES
 
 
-class End(Enum):
+class KeyEnd(Enum):
     """What follows the messages of a key that may continue."""
 
     NOTHING = auto()
@@ -59,12 +59,16 @@ class Draining:
     """A draining key, and those of its messages in the log that may continue."""
 
     key: str
-    places: Sequence[Place]
-    end: End
+    places: Sequence[WaitingMessage]
+    end: KeyEnd
 
     @classmethod
     def read(
-        cls, key: str, waiting: Iterable[tuple[Place, bool | None]], *, is_cut: bool
+        cls,
+        key: str,
+        waiting: Iterable[tuple[WaitingMessage, bool | None]],
+        *,
+        is_cut: bool,
     ) -> Self:
         """Read up to a head: stop before one that waits, and after one that is due.
 
@@ -73,14 +77,14 @@ class Draining:
                 it is due; None if it only waits for its key.
             is_cut: the log may have more messages of the key.
         """
-        places: list[Place] = []
+        places: list[WaitingMessage] = []
         for place, is_due in waiting:
             if places and places[-1].cause != "blocked":
-                return cls(key, places, End.MORE)
+                return cls(key, places, KeyEnd.MORE)
             if is_due is False:
-                return cls(key, places, End.HEAD)
+                return cls(key, places, KeyEnd.HEAD)
             places.append(place)
-        return cls(key, places, End.MORE if is_cut else End.NOTHING)
+        return cls(key, places, KeyEnd.MORE if is_cut else KeyEnd.NOTHING)
 
 
 class LogOfKey(NamedTuple):
@@ -131,7 +135,7 @@ class Deferrals:
     def __init__(self) -> None:
         self.blocked: set[str] = set()
         self.draining: dict[str, int] = {}
-        self.due: dict[UUID, Place] = {}
+        self.due: dict[UUID, WaitingMessage] = {}
         self.log = LaneCursor()
         self.due_up_to = (LONG_AGO, -1)
         self.since: datetime | None = None
@@ -208,13 +212,13 @@ class Deferrals:
         elif key in self._restarted:
             # Its head has become due since then.
             pass
-        elif draining.end is End.HEAD and len(taken) == len(places):
+        elif draining.end is KeyEnd.HEAD and len(taken) == len(places):
             # It stops draining until its head is due.
             self.draining.pop(key, None)
         elif taken and key in self.draining:
             self.draining[key] = taken[-1].seq
 
-    def release(self, place: Place) -> None:
+    def release(self, place: WaitingMessage) -> None:
         """Make a message claimable: it is due, or its last claim had no outcome."""
         if place.key is None or place.waits_for_time:
             self.due[place.id] = place
@@ -222,7 +226,7 @@ class Deferrals:
             self.blocked.add(place.key)
             self.drain(place.key)
 
-    def next_due(self, most: int) -> list[Place]:
+    def next_due(self, most: int) -> list[WaitingMessage]:
         """Return up to `most` due messages, in order of seq; they stay until `took`."""
         return sorted(islice(self.due.values(), most), key=lambda place: place.seq)
 

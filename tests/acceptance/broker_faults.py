@@ -193,7 +193,7 @@ class BrokerFaults(ABC):
         lost = relay.log().count("BrokerLost")
         assert len(arrivals) <= self.writer.added + lost * IN_FLIGHT
         assert self.inspection.charged() == 0
-        relay.wait_for_log("BrokerFound")
+        relay.wait_for_log("BrokerRecovered")
 
     def wait_for_progress(self, left: int) -> None:
         """Wait until fewer than `left` messages are left."""

@@ -68,12 +68,14 @@ class TestABroker:
                     "both are at work",
                     lambda: inspection.rows(_BOTH_AT_WORK) == [(True,)],
                 )
-                told = counters.told("SourceLost"), counters.told("SourceFound")
+                told = counters.told("SourceLost"), counters.told("SourceRecovered")
                 broker.kill()
             # They end without it, and their acks have to wait.
             wait_for("it is missed", partial(counters.all_told, "SourceLost", told[0]))
             broker.start()
-            wait_for("it is found", partial(counters.all_told, "SourceFound", told[1]))
+            wait_for(
+                "it is found", partial(counters.all_told, "SourceRecovered", told[1])
+            )
         expect_each_once(counters, writer, broker.waiting, ordered=broker.ordered)
         for _ in range(rounds):
             before = counters.count()

@@ -18,8 +18,8 @@ from outbox.testing.redis import redis_server
 from outbox.testing.server import PrivateServer
 from relay.events import (
     BatchSettled,
-    BrokerFound,
     BrokerLost,
+    BrokerRecovered,
     RelayStarted,
     RelayStopped,
 )
@@ -57,7 +57,7 @@ def publisher_of(url: str) -> Publisher:
 
 def waits_for(relay: Running) -> list[str]:
     """The answer of `/ready` after the events so far."""
-    health = Health(RelayStarted, {BrokerLost: BrokerFound})
+    health = Health(RelayStarted, {BrokerLost: BrokerRecovered})
     for event in relay.events.events:
         health(event)
     return health.waits_for
@@ -76,7 +76,7 @@ async def test_an_idle_relay_is_not_ready_while_its_broker_is_down(
         assert waits_for(relay) == ["broker"]
 
         await asyncio.to_thread(broker.start)
-        await relay.events.wait_for(BrokerFound, timeout=120)
+        await relay.events.wait_for(BrokerRecovered, timeout=120)
         await make_ready(broker.url)
         assert waits_for(relay) == []
 
@@ -96,7 +96,7 @@ async def test_an_idle_relay_is_not_ready_while_kafka_is_down(
         await relay.events.wait_for(BrokerLost, timeout=120)
         assert waits_for(relay) == ["broker"]
         private_kafka.start()
-        await relay.events.wait_for(BrokerFound, timeout=120)
+        await relay.events.wait_for(BrokerRecovered, timeout=120)
         assert waits_for(relay) == []
 
 
@@ -112,7 +112,7 @@ async def test_an_idle_relay_is_not_ready_while_its_database_broker_is_down(
         broker.cut()
         await relay.events.wait_for(BrokerLost)
         broker.accept()
-        await relay.events.wait_for(BrokerFound)
+        await relay.events.wait_for(BrokerRecovered)
         assert waits_for(relay) == []
         insert(database_url, Message("orders", b""))
         (settled,) = await relay.events.wait_for(BatchSettled)
@@ -141,7 +141,7 @@ async def test_the_relay_survives_any_error_of_a_check(database_url: str) -> Non
         assert lost.reason == "ValueError: no such thing"
         insert(database_url, Message("orders", b""))
         await publisher.until_acked(1)
-        await relay.events.wait_for(BrokerFound)
+        await relay.events.wait_for(BrokerRecovered)
 
 
 async def test_a_relay_stops_though_a_library_swallows_the_cancellation(

@@ -12,8 +12,8 @@ from inbox import Consumer
 from inbox.events import (
     DuplicateSkipped,
     MessageHandled,
-    SourceFound,
     SourceLost,
+    SourceRecovered,
 )
 from inbox.source import Source
 from inbox.sources.nats import NatsSource
@@ -95,7 +95,7 @@ async def test_a_nats_user_without_ack_permission_is_reported_and_fetches_no_mor
                 server.stop()
                 server.configure(without_acks(denied=False))
                 server.start()
-                await events.wait_for(SourceFound)
+                await events.wait_for(SourceRecovered)
                 await events.wait_for(MessageHandled, 2)
         (durable,) = (await ask(every.partition("?")[0], "CONSUMER.LIST.ORDERS"))[
             "consumers"
@@ -130,7 +130,7 @@ async def test_a_redis_user_who_may_no_longer_ack_is_reported_and_fetches_no_mor
             assert pending["pending"] == 1
 
             client.execute_command("ACL SETUSER some +xack")
-            await events.wait_for(SourceFound)
+            await events.wait_for(SourceRecovered)
             await events.wait_for(MessageHandled, 2)
         pending = client.xpending(TOPIC, "billing")
         assert pending["pending"] == 0

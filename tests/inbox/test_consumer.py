@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from inbox import Consumer, DeadLetter, RetryLater, idempotent
 from inbox.events import (
     DuplicateSkipped,
-    HandlerDatabaseFound,
     HandlerDatabaseLost,
+    HandlerDatabaseRecovered,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
@@ -272,7 +272,7 @@ async def test_a_lost_connection_counts_no_attempt(
 
     async with running(consumer) as events:
         await events.wait_for(MessageHandled)
-        await events.wait_for(HandlerDatabaseFound)
+        await events.wait_for(HandlerDatabaseRecovered)
     assert len(events.of(HandlerDatabaseLost)) == 1
     assert events.of(HandlerFailed) == []
     assert effects(url) == ["0"]

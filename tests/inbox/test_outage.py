@@ -11,13 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox import Consumer, DeadLetter
 from inbox.events import (
-    HandlerDatabaseFound,
     HandlerDatabaseLost,
+    HandlerDatabaseRecovered,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
-    SourceFound,
     SourceLost,
+    SourceRecovered,
 )
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
@@ -55,7 +55,7 @@ async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
             await events.wait_for(HandlerDatabaseLost)
             private_server.start()
             await events.wait_for(MessageHandled, 100, timeout=60)
-            await events.wait_for(HandlerDatabaseFound)
+            await events.wait_for(HandlerDatabaseRecovered)
     assert events.of(HandlerFailed) == []
     assert len(source.acked) == 100
 
@@ -88,7 +88,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
             await started.wait()
             private_server.restart("immediate")
             restarted.set()
-            await events.wait_for(HandlerDatabaseFound, timeout=60)
+            await events.wait_for(HandlerDatabaseRecovered, timeout=60)
             async with PostgresPublisher.from_url(url) as publisher:
                 await publisher.publish([Message("orders", b"last")])
             while execute(url, "SELECT count(*) FROM effect") != [(301,)]:
@@ -125,7 +125,7 @@ async def test_a_relay_waits_for_a_read_only_broker_and_loses_nothing(
             while not any("read-only" in e.reason for e in events.of(SourceLost)):
                 await events.wait_for(SourceLost, len(events.of(SourceLost)) + 1)
             set_read_only(url, "off")
-            await events.wait_for(SourceFound)
+            await events.wait_for(SourceRecovered)
             await publish(url, Message("orders", b"last"))
             await events.wait_for(MessageHandled, 101)
     assert events.of(HandlerFailed) == []
@@ -173,7 +173,7 @@ async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
             lost, *_ = await events.wait_for(SourceLost)
             assert words in lost.reason
             execute(database_url, remedy)
-            await events.wait_for(SourceFound)
+            await events.wait_for(SourceRecovered)
             await publish(database_url, Message("orders", b"2"))
             await events.wait_for(MessageHandled, 2)
 

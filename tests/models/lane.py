@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from outbox.postgres.lane_cursor import LaneCursor, Snapshot
-from relay.lanes.deferrals import Deferrals, Draining, End, LogOfKey, Place
+from relay.lanes.deferrals import Deferrals, Draining, KeyEnd, LogOfKey, WaitingMessage
 from relay.lanes.lane import Lane
 from tests.models.explore import BrokenPromiseError
 
@@ -383,12 +383,12 @@ class LaneModel:
             most -= len(keys[-1].places)
             if not most:
                 break
-        drained = frozenset(key.key for key in keys if key.end is End.NOTHING)
+        drained = frozenset(key.key for key in keys if key.end is KeyEnd.NOTHING)
         taken = [*places, *(place for key in keys for place in key.places)]
         deferrals.took([place.id for place in places])
         for key_in_log in keys:
             deferrals.claimed(
-                key_in_log, left=(), is_free=key_in_log.end is End.NOTHING
+                key_in_log, left=(), is_free=key_in_log.end is KeyEnd.NOTHING
             )
         return tuple(sorted(place.seq for place in taken)), drained
 
@@ -694,9 +694,9 @@ def _id(seq: int) -> UUID:
     return UUID(int=seq)
 
 
-def _place(seq: int, row: Row) -> Place:
+def _place(seq: int, row: Row) -> WaitingMessage:
     cause = "blocked" if row.entry == BLOCKED else "refused"
-    return Place(16, seq, _id(seq), NOW, 0, 0, 0, cause, row.key)
+    return WaitingMessage(16, seq, _id(seq), NOW, 0, 0, 0, cause, row.key)
 
 
 def _read_log(state: State, floor: int) -> Iterator[LogOfKey]:

@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import override
 
 from outbox.postgres.lane_cursor import LaneCursor, Snapshot
-from relay.lanes.deferrals import Deferrals, Draining, Place
+from relay.lanes.deferrals import Deferrals, Draining, WaitingMessage
 from relay.lanes.lane import Lane
 from tests.models.explore import BrokenPromiseError, explore
 from tests.models.lane import Budget, FullSnapshot, LaneModel
@@ -158,7 +158,7 @@ class ForgetsWhatItClaimed(Deferrals):
     """Doesn't read a key again of which the broker didn't take everything."""
 
     @override
-    def release(self, place: Place) -> None:
+    def release(self, place: WaitingMessage) -> None:
         if place.cause != "blocked":
             super().release(place)
 

@@ -5,7 +5,7 @@ import pytest
 
 from outbox import Message, uuid7
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.dead_letters.retry import RetryCounts, find, retry_all
 from outbox.lane import Priority, lane_of
 from outbox.limits import STORED_HEADERS
 from relay.dead_letters.retry import publishing_retrier
@@ -72,7 +72,7 @@ async def test_a_dead_letter_with_a_reserved_name_is_not_published_by_a_retry(
 
     async with publishing_retrier(database_url, lambda: publisher) as retrier:
         found = await find(retrier, Criteria())
-        assert await retry_all(retrier, found) == Tally(failed=1)
+        assert await retry_all(retrier, found) == RetryCounts(failed=1)
 
     assert publisher.calls == []
     ((_, _, reason),) = states(database_url)

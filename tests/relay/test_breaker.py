@@ -6,7 +6,7 @@ import pytest
 
 from outbox.events import Event
 from relay.breaker import Breaker
-from relay.events import BrokerFound, BrokerLost
+from relay.events import BrokerLost, BrokerRecovered
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ async def test_one_batch_tries_and_the_others_wait_for_its_outcome(
 
     assert order == ["a in", "a out", "b in", "b out"]
     assert len(waits) == 1
-    assert isinstance(heard.events[-1], BrokerFound)
+    assert isinstance(heard.events[-1], BrokerRecovered)
 
 
 async def test_a_failed_trial_makes_the_next_one_wait_again(
@@ -106,7 +106,7 @@ async def test_the_return_of_the_broker_is_reported_once(waits: list[float]) -> 
     heard.breaker.close()
     heard.breaker.close()
 
-    assert [type(event) for event in heard.events] == [BrokerLost, BrokerFound]
+    assert [type(event) for event in heard.events] == [BrokerLost, BrokerRecovered]
     async with heard.breaker.admit():
         pass
     assert waits == []

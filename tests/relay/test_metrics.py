@@ -17,8 +17,8 @@ from relay.activity import RelayCounts
 from relay.events import (
     BatchPublished,
     BatchSettled,
-    BrokerFound,
     BrokerLost,
+    BrokerRecovered,
     LeaseTaken,
     MessageDeadLettered,
     RelayMeasured,
@@ -27,7 +27,7 @@ from relay.events import (
 from relay.metrics import RelayMetrics
 from relay.publisher import Acked, Nacked
 from relay.relay import Relay
-from relay.replay import Choice, replay_published
+from relay.replay import ReplayCriteria, replay_published
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import QUICK, execute, insert
 
@@ -141,7 +141,7 @@ async def test_the_breaker_is_open_while_the_broker_is_unavailable(
         await seen.events.wait_for(BrokerLost)
         assert seen.value("breaker_open") == 1
         publisher.away = None
-        await seen.events.wait_for(BrokerFound)
+        await seen.events.wait_for(BrokerRecovered)
         assert seen.value("breaker_open") == 0
 
 
@@ -226,7 +226,9 @@ async def test_a_replayed_message_counts_from_the_replay(database_url: str) -> N
     async with running(database_url, publisher) as seen:
         await seen.events.wait_for(BatchSettled)
         now = datetime.now(UTC)
-        choice = Choice(since=now - timedelta(hours=1), until=now + timedelta(hours=1))
+        choice = ReplayCriteria(
+            since=now - timedelta(hours=1), until=now + timedelta(hours=1)
+        )
         with psycopg.connect(conninfo(database_url), autocommit=True) as connection:
             assert replay_published(connection, choice) == 1
         await publisher.until_acked(2)

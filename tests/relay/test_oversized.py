@@ -4,7 +4,7 @@ from hashlib import sha256
 
 from outbox import Message
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.dead_letters.retry import RetryCounts, find, retry_all
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import MessageDeadLettered
 from tests.fixtures.limits import lift_limits
@@ -40,7 +40,7 @@ async def test_a_long_topic_is_shortened_and_published_in_full_by_a_retry(
     publisher = ScriptedPublisher()
     async with publishing_retrier(database_url, lambda: publisher) as retrier:
         tally = await retry_all(retrier, await find(retrier, Criteria()))
-    assert tally == Tally(succeeded=1)
+    assert tally == RetryCounts(succeeded=1)
     ((message,),) = publisher.calls
     assert (message.topic, message.headers) == (LONG, {"h": "v"})
 

@@ -12,7 +12,7 @@ from outbox import Message
 from outbox.cli.main import main
 from outbox.postgres.connection import conninfo
 from relay.publisher import Acked, Nacked
-from relay.replay import Choice, replay_published
+from relay.replay import ReplayCriteria, replay_published
 from tests.acceptance.relays import as_role
 from tests.fixtures.marks import defer, give_up, publish
 from tests.fixtures.publisher import ScriptedPublisher
@@ -42,9 +42,9 @@ def ready(url: str) -> list[str]:
     return [topic for (topic,) in execute(url, READY)]
 
 
-def last_hour(**changes: object) -> Choice:
+def last_hour(**changes: object) -> ReplayCriteria:
     now = datetime.now(UTC)
-    return Choice(since=now - timedelta(hours=1), until=now, **changes)  # type: ignore[arg-type]
+    return ReplayCriteria(since=now - timedelta(hours=1), until=now, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

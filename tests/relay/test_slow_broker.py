@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing_extensions import override
 
 from outbox.message import Message
-from relay.events import BrokerFound, BrokerLost
+from relay.events import BrokerLost, BrokerRecovered
 from relay.publisher import Confirmation
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, insert, numbered, running
@@ -36,7 +36,7 @@ async def test_a_batch_that_times_out_is_published_in_smaller_calls(
         database_url, publisher, publish_timeout=timedelta(seconds=0.3)
     ) as relay:
         await publisher.until_acked(100)
-        await relay.events.wait_for(BrokerFound)
+        await relay.events.wait_for(BrokerRecovered)
         reason = relay.events.of(BrokerLost)[0].reason
 
     assert reason.startswith("no answer within 0.3 s for ")

@@ -14,10 +14,10 @@ from outbox.testing.postgres import PostgresServer
 from relay.events import (
     BatchClaimed,
     BatchSettled,
-    BrokerFound,
     BrokerLost,
-    DatabaseFound,
+    BrokerRecovered,
     DatabaseLost,
+    DatabaseRecovered,
     KeyBlocked,
     LeaseLost,
     LeaseTaken,
@@ -77,7 +77,7 @@ async def test_an_unavailable_broker_costs_no_attempts_and_is_found_again(
         publisher.away = "gone fishing"
         await relay.events.wait_for(BrokerLost, 2)
         publisher.away = None
-        await relay.events.wait_for(BrokerFound)
+        await relay.events.wait_for(BrokerRecovered)
         await publisher.until_acked(40)
         assert relay.events.of(BrokerLost)[0].reason == "gone fishing"
 
@@ -287,7 +287,7 @@ async def test_a_relay_that_can_not_lease_lanes_says_so(database_url: str) -> No
                 seen = len(relay.events.of(DatabaseLost))
                 await relay.events.wait_for(DatabaseLost, seen + 1)
         execute(database_url, "ALTER TABLE outbox.gone RENAME TO message")
-        await relay.events.wait_for(DatabaseFound)
+        await relay.events.wait_for(DatabaseRecovered)
         insert(database_url, Message("t", b""))
         await publisher.until_acked(1)
 

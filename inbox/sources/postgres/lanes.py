@@ -48,7 +48,7 @@ class ClaimedDelivery(NamedTuple):
     """Whether the log has an entry of it; if so, its ack goes there, too."""
 
 
-class Place(NamedTuple):
+class WaitingDelivery(NamedTuple):
     """A delivery that waits, and where to find it."""
 
     lane: int
@@ -99,7 +99,7 @@ class _Lane:
     passed: set[int] = field(default_factory=set)
     """The seqs above the floor that were claimed, or have a mark or an entry."""
     keys: dict[str, _Key] = field(default_factory=dict)
-    alone: dict[int, tuple[Place, float]] = field(default_factory=dict)
+    alone: dict[int, tuple[WaitingDelivery, float]] = field(default_factory=dict)
     """The deliveries that wait alone, and when each is due."""
     kept: list[ClaimedDelivery] = field(default_factory=list)
     """Claimed deliveries not to be handed out: the lane is about to be released."""
@@ -271,10 +271,10 @@ class DeliveryLanes:
 
     def freed(
         self, leased: Collection[int], max_keys: int, max_places: int
-    ) -> tuple[list[FreedKey], list[Place]]:
+    ) -> tuple[list[FreedKey], list[WaitingDelivery]]:
         """Return the keys that drain and the places that are due in these lanes."""
         now = self._clock()
-        places: list[Place] = []
+        places: list[WaitingDelivery] = []
         while self._due and self._due[0].at <= now and len(places) < max_places:
             due = heapq.heappop(self._due)
             lane = self._lanes.get(due.lane)
@@ -379,14 +379,18 @@ class DeliveryLanes:
 
     def refused(self, row: ClaimedDelivery, due: float) -> None:
         """Record when a delivery is retried whose refusal is already in the log."""
-        place = Place(row.lane, row.seq, row.created_at, row.attempts + 1, True)
+        place = WaitingDelivery(
+            row.lane, row.seq, row.created_at, row.attempts + 1, True
+        )
         self._wait(place, row.message.key, due)
 
-    def found(self, place: Place) -> None:
+    def found(self, place: WaitingDelivery) -> None:
         """Schedule the claim of a delivery at its place."""
         self._wait(place, None, self._clock())
 
-    def found_waiting(self, place: Place, key: str | None, due: float) -> None:
+    def found_waiting(
+        self, place: WaitingDelivery, key: str | None, due: float
+    ) -> None:
         """Record a delivery that waits according to the log."""
         if place.seq not in self.held and not self._is_kept(place):
             self._wait(place, key, due)
@@ -507,7 +511,7 @@ class DeliveryLanes:
         known.above = min(known.above, seq - 1)
         return known
 
-    def _wait(self, place: Place, key: str | None, due: float) -> None:
+    def _wait(self, place: WaitingDelivery, key: str | None, due: float) -> None:
         lane = self._lanes.get(place.lane)
         if lane is None:
             return
@@ -517,7 +521,7 @@ class DeliveryLanes:
             self._key(lane, key, place.seq).due[place.seq] = due
         heapq.heappush(self._due, _Due(due, place.lane, place.seq, key))
 
-    def _is_kept(self, place: Place) -> bool:
+    def _is_kept(self, place: WaitingDelivery) -> bool:
         lane = self._lanes.get(place.lane)
         return lane is not None and any(row.seq == place.seq for row in lane.kept)
 

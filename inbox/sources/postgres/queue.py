@@ -17,7 +17,7 @@ from inbox.sources.postgres.lanes import (
     ClaimedDelivery,
     DeliveryLanes,
     FreedKey,
-    Place,
+    WaitingDelivery,
 )
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscriptions import subscribe
@@ -226,7 +226,7 @@ class Queue:
     def _read_freed(
         self,
         keys: Sequence[FreedKey],
-        places: Sequence[Place],
+        places: Sequence[WaitingDelivery],
         rows: Sequence[Sequence[Any]],
         since: float,
         held: Collection[int],
@@ -467,7 +467,7 @@ class Queue:
             if seq is None:
                 self._lanes.found_behind(lane, key)
             else:
-                place = Place(lane, seq, created_at, attempts, is_logged=True)
+                place = WaitingDelivery(lane, seq, created_at, attempts, is_logged=True)
                 self._lanes.found_waiting(place, key, now + due_in)
 
     async def _verify(
@@ -543,7 +543,7 @@ class Queue:
         """Log entries, and schedule the claim of those in `found` that aren't held."""
         await self._log(entries)
         for lane, seq, at, attempts, _, _, key in found:
-            place = Place(lane, seq, at, attempts, is_logged=True)
+            place = WaitingDelivery(lane, seq, at, attempts, is_logged=True)
             self._lanes.found_waiting(place, key, self._now())
 
     async def _check(self, part: _Part) -> None:

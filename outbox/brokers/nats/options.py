@@ -9,7 +9,7 @@ from typing_extensions import override
 from outbox.brokers.options import (
     BrokerOptions,
     Duration,
-    Names,
+    NameList,
     Number,
     Text,
     option,
@@ -38,7 +38,7 @@ class NatsOptions(BrokerOptions):
         help="the only stream that may be used",
     )
     create: tuple[str, ...] = option(
-        Names("subjects, separated by commas"),
+        NameList("subjects, separated by commas"),
         (),
         side="both",
         shown="",

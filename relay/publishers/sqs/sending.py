@@ -38,7 +38,7 @@ class Sending:
     """Sends one batch; for a single use.
 
     Args:
-        turn: acquired for each request, so that concurrent batches share the
+        slots: acquired for each request, so that concurrent batches share the
             connections.
         in_flight: maximum number of concurrent requests.
         strict: see `Requests`.
@@ -49,7 +49,7 @@ class Sending:
         entries: Iterable[Entry],
         service: Service,
         settings: SqsSettings,
-        turn: asyncio.Semaphore,
+        slots: asyncio.Semaphore,
         *,
         in_flight: int,
         strict: bool,
@@ -59,7 +59,7 @@ class Sending:
         self._requests = Requests(entries, strict=strict)
         self._service = service
         self._settings = settings
-        self._turn = turn
+        self._slots = slots
         self._in_flight = in_flight
 
     async def send(self, client: Any) -> None:
@@ -88,7 +88,7 @@ class Sending:
             await end(tasks | done)
 
     async def _run(self, client: Any, request: Sequence[Entry]) -> None:
-        async with self._turn:
+        async with self._slots:
             await self._send(client, request)
         refused = {entry.line for entry in request if self._is_refused(entry)}
         for entry in self._requests.answered(request, refused):
@@ -160,10 +160,10 @@ def _nacked(failed: Mapping[str, Any]) -> Nacked:
     code = failed["Code"]
     # AWS blames the sender for throttling, KMS keys and permissions, too; these may
     # change.
-    mends = is_busy(code) or code.startswith("KMS") or code in DENIED
+    clears = is_busy(code) or code.startswith("KMS") or code in DENIED
     return Nacked(
         f"AWS refused it: {_reason(failed)}",
-        permanent=bool(failed.get("SenderFault")) and not mends,
+        permanent=bool(failed.get("SenderFault")) and not clears,
     )
 
 

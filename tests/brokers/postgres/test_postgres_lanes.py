@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes, Place
+from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes, WaitingDelivery
 from outbox import Message
 from outbox.postgres.lane_cursor import Snapshot
 
@@ -216,9 +216,11 @@ def test_a_key_waits_for_the_last_of_what_was_given_back(
     lanes: DeliveryLanes, clock: Clock
 ) -> None:
     for seq, due in ((5, 10), (6, 20)):
-        place = Place(1, seq, AT, 1, is_logged=True)
+        place = WaitingDelivery(1, seq, AT, 1, is_logged=True)
         lanes.found_waiting(place, "a", clock.now + due)
-    lanes.found_waiting(Place(9, 7, AT, 1, is_logged=True), "not ours", clock.now)
+    lanes.found_waiting(
+        WaitingDelivery(9, 7, AT, 1, is_logged=True), "not ours", clock.now
+    )
     clock.now += 11
     assert lanes.freed(ALL, 10, 10) == ([], [])
     clock.now += 11

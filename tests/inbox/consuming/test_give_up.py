@@ -19,7 +19,7 @@ from inbox.events import (
 from inbox.handlers.sessions import make_executor
 from inbox.sources.memory import MemorySource
 from outbox import Message
-from outbox.dead_letters import Criteria, Tally
+from outbox.dead_letters import Criteria, RetryCounts
 from outbox.dead_letters.retry import find, retry_all
 from outbox.gather import gather
 from outbox.postgres.connection import sqlalchemy_url
@@ -110,7 +110,7 @@ async def test_a_redelivery_that_succeeds_settles_the_dead_letter_at_its_retry(
         assert states(database_url, "inbox")[0][0] == "PENDING"
         async with consumer.retrier() as retrier:
             tally = await retry_all(retrier, await find(retrier, Criteria()))
-    assert tally == Tally(succeeded=1)
+    assert tally == RetryCounts(succeeded=1)
     assert len(calls) == 2
 
 

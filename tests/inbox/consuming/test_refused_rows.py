@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from inbox import Consumer
 from inbox.events import (
     DeadLetterRepeated,
-    HandlerDatabaseFound,
     HandlerDatabaseLost,
+    HandlerDatabaseRecovered,
     MessageDeadLettered,
     MessageHandled,
 )
@@ -165,7 +165,7 @@ async def test_a_dead_letter_that_no_variant_can_store_is_retried_and_then_compl
         async with running(consumer) as events:
             await events.wait_for(HandlerDatabaseLost, timeout=60)
             execute(database_url, "ALTER TABLE inbox.dead_letter DROP CONSTRAINT taken")
-            await events.wait_for(HandlerDatabaseFound, timeout=60)
+            await events.wait_for(HandlerDatabaseRecovered, timeout=60)
             await events.wait_for(MessageDeadLettered, timeout=60)
     query = "SELECT topic, tenant FROM inbox.dead_letter"
     assert execute(database_url, query) == [("orders", "t")]

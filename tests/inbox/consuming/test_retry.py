@@ -13,7 +13,7 @@ from inbox.events import HandlerFailed, MessageDeadLettered
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
-from outbox.postgres.late_messages import RetentionFoundShort
+from outbox.postgres.late_messages import RetentionTooShort
 from outbox.retry import RetryPolicy
 from tests.fixtures.consumers import (
     QUICK,
@@ -102,7 +102,7 @@ async def test_a_handler_that_may_outlast_its_receipts_is_reported(
         consumer = Consumer(MemorySource(), sessions, name="billing")
         consumer.handles("own", retry=patient)(fail)
         async with running(consumer) as events:
-            await events.wait_for(RetentionFoundShort)
+            await events.wait_for(RetentionTooShort)
 
 
 async def test_a_failing_handlers_stack_trace_is_logged_once_per_message(

@@ -15,7 +15,7 @@ from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Outcome, Tally, find, retry_all
+from outbox.dead_letters.retry import Outcome, RetryCounts, find, retry_all
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.effects import effects, note, receipts
@@ -40,7 +40,7 @@ def consumer_of(sessions: Any, name: str = "billing") -> Consumer:
     return Consumer(MemorySource(), sessions, name=name)
 
 
-async def retry(retrier: HandlerRetrier) -> Tally:
+async def retry(retrier: HandlerRetrier) -> RetryCounts:
     async with retrier:
         return await retry_all(retrier, await find(retrier, PENDING))
 
@@ -58,7 +58,7 @@ async def test_an_idempotent_handler_records_its_own_receipt(
     message = Message("orders", b"once")
     give_up(database_url, message, message, schema="inbox")
 
-    assert await retry(consumer.retrier()) == Tally(succeeded=2)
+    assert await retry(consumer.retrier()) == RetryCounts(succeeded=2)
     assert effects(database_url) == ["once"]
     assert receipts(database_url) == 1
 
@@ -94,7 +94,7 @@ async def test_a_retry_and_a_redelivery_at_once_have_one_effect(
         seconds=60,
     )
     go_on.set()
-    assert await retrying == Tally(succeeded=1)
+    assert await retrying == RetryCounts(succeeded=1)
     await asyncio.to_thread(wait_for, "it is acked", lambda: source.acked, seconds=60)
     consumer.stop()
     await at_run
@@ -148,7 +148,7 @@ async def test_a_discard_during_a_retry_waits_and_is_too_late(
         )
 
     give_up(database_url, Message("orders", b"once"), schema="inbox")
-    assert await retry(consumer.retrier()) == Tally(succeeded=1)
+    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
     await discarding[0]
     assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
 
@@ -172,8 +172,8 @@ async def test_a_failed_long_handler_is_restarted_by_a_retry(
     async with running(consumer) as events:
         source.add(message)
         await events.wait_for(MessageDeadLettered, timeout=60)
-    assert await retry(consumer.retrier()) == Tally(failed=1)
-    assert await retry(consumer.retrier()) == Tally(succeeded=1)
+    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
+    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
     assert effects(database_url) == ["once"]
     assert [row[:2] for row in states(database_url, "inbox")] == [("SUCCEEDED", 1)]
 

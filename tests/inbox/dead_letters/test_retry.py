@@ -14,7 +14,7 @@ from inbox.dead_letters.retry import HandlerRetrier
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Candidate, Criteria, RetrySchedule, Scheduler
-from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.dead_letters.retry import RetryCounts, find, retry_all
 from outbox.errors import ConfigError
 from outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import async_sessions_of, id_of, sessions_of
@@ -39,7 +39,7 @@ def consumer_of(sessions: Any, name: str = "billing") -> Consumer:
     return Consumer(MemorySource(), sessions, name=name)
 
 
-async def retry(retrier: HandlerRetrier) -> Tally:
+async def retry(retrier: HandlerRetrier) -> RetryCounts:
     async with retrier:
         return await retry_all(retrier, await find(retrier, PENDING))
 
@@ -58,7 +58,7 @@ async def test_success_commits_effects_receipt_and_state_together(
     message = Message("orders.placed", {"a": 1}, key="k", headers={"h": "v"})
     give_up(database_url, message, schema="inbox")
 
-    assert await retry(consumer.retrier()) == Tally(succeeded=1)
+    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
 
     assert seen == [message]
     assert effects(database_url) == ['{"a":1}']
@@ -83,7 +83,7 @@ async def test_a_message_that_was_handled_meanwhile_succeeds_without_its_handler
         (message.id, message.id),
     )
 
-    assert await retry(consumer.retrier()) == Tally(succeeded=1)
+    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
     assert effects(database_url) == []
     assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
 
@@ -100,7 +100,7 @@ async def test_a_failure_changes_only_the_reason(
 
     give_up(database_url, Message("orders", b"never"), schema="inbox")
 
-    assert await retry(consumer.retrier()) == Tally(failed=1)
+    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
     assert effects(database_url) == []
     assert receipts(database_url) == 0
     reason = "DeadLetter: still no such customer"
@@ -126,7 +126,7 @@ async def test_a_retry_that_commits_past_its_session_is_left_to_a_person(
 
     give_up(database_url, Message("orders", b"committed"), schema="inbox")
 
-    assert await retry(consumer.retrier()) == Tally(failed=1)
+    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
     ((state, count, reason),) = states(database_url, "inbox")
     assert (state, count) == ("PENDING", 1)
     assert "may be committed, with the receipt" in reason
@@ -145,7 +145,7 @@ async def test_a_handler_that_asks_for_time_costs_no_attempt(
 
     give_up(database_url, Message("orders", b""), schema="inbox")
 
-    assert await retry(consumer.retrier()) == Tally(failed=1)
+    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
     assert states(database_url, "inbox") == [("PENDING", 0, "closed on Fridays")]
     query = "SELECT retry_after > now() + interval '23 hours' FROM inbox.dead_letter"
     assert execute(database_url, query) == [(True,)]
@@ -162,7 +162,7 @@ async def test_a_dead_letter_without_a_handler_stays_and_says_why(
 
     give_up(database_url, Message("invoices", b""), schema="inbox")
 
-    assert await retry(consumer.retrier()) == Tally(failed=1)
+    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
     ((status, count, reason),) = states(database_url, "inbox")
     assert (status, count) == ("PENDING", 1)
     assert "'billing' has no handler for topic 'invoices'" in reason
@@ -183,7 +183,7 @@ async def test_a_message_too_old_to_deduplicate_is_dead_lettered(
         database_url, Message("orders", b""), schema="inbox", message_id="sha256:00"
     )
 
-    assert await retry(consumer.retrier()) == Tally(failed=2)
+    assert await retry(consumer.retrier()) == RetryCounts(failed=2)
     assert effects(database_url) == []
     reasons = [reason for _, _, reason in states(database_url, "inbox")]
     assert any("MessageTooOldError" in reason for reason in reasons)
@@ -202,7 +202,7 @@ async def test_others_dead_letters_are_left_alone(
     async def handle(session: AsyncSession, message: Message) -> None:
         await note(session, message)
 
-    assert await retry(consumer.retrier()) == Tally()
+    assert await retry(consumer.retrier()) == RetryCounts()
     ((created_at,),) = execute(database_url, "SELECT created_at FROM inbox.dead_letter")
     async with consumer.retrier() as retrier:
         with pytest.raises(ConfigError, match="given up by consumer:shipping"):
@@ -234,11 +234,11 @@ async def test_plain_functions_are_retried_in_threads(database_url: str) -> None
             origin="consumer:billing",
             notify=events,
         )
-        assert await scheduler.take_turn() == Tally(succeeded=1, failed=1)
+        assert await scheduler.run_due() == RetryCounts(succeeded=1, failed=1)
         async with consumer.retrier() as retrier, retrier.alone() as alone:
             assert alone
-            assert await scheduler.take_turn() is None
-        assert await scheduler.take_turn() == Tally()
+            assert await scheduler.run_due() is None
+        assert await scheduler.run_due() == RetryCounts()
     assert effects(database_url) == ["done"]
 
 
@@ -261,7 +261,7 @@ async def test_a_batch_handler_is_given_one_dead_letter_at_a_time(
         schema="inbox",
     )
 
-    assert await retry(consumer.retrier()) == Tally(succeeded=1, failed=1)
+    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1, failed=1)
     assert effects(database_url) == ["good"]
     assert receipts(database_url) == 1
 
@@ -276,6 +276,6 @@ async def test_a_batch_handler_may_be_a_plain_function(database_url: str) -> Non
             session.execute(text("INSERT INTO effect VALUES ('done')"))
 
         give_up(database_url, Message("orders", b""), schema="inbox")
-        assert await retry(consumer.retrier()) == Tally(succeeded=1)
+        assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
     assert effects(database_url) == ["done"]
     assert receipts(database_url) == 1

@@ -14,7 +14,7 @@ from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox import Message, SchemaRegistry
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.dead_letters.retry import RetryCounts, find, retry_all
 from outbox.errors import ConfigError
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
 from tests.fixtures.relay import execute
@@ -82,19 +82,19 @@ async def test_an_upgraded_consumer_handles_what_waited_for_its_version(
         before.upcasts(TOPIC, to=2)(with_currency)
         async with running(before) as events:
             await events.wait_for(MessageDeadLettered)
-        assert await retry(before) == Tally(failed=1)
+        assert await retry(before) == RetryCounts(failed=1)
         assert effects(url) == []
 
         after = Consumer(MemorySource(), sessions, name="billing")
         after.handles(TOPIC, version=3)(currency_of_money)
         for version in (2, 3):
             after.upcasts(TOPIC, to=version)(with_currency)
-        assert await retry(after) == Tally(succeeded=1)
+        assert await retry(after) == RetryCounts(succeeded=1)
     assert effects(url) == ["CHF"]
     assert execute(url, "SELECT status FROM inbox.dead_letter") == [("SUCCEEDED",)]
 
 
-async def retry(consumer: Consumer) -> Tally:
+async def retry(consumer: Consumer) -> RetryCounts:
     async with consumer.retrier() as retrier:
         return await retry_all(retrier, await find(retrier, Criteria()))
 

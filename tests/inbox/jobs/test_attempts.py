@@ -21,7 +21,7 @@ from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.cli.main import main
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.dead_letters.retry import RetryCounts, find, retry_all
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.jobs import BRIEF, LEASE, TOPIC, consumer_of, job_of
@@ -55,7 +55,7 @@ def add_job(
     )
 
 
-async def retry(consumer: Consumer) -> Tally:
+async def retry(consumer: Consumer) -> RetryCounts:
     async with consumer.retrier() as retrier:
         return await retry_all(retrier, await find(retrier, Criteria()))
 
@@ -85,7 +85,7 @@ async def test_the_attempts_of_the_job_are_those_that_hold(
     assert job_of(database_url)[:2] == ["failure", 3]
     assert dead_letters(database_url) == [("PENDING", 3, "ValueError: no paper")]
 
-    assert await retry(consumer) == Tally(succeeded=1)
+    assert await retry(consumer) == RetryCounts(succeeded=1)
     assert calls[3 - of_job :] == [1]
     assert job_of(database_url)[:2] == ["success", 1]
 
@@ -195,7 +195,7 @@ async def test_the_dead_letter_of_a_released_job_is_handled_by_its_first_retry(
     async def render(job: AsyncJob, message: Message) -> None:
         pass
 
-    assert await retry(consumer) == Tally(succeeded=1)
+    assert await retry(consumer) == RetryCounts(succeeded=1)
     assert job_of(database_url)[:2] == ["success", 1]
 
 

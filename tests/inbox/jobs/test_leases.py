@@ -22,7 +22,7 @@ from inbox.events import HandlerFailed, MessageCancelled, MessageHandled
 from inbox.jobs.job import AsyncJob, Job
 from outbox import Message
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.dead_letters.retry import RetryCounts, find, retry_all
 from outbox.postgres.connection import conninfo, sqlalchemy_url
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.dead_letters import give_up
@@ -140,7 +140,7 @@ async def test_it_is_renewed_in_the_retry_of_a_dead_letter(database_url: str) ->
         give_up(database_url, message, schema="inbox", origin="consumer:reports")
         async with consumer.retrier() as retrier:
             tally = await retry_all(retrier, await find(retrier, Criteria()))
-    assert tally == Tally(succeeded=1)
+    assert tally == RetryCounts(succeeded=1)
     assert job_of(database_url)[:2] == ["success", 1]
 
 

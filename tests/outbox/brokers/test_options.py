@@ -20,7 +20,7 @@ from outbox.brokers.options import (
     Choice,
     Duration,
     Flag,
-    Names,
+    NameList,
     Number,
     Text,
     brokers,
@@ -66,7 +66,7 @@ def values(form: Any) -> st.SearchStrategy[Any]:
             return st.booleans()
         case Choice(words):
             return st.sampled_from(words)
-        case Names():
+        case NameList():
             return st.lists(text.filter(lambda t: "," not in t), min_size=1).map(tuple)
         case Text(test=test) if test is is_name:
             return st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True)

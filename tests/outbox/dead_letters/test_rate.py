@@ -9,7 +9,7 @@ import pytest
 
 from outbox import uuid7
 from outbox.dead_letters import Candidate, Outcome, Statement
-from outbox.dead_letters.retry import Tally, retry_all
+from outbox.dead_letters.retry import RetryCounts, retry_all
 from outbox.postgres.advisory_lock import LockHolder
 
 
@@ -65,7 +65,7 @@ async def begun(clock: Clock, rate: float | None, *takes: float) -> list[float]:
     desk = Desk(clock, *takes)
     candidates = [Candidate(uuid7(), datetime.now(UTC)) for _ in takes]
     tally = await retry_all(desk, candidates, max_per_second=rate)
-    assert tally == Tally(succeeded=len(takes))
+    assert tally == RetryCounts(succeeded=len(takes))
     return desk.begun
 
 

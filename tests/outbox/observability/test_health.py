@@ -16,10 +16,10 @@ import pytest
 
 from inbox.events import (
     ConsumerStarted,
-    HandlerDatabaseFound,
     HandlerDatabaseLost,
-    SourceFound,
+    HandlerDatabaseRecovered,
     SourceLost,
+    SourceRecovered,
 )
 from outbox.errors import ConfigError
 from outbox.observability import http_server
@@ -34,7 +34,7 @@ STARTED = ConsumerStarted(consumer="billing", topics=())
 def health() -> Health:
     return Health(
         ConsumerStarted,
-        {SourceLost: SourceFound, HandlerDatabaseLost: HandlerDatabaseFound},
+        {SourceLost: SourceRecovered, HandlerDatabaseLost: HandlerDatabaseRecovered},
     )
 
 
@@ -106,10 +106,10 @@ def test_it_is_ready_when_everything_lost_is_back(health: Health) -> None:
     health(SourceLost(queue="default", **lost))
     health(HandlerDatabaseLost(**lost))
     assert health.waits_for == ["database", "source of batch", "source of default"]
-    health(SourceFound(consumer="billing", queue="default"))
-    health(HandlerDatabaseFound(consumer="billing"))
+    health(SourceRecovered(consumer="billing", queue="default"))
+    health(HandlerDatabaseRecovered(consumer="billing"))
     assert health.waits_for == ["source of batch"]
-    health(SourceFound(consumer="billing", queue="batch"))
+    health(SourceRecovered(consumer="billing", queue="batch"))
     assert health.waits_for == []
 
 

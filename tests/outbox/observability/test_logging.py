@@ -15,8 +15,8 @@ from outbox.events import BlockedKeysMeasured, Event
 from outbox.logs.event_record import trace_id_of
 from outbox.observability.logging import LogEvents, TraceContext
 from relay.events import (
-    BrokerFound,
     BrokerLost,
+    BrokerRecovered,
     KeyBlocked,
     LeaseTaken,
     MessageDelayed,
@@ -95,13 +95,13 @@ def test_another_reason_is_logged_at_once(
 def test_an_outage_that_ends_soon_is_no_warning(
     log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for event in (lost(), lost(), BrokerFound(), lost()):
+    for event in (lost(), lost(), BrokerRecovered(), lost()):
         log(event)
         clock.now += 20
     assert [(it.levelname, it.getMessage().split()[0]) for it in caplog.records] == [
         ("INFO", "BrokerLost"),
         ("INFO", "BrokerLost"),
-        ("INFO", "BrokerFound"),
+        ("INFO", "BrokerRecovered"),
         ("INFO", "BrokerLost"),
     ]
     assert "remedy" not in caplog.text

@@ -25,8 +25,8 @@ from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
 from outbox import Message, uuid7
 from outbox.cli.main import main
-from outbox.dead_letters import RetrySchedule, Scheduler, Tally
-from outbox.dead_letters.events import RetryRunLeft, RetryRunWithheld
+from outbox.dead_letters import RetryCounts, RetrySchedule, Scheduler
+from outbox.dead_letters.events import RetryRunSkipped, RetryRunWithheld
 from outbox.errors import BrokerUnavailableError
 from outbox.lane import PRIORITIES, bucket_of, lanes_of
 from outbox.observability.health import Health
@@ -321,16 +321,16 @@ async def test_a_retry_schedule_names_the_foreign_session_that_stops_it(
             origin="consumer:billing",
             notify=events,
         )
-        assert await scheduler.take_turn() is None
+        assert await scheduler.run_due() is None
         (event,) = events.of(RetryRunWithheld)
         assert f"pid {mallory.info.backend_pid} (role mallory" in event.holders[0]
         assert "SELECT pg_terminate_backend(PID)" in event.remedy
-        assert events.of(RetryRunLeft) == []
+        assert events.of(RetryRunSkipped) == []
         said = findings(database_url, capsys)["error"]
         assert f"pid {mallory.info.backend_pid} (role mallory" in said
 
         mallory.execute("SELECT pg_advisory_unlock_all()")
-        assert await scheduler.take_turn() == Tally(succeeded=1)
+        assert await scheduler.run_due() == RetryCounts(succeeded=1)
 
 
 async def test_a_relays_retry_schedule_names_the_foreign_session_that_stops_it(
@@ -348,7 +348,7 @@ async def test_a_relays_retry_schedule_names_the_foreign_session_that_stops_it(
         notify=events,
     )
 
-    assert await scheduler.take_turn() is None
+    assert await scheduler.run_due() is None
 
     (event,) = events.of(RetryRunWithheld)
     assert f"pid {mallory.info.backend_pid} (role mallory" in event.holders[0]

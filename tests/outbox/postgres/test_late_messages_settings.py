@@ -8,7 +8,7 @@ import pytest
 
 from inbox import Consumer
 from inbox.sources.memory import MemorySource
-from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, RetentionFoundShort
+from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, RetentionTooShort
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import async_sessions_of, sessions_of
@@ -54,16 +54,16 @@ async def of_async_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
 async def test_retries_that_outlast_the_receipts_are_reported_until_retention_is_raised(
     database_url: str, events_of: EventsOf
 ) -> None:
-    found = (await events_of(database_url, PATIENT)).of(RetentionFoundShort)
+    found = (await events_of(database_url, PATIENT)).of(RetentionTooShort)
 
     assert sorted(event.table for event in found) == sorted(KEPT_FOR_LATE_MESSAGES)
     assert {event.needed for event in found} == {AFTER}
     for event in found:
         paste(database_url, event.remedy)
     again = await events_of(database_url, PATIENT)
-    assert not again.of(RetentionFoundShort)
+    assert not again.of(RetentionTooShort)
 
 
 async def test_default_retries_do_not_warn_about_receipts(database_url: str) -> None:
     events = await of_relay(database_url, RetryPolicy())
-    assert not events.of(RetentionFoundShort)
+    assert not events.of(RetentionTooShort)

@@ -14,7 +14,7 @@ from outbox import Message, insert_statement
 from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.dead_letters.retry import RetryCounts, find, retry_all
 from outbox.errors import InvalidMessageError
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
@@ -180,7 +180,7 @@ async def test_a_consumer_handles_and_retries_in_sessions_of_the_users(
         execute(odd_url, "UPDATE inbox.dead_letter SET retry_after = now()")
         async with consumer.retrier() as retrier:
             found = await find(retrier, Criteria())
-            assert await retry_all(retrier, found) == Tally(succeeded=1)
+            assert await retry_all(retrier, found) == RetryCounts(succeeded=1)
 
     # In a retry the handler's own moments are still read as day, month, year.
     assert {style.rpartition(", ")[2] for style in styles} == {"DMY"}

@@ -13,11 +13,11 @@ from outbox.dead_letters import Criteria, RetrySchedule, Scheduler
 from outbox.dead_letters.events import (
     DeadLetterFailed,
     DeadLetterSucceeded,
-    RetryRunBroken,
     RetryRunEnded,
-    RetryRunLeft,
+    RetryRunFailed,
+    RetryRunSkipped,
 )
-from outbox.dead_letters.retry import Outcome, Tally, find, retry_all
+from outbox.dead_letters.retry import Outcome, RetryCounts, find, retry_all
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.payload_codec import encoded
 from outbox.postgres.connection import conninfo
@@ -67,7 +67,7 @@ class Bench:
         ) as opened:
             yield opened
 
-    async def retry_all(self, schedule: RetrySchedule | None = None) -> Tally:
+    async def retry_all(self, schedule: RetrySchedule | None = None) -> RetryCounts:
         async with self.retrier(schedule) as retrier:
             return await retry_all(retrier, await find(retrier, PENDING))
 
@@ -97,7 +97,7 @@ async def test_an_acked_retry_succeeds_with_the_message_as_it_was(bench: Bench) 
     )
     give_up(bench.url, message)
 
-    assert await bench.retry_all() == Tally(succeeded=1)
+    assert await bench.retry_all() == RetryCounts(succeeded=1)
 
     assert bench.publisher.acked == [message]
     assert states(bench.url) == [("SUCCEEDED", 0, "refused")]
@@ -115,7 +115,7 @@ async def test_an_encoded_payload_is_decoded_on_its_way_and_stays_encoded(
         bench.url, lambda: bench.publisher, config=config
     ) as retrier:
         found = await find(retrier, PENDING)
-        assert await retry_all(retrier, found) == Tally(succeeded=1)
+        assert await retry_all(retrier, found) == RetryCounts(succeeded=1)
     (published,) = bench.publisher.acked
     assert published.json() == {"secret": 1}
     query = "SELECT payload FROM outbox.dead_letter"
@@ -128,7 +128,7 @@ async def test_a_nacked_retry_is_charged_and_waits_with_a_new_reason(
     give_up(bench.url, Message("orders", b""), stacktrace="an old one")
     bench.publisher.script = lambda message: Nacked("still\0not", permanent=True)
 
-    assert await bench.retry_all() == Tally(failed=1)
+    assert await bench.retry_all() == RetryCounts(failed=1)
 
     assert states(bench.url) == [("PENDING", 1, r"still\0not")]
     assert execute(
@@ -160,9 +160,9 @@ async def test_after_the_last_retry_only_a_manual_retry_follows(bench: Bench) ->
 
     query = "SELECT status, retry_after FROM outbox.dead_letter"
     assert execute(bench.url, query) == [("PENDING", None)]
-    assert await bench.scheduler().take_turn() == Tally()
+    assert await bench.scheduler().run_due() == RetryCounts()
     bench.publisher.script = lambda message: Acked()
-    assert await bench.retry_all() == Tally(succeeded=1)
+    assert await bench.retry_all() == RetryCounts(succeeded=1)
 
 
 async def test_an_unavailable_broker_costs_no_attempt(bench: Bench) -> None:
@@ -199,7 +199,7 @@ async def test_the_dead_letter_of_a_foreign_message_cannot_be_published(
     give_up(bench.url, Message("orders", b""), topic="")
     give_up(bench.url, Message("orders", b""), headers=DEEP)
 
-    assert await bench.retry_all() == Tally(failed=4)
+    assert await bench.retry_all() == RetryCounts(failed=4)
 
     reasons = [reason for _, _, reason in states(bench.url)]
     assert [reason.split(":")[0] for reason in sorted(reasons)] == [
@@ -258,18 +258,18 @@ async def test_a_scheduled_run_retries_what_is_due_up_to_its_batch_size(
     )
     scheduler = bench.scheduler(batch=5)
 
-    assert await scheduler.take_turn() == Tally(succeeded=5)
-    assert await scheduler.take_turn() == Tally(succeeded=2)
-    assert await scheduler.take_turn() == Tally()
+    assert await scheduler.run_due() == RetryCounts(succeeded=5)
+    assert await scheduler.run_due() == RetryCounts(succeeded=2)
+    assert await scheduler.run_due() == RetryCounts()
 
 
 async def test_a_scheduled_retry_runs_in_one_replica(bench: Bench) -> None:
     give_up(bench.url, Message("orders", b""))
     async with bench.retrier() as retrier, retrier.alone() as alone:
         assert alone
-        assert await bench.scheduler().take_turn() is None
-    assert bench.events.of(RetryRunLeft)
-    assert await bench.scheduler().take_turn() == Tally(succeeded=1)
+        assert await bench.scheduler().run_due() is None
+    assert bench.events.of(RetryRunSkipped)
+    assert await bench.scheduler().run_due() == RetryCounts(succeeded=1)
 
 
 async def test_the_schedule_goes_on_after_a_failed_run(bench: Bench) -> None:
@@ -277,7 +277,7 @@ async def test_the_schedule_goes_on_after_a_failed_run(bench: Bench) -> None:
     bench.publisher.away = "gone fishing"
     scheduler = bench.scheduler(interval=timedelta(milliseconds=200))
     running = asyncio.create_task(scheduler.run())
-    await bench.events.wait_for(RetryRunBroken, timeout=60)
+    await bench.events.wait_for(RetryRunFailed, timeout=60)
     bench.publisher.away = None
     await bench.events.wait_for(DeadLetterSucceeded, timeout=60)
     await bench.events.wait_for(RetryRunEnded, timeout=60)
@@ -295,5 +295,5 @@ async def test_a_manual_lock_on_one_table_does_not_stop_the_others(
         person.execute(
             "SELECT FROM outbox.dead_letter WHERE id = %s FOR UPDATE", (held,)
         )
-        assert await bench.retry_all() == Tally(succeeded=1, skipped=1)
-    assert await bench.retry_all() == Tally(succeeded=1)
+        assert await bench.retry_all() == RetryCounts(succeeded=1, skipped=1)
+    assert await bench.retry_all() == RetryCounts(succeeded=1)

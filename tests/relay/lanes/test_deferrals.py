@@ -15,7 +15,7 @@ from outbox import Message, Priority, uuid7
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from relay.events import BatchSettled, BrokerLost, MessageDeadLettered
-from relay.lanes.deferrals import Deferrals, Draining, End, LogOfKey, Place
+from relay.lanes.deferrals import Deferrals, Draining, KeyEnd, LogOfKey, WaitingMessage
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
@@ -330,8 +330,8 @@ async def test_a_scheduled_message_waits_for_its_key_once_it_is_due(
     assert publisher.of_key("k") == ["scheduled", "head"]
 
 
-def place(id: UUID | None = None, **changes: Any) -> Place:
-    return Place(
+def place(id: UUID | None = None, **changes: Any) -> WaitingMessage:
+    return WaitingMessage(
         **{
             "lane": 16,
             "seq": 1,
@@ -377,7 +377,9 @@ def test_a_message_that_is_held_while_its_key_drains_is_read_though_it_is_older(
     deferrals.block("k")
     deferrals.drain("k")
     deferrals.begin_claim()
-    deferrals.claimed(Draining("k", [place(seq=7)], End.MORE), left=(), is_free=False)
+    deferrals.claimed(
+        Draining("k", [place(seq=7)], KeyEnd.MORE), left=(), is_free=False
+    )
     assert deferrals.draining == {"k": 7}
 
     deferrals.hold("k", 3)
@@ -455,16 +457,18 @@ BEHIND = place(cause="blocked", seq=3)
 @pytest.mark.parametrize(
     ("waiting", "places", "end"),
     [
-        ([], [], End.NOTHING),
-        ([(BLOCKED, None), (BEHIND, None)], [BLOCKED, BEHIND], End.NOTHING),
-        ([(BLOCKED, None), (HEAD, False), (BEHIND, None)], [BLOCKED], End.HEAD),
-        ([(BLOCKED, None), (HEAD, True), (BEHIND, None)], [BLOCKED, HEAD], End.MORE),
-        ([(HEAD, True)], [HEAD], End.NOTHING),
+        ([], [], KeyEnd.NOTHING),
+        ([(BLOCKED, None), (BEHIND, None)], [BLOCKED, BEHIND], KeyEnd.NOTHING),
+        ([(BLOCKED, None), (HEAD, False), (BEHIND, None)], [BLOCKED], KeyEnd.HEAD),
+        ([(BLOCKED, None), (HEAD, True), (BEHIND, None)], [BLOCKED, HEAD], KeyEnd.MORE),
+        ([(HEAD, True)], [HEAD], KeyEnd.NOTHING),
     ],
     ids=["nothing", "no head", "a head that waits", "one that is due", "the last one"],
 )
 def test_a_key_drains_up_to_its_head(
-    waiting: list[tuple[Place, bool | None]], places: list[Place], end: End
+    waiting: list[tuple[WaitingMessage, bool | None]],
+    places: list[WaitingMessage],
+    end: KeyEnd,
 ) -> None:
     assert Draining.read("k", waiting, is_cut=False) == Draining("k", places, end)
 
@@ -474,7 +478,7 @@ def test_a_key_is_free_when_a_claim_has_taken_all_that_waits() -> None:
     deferrals.block("k")
     deferrals.drain("k")
     deferrals.begin_claim()
-    draining = Draining("k", [BLOCKED, BEHIND], End.NOTHING)
+    draining = Draining("k", [BLOCKED, BEHIND], KeyEnd.NOTHING)
 
     deferrals.claimed(draining, left={BEHIND.id}, is_free=False)
     assert deferrals.blocked == {"k"}
