@@ -12,16 +12,15 @@ import typer
 from psycopg.rows import class_row
 
 from inbox.jobs.store import OPEN, JobState
-from outbox.administration.connection import AdministrationConnection
+from outbox.administration.connection import AdministrationConnection, errors_explained
 from outbox.administration.sides import JobRow
 from outbox.cli.command import Database, Json, command, database_url, new_app
 from outbox.cli.output import warn, write_json, write_line, write_table
 from outbox.duration import write_duration
-from outbox.errors import ConfigError, DatabaseUnavailableError, one_line, shorten
+from outbox.errors import ConfigError, shorten
 from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.connection import PIN_SESSION_LOCALLY, conninfo
 from outbox.postgres.sql_files import load
-from outbox.url import without_password
 
 _COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
 
@@ -190,28 +189,17 @@ def _connected(
     database: str | None, id: UUID | None = None
 ) -> Iterator[AdministrationConnection]:
     url = database_url(database)
-    try:
-        with psycopg.connect(
-            conninfo(url), application_name="pillarbox jobs"
-        ) as connection:
-            connection.execute(PIN_SESSION_LOCALLY)
-            # Compiling a plan for many partitions would take seconds.
-            connection.execute("SET LOCAL jit = off")
+    with (
+        errors_explained(url, "grant the role pillarbox_consumer to its user"),
+        psycopg.connect(conninfo(url), application_name="pillarbox jobs") as connection,
+    ):
+        connection.execute(PIN_SESSION_LOCALLY)
+        # Compiling a plan for many partitions would take seconds.
+        connection.execute("SET LOCAL jit = off")
+        try:
             yield connection
-    except psycopg.errors.CheckViolation as error:
-        raise _no_partition(id) from error
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-        raise ConfigError(
-            f"database {without_password(url)} has no table inbox.job: run "
-            "pillarbox migrate --database URL for it"
-        ) from error
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise ConfigError(
-            f"database {without_password(url)}: {one_line(error)}; grant the role "
-            "pillarbox_consumer to its user"
-        ) from error
-    except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(one_line(error)) from error
+        except psycopg.errors.CheckViolation as error:
+            raise _no_partition(id) from error
 
 
 def _row(job: Mapping[str, Any], now: datetime) -> tuple[str | None, ...]:

@@ -3,18 +3,16 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, TypeAlias
 
-import psycopg
 import typer
 
 from inbox.handlers.routes import check_topic
 from inbox.receipt import check_text
 from inbox.subscriptions import subscribe, unsubscribe
+from outbox.administration.connection import errors_explained
 from outbox.cli.command import Database, command, database_url, new_app
 from outbox.cli.output import write_line
 from outbox.cli.supervisor import run_coroutine
-from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.postgres.connection import Connection, connect
-from outbox.url import without_password
 
 ConsumerName: TypeAlias = Annotated[
     str, typer.Argument(metavar="CONSUMER", help="Name of the consumer.")
@@ -73,20 +71,11 @@ def _change(
     url = database_url(database)
 
     async def run() -> None:
-        async with await connect(
-            url, application_name="pillarbox subscribe", shared=True
-        ) as connection:
-            try:
+        with errors_explained(url, "grant the role pillarbox_consumer to its user"):
+            async with await connect(
+                url, application_name="pillarbox subscribe", shared=True
+            ) as connection:
                 said = await change(connection)
-            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-                raise ConfigError(
-                    f"database {without_password(url)} has no table "
-                    "inbox.subscription: run pillarbox migrate for it"
-                ) from None
-            except psycopg.Error as error:
-                raise DatabaseUnavailableError(
-                    f"database {without_password(url)}: {message_of(error)}"
-                ) from error
         write_line(said)
 
     return run_coroutine(run())
