@@ -1,6 +1,5 @@
 """Claim: read the next messages of leased lanes. Nothing is locked or written."""
 
-import json
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from outbox.errors import CodecError, InvalidMessageError
+from outbox.json_codec import read_headers
 from outbox.lane import priority_of
 from outbox.limits import (
     MAX_CONTENT_TYPE_BYTES,
@@ -719,7 +719,7 @@ def _read(row: Sequence[Any]) -> Claimed:
     ) = row
     problem = None
     if headers is not None:
-        headers, problem = _read_headers(headers)
+        headers, problem = read_headers(headers)
         if headers:
             problem = problem_of_headers(headers)
     if not topic or key == "" or not content_type or version < 1 or not is_uuid7(id):
@@ -766,16 +766,6 @@ def problem_of_headers(headers: Mapping[str, str]) -> str | None:
     except InvalidMessageError as error:
         return str(error)
     return None
-
-
-def _read_headers(text: str) -> tuple[dict[str, str], str | None]:
-    try:
-        headers = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return {}, f"headers can't be read: {type(error).__name__}"
-    if isinstance(headers, dict) and all(isinstance(v, str) for v in headers.values()):
-        return headers, None
-    return {}, "headers is not a JSON object of strings"
 
 
 def _limit_on(field: str, config: RelayConfig) -> str:

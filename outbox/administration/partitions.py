@@ -10,6 +10,7 @@ from psycopg.rows import dict_row
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.replacement import Misfit, replacement
 from outbox.administration.retention import Policy, read_policies
+from outbox.administration.size import write_size
 from outbox.administration.upkeep import UpkeepStep, plan_upkeep
 from outbox.duration import exact_duration
 from outbox.postgres.sql_files import load
@@ -23,7 +24,6 @@ _SIGNS: Final = {
     "ahead": "o",
     "default": "D",
 }
-_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
         if p.place != "ahead":
             rows = "? rows" if p.rows is None else f"~{p.rows:,} rows"
             begin = _at(p.starts_at, moment)
-            line = f"  {begin}  {p.place:<8} {rows:>16} {_size(p.bytes):>9}"
+            line = f"  {begin}  {p.place:<8} {rows:>16} {write_size(p.bytes):>9}"
             if p.query is not None:
                 many = "at least " if p.unsettled == 1000 else ""
                 line += f"  {many}{p.unsettled} unsettled: {p.query}"
@@ -111,7 +111,7 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
             if p.reason is not None:
                 yield f"    {p.reason}"
     if ahead := [p for p in partitions if p.place == "ahead"]:
-        size = _size(sum(p.bytes for p in ahead))
+        size = write_size(sum(p.bytes for p in ahead))
         begin, end = (_at(at, moment) for at in (ahead[0].starts_at, ahead[-1].ends_at))
         count = f"{len(ahead)} partitions"
         yield f"  {begin}  ahead    {count:>16} {size:>9}  up to {end}"
@@ -126,11 +126,3 @@ def _at(moment: datetime | None, form: str) -> str:
     if moment is None:
         return f"{'DEFAULT':<{len(datetime.now(UTC).strftime(form))}}"
     return moment.strftime(form)
-
-
-def _size(count: float) -> str:
-    unit = 0
-    while count >= 10_000 and unit < len(_UNITS) - 1:
-        count /= 1024
-        unit += 1
-    return f"{count:.0f} {_UNITS[unit]}"

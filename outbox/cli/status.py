@@ -11,6 +11,7 @@ import typer
 
 from outbox.administration.check import Severity
 from outbox.administration.connection import administration
+from outbox.administration.size import write_size
 from outbox.cli.command import (
     Database,
     Duration,
@@ -22,7 +23,7 @@ from outbox.cli.command import (
 )
 from outbox.cli.doctor import status_of
 from outbox.cli.output import draw_table, write_json, write_line, write_table
-from outbox.duration import exact_duration, write_duration
+from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.errors import ConfigError
 from outbox.logs.printable import printable
 from outbox.observability.overview import (
@@ -244,7 +245,8 @@ def _groups(name: str, groups: Sequence[BacklogGroup]) -> Iterator[str]:
 def _rate(rate: Rate) -> str:
     said = f"{_number(rate.per_second)}/s"
     if rate.median is not None and rate.slow is not None:
-        said += f", half within {_short(rate.median)}, 95 % within {_short(rate.slow)}"
+        half, most = brief_duration(rate.median), brief_duration(rate.slow)
+        said += f", half within {half}, 95 % within {most}"
     if rate.dead_lettered:
         said += f", dead letters {_number(rate.dead_lettered)}/s"
     return said
@@ -256,11 +258,6 @@ def _window(rate: Rate) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def _short(duration: timedelta) -> str:
-    seconds = duration.total_seconds()
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else write_duration(duration)
 
 
 def _relays(overview: Overview) -> Iterator[str]:
@@ -293,7 +290,7 @@ def _consumers(overview: Overview) -> Iterator[_Table]:
                 None if it.rate is None else f"{_number(it.rate.per_second)}/s",
                 None
                 if it.rate is None or it.rate.slow is None
-                else _short(it.rate.slow),
+                else brief_duration(it.rate.slow),
                 None if it.lag is None else _count(it.lag),
                 None
                 if it.lag is None or it.lag.waited is None
@@ -386,7 +383,7 @@ def _tables(overview: Overview) -> Iterator[_Table]:
             f"{it.days_ahead:.3g} days",
             it.gaps,
             it.expired,
-            *([] if it.bytes is None else [_size(it.bytes)]),
+            *([] if it.bytes is None else [write_size(it.bytes)]),
             ", ".join(
                 f"{held.starts_at:%F} by"
                 f" {'?' if held.unsettled is None else held.unsettled} rows"
@@ -401,14 +398,6 @@ def _tables(overview: Overview) -> Iterator[_Table]:
         size = () if overview.tables[0].bytes is None else ("size",)
         columns = ("table", "partitions", "since", "ahead", "gaps", "expired")
         yield _Table((*columns, *size, "held"), rows)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 10_000:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} GB"
 
 
 def _upkeep(overview: Overview) -> Iterator[str]:

@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse
 
 from outbox.administration.connection import AdministrationConnection
+from outbox.administration.size import write_size
 from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.events import Observers
 from outbox.web.database import Database
@@ -38,7 +39,6 @@ STATIC: Final = {
     "icon.svg": "image/svg+xml",
 }
 _MAX_FORM: Final = 64 * 1024
-_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
 
 Read: TypeAlias = Callable[[AdministrationConnection, QueryParams], Mapping[str, Any]]
 
@@ -113,7 +113,7 @@ class Frame:
         self._templates.filters.update(
             age=age,
             moment=moment,
-            size=size,
+            size=write_size,
             brief=brief_duration,
             duration=exact_duration,
             number=number,
@@ -258,12 +258,3 @@ def moment(at: datetime | None) -> str:
 def number(count: int) -> str:
     """Return a number with commas."""
     return f"{count:,}"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes in a unit that keeps it short."""
-    unit = 0
-    while count >= 10_000 and unit < len(_UNITS) - 1:
-        count /= 1024
-        unit += 1
-    return f"{count:,.0f} {_UNITS[unit]}"

@@ -1,7 +1,6 @@
 """The statements on `inbox.delivery` and the tables beside it."""
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -26,6 +25,7 @@ from outbox.errors import (
     DatabaseUnavailableError,
     message_of,
 )
+from outbox.json_codec import read_headers
 from outbox.message import Message
 from outbox.postgres.connection import Link
 from outbox.postgres.lane_cursor import Drawn, Snapshot
@@ -664,7 +664,9 @@ def read_delivery(row: Sequence[Any], *, is_logged: bool = False) -> ClaimedDeli
         schema_version,
         _,
     ) = row
-    headers, problem = ({}, None) if text is None else _read_headers(text)
+    headers, problem = ({}, None) if text is None else read_headers(text)
+    if problem is not None:
+        headers = {"headers": text}  # for the dead letter
     if schema_version < 1:
         problem = f"schema_version is {schema_version}, must be at least 1"
     message = Message(
@@ -678,13 +680,3 @@ def read_delivery(row: Sequence[Any], *, is_logged: bool = False) -> ClaimedDeli
         schema_version=schema_version,
     )
     return ClaimedDelivery(lane, seq, created_at, attempts, message, problem, is_logged)
-
-
-def _read_headers(text: str) -> tuple[dict[str, str], str | None]:
-    try:
-        headers = json.loads(text)
-    except RecursionError:
-        headers = None
-    if isinstance(headers, dict) and all(isinstance(v, str) for v in headers.values()):
-        return headers, None
-    return {"headers": text}, "headers is not a JSON object of strings"

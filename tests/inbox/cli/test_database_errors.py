@@ -1,5 +1,7 @@
 """What `jobs`, `cancel` and `subscribe` say if the database can't serve them."""
 
+from typing import cast
+
 import pytest
 
 from outbox import uuid7
@@ -17,7 +19,7 @@ COMMANDS = (
 
 @pytest.fixture(params=COMMANDS, ids=lambda command: command[0])
 def command(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    return request.param
+    return cast(tuple[str, ...], request.param)
 
 
 def refusal(command: tuple[str, ...], url: str, capsys: Capture) -> str:

@@ -101,7 +101,8 @@ def test_the_rate_comes_from_the_latest_marks(
     out = capsys.readouterr().out
     (line,) = [it for it in out.splitlines() if it.startswith("published")]
     assert re.fullmatch(
-        r"published  1/s, half within \d+ m?s, 95 % within \d+ m?s in the last 1m", line
+        r"published  1/s, half within [\d.]+m?s, 95 % within [\d.]+m?s in the last 1m",
+        line,
     )
 
 
