@@ -29,12 +29,12 @@ from sqlalchemy.orm import Session, scoped_session
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
 from inbox.schema import foreign_receipt_table, receipt_table
 from inbox.transaction import LIMITS_IDLE, MARKS, hold, max_idle_of
-from outbox.add import sync_session
 from outbox.array_literal import moment_array, plain_array
 from outbox.errors import ConfigError, NotASessionError, shorten
 from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.sql_files import load
 from outbox.tracing import note_cause
+from outbox.writer import sync_session
 
 # Together they are the key of an index, which holds up to about 2.7 KB.
 _MAX_NAME_BYTES: Final = 512

@@ -57,7 +57,6 @@ from inbox.errors import (
     UnexpectedRollbackError,
 )
 from inbox.schema import receipt_table
-from outbox.add import sync_session
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError
 from outbox.session import (
@@ -65,6 +64,7 @@ from outbox.session import (
     is_async_scoped_session,
     refuse_autocommit,
 )
+from outbox.writer import sync_session
 
 _HELD: Final = "inbox.transaction"
 # Not `begin`: SQLAlchemy itself refuses a second one.

@@ -1,15 +1,19 @@
 """Write messages in the same transaction as your business rows.
 
-Read `add` first: it puts messages into the caller's session. `message` is the value,
-`limits` says what it may be, `schema` is its table, `lane` its place in the order.
+Read `writer` first: its `add` puts messages into the caller's session. `message` is the
+value, `limits` says what it may be, `schema` is its table, `lane` its place in the
+order.
 
-These modules need SQLAlchemy and nothing else. The packages beside them serve the
-processes: `postgres`, `brokers`, `cloudevents`, `dead_letters` and `observability`
-are the foundation of `relay` and `inbox`; `administration` and `cli` are for their
-operators; `testing` is for tests.
+These modules need SQLAlchemy and nothing else. It is imported with the first use of
+`add` or `insert_statement`, so that processes that don't write start faster and need
+less memory. The packages beside them serve the processes: `postgres`, `brokers`,
+`cloudevents`, `dead_letters` and `observability` are the foundation of `relay` and
+`inbox`; `administration` and `cli` are for their operators; `testing` is for tests.
 """
 
-from outbox.add import add, insert_statement
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from outbox.errors import (
     AutocommitError,
     BrokerTimeoutError,
@@ -31,7 +35,10 @@ from outbox.message_id import uuid7
 from outbox.payload_codec import PayloadCodec
 from outbox.retry import RetryPolicy
 from outbox.schema_registry import REGISTRY, SchemaRegistry
-from outbox.unsent import UnsentMessagesWarning
+
+if TYPE_CHECKING:
+    from outbox.unsent import UnsentMessagesWarning
+    from outbox.writer import add, insert_statement
 
 __all__ = [
     "REGISTRY",
@@ -59,3 +66,23 @@ __all__ = [
     "insert_statement",
     "uuid7",
 ]
+
+_IMPORTED_WHEN_USED: Final = {
+    "UnsentMessagesWarning": "outbox.unsent",
+    "add": "outbox.writer",
+    "insert_statement": "outbox.writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs SQLAlchemy when it is first used."""
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_IMPORTED_WHEN_USED[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, imported or not."""
+    return sorted({*globals(), *__all__})

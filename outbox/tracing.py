@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
-from sqlalchemy.orm import Session, SessionTransaction
-
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session, SessionTransaction
+
     from outbox.events import Event
     from outbox.message import Message
 
@@ -24,12 +24,12 @@ TRACESTATE: Final = "tracestate"
 _CAUSE: Final = "outbox.cause"
 
 
-def note_cause(session: Session, id: UUID) -> None:
+def note_cause(session: "Session", id: UUID) -> None:
     """Record which message a session's transaction handles, until it ends."""
     session.info[_CAUSE] = (_root(session), id)
 
 
-def cause_of(session: Session) -> UUID | None:
+def cause_of(session: "Session") -> UUID | None:
     """Return the id of the message that a session's transaction handles, if known."""
     noted: tuple[Any, UUID] | None = session.info.get(_CAUSE)
     if noted is None:
@@ -47,7 +47,7 @@ def caused(message: "Message", cause: UUID) -> "Message":
     return message.replace(headers={**message.headers, CAUSE: str(cause)})
 
 
-def _root(session: Session) -> SessionTransaction | None:
+def _root(session: "Session") -> "SessionTransaction | None":
     return session.get_transaction()
 
 

@@ -1,20 +1,31 @@
-"""What `import outbox` costs an application that only writes messages."""
+"""What each process imports: SQLAlchemy only if it writes, a driver only to relay."""
 
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
+import outbox
+
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
+ADD = "from outbox import add"
 WRITER = "the writer imports only its own modules"
 
 
-def loaded(module: str = "outbox") -> set[str]:
-    code = f"import sys, {module}; print(*sorted(sys.modules))"
+def loaded(*statements: str) -> set[str]:
+    code = "; ".join((*statements, "import sys", "print(*sorted(sys.modules))"))
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     return set(said.stdout.split())
+
+
+def packages(modules: set[str]) -> set[str]:
+    # The module of the interpreter's build settings is named after its platform.
+    ours = {name for name in modules if not name.startswith("_sysconfigdata")}
+    return {name.partition(".")[0] for name in ours} - sys.stdlib_module_names
 
 
 def writers_modules() -> set[str]:
@@ -25,15 +36,42 @@ def writers_modules() -> set[str]:
     return set(contract["source_modules"])
 
 
-def test_import_outbox_loads_the_writers_modules_and_no_others() -> None:
-    ours = {name for name in loaded() if name.partition(".")[0] == "outbox"}
+def test_add_loads_the_writers_modules_and_no_others() -> None:
+    ours = {name for name in loaded(ADD) if name.partition(".")[0] == "outbox"}
     assert ours == writers_modules() | {"outbox"}
 
 
-def test_import_outbox_loads_sqlalchemy_and_the_standard_library() -> None:
-    others = {name.partition(".")[0] for name in loaded() - loaded("sqlalchemy")}
-    assert others - sys.stdlib_module_names == {"outbox", "sqlalchemy"}
+def test_add_loads_sqlalchemy_and_the_standard_library() -> None:
+    others = loaded(ADD) - loaded("import sqlalchemy")
+    assert packages(others) == {"outbox", "sqlalchemy"}
 
 
-def test_import_outbox_loads_no_driver() -> None:
-    assert not {"psycopg", "asyncpg", "sqlalchemy.ext.asyncio"} & loaded()
+def test_add_loads_no_driver() -> None:
+    assert not {"psycopg", "asyncpg", "sqlalchemy.ext.asyncio"} & loaded(ADD)
+
+
+def test_import_outbox_loads_the_standard_library_alone() -> None:
+    others = loaded("import outbox") - loaded("import typing_extensions")
+    assert packages(others) == {"outbox"}
+
+
+@pytest.mark.parametrize("module", ["relay", "relay.cli", "outbox.cli.main"])
+def test_a_process_that_writes_no_messages_loads_no_sqlalchemy(module: str) -> None:
+    assert "sqlalchemy" not in loaded(f"import {module}")
+
+
+def test_names_that_need_sqlalchemy_are_listed_before_they_are_used() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "import outbox; print(*dir(outbox))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"add", "insert_statement", "UnsentMessagesWarning"} <= set(
+        said.stdout.split()
+    )
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'outbox' has no attribute 'Massage'"):
+        _ = outbox.Massage

@@ -7,9 +7,9 @@ from typing import Final
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from outbox.add import Added, on_write, sync_session
 from outbox.message import Message
 from outbox.session import AnySession
+from outbox.writer import Added, on_write, sync_session
 
 __all__ = ["added"]
 

@@ -9,9 +9,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
 from outbox import Message
-from outbox.add import Added
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.schema import message_table
+from outbox.writer import Added
 from tests.fixtures.relay import execute
 
 

@@ -317,7 +317,7 @@ def test_no_process_imports_opentelemetry_by_itself() -> None:
     assert said == "[]\n"
 
 
-@pytest.mark.parametrize("module", ["outbox/add.py", "inbox/guard.py"])
+@pytest.mark.parametrize("module", ["outbox/writer.py", "inbox/guard.py"])
 def test_the_hot_path_asks_once_whether_there_is_a_tracer(module: str) -> None:
     tree = ast.parse((ROOT / module).read_text())
     functions = [
@@ -333,7 +333,7 @@ def test_the_hot_path_asks_once_whether_there_is_a_tracer(module: str) -> None:
         for function in functions
     }
     assert {name for name, count in asked.items() if count} == (
-        {"_checked"} if "add" in module else {"__enter__", "__aenter__"}
+        {"_checked"} if "writer" in module else {"__enter__", "__aenter__"}
     )
     assert max(asked.values()) == 1
 
