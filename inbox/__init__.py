@@ -1,11 +1,11 @@
-"""Handle each message's effects exactly once.
+"""Apply the effects of each message exactly once.
 
-Read `idempotent` first if you have a consumer of your own: it guards a handler with a
-`receipt`, in a `transaction` that the handler can't end. Read `consumer` first if you
-use ours: it fetches from a `source` (implementations in `sources/`), dispatches and
-settles deliveries (`consuming/`), and runs `handlers/`, long ones as `jobs/`. It runs
-messages that may kill the process alone (`poison/`), and stores messages that it gives
-up as `dead_letters/`.
+If you run your own consumer, start with `idempotent`: it guards a handler with a
+`receipt`, in a `transaction` that the handler can't end. If you use the consumer of
+this package, start with `consumer`: it fetches from a `source` (implemented in
+`sources/`), dispatches and settles deliveries (`consuming/`), and runs `handlers/`,
+long ones as `jobs/`. Messages that may kill the process run alone (`poison/`). Messages
+that can't be handled are stored as `dead_letters/`.
 """
 
 from inbox.consumer import Consumer

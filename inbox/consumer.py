@@ -2,10 +2,11 @@
 
     Source ──Fetcher──▶ Dispatcher ──FairScheduler──▶ DeliverySettlement ──▶ ack
 
-For each queue, a `Fetcher` receives from the source what the `Dispatcher` has room for.
-The dispatcher keeps the messages of a key in order and runs keys side by side; the
-`FairScheduler`, shared by all queues, decides which message gets the next slot.
-`DeliverySettlement` calls the handler and decides what becomes of the message.
+Each queue has a `Fetcher`, which receives as many messages from the source as the
+`Dispatcher` has room for. The dispatcher handles the messages of a key in order, and
+different keys concurrently; the `FairScheduler`, shared by all queues, decides which
+message gets the next slot. `DeliverySettlement` calls the handler and settles the
+delivery according to the outcome.
 
 `Consumer.handles` registers handlers; `Consumer.run` starts these parts and drains
 them.
@@ -63,33 +64,37 @@ U = TypeVar("U", bound=Upcaster)
 
 
 class Consumer:
-    """Handles the messages of a broker, each with its effects exactly once.
+    """Handles messages from a broker, applying the effects of each exactly once.
 
     Each message is handled in its own transaction, together with its receipt; a message
-    that was handled before is acked and skipped. Handlers must not commit the session
-    they are given. Messages with the same key are handled in the order in which the
-    source delivers them, different keys side by side. `retrier` retries dead letters.
+    that was already handled is acked and skipped. Handlers must not commit the session
+    that they are given. Messages with the same key are handled in the order in which
+    the source delivers them, messages with different keys concurrently. `retrier`
+    retries dead letters.
 
     Args:
-        source: where the messages come from: a broker's URL, a `Source`, or one for
-            each queue.
-        sessions: of the handlers' database: an `async_sessionmaker` for async
-            handlers, a `sessionmaker` for plain functions, which run in threads.
-        name: identifies the consumer's receipts, subscriptions and consumer group;
-            all replicas of a consumer use the same name.
-        queues: the queues to serve, with their weights; by default all, equally.
+        source: where messages come from: a broker's URL, a `Source`, or a mapping with
+            one source for each queue.
+        sessions: the session factory of the handlers' database: an `async_sessionmaker`
+            for async handlers, a `sessionmaker` for plain functions, which run in
+            threads.
+        name: identifies the consumer's receipts, subscriptions and consumer group; all
+            replicas of a consumer use the same name.
+        queues: the queues to serve, with their weights. Default: all, with equal
+            weights.
         order: `"none"` if messages of a key need not wait for each other; a mapping
             sets it for each queue.
         max_in_flight: the maximum number of running handlers, at most the size of the
-            engine's pool. Default: 64, or the size of the pool less one.
-        max_in_flight_per_tenant: the maximum of them for messages of one tenant.
-        max_prefetched: messages that each queue holds ready beyond `max_in_flight`;
-            its tenants take turns among them. Default: `max_in_flight`.
-        max_waiting: messages of each queue that may wait behind others of their key, or
-            for a retry. At the limit no more are fetched.
-        max_held_bytes: size of the payloads that each queue may hold. At the limit no
-            more are fetched; a single fetch may exceed it.
-        max_idle: how long a handler's transaction may be idle before the server ends
+            engine's pool. Default: 64, or the pool size minus one if that is smaller.
+        max_in_flight_per_tenant: the maximum number of running handlers for messages of
+            one tenant.
+        max_prefetched: the number of messages that each queue holds ready beyond
+            `max_in_flight`; its tenants take turns. Default: `max_in_flight`.
+        max_waiting: the number of messages of each queue that can wait behind others of
+            their key, or for a retry. At the limit, fetching pauses.
+        max_held_bytes: the size of the payloads that each queue can hold. At the limit,
+            fetching pauses; a single fetch can exceed it.
+        max_idle: how long a handler's transaction can be idle before the server ends
             it, so that a frozen process doesn't keep its messages.
         retry: the number of attempts and the backoff for handlers that raise.
         drain: how long a stop waits for running handlers.
@@ -151,16 +156,16 @@ class Consumer:
             self.serve(queues)
 
     def database_url(self) -> str:
-        """Return the URL of the handlers' database, for libpq.
+        """Return the URL of the handlers' database, in the form that libpq accepts.
 
         Raises:
-            ConfigError: it isn't known from the engine of the sessions.
+            ConfigError: the URL can't be derived from the sessions' engine.
         """
         return database_url(self._sessions)
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that have a handler."""
+        """The topics for which a handler is registered."""
         return self._routes.topics
 
     def handles(
@@ -175,26 +180,28 @@ class Consumer:
         lease: timedelta | None = None,
         batch: int | None = None,
     ) -> Callable[[H], H]:
-        """Register the handler `(session, message)` of a topic, or of `orders.*`.
+        """Register the handler `(session, message)` of a topic or prefix (`orders.*`).
 
         An `@idempotent` handler records its own receipt; otherwise the consumer does.
 
         Args:
-            queue: the queue of its messages, which has its own consumer group.
-            version: the schema version that it understands: older messages are
+            queue: the queue for its messages, which has its own consumer group.
+            version: the schema version that the handler understands: older messages are
                 upcast to it (see `upcasts`), newer ones are dead-lettered. None: any.
-            time_limit: after this its work is rolled back, and the attempt has failed.
+            time_limit: after this time the handler's work is rolled back, and the
+                attempt fails.
             permanent: exceptions that dead-letter the message at once, or a function
                 that recognizes them.
-            retry: used instead of the consumer's policy.
+            retry: overrides the consumer's retry policy.
             lease: for long handlers `(job, message)`, see `inbox.jobs`: how long a
                 process that hangs keeps a job.
-            batch: for handlers `(session, messages)`: how many messages at once.
+            batch: for handlers `(session, messages)`: the maximum number of messages in
+                one call.
 
         Raises:
             ConfigError: the topic already has a handler or is invalid, the queue or a
-                limit is invalid, or the handler takes other arguments or doesn't fit
-                the kind of sessions.
+                limit is invalid, or the handler has the wrong signature or doesn't
+                match the kind of session.
         """
         check_topic(topic)
         check_queue(queue)
@@ -216,11 +223,11 @@ class Consumer:
     def upcasts(self, topic: str, *, to: int) -> Callable[[U], U]:
         """Register an upcaster from version `to - 1` to version `to`.
 
-        It takes the message and returns the payload of the next version. Write the
-        topic as it is written for its handler.
+        An upcaster accepts a message and returns the payload of the next version. Pass
+        the topic exactly as it is registered for its handler.
 
         Raises:
-            ConfigError: there is one already, or `to` is not a version.
+            ConfigError: this upcaster is already registered, or `to` is not a version.
         """
 
         def register(upcaster: U) -> U:
@@ -230,15 +237,15 @@ class Consumer:
         return register
 
     def serve(self, queues: Mapping[str, int]) -> None:
-        """Serve only these queues, with these weights, from the next run on.
+        """Serve only these queues, with these weights, starting with the next run.
 
         Raises:
-            ConfigError: there are none, or a weight isn't a positive number.
+            ConfigError: no queue is given, or a weight isn't a positive number.
         """
         self._queues_served.choose(queues)
 
     def observe(self, observer: Observer) -> None:
-        """Add an observer, from the next run on."""
+        """Add an observer, starting with the next run."""
         self._observers.append(observer)
 
     def notify(self, event: Event) -> None:
@@ -246,25 +253,26 @@ class Consumer:
         Observers(self._observers).notify(event)
 
     def stop(self) -> None:
-        """Let `run` drain and return. Call it in the loop's own thread."""
+        """Make `run` drain and return. Call it in the event loop's thread."""
         if self._stop is not None:
             self._stop.set()
 
     async def run(self, *, idle: timedelta | None = None) -> None:
-        """Handle messages until `stop` is called, or the task is cancelled.
+        """Handle messages until `stop` is called or the task is cancelled.
 
-        Then nothing more is fetched, running handlers may finish within `drain`, and
-        the rest is given back. If the broker or the database becomes unavailable while
-        it runs, it waits for them. A second cancellation ends the drain.
+        Then fetching stops, running handlers have `drain` to finish, and the remaining
+        messages are returned to the broker. If the broker or the database becomes
+        unavailable during the run, the consumer waits for it. A second cancellation
+        ends the drain.
 
         Args:
             idle: also stop when nothing has arrived for this long and no handler is
-                running. Messages that wait for a retry are given back with their delay.
+                running. Messages that wait for a retry are returned with their delay.
 
         Raises:
-            ConfigError: there is no handler; the source, the queues or the tables can't
-                be used; the role of the sessions lacks the privilege to write receipts;
-                or their pool is smaller than `max_in_flight`.
+            ConfigError: no handler is registered; the source, the queues or the tables
+                can't be used; the role of the sessions lacks the privilege to write
+                receipts; or their pool is smaller than `max_in_flight`.
             BrokerUnavailableError, DatabaseUnavailableError: the broker or the database
                 is unavailable at the start; with `idle`, also the broker later.
         """

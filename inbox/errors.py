@@ -1,4 +1,4 @@
-"""Errors of a consumer, and the decisions a handler may raise."""
+"""Errors of a consumer, and the decisions that a handler can raise."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -22,11 +22,11 @@ __all__ = [
 
 
 class InvalidReceiptError(OutboxError, ValueError):
-    """A receipt can't be written; no retry would succeed."""
+    """The receipt can't be written, and no retry would succeed."""
 
 
 class MessageTooOldError(InvalidReceiptError):
-    """The partition for a message's day is gone, so nobody knows if it was handled."""
+    """The partition for the message's day is gone, so duplicates can't be detected."""
 
     def __init__(
         self, message_id: UUID, message_at: datetime, *, was_dropped: bool = False
@@ -50,7 +50,7 @@ class MessageTooOldError(InvalidReceiptError):
 
 
 class MessageTooNewError(InvalidReceiptError):
-    """There is no partition yet for a message's day."""
+    """The partition for the message's day doesn't exist yet."""
 
     def __init__(self, message_id: UUID, message_at: datetime) -> None:
         self.message_id = message_id
@@ -63,7 +63,7 @@ class MessageTooNewError(InvalidReceiptError):
 
 
 class DuplicateMessageError(OutboxError):
-    """The message was handled before, and the handler was not called."""
+    """The message was already handled, so the handler was not called."""
 
     def __init__(self, message_id: object, consumer: str) -> None:
         self.message_id = message_id
@@ -89,7 +89,7 @@ class TransactionControlError(OutboxError):
     """A handler tried to end the transaction that it was called in.
 
     Attributes:
-        call: the call that was refused.
+        call: the refused call.
     """
 
     _PROBLEM = (
@@ -106,9 +106,9 @@ class TransactionControlError(OutboxError):
 
 
 class TransactionEndedError(TransactionControlError):
-    """A handler ended its transaction in a way that couldn't be refused.
+    """A handler ended its transaction in a way that couldn't be prevented.
 
-    Its receipt may be committed; what it did after that is lost.
+    Its receipt may be committed; anything it did afterwards is lost.
     """
 
     _PROBLEM = (
@@ -125,7 +125,7 @@ class TransactionEndedError(TransactionControlError):
 
 
 class UnexpectedRollbackError(OutboxError):
-    """A handler caught a database error, so its work can't be committed any more."""
+    """A handler caught a database error, so its work can't be committed."""
 
     def __init__(self, caught: str | None = None) -> None:
         what = "a database error" if caught is None else f"a database error ({caught})"
@@ -151,9 +151,9 @@ class JobLostError(OutboxError):
 class RetryLater(Exception):  # noqa: N818 (a decision, no error)
     """Raised by a handler: roll back, and call the handler again after `delay`.
 
-    This is not a failure and counts no attempt. Later messages of the key wait. The
-    delay is kept in the process: if the consumer stops before it is over, the message
-    is given back, and the next process calls the handler at once.
+    This is not a failure and doesn't count as an attempt. Later messages of the key
+    wait. The delay is kept in memory: if the consumer stops before it has passed, the
+    message is returned to the broker, and the next process calls the handler at once.
     """
 
     def __init__(self, delay: timedelta, reason: str = "the handler asked for it"):

@@ -10,10 +10,10 @@ from outbox.events import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStarted(Event):
-    """The consumer reached the database and the broker.
+    """The consumer connected to the database and the broker.
 
     Attributes:
-        topics: that have a handler.
+        topics: the topics for which it has a handler.
     """
 
     consumer: str
@@ -22,10 +22,10 @@ class ConsumerStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStopped(Event):
-    """Nothing is in flight any more.
+    """The consumer stopped, and nothing is in flight.
 
     Attributes:
-        returned: messages that were given back to the broker.
+        returned: messages that were returned to the broker.
     """
 
     consumer: str
@@ -34,20 +34,20 @@ class ConsumerStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerActive(Event):
-    """What the consumer has done since it last reported it, at intervals.
+    """What the consumer did since the last such report, at regular intervals.
 
-    An interval in which nothing happened isn't reported, but the 60th in a row is.
+    Intervals without activity aren't reported, except for every 60th in a row.
 
     Attributes:
-        failed: how often a handler raised, and will be called again.
-        retried: retries that were scheduled, after a failure or as a handler asked.
+        failed: how often a handler raised and will be called again.
+        retried: retries that were scheduled, after a failure or on a handler's request.
         lag: the median time from add to handled, in seconds; None if nothing was
-            handled. It shows how far the consumer is behind. A scheduled message
-            counts from when it was added.
+            handled. It shows how far the consumer is behind. For a scheduled message
+            the time also starts when the message was added.
         slowest: the longest such time.
-        in_flight: handlers that are running now.
-        held: messages that were fetched and are not settled yet, those in flight
-            included.
+        in_flight: the number of running handlers.
+        held: messages that were fetched and are not settled yet, including those in
+            flight.
         period: the time since the last report.
     """
 
@@ -66,12 +66,12 @@ class ConsumerActive(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerMeasured(Event):
-    """What the consumer holds, every few seconds.
+    """What the consumer holds, reported every few seconds.
 
     Attributes:
-        in_flight: handlers that are running.
-        held: messages that were fetched and are not settled yet, those in flight
-            included.
+        in_flight: the number of running handlers.
+        held: messages that were fetched and are not settled yet, including those in
+            flight.
     """
 
     level = logging.DEBUG
@@ -86,7 +86,7 @@ class DeliveriesReceived(Event):
     """The broker delivered messages.
 
     Attributes:
-        messages: how many.
+        messages: the number of messages.
     """
 
     level = logging.DEBUG
@@ -98,10 +98,10 @@ class DeliveriesReceived(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveriesReclaimed(Event):
-    """The broker delivered messages that another replica had before.
+    """The broker delivered messages that another replica held before.
 
     Attributes:
-        messages: how many.
+        messages: the number of messages.
     """
 
     consumer: str
@@ -114,7 +114,7 @@ class DeliveryEvent(Event):
     """Something that happened to one delivery.
 
     Attributes:
-        traceparent: the message's header of that name.
+        traceparent: the value of the message's `traceparent` header.
     """
 
     consumer: str
@@ -126,12 +126,12 @@ class DeliveryEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageHandled(DeliveryEvent):
-    """The handler's effects and the receipt are committed.
+    """The handler's effects and the receipt were committed.
 
     Attributes:
-        seconds: how long that took.
-        published_at: when the message was published, in seconds since 1970; None if
-            the broker doesn't say.
+        seconds: how long handling took.
+        published_at: when the message was published, in seconds since 1970; None if the
+            broker doesn't say.
     """
 
     level = logging.DEBUG
@@ -142,14 +142,14 @@ class MessageHandled(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateSkipped(DeliveryEvent):
-    """The message has a receipt, so it was handled before; it was acked."""
+    """The message has a receipt, so it was already handled; it was only acked."""
 
     level = logging.DEBUG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageCancelled(DeliveryEvent):
-    """Somebody cancelled the message's job; what it committed before remains."""
+    """The message's job was cancelled; anything it had committed remains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +157,9 @@ class HandlerFailed(DeliveryEvent):
     """The handler raised; its work was rolled back, and it will be called again.
 
     Attributes:
-        attempts: how often it has failed.
+        attempts: the number of failed attempts.
         reason: the error.
-        stacktrace: of the message's first failure in this process; else None.
+        stacktrace: given for the message's first failure in this process; else None.
     """
 
     settles = "retry"
@@ -176,7 +176,7 @@ class RetryRequested(DeliveryEvent):
     """The handler raised `RetryLater`.
 
     Attributes:
-        reason: the one that the handler gave.
+        reason: the reason that the handler gave.
         seconds_until_retry: the delay.
     """
 
@@ -189,12 +189,12 @@ class RetryRequested(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(DeliveryEvent):
-    """The message is now in `inbox.dead_letter`.
+    """The message was stored in `inbox.dead_letter`.
 
     Attributes:
-        attempts: how often it was tried.
-        reason: why it was given up.
-        stacktrace: that of the dead letter; None if an earlier event had it.
+        attempts: the number of attempts.
+        reason: why the message was dead-lettered.
+        stacktrace: the stack trace of the failure; None if an earlier event had it.
     """
 
     settles = "dead_letter"
@@ -209,26 +209,26 @@ class MessageDeadLettered(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterRepeated(DeliveryEvent):
-    """The message was to be dead-lettered, and already has a PENDING dead letter."""
+    """The message was not dead-lettered again: it already has a PENDING dead letter."""
 
     level = logging.DEBUG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReturned(DeliveryEvent):
-    """The consumer stopped before the message was handled, and gave it back."""
+    """The consumer stopped before it handled the message, and returned it."""
 
     level = logging.DEBUG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlersAbandoned(Event):
-    """The process ended although handlers were still running, in threads.
+    """The process ended while handlers were still running in threads.
 
     The server rolls back their transactions, and their messages are handled again.
 
     Attributes:
-        handlers: how many there were.
+        handlers: the number of these handlers.
     """
 
     level = logging.WARNING
@@ -240,7 +240,7 @@ class HandlersAbandoned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLost(Event):
-    """The broker is unavailable; the consumer asks again after the delay.
+    """The broker is unavailable; the consumer tries again after the delay.
 
     Attributes:
         reason: the error.
@@ -262,7 +262,7 @@ class SourceLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecovered(Event):
-    """The broker delivers messages again."""
+    """The broker is available again."""
 
     ends = (SourceLost,)
 
@@ -272,7 +272,7 @@ class SourceRecovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryLanesWithheld(Event):
-    """Sessions that are no consumers hold lanes of a queue over the postgres broker.
+    """Sessions other than consumers hold lanes of a queue on the postgres broker.
 
     The keys of these lanes wait; those of the other lanes are handled. If no lane is
     left, the queue's source is lost.
@@ -293,7 +293,7 @@ class DeliveryLanesWithheld(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryLanesFree(Event):
-    """No other session keeps this consumer from leasing its lanes any more."""
+    """No foreign session keeps this consumer from leasing its lanes any longer."""
 
     consumer: str
     queue: str
@@ -303,7 +303,7 @@ class DeliveryLanesFree(Event):
 class HandlerDatabaseLost(Event):
     """The handlers' database is unavailable; the consumer tries again after the delay.
 
-    While that lasts the event is repeated.
+    The event is repeated during a long outage.
 
     Attributes:
         reason: the error.
@@ -325,7 +325,7 @@ class HandlerDatabaseLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerDatabaseRecovered(Event):
-    """The handlers' database is back."""
+    """The handlers' database is available again."""
 
     ends = (HandlerDatabaseLost,)
 

@@ -1,4 +1,4 @@
-"""`guard`: the receipt as a context manager, for where a decorator doesn't fit."""
+"""`guard`: the receipt as a context manager, for code where a decorator doesn't fit."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -34,16 +34,17 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
 
     Use `async with` for an `AsyncSession`. The receipt is part of the session's
     transaction: a rollback undoes both the receipt and the effects. So let an error
-    leave the transaction's block, or roll back after the guard's block. Inside it, the
-    session can't be committed, rolled back or closed.
+    propagate out of the transaction's block, or roll back after the guard's block.
+    Inside the guard's block, the session can't be committed, rolled back or closed.
 
     Args:
         headers: the message's headers, if this process is traced: the block's span
-            belongs to the trace in which the message was added.
+            joins the trace in which the message was added.
 
     Raises:
         InvalidReceiptError: on entering, as `record_receipt`.
-        NotASessionError: it is an `AsyncSession` in `with`, or the reverse.
+        NotASessionError: an `AsyncSession` was passed to `with`, or a `Session` to
+            `async with`.
         AutocommitError: on entering: the connection is in AUTOCOMMIT mode.
         TransactionControlError: the block ended the transaction, or tried to.
         UnexpectedRollbackError: on leaving, or from the caller's commit: a database
@@ -79,7 +80,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         return is_new
 
     def __exit__(self, *raised: Any) -> None:
-        """Check the transaction, which its owner ends."""
+        """Check that the block left the transaction open and able to commit."""
         if self._ends is None:
             self._exit(*raised)
             return
@@ -88,7 +89,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             self._exit(*raised)
 
     async def __aenter__(self) -> bool:
-        """Do as `__enter__`."""
+        """See `__enter__`."""
         if tracing.tracer is None:
             return await self._enter_async()
         with ExitStack() as ends:
@@ -99,7 +100,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         return is_new
 
     async def __aexit__(self, *raised: Any) -> None:
-        """Do as `__exit__`."""
+        """See `__exit__`."""
         if self._ends is None:
             await self._exit_async(*raised)
             return

@@ -1,4 +1,4 @@
-"""`@idempotent`: a handler whose effects happen once, in any consumer you have."""
+"""`@idempotent`: applies a handler's effects exactly once, in any consumer."""
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
@@ -48,12 +48,12 @@ _MARK: Final = "__idempotent__"
 
 
 def message_id(message: Message) -> MessageId:
-    """Return the id of a message's receipt: the default for `key`."""
+    """Return the id that a message's receipt has: the default for `key`."""
     return message.id
 
 
 class Guard(Protocol[M]):
-    """What `idempotent` returns: a decorator that makes a handler idempotent."""
+    """The return type of `idempotent`: a decorator that makes a handler idempotent."""
 
     @overload
     def __call__(
@@ -94,9 +94,9 @@ def idempotent(
     """Make a handler `(session, message)` run once for each message and consumer.
 
     The receipt is inserted first, in the session's transaction. If it is new, the
-    handler runs, and its result is returned; for a duplicate the result is None.
+    handler runs, and its result is returned; for a duplicate, the result is None.
     Receipt and effects commit or roll back together, with the caller's transaction. The
-    handler is a plain function with a `Session` or a coroutine function with an
+    handler is a plain function with a `Session`, or a coroutine function with an
     `AsyncSession`. It must not end the transaction, but may use savepoints
     (`session.begin_nested()`).
 
@@ -109,10 +109,9 @@ def idempotent(
             may have lost them.
 
     Raises:
-        InvalidReceiptError: `consumer` is invalid; on a call, what `record_receipt`
+        InvalidReceiptError: `consumer` is invalid; on a call, whatever `record_receipt`
             raises.
-        ConfigError: `on_duplicate` is invalid, or the decorated handler takes other
-            arguments.
+        ConfigError: `on_duplicate` is invalid, or the handler has the wrong signature.
         DuplicateMessageError: when called for a duplicate, with `"raise"`.
         DeadLetter: when called, if the payload can't be decoded.
         TransactionControlError: when called, if the handler ended the transaction, or
@@ -131,7 +130,7 @@ def idempotent(
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What an `@idempotent` handler says about its receipts."""
+    """The receipt settings of an `@idempotent` handler."""
 
     consumer: str
     key: Callable[[Any], MessageId]
@@ -246,7 +245,7 @@ async def record_receipt_async(
 
     Raises:
         NotASessionError: `session` isn't an `AsyncSession`.
-        Exception: what `record_receipt` raises.
+        Exception: whatever `record_receipt` raises.
     """
     if is_async_scoped_session(session):
         session = session()
@@ -264,7 +263,7 @@ def is_idempotent(handler: Callable[..., Any]) -> bool:
 
 
 def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:
-    """Return a handler's policy for duplicates; None if it isn't `@idempotent`."""
+    """Return a handler's `on_duplicate` policy; None if it isn't `@idempotent`."""
     mark = _mark_of(handler)
     return None if mark is None else mark.on_duplicate
 
@@ -272,13 +271,13 @@ def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:
 def receipt_of(
     handler: object, message: Message, consumer: str
 ) -> tuple[MessageId, str]:
-    """Return the id and the consumer of the receipt that a handler's message has.
+    """Return the id and consumer of the receipt that a handler records for a message.
 
     Args:
-        consumer: whose receipt it is if the handler isn't `@idempotent`.
+        consumer: the name on the receipt if the handler isn't `@idempotent`.
 
     Raises:
-        Exception: what the handler's `key` raises.
+        Exception: whatever the handler's `key` raises.
     """
     mark = _mark_of(handler)
     if mark is None:
@@ -287,7 +286,7 @@ def receipt_of(
 
 
 def note_lift(handler: Callable[..., Any], lift: Callable[[Message], Message]) -> None:
-    """Note on a handler that its `key` reads messages that were upcast by `lift`."""
+    """Make a handler's `key` read messages as upcast by `lift`."""
     mark = _mark_of(handler)
     if mark is not None:
         key = mark.key
@@ -300,9 +299,9 @@ def _mark_of(handler: object) -> _Mark | None:
 
 
 def replay_caused_by(session: Session, message_id: UUID) -> int:
-    """Let the relay publish again the messages that a message caused; return how many.
+    """Make the relay republish the messages that a message caused; return how many.
 
-    They keep their ids, so consumers that handled them before skip them. This takes
+    They keep their ids, so consumers that already handled them skip them. This takes
     effect when the session's transaction commits.
     """
     found = session.execute(_statement(), {"id": message_id})

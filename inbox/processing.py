@@ -1,4 +1,4 @@
-"""The span of a handler's call, for processes that are traced."""
+"""The span that covers a handler's call, in processes that are traced."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,8 +22,8 @@ def processing(
 ) -> AbstractContextManager[Processing]:
     """Cover the handling of messages with a span, which becomes the current one.
 
-    If the consumer is handling the same messages already, there is no further span.
-    Never raises anything of its own.
+    If the consumer already covers these messages with a span, no other one is created.
+    Raises no errors of its own.
     """
     return tracer.process(messages, consumer, system=system, decisions=(RetryLater,))
 
@@ -35,7 +35,7 @@ def received(
     topic: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Traced:
-    """Return what is known about a message; `message` may be a `Message`."""
+    """Return what tracing knows about a message; `message` can be a `Message`."""
     if isinstance(message, Message):
         return message
     return Received(

@@ -1,8 +1,8 @@
 """The receipt: proof that a consumer has handled a message.
 
-One INSERT tells a new message from a known one, and commits with the handler's
-effects. The table is partitioned by a timestamp that is a function of the message's id.
-So its key is unique on the id alone, at a cost that doesn't grow with the number of
+A single INSERT distinguishes a new message from a duplicate, and commits with the
+handler's effects. The table is partitioned by a timestamp that is derived from the
+message's id. So the id alone is unique, at a cost that doesn't grow with the number of
 partitions.
 """
 
@@ -36,17 +36,17 @@ from outbox.postgres.sql_files import load
 from outbox.tracing import note_cause
 from outbox.writer import sync_session
 
-# Together they are the key of an index, which holds up to about 2.7 KB.
+# Together they form an index key, which is limited to about 2.7 KB.
 _MAX_NAME_BYTES: Final = 512
 _MAX_ID_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignId:
-    """An id that isn't a UUIDv7: a Stripe event, a Kafka offset.
+    """An id that isn't a UUIDv7, such as a Stripe event id or a Kafka offset.
 
     Attributes:
-        source: who assigned the id; ids only need to be unique within a source.
+        source: the system that assigned the id; ids must be unique within a source.
         id: the id as text.
     """
 
@@ -54,7 +54,7 @@ class ForeignId:
     id: str
 
     def __post_init__(self) -> None:
-        """Refuse an id that many messages could have, or that can't be stored."""
+        """Refuse an empty id, and an id that can't be stored."""
         check_text("source", self.source)
         check_text("id", self.id, _MAX_ID_BYTES)
 
@@ -63,10 +63,10 @@ MessageId: TypeAlias = UUID | ForeignId
 
 
 class _Insert:
-    """Inserts one row if it is new, and marks the transaction; may also limit it."""
+    """Inserts a row if new, marks the transaction, and can limit its idle time."""
 
-    # Built once, since building costs as much as running it. Without RETURNING, so that
-    # the role needs no privilege but INSERT.
+    # Built once, since building the statement costs as much as running it. Without
+    # RETURNING, so that INSERT is the only privilege that the role needs.
     def __init__(self, table: Table, *names: str) -> None:
         values = {name: bindparam(name, type_=table.c[name].type) for name in names}
         marking = select(*values.values()).where(MARKS)
@@ -81,7 +81,7 @@ class _Insert:
     def is_new(self, session: Session, values: dict[str, Any]) -> bool:
         max_idle = max_idle_of(session)
         held = hold(session)
-        # Not through the session, which would look up this connection again.
+        # Bypass the session, which would look up this connection again.
         result = held.connection.execute(
             self._plain if max_idle is None else self._limiting,
             values if max_idle is None else {**values, "max_idle": max_idle},
@@ -91,7 +91,7 @@ class _Insert:
         count = result.rowcount
         held.has_receipt |= count == 1
         if count < 0:
-            # If it counted as a duplicate, every message would be skipped silently.
+            # Treating this as a duplicate would silently skip every message.
             raise ConfigError(
                 f"rowcount={count} of an INSERT: SQLAlchemy {__version__} doesn't say "
                 "whether the receipt is new; use 2.0.31 or newer, with psycopg or "
@@ -105,17 +105,17 @@ _INSERT_FOREIGN: Final = _Insert(
     foreign_receipt_table, "source", "message_id", "consumer"
 )
 _CHECK_VIOLATION: Final = "23514"
-# Upkeep adds it to a partition that it creates again for days that it had dropped.
+# Upkeep adds this constraint when it recreates a partition for days that it dropped.
 _FORGOTTEN: Final = "not_forgotten_"
 
 
 def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bool:
     """Record in the session's transaction that `consumer` handles the message.
 
-    Returns True if it is new, and False for a duplicate. If another transaction is
-    recording the same receipt, this one waits for it to end: if it commits, the message
-    is a duplicate; if it rolls back, the message is new. With an `AsyncSession`:
-    `await session.run_sync(record_receipt, message_id, consumer)`.
+    Returns True if the message is new, and False for a duplicate. If another
+    transaction is recording the same receipt, the call waits for it to end: if it
+    commits, the message is a duplicate; if it rolls back, the message is new. With an
+    `AsyncSession`: `await session.run_sync(record_receipt, message_id, consumer)`.
 
     Raises:
         MessageTooOldError: its day is older than the retention of `inbox.receipt`.
@@ -125,8 +125,9 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
         NotASessionError: `session` isn't a `Session`.
         AutocommitError: its connection is in AUTOCOMMIT mode.
 
-    After one of the first two the transaction can only be rolled back, as after any
-    statement that PostgreSQL refused: its commit raises `UnexpectedRollbackError`.
+    After either of the first two errors, the transaction can only be rolled back, as
+    after any statement that PostgreSQL rejects: its commit raises
+    `UnexpectedRollbackError`.
     """
     if not isinstance(session, Session | scoped_session):
         raise NotASessionError(
@@ -187,13 +188,13 @@ def record_receipts(
 
     Raises:
         InvalidReceiptError: one of them can't be recorded. Then none is, and the
-            transaction can only be rolled back. If there is only one, as
-            `record_receipt`.
+            transaction can only be rolled back. For a single id, raises what
+            `record_receipt` raises.
     """
     check_text("consumer", consumer)
     for id in message_ids:
         check_id(id)
-    # In the same order in every process, so that two batches never deadlock.
+    # Sorted, so that two batches never deadlock.
     ids = sorted(set(message_ids))
     values = {
         "ids": plain_array(ids),
@@ -225,7 +226,7 @@ def _insert_receipts() -> TextualSelect:
 
 
 def check_id(message_id: object) -> None:
-    """Refuse an id without a timestamp.
+    """Refuse an id that contains no timestamp.
 
     Raises:
         InvalidReceiptError: it is a `str`, or not a UUIDv7.
@@ -250,10 +251,11 @@ def check_id(message_id: object) -> None:
 
 
 def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:
-    """Return what a refused row says about its message; None if nothing."""
+    """Return the error for a rejected row; None if its message is not the reason."""
     if _sqlstate(error) != _CHECK_VIOLATION:
         return None
-    # The same SQLSTATE means "no partition of relation", then without a name.
+    # PostgreSQL also reports a missing partition with this SQLSTATE, but then without
+    # the name of a constraint.
     constraint = _constraint(error)
     message_at = moment_of(message_id)
     if constraint is not None and constraint.startswith(_FORGOTTEN):
@@ -270,7 +272,7 @@ def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:
 
 
 def check_text(field: str, value: object, max_bytes: int = _MAX_NAME_BYTES) -> None:
-    """Refuse what can't be part of a receipt's key.
+    """Refuse a value that can't be part of a receipt's key.
 
     Raises:
         InvalidReceiptError: it isn't a string, is empty, too long, or can't be stored.
@@ -290,7 +292,7 @@ def check_text(field: str, value: object, max_bytes: int = _MAX_NAME_BYTES) -> N
 
 def _sqlstate(error: DBAPIError) -> str | None:
     original: Any = error.orig
-    # psycopg 3 and asyncpg have sqlstate, psycopg2 has pgcode.
+    # psycopg 3 and asyncpg call it sqlstate, psycopg2 pgcode.
     state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     return cast("str | None", state)
 
@@ -299,6 +301,6 @@ def _constraint(error: DBAPIError) -> str | None:
     original: Any = error.orig
     diagnosis = getattr(original, "diag", None)
     if diagnosis is None:
-        # SQLAlchemy wraps asyncpg's error, which has the name, in another one.
+        # SQLAlchemy wraps asyncpg's error, which holds the name, in another error.
         diagnosis = original.__cause__
     return getattr(diagnosis, "constraint_name", None) or None

@@ -1,4 +1,4 @@
-"""The inbox's tables as SQLAlchemy sees them; the migrations create them.
+"""SQLAlchemy's view of the inbox's tables; the migrations create them.
 
 The queue of the postgres broker is not included: only its own source and publisher use
 it, through SQL files.

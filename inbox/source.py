@@ -16,42 +16,42 @@ class Delivery(Protocol):
 
     @property
     def message(self) -> Message:
-        """The message, as far as it is readable."""
+        """The message, as far as it could be read."""
 
     @property
     def attempts(self) -> int:
         """The number of failed attempts before this one, as far as the broker knows.
 
-        If the broker counts starts, attempts that never ended because their process
-        died count, too. A message that has used up its attempts isn't handled again.
+        If the broker counts starts, this includes attempts that never ended because
+        their process died. A message that has used up its attempts isn't handled again.
         """
 
     @property
     def problem(self) -> str | None:
-        """Why it can't be read as a message; None if it can.
+        """Why the delivery can't be read as a message; None if it can.
 
         A delivery with a problem is never handled: it becomes a dead letter.
         """
 
     async def ack(self) -> None:
-        """Settle it: the broker must not deliver it again.
+        """Settle the delivery: the broker must not deliver it again.
 
-        May return before the broker knows: the source sends the ack within
+        Can return before the broker is notified: the source sends the ack within
         milliseconds, at the latest before it is closed. Calling it twice is harmless.
         """
 
     async def nack(self, delay: timedelta | None = None) -> None:
         """Refuse the delivery.
 
-        Without a delay it was not started: it is delivered again at once, here or
-        elsewhere, and no attempt is counted. With a delay it failed: an attempt is
-        counted, and neither it nor, if the broker keeps order, later messages of its
-        key are delivered before that time.
+        Without a delay, it was not started: it is delivered again at once, to this
+        process or another, and no attempt is counted. With a delay, it failed: an
+        attempt is counted, and the message is not delivered again before the delay has
+        passed. Nor are, if the broker keeps order, later messages of its key.
         """
 
 
 class DatedDelivery(Delivery, Protocol):
-    """A delivery by a broker that says when a message was published."""
+    """A delivery from a broker that records when a message was published."""
 
     @property
     def published_at(self) -> float | None:
@@ -59,25 +59,25 @@ class DatedDelivery(Delivery, Protocol):
 
 
 class DeliveryWithHistory(Delivery, Protocol):
-    """A delivery by a broker that doesn't count starts.
+    """A delivery from a broker that doesn't count starts.
 
-    The consumer counts them instead, for messages that may have been started before by
-    a process that died; see `inbox.poison`.
+    The consumer itself counts them, for messages that may have been started before by a
+    process that died; see `inbox.poison`.
     """
 
     @property
     def history(self) -> History:
-        """What the source knows about earlier starts."""
+        """What the source knows about earlier starts of the message."""
 
 
 class Settling(Protocol[E]):
-    """A source that identifies its deliveries by entries of its own."""
+    """A source that identifies its deliveries by its own kind of entry."""
 
     def acked(self, entry: E) -> None:
         """Settle an entry."""
 
     def nacked(self, entry: E, delay: timedelta | None) -> None:
-        """Deliver an entry again, at once or after the delay."""
+        """Deliver an entry again, at once or after a delay."""
 
 
 class EntryDelivery(Generic[T]):
@@ -110,7 +110,7 @@ class EntryDelivery(Generic[T]):
             self._source.acked(self._entry)
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Deliver it again: here or, if the source is left first, elsewhere."""
+        """Request redelivery: by this source or, if it is closed first, by another."""
         if not self._settled:
             self._settled = True
             self._source.nacked(self._entry, delay)
@@ -121,7 +121,7 @@ class Source(Protocol):
 
     Entering connects. Leaving disconnects, returns deliveries that were neither acked
     nor nacked to the broker, and leaves no task behind. For one event loop; call
-    `receive` from one task at a time, `ack` and `nack` from any.
+    `receive` from one task at a time, `ack` and `nack` from any task.
     """
 
     async def __aenter__(self) -> Self:
@@ -133,8 +133,8 @@ class Source(Protocol):
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Wait for deliveries and return at most `limit`, those of a key in order.
 
-        Returns none if none arrives within the poll interval. May be cancelled: what it
-        had fetched by then is delivered later.
+        Returns an empty sequence if none arrives within the poll interval. The call can
+        be cancelled: messages that it had already fetched are delivered later.
 
         Raises:
             BrokerUnavailableError: the broker is unavailable; the next call reconnects.
@@ -145,12 +145,12 @@ class Source(Protocol):
 class SelectiveSource(Protocol):
     """A source that can skip tenants in its backlog.
 
-    With any other source, a tenant whose messages fill the room of a queue holds up the
-    messages of other tenants behind them.
+    With other sources, a tenant whose messages fill a queue's room holds up other
+    tenants' messages behind them.
     """
 
     def leave_out(self, tenants: Collection[str]) -> None:
-        """Receive no messages of these tenants until this is called again."""
+        """Receive no messages of these tenants until the next call."""
 
 
 @runtime_checkable
@@ -159,13 +159,13 @@ class ReclaimingSource(Protocol):
 
     @property
     def reclaimed(self) -> int:
-        """The number of deliveries so far that another replica left or returned."""
+        """The number of deliveries so far that another replica had left or returned."""
 
 
 @runtime_checkable
 class LeasingSource(Protocol):
-    """A source that leases lanes, which others who may connect can take from it."""
+    """A source that leases lanes, which other clients of the server can hold, too."""
 
     @property
     def foreign_holders(self) -> Sequence[str]:
-        """The sessions that are no consumers and hold lanes, described."""
+        """Descriptions of the sessions other than consumers that hold lanes."""

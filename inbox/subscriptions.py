@@ -9,7 +9,7 @@ from outbox.postgres.sql_files import load
 async def subscribe(
     connection: Connection, consumer: str, topics: Sequence[str]
 ) -> None:
-    """Subscribe a consumer to topics, from now on; repeating it is harmless."""
+    """Subscribe a consumer to topics from now on; repeating it is harmless."""
     await connection.execute(
         load("inbox", "subscribe"), {"consumer": consumer, "topics": list(topics)}
     )

@@ -1,29 +1,29 @@
-"""A handler's transaction: only the caller of the handler ends it.
+"""A handler's transaction, which only the caller of the handler can end.
 
-Receipt and effects commit together, after the handler has returned. Whatever a handler
-could do against that is refused at the call, or found before the commit:
+Receipt and effects commit together, after the handler has returned. Anything a handler
+does that would break this is refused at the call, or detected before the commit:
 
     AUTOCOMMIT                             ──▶ refused before the receipt
     session.commit(), rollback(), close()  ──▶ refused at the call, and at the return
     COMMIT or ROLLBACK as SQL              ──▶ the same
     a database error without a savepoint   ──▶ refused at the return, and at the commit
-    COMMIT or ROLLBACK past SQLAlchemy     ──▶ found at the return, and at the commit
+    COMMIT or ROLLBACK outside SQLAlchemy  ──▶ detected at the return and the commit
 
-With psycopg and psycopg2 the state of the transaction costs no round trip: libpq knows
-it. asyncpg only tells whether there is a transaction, so after a database error, and
-only then, one statement asks the server.
+With psycopg and psycopg2, reading the state of the transaction takes no round trip:
+libpq keeps it. asyncpg only tells whether there is a transaction, so after a database
+error, and only then, a statement asks the server.
 
-A driver begins a new transaction with the first statement after a COMMIT or ROLLBACK,
-and its state is the same as before. So the statement that inserts a receipt also sets
-default_transaction_read_only for its transaction. That concerns only transactions that
-begin later, so this one can still write. The server reports the setting to the driver,
-and reports it again when it ends with the transaction.
+After a COMMIT or ROLLBACK, a driver begins a new transaction with the next statement,
+and its state looks the same as before. So the statement that inserts a receipt also
+sets default_transaction_read_only for its transaction. This affects only transactions
+that begin later, so this one can still write. The server reports the setting to the
+driver, and reports it again when the setting ends with the transaction.
 
 A transaction that holds a receipt must not stay idle for long. A consumer that is
 frozen, or whose host is gone, leaves its receipts uncommitted, and the process that
 took over waits for them at the unique index. So the statement that inserts a receipt
 also sets a time limit after which the server ends the session: the process that took
-over proceeds, and the late one has no transaction left to commit.
+over proceeds, and the late process has no transaction left to commit.
 """
 
 import re
@@ -67,7 +67,7 @@ from outbox.session import (
 from outbox.writer import sync_session
 
 _HELD: Final = "inbox.transaction"
-# Not `begin`: SQLAlchemy itself refuses a second one.
+# `begin` needs no entry: SQLAlchemy itself refuses a second call.
 _OF_SESSION: Final = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
 # PostgreSQL itself refuses a COMMIT in a function or a DO block.
 _ENDING: Final = re.compile(
@@ -86,11 +86,11 @@ _IN_ERROR: Final = 3  # libpq's PQTRANS_INERROR
 _ABORTED: Final = "25P02"
 
 _errors: Final[WeakKeyDictionary[Connection, str]] = WeakKeyDictionary()
-"""The last database error of each connection: its name and SQLSTATE."""
+"""The name and SQLSTATE of each connection's last database error."""
 
 
 class Held:
-    """The transaction of a session, which commits together with a receipt or a job.
+    """A session's transaction, which commits together with a receipt or a job.
 
     Attributes:
         is_begun: whether a statement was executed in it, so the server has begun it.
@@ -142,10 +142,10 @@ class Held:
         return self._reads_mark is not None and not self._reads_mark()
 
     def begun(self) -> None:
-        """Note that a statement with `MARKS` was executed in it."""
+        """Record that a statement with `MARKS` was executed in the transaction."""
         self.is_begun = True
-        # Whoever rolls back to a savepoint that was set before it undoes the mark, and
-        # may do so.
+        # Inside a savepoint the mark can't be relied on: a rollback to the savepoint,
+        # which is allowed, also undoes the mark.
         if not self.connection.in_nested_transaction():
             reads_mark = _mark_reader(self.connection)
             self._reads_mark = reads_mark if reads_mark() else None
@@ -206,16 +206,16 @@ class Held:
     def _close_connection(self) -> None:
         if self.is_current:
             self.refuse("connection.close()")
-        # The transaction was ended past the session, which now releases the connection.
+        # The transaction was ended outside the session, which releases the connection.
         type(self.connection).close(self.connection)
 
     def check(self) -> None:
         """Check that the handler left the transaction open and able to commit.
 
         Raises:
-            TransactionControlError: a call that ends it was refused, and the handler
+            TransactionControlError: a call to end it was refused, and the handler
                 caught the error.
-            TransactionEndedError: it was ended all the same.
+            TransactionEndedError: it was ended anyway.
             UnexpectedRollbackError: PostgreSQL would turn its COMMIT into a ROLLBACK.
         """
         if self._refused is not None:
@@ -238,11 +238,11 @@ class Held:
         return not self._session.is_active or self.connection.invalidated
 
     def check_commit(self) -> None:
-        """Check that its owner may commit now.
+        """Check that the transaction's owner can commit it.
 
         Raises:
             TransactionControlError: it is lent to a handler.
-            TransactionEndedError: it was ended, and this is another one.
+            TransactionEndedError: it was ended, and another one has begun.
             UnexpectedRollbackError: it would roll back.
         """
         if self._depth:
@@ -250,12 +250,12 @@ class Held:
         connection = self.connection
         if self._was_rolled_back:
             raise UnexpectedRollbackError(_errors.get(connection))
-        # If it is closed, the transaction was ended, which is detected elsewhere.
+        # A closed connection means an ended transaction, which is detected elsewhere.
         if not connection.closed:
             self._check_mark(_status(connection))
 
     def _check_mark(self, status: int | None) -> None:
-        # A database error removes the mark, too.
+        # A database error also removes the mark.
         is_lost = self._has_lost_mark
         if _is_failed(self.connection, status, is_suspect=is_lost):
             raise UnexpectedRollbackError(_errors.get(self.connection))
@@ -264,10 +264,10 @@ class Held:
 
 
 def hold(session: Session) -> Held:
-    """Remember a session's transaction, before a receipt or a job becomes part of it.
+    """Remember a session's transaction before a receipt or a job becomes part of it.
 
     Raises:
-        AutocommitError: there would be no transaction.
+        AutocommitError: the connection is in AUTOCOMMIT mode.
     """
     held: Held | None = session.info.get(_HELD)
     if held is not None and held.is_current:
@@ -283,11 +283,11 @@ def hold(session: Session) -> Held:
 class lent:  # noqa: N801 (reads as a statement: with lent(…))
     """Lend the transaction of a session to a handler for the block.
 
-    Call `hold` before. Use `async with` for an `AsyncSession`.
+    Call `hold` first. Use `async with` for an `AsyncSession`.
 
     Raises:
         TransactionControlError, TransactionEndedError, UnexpectedRollbackError: at the
-            end of the block, unless it raises something itself; as `Held.check`.
+            end of the block, as `Held.check`, unless the block itself raises.
     """
 
     def __init__(self, session: AnySession) -> None:
@@ -300,17 +300,17 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
         self._held.lend()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Take the transaction back, and check how the handler left it."""
+        """Take the transaction back, and check that the handler left it intact."""
         self._held.take_back()
         if kind is None:
             self._held.check()
 
     async def __aenter__(self) -> None:
-        """Do as `__enter__`."""
+        """See `__enter__`."""
         self._held.lend()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Do as `__exit__`."""
+        """See `__exit__`."""
         self._held.take_back()
         if kind is not None:
             return
@@ -325,7 +325,7 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
 
 @event.listens_for(Session, "before_commit")
 def _check_commit(session: Session) -> None:
-    # Every commit of the process runs this, at the cost of one dictionary lookup.
+    # Runs at every commit in the process; usually costs one dictionary lookup.
     held: Held | None = session.info.get(_HELD)
     if held is None or session.in_nested_transaction():
         return
@@ -342,7 +342,7 @@ def _note_error(context: ExceptionContext) -> None:
         context.original_exception, "pgcode", None
     )
     if state == _ABORTED and context.connection in _errors:
-        return  # it only says that there was an earlier error
+        return  # only reports that an earlier statement failed
     name = type(context.sqlalchemy_exception or context.original_exception).__name__
     _errors[context.connection] = f"{name}, SQLSTATE {state}" if state else name
 
@@ -379,9 +379,9 @@ def _status(connection: Connection) -> int | None:
 
 
 def _mark_reader(connection: Connection) -> Callable[[], bool]:
-    """Return a function that tells whether `MARKS` applies to the transaction.
+    """Return a function that checks whether `MARKS` applies to the transaction.
 
-    It never does if a pooler keeps the server's reports to itself.
+    It always returns False if a pooler doesn't forward the server's reports.
     """
     driver: Any = connection.connection.driver_connection
     if (pgconn := getattr(driver, "pgconn", None)) is not None:  # psycopg
@@ -397,7 +397,7 @@ def _mark_reader(connection: Connection) -> Callable[[], bool]:
 MARKS: Final[ColumnElement[bool]] = func.set_config(
     literal_column(f"'{_MARK}'"), literal_column("'on'"), literal_column("true")
 ).is_not(None)
-"""A condition that is always true, and marks the transaction until it ends."""
+"""A condition that is always true; it marks the transaction until the end."""
 
 DEFAULT_MAX_IDLE: Final = timedelta(seconds=60)
 _LEAST: Final = timedelta(seconds=1)
@@ -409,13 +409,13 @@ LIMITS_IDLE: Final[ColumnElement[bool]] = func.set_config(
     cast(bindparam("max_idle", type_=Text()), Text),
     literal_column("true"),
 ).is_not(None)
-"""A condition that is always true, and applies `max_idle` to the transaction."""
+"""A condition that is always true; it applies `max_idle` to the transaction."""
 _LIMIT_NOW: Final = select(LIMITS_IDLE)
 _LIMIT_AND_MARK: Final = select(and_(LIMITS_IDLE, MARKS))
 
 
 def check_max_idle(max_idle: timedelta | None) -> None:
-    """Refuse a limit that PostgreSQL doesn't accept, or that no handler could keep.
+    """Refuse a limit that PostgreSQL doesn't accept or that no handler could meet.
 
     Raises:
         ConfigError: it is below a second or above 24 days.
@@ -427,20 +427,20 @@ def check_max_idle(max_idle: timedelta | None) -> None:
 
 
 def limit_idle(session: AnySession, max_idle: timedelta | None) -> None:
-    """Set how long a session may be idle in the transaction of a receipt."""
+    """Set how long a session can be idle in a transaction that holds a receipt."""
     if max_idle is not None:
         session.info[_LIMIT] = f"{max_idle // timedelta(milliseconds=1)}ms"
 
 
 def limit_idle_now(session: Session) -> None:
-    """Apply that limit to the current transaction, where no receipt does so."""
+    """Apply that limit to the current transaction, if no receipt applies it."""
     max_idle = max_idle_of(session)
     if max_idle is not None:
         session.execute(_LIMIT_NOW, {"max_idle": max_idle})
 
 
 def begin_held(session: Session) -> None:
-    """Hold a session's transaction, and limit its idle time if there is a limit."""
+    """Hold a session's transaction, and limit its idle time if a limit is set."""
     held = hold(session)
     max_idle = max_idle_of(session)
     if max_idle is not None:
@@ -449,6 +449,6 @@ def begin_held(session: Session) -> None:
 
 
 def max_idle_of(session: AnySession) -> str | None:
-    """Return the limit that was set, as PostgreSQL writes it; None if none was."""
+    """Return the session's limit, as PostgreSQL writes it; None if it has none."""
     noted: str | None = session.info.get(_LIMIT)
     return noted

@@ -1,11 +1,11 @@
 """Alembic's entry point, online and offline.
 
 The version table is in the schema `outbox`, so that the user's own migrations never
-conflict with ours. Everything happens in one transaction, so that nothing is left half
-done. A second one validates the constraints that the first one added without reading
-existing rows, which would have prolonged its locks. Both pin the search_path: they run
-as an administrator, and must not call other roles' objects. No lock request waits
-longer than lock_timeout, since writers queue behind it.
+conflict with pillarbox's. Everything happens in one transaction, so that a failure
+leaves nothing half done. A second one validates the constraints that the first one
+added without reading existing rows, because that would have prolonged its locks. Both
+pin the search_path: they run as an administrator, and must not call other roles'
+objects. No lock request waits longer than lock_timeout, since writers queue behind it.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ _settings: dict[str, Any] = {
 
 def _run_all() -> None:
     options = context.config.attributes
-    # In the caller's transaction, reading the rows would prolong the locks.
+    # In a transaction of the caller's, reading the rows would prolong the locks.
     is_ours = context.is_offline_mode() or not context.get_bind().in_transaction()
     with context.begin_transaction(), _pinned_settings():
         # Concurrent migrations would race for CREATE SCHEMA. Only migrations wait for
@@ -78,7 +78,7 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
 
 
 def _remove() -> None:
-    # Creates missing roles, without which REVOKE would fail.
+    # Create missing roles, without which REVOKE would fail.
     run_now("roles.sql")
     run_now("unschedule.sql")
     # Otherwise, if the owner's part created the table, the owner's role couldn't be

@@ -1,4 +1,4 @@
-"""Who may do what with our schemas: the grants, as data.
+"""The grants on pillarbox's schemas, as data: who may do what.
 
 The files `*.grants.sql`, which migrations run and a DBA reads, are rendered from here:
 after a change run `python -m outbox.migrations.grants`. `pillarbox doctor` checks the
@@ -16,7 +16,7 @@ _WIDTH: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """What a rule is about.
+    """The objects of a rule.
 
     Attributes:
         kind: SCHEMA, TABLE, SEQUENCE, FUNCTION or PROCEDURE.
@@ -80,7 +80,7 @@ class Right:
 
 
 def rights() -> Iterator[Right]:
-    """Yield every right that a rule grants."""
+    """Yield every right that the rules grant."""
     for rule in (*(rule for rules in GRANTS.values() for rule in rules), *ON_PARTMAN):
         if isinstance(rule, Grant):
             for role in rule.to:
@@ -147,7 +147,7 @@ def render_file(file: str) -> str:
 
 
 def _render_withdrawal(rules: Iterable[Rule]) -> str:
-    """Return the statement that revokes all privileges of the roles on our tables."""
+    """Return the statement that revokes all of the roles' privileges on our tables."""
     grants = [
         rule for rule in rules if isinstance(rule, Grant) and rule.on.kind == "TABLE"
     ]

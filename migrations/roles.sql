@@ -1,5 +1,5 @@
 -- Administrator part, run at the start of every migration and safe to repeat: creates the roles, or
--- restores what was changed about them.
+-- undoes changes to them.
 --
 -- The detacher exists for the one statement that only a table's owner may run and that no routine
 -- can: ALTER TABLE … DETACH PARTITION … CONCURRENTLY. pg_cron logs in as the detacher. Only the role

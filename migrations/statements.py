@@ -22,8 +22,8 @@ _COMMENTS: Final = re.compile(r"(?:\s+|--[^\n]*)*")
 def split_statements(script: str) -> Iterator[str]:
     """Yield the statements without their semicolons, with the comments before them.
 
-    Knows the syntax that our files use: no `E''`, no nested comments. Semicolons in a
-    body that begins with `BEGIN ATOMIC` don't end the statement.
+    Handles only the syntax of pillarbox's files: no `E''`, no nested comments.
+    Semicolons in a body that begins with `BEGIN ATOMIC` don't end the statement.
     """
     start = depth = 0
     before = ""

@@ -16,7 +16,7 @@ _UNITS: Final = {
 _SIZES: Final = tuple(
     (timedelta(**{name: 1}), unit)
     for unit, name in reversed(_UNITS.items())
-    if unit != "w"  # a week is mostly written as 7d
+    if unit != "w"  # a week is usually written as 7d
 )
 _MANY: Final = 1000
 _NUMBER: Final = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
@@ -52,7 +52,7 @@ def write_duration(duration: timedelta) -> str:
 
 
 def brief_duration(duration: timedelta) -> str:
-    """Write how long something took, as 38ms, 1.2s, 7m or 3h.
+    """Write how long something took, such as 38ms, 1.2s, 7m or 3h.
 
     A negative duration, where two clocks differ, has a minus sign.
     """

@@ -1,7 +1,7 @@
-"""What can go wrong, as a tree of exceptions.
+"""The exceptions that pillarbox raises.
 
-Each message names the field, the value and the remedy. A failure of one message only is
-a value (`relay.publisher.Nacked`), not an exception.
+Each message names the field, the value and the remedy. The failure of a single message
+is a value (`relay.publisher.Nacked`), not an exception.
 """
 
 import re
@@ -10,14 +10,14 @@ import traceback
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-# Where PostgreSQL and SQLAlchemy quote the row, in a text that quotes their messages.
+# The part of PostgreSQL's or SQLAlchemy's message that quotes the row.
 _ROW: Final = re.compile(
     r"\s*(?:\bDETAIL:\s|\bCONTEXT:\s|\[SQL: |\[parameters: |"
     r"Original exception was: ).*\Z",
     re.DOTALL,
 )
 _DATA_EXCEPTION: Final = "22"
-# The message of a data exception quotes the value, in quotation marks of its language.
+# The message of a data exception quotes the value, in its language's quotation marks.
 _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
 # asyncpg quotes the value as Python does, and its cause may quote it, too.
 _ARGUMENT: Final = re.compile(
@@ -40,11 +40,11 @@ class ConfigError(OutboxError, ValueError):
 
 
 class PoolerError(ConfigError):
-    """A pooler in transaction mode is between us and PostgreSQL."""
+    """A pooler in transaction mode is between pillarbox and PostgreSQL."""
 
 
 class AutocommitError(ConfigError):
-    """A connection commits each statement by itself, so nothing can be rolled back."""
+    """A connection commits each statement separately, so nothing can be rolled back."""
 
 
 class InvalidMessageError(OutboxError, ValueError):
@@ -218,7 +218,7 @@ def _wrapped_by_sqlalchemy(error: BaseException) -> BaseException | None:
 
 
 def _cut_rows(text: str, error: BaseException) -> str:
-    """Cut the rows that other errors quote from a text that isn't a report."""
+    """Remove the rows that its causes and contexts quote from an error's text."""
     seen: set[int] = set()
     quoted = error.__cause__ or error.__context__
     while quoted is not None and id(quoted) not in seen:

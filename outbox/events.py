@@ -11,7 +11,7 @@ from outbox import tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened, named in the past.
+    """Something that happened; the class name is in the past tense.
 
     A field with `repr=False` is for observers in the process; no log shows it.
     """
@@ -25,30 +25,30 @@ class Event:
     subject."""
 
     lasting_level: ClassVar[int | None] = None
-    """The level at which repetitions are summed up; None: `level`. For what usually
-    ends by itself, and needs an operator if it doesn't."""
+    """The level at which repetitions are summed up; None: `level`. For conditions that
+    usually end without help, and need an operator if they don't."""
 
     ends: ClassVar["tuple[type[Event], ...]"] = ()
-    """The events whose repetitions are over with this one."""
+    """The events whose repetitions end with this one."""
 
     advice: ClassVar[str | None] = None
     """What an operator should do. A log shows it as `remedy`, at WARNING. An event
     whose remedy depends on the case has a field of that name instead."""
 
     settles: ClassVar[str | None] = None
-    """How it settled a message, such as `"retry"`: a trace shows it under this name.
-    Such an event has the fields `id`, `topic`, `reason` and `traceparent`."""
+    """How the event settled a message, such as `"retry"`: traces show the event under
+    this name. Such events have the fields `id`, `topic`, `reason` and `traceparent`."""
 
 
 MEASURE_INTERVAL: Final = 5.0
-"""Seconds between a process's measurements of what it holds."""
+"""Seconds between two measurements by the same process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedKeysMeasured(Event):
-    """The number of blocked keys, and how long the first has waited; None without any.
+    """The number of blocked keys, and how long the first one has waited, if any.
 
-    Measured by each process for itself.
+    Each process measures its own keys.
     """
 
     level = logging.DEBUG
@@ -74,7 +74,7 @@ class UpkeepMeasured(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepFailed(Event):
-    """The upkeep of the partitions failed, or refused the server's clock."""
+    """The upkeep of the partitions failed, or didn't trust the server's clock."""
 
     level = logging.WARNING
     advice = "run pillarbox doctor, which names the cause; then pillarbox maintain"
@@ -102,10 +102,10 @@ class TracingFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingRefused(Event):
-    """A setting of tracing is invalid, so this process traces no message.
+    """A tracing setting is invalid, so this process traces no messages.
 
     Attributes:
-        reason: the variable, its value, and what it may be.
+        reason: the variable, its value, and the allowed values.
     """
 
     level = logging.WARNING
@@ -119,7 +119,7 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 class Observers:
-    """Passes each event to all observers, and to the traces if there are any."""
+    """Passes each event to all observers, and to the tracer if there is one."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = tuple(observers)

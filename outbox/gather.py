@@ -1,4 +1,4 @@
-"""Run calls concurrently, all or nothing, and let them be cancelled at any moment."""
+"""Run calls concurrently, all or nothing, and let them be cancelled at any time."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Iterator
@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 _CANCEL_AGAIN: Final = 5.0
-"""Seconds; a task that is cleaning up needs less."""
+"""Seconds; longer than a task needs to clean up."""
 
 
 async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -27,10 +27,11 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until they have ended; what they raise is dropped.
+    """Cancel tasks and wait until they have ended; drop the exceptions they raise.
 
-    A task that continues is cancelled again: libraries swallow a cancellation that
-    arrives together with a result, among them psycopg before 3.3 in Python 3.11.
+    A task that keeps running is cancelled again, because some libraries swallow a
+    cancellation that arrives together with a result, such as psycopg before 3.3 on
+    Python 3.11.
     """
     pending = set(tasks)
     while pending:
@@ -47,8 +48,8 @@ def cancellable() -> Iterator[None]:
     """At the end of the block, raise a cancellation that was swallowed in it.
 
     For third-party code: `asyncio.wait_for` in Python 3.11 swallows a cancellation that
-    arrives together with the result, and redis-py one that arrives while it looks for
-    stale data.
+    arrives together with the result, and redis-py swallows one that arrives while it
+    checks for stale data.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -23,7 +23,7 @@ def import_object(what: str, path: str) -> Any:
     """Import the object that a path names.
 
     Args:
-        what: what it should be, for the error: `consumer`, `codec`.
+        what: what the object should be, for the error message: `consumer`, `codec`.
 
     Raises:
         ConfigError: the path isn't `module:name`, there is no such module or name, or

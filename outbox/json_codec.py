@@ -1,6 +1,7 @@
 """Encode Python objects as a payload's bytes, and decode them.
 
-JSON of the standard library, compact, in UTF-8, without NaN (RFC 8259 has none).
+Uses the standard library's `json`: compact, in UTF-8, without NaN, which RFC 8259
+lacks.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Lanes: hash buckets of keys, the unit of order and of leasing.
 
 A lane is `index of the priority * 16 + bucket`. `outbox.lane_of` is the same rule in
-SQL; `sha256` is built into both, so that all writers agree.
+SQL. Python and PostgreSQL both have `sha256` built in, so all writers agree.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ LANES: Final = BUCKETS * len(PRIORITIES)
 
 
 def bucket_of(key: str | None, id: UUID) -> int:
-    """Hash a key, or the random tail of the id where there is none, to 0..15."""
+    """Hash a key to 0..15, or use the random tail of the id if there is no key."""
     if key is None:
         return id.int & 0xF
     return sha256(key.encode()).digest()[0] & 0xF

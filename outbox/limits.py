@@ -25,7 +25,7 @@ MAX_CONTENT_TYPE_BYTES: Final = 1020
 MAX_HEADERS_BYTES: Final = 256 * 1024
 """The limit of all headers, as JSON in UTF-8."""
 MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
-"""The table's own limit, like each of the above, whatever `Limits` allow."""
+"""The table's own limit, like those above; `Limits` can't raise it."""
 _LAST_MILLISECOND: Final = 253_402_300_799_999  # of the year 9999
 _FIRST_MOMENT: Final = datetime.min.replace(tzinfo=UTC)
 _MOST_BYTES: Final = 4  # of a character
@@ -48,15 +48,15 @@ class Limits:
         max_payload_bytes: the limit of one payload, at most 64 MiB; brokers reject
             payloads above about 1 MiB, and a relay those above its own
             `max_payload_bytes`, which is 8 MiB.
-        max_topic_chars, max_key_chars, max_tenant_chars: the limits of these texts.
-            Whatever they are, topic and key have at most 2048 bytes in UTF-8 and a
-            tenant 1024, because they are indexed.
+        max_topic_chars, max_key_chars, max_tenant_chars: the limits of these texts. In
+            any case, topic and key can have at most 2048 bytes in UTF-8 and a tenant
+            1024, because they are indexed.
         max_header_bytes: the limit of all header names and values together, in UTF-8.
-            Whatever it is, they have at most 256 KiB as JSON.
-        max_delay: how far ahead `available_at` may be. The receipt's day comes from the
-            id, which is generated when the message is created: with more than 6 days,
-            give `pillarbox retention set inbox.receipt` a `--minimum` above it, and
-            `inbox.job` likewise.
+            In any case, they can have at most 256 KiB as JSON.
+        max_delay: how far ahead `available_at` may be. A receipt's day comes from the
+            id, which is generated when the message is created. If this is more than 6
+            days, set a `--minimum` above it with `pillarbox retention set
+            inbox.receipt`, and likewise for `inbox.job`.
     """
 
     max_payload_bytes: int = 1024 * 1024
@@ -167,7 +167,7 @@ def check_received(message: Message) -> None:
     """Check that the tables can store a message that came from a broker.
 
     Raises:
-        InvalidMessageError: it can be stored as a dead letter only.
+        InvalidMessageError: it can only be stored as a dead letter.
     """
     check_bytes("topic", message.topic)
     if message.schema_version > MAX_SCHEMA_VERSION:
@@ -187,13 +187,14 @@ def check_received(message: Message) -> None:
 
 
 def reserved_header(names: Iterable[str]) -> str | None:
-    """Return the first name that a broker's reader would take for one of pillarbox's.
+    """Return the first name that is reserved for brokers and pillarbox, if any.
 
-    On one broker or another, these names carry the attributes of CloudEvents, the
-    content type, signatures, NATS's own headers and those of a payload codec.
+    Depending on the broker, such names carry CloudEvents attributes, the content type,
+    signatures, NATS's own headers and those of a payload codec.
     """
     for name in names:
-        # Few names begin so: `traceparent`, for one, needs no further check.
+        # Few names begin with these letters: `traceparent`, for one, needs no further
+        # check.
         if name[:1] in _INITIALS and _RESERVED.match(name) is not None:
             return name
     return None

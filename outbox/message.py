@@ -37,7 +37,8 @@ class Message:
         topic: the destination at the broker.
         payload: the body, as bytes.
         key: messages with one key stay in order; None means no order.
-        tenant: whom the message belongs to, for fair scheduling among tenants.
+        tenant: the customer or account it belongs to, for fair scheduling among
+            tenants.
         headers: str to str, passed on to the consumer.
         id: the idempotency key of consumers, a UUIDv7.
         content_type: the media type of the payload.

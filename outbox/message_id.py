@@ -22,8 +22,8 @@ def uuid7() -> UUID:
     """Generate a UUIDv7 (RFC 9562, section 6.2, method 3).
 
     Within one process the identifiers ascend strictly, even when the clock is set back:
-    the 12 bits below the millisecond count on. Safe to call from any thread; a forked
-    child generates other identifiers than its parent.
+    the 12 bits below the millisecond keep counting. Safe to call from any thread; a
+    forked child doesn't repeat its parent's identifiers.
     """
     global _last
     now = time.time_ns()

@@ -1,7 +1,8 @@
 """Payload codecs: encryption or compression from `add` to the relay or the handler.
 
-The application encodes when it adds. Tables, dead letters and, unless the relay
-decodes, the broker hold the encoded payload; two headers tell how to decode it:
+The application encodes payloads when it adds messages. Tables, dead letters and, unless
+the relay decodes, the broker hold the encoded payload; two headers say how to decode
+it:
 
     pillarbox-codec: aes-gcm:2026-11          the codec, and the id of its key
     pillarbox-content-type: application/json  the content type when decoded

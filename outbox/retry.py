@@ -1,7 +1,8 @@
 """When to try again: exponential backoff with jitter.
 
-Like decorrelated jitter it draws a delay between the first one and three times the
-previous maximum, but from the number of attempts alone: no previous delay is stored.
+As in decorrelated jitter, a delay is drawn between the first delay and three times the
+previous maximum. But the maximum depends only on the number of attempts, so no previous
+delay has to be stored.
 """
 
 import random
@@ -59,5 +60,5 @@ class RetryPolicy:
 
 
 def jittered(seconds: float) -> float:
-    """Return a random time of half to all of `seconds`, to spread idle processes."""
+    """Return a random time from half to all of `seconds`, to spread idle processes."""
     return random.uniform(seconds / 2, seconds)  # noqa: S311

@@ -21,7 +21,7 @@ class PayloadError(Exception):
     """A payload doesn't match its schema.
 
     Args:
-        problem: where and what it is, without the values, because it is logged.
+        problem: what is wrong and where, without the values, because it is logged.
     """
 
 
@@ -97,7 +97,7 @@ class SchemaRegistry:
         return message.schema_version in self._topics.get(message.topic, {})
 
     def load(self, message: Message) -> Any:
-        """Decode a payload to what its schema describes: a model, a struct, a dict.
+        """Decode a payload into what its schema describes: a model, a struct, a dict.
 
         Without a schema, decode it as JSON.
 

@@ -1,10 +1,10 @@
 """SQLAlchemy's sync and async sessions, and the mode that their connections need.
 
-An application may have only one of the two kinds.
+Many applications use only one of the two kinds.
 
-`sqlalchemy.ext.asyncio` needs greenlet, which a bare SQLAlchemy doesn't install, and
-which an application with plain sessions doesn't need. So nothing here imports it: if
-it wasn't imported elsewhere, there are no objects of its classes either.
+`sqlalchemy.ext.asyncio` needs greenlet, which SQLAlchemy doesn't install by default and
+an application with plain sessions doesn't need. So nothing here imports that module: if
+no other code has imported it, there are no objects of its classes either.
 """
 
 import sys
@@ -57,10 +57,10 @@ def async_session_of(session: Session) -> "AsyncSession | None":
 def refuse_autocommit(connection: Connection, subject: str) -> None:
     """Reject a connection on which each statement is a transaction of its own.
 
-    It asks the driver, and neither waits for the server nor sends anything.
+    Asks only the driver, so it sends nothing to the server and never waits for it.
 
     Args:
-        subject: what would survive a rollback there, for the error.
+        subject: what would survive a rollback there, for the error message.
 
     Raises:
         AutocommitError: it is in AUTOCOMMIT mode, whatever set it.

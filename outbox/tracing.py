@@ -52,7 +52,7 @@ def _root(session: "Session") -> "SessionTransaction | None":
 
 
 class Traced(Protocol):
-    """The subject of a span: a message, or what is known of one."""
+    """The subject of a span: a message, or the known part of one."""
 
     @property
     def id(self) -> Any:
@@ -68,7 +68,7 @@ class Traced(Protocol):
 
 
 class Received(NamedTuple):
-    """A message of which less is known than a `Message` holds."""
+    """A message of which only these fields are known."""
 
     id: Any
     topic: str | None
@@ -128,7 +128,7 @@ class Tracer(Protocol):
     def receive(
         self, system: str, notify: "Callable[[Event], None] | None" = None
     ) -> None:
-        """Record the broker of the current task's messages, and leave other traces.
+        """Record the broker of the current task's messages, and leave any other trace.
 
         Args:
             notify: called in the running loop with events about tracing itself, which

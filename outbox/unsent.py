@@ -29,7 +29,7 @@ from outbox.session import async_session_of
 
 _MOST_NAMED: Final = 5
 _CLOSING: Final = ("close", "reset", "invalidate")
-# From a session's `close` to the listener that is told what is dropped.
+# The most frames between a session's `close` and the listener for dropped objects.
 _MOST_FRAMES: Final = 12
 
 
@@ -67,7 +67,7 @@ on_unsent: Final[list[Callable[[MessagesUnsent], None]]] = []
 
 
 class UnsentMessages:
-    """Messages in a session that wait for its flush.
+    """Messages that wait in a session for its flush.
 
     Attributes:
         is_settled: whether they were sent, or their loss is intended or known.

@@ -1,4 +1,4 @@
-"""Broker and database URLs: their parts, and what may be printed of them."""
+"""Split broker and database URLs, and print them without secrets."""
 
 from urllib.parse import SplitResult, urlsplit
 
@@ -9,7 +9,7 @@ def split(url: str) -> SplitResult:
     """Split a broker URL, which may name several hosts, separated by commas.
 
     Raises:
-        ConfigError: its address is invalid.
+        ConfigError: the address in it is invalid.
     """
     try:
         url.encode()
@@ -35,6 +35,6 @@ def without_password(url: str) -> str:
     if not at and "@" in query:
         place = place.partition(":")[0]
     user, colon, _ = credentials.partition(":")
-    # A user without a password may be a token, as in NATS; a database's user is none.
+    # A user without a password may be a token, as in NATS, but not in a database's URL.
     shown = user if colon or start.startswith("postgres") else ""
     return f"{start}{shown}{at}{place}"

@@ -1,8 +1,8 @@
 """Add messages to the caller's own transaction.
 
 The rows wait in the session as pending objects, so rolling back a savepoint discards
-its messages. When the session flushes, one statement inserts all of them: a statement
-for each would cost a trigger and a round trip per message.
+its messages. When the session flushes, one statement inserts all of them: separate
+statements would cost a trigger call and a round trip per message.
 """
 
 import json
@@ -81,7 +81,7 @@ _LITERAL: Final[dict[str, Callable[[list[Any]], str]]] = {
 
 
 class Added(UnsentMessages):
-    """Messages that wait in a session, as one pending object, for the next flush.
+    """Messages that wait in a session for its next flush, as one pending object.
 
     A savepoint flushes before it begins, so waiting messages belong to the innermost
     transaction, and the session drops them when that is rolled back.
@@ -114,8 +114,8 @@ def add(
     Adding no message does nothing, so `add(session, *events)` needs no prior check.
 
     Args:
-        limits: limits of a message, before and after the codec.
-        registry: schemas that payloads must match, before the codec.
+        limits: the limits of a message, checked before and after it is encoded.
+        registry: the schemas that payloads must match before they are encoded.
         codec: encodes the payloads at once, so that no table holds the originals.
 
     Raises:
@@ -141,7 +141,8 @@ def _add(target: Session, messages: tuple[Message, ...]) -> None:
     if cause is not None:
         messages = tuple(caused(message, cause) for message in messages)
     if target._flushing:
-        # Called by a listener of this flush: the ORM would insert a new pending object.
+        # A listener of this flush called `add`: the ORM would insert a new pending
+        # object itself.
         _write_waiting(target)
         _write(target, _connection(target), messages)
         return
@@ -221,7 +222,7 @@ def _fits(message: Message, limits: Limits) -> bool:
 
 
 def sync_session(session: object) -> Session:
-    """Return the session with the pending objects, also for an async or scoped one.
+    """Return the `Session` that holds the pending objects, given a session of any kind.
 
     Raises:
         NotASessionError: `session` isn't one.
@@ -289,8 +290,9 @@ def _write_waiting(session: Session, *_: Any) -> None:
     if waiting not in session:
         del session.info[_WAITING]
         return
-    # If the connection is refused, the messages still wait, so that no later flush
-    # leaves them out. But the caller of the flush knows of it.
+    # If the connection is rejected, the messages stay pending, so that no later flush
+    # leaves them out. Their loss isn't reported: the caller of the flush gets the
+    # error.
     waiting.is_settled = True
     connection = _connection(session)
     del session.info[_WAITING]
@@ -317,7 +319,7 @@ def _write(
 
 
 class _InsertInTransaction(Insert):
-    """An INSERT that can't be executed where a rollback would keep its rows."""
+    """An INSERT that fails on a connection where a rollback would keep its rows."""
 
     inherit_cache = True
 

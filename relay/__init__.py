@@ -1,9 +1,9 @@
 """Publishes committed messages to the broker.
 
 Read `relay` first: it starts and drains the parts. Each `worker` takes one batch after
-another through `claim`, `publish` and `settle`. `lanes/` knows what may be claimed,
-`wakeup` when to look for it, and `sweep` does the periodic work. `publisher` is the
-contract with brokers, `publishers/` contains the implementations.
+another through `claim`, `publish` and `settle`. `lanes/` tracks which messages can be
+claimed, `wakeup` decides when to look for them, and `sweep` does the periodic work.
+`publisher` is the contract with brokers; `publishers/` contains the implementations.
 """
 
 from relay.config import RelayConfig

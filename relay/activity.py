@@ -20,7 +20,7 @@ class RelayCounts:
     """An observer that counts what a relay does.
 
     Attributes:
-        latencies: from add to publish, of all messages so far.
+        latencies: the times from add to publish, of all messages so far.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Adapts the number of messages in one call of the publisher to the broker's speed."""
+"""Adapts the number of messages in one publish call to the broker's speed."""
 
 from datetime import timedelta
 from typing import Final
@@ -8,15 +8,15 @@ _MAX_CALLS: Final = 64
 
 
 class BatchLimit:
-    """The number of messages that one call may carry: halved when a call times out.
+    """The maximum number of messages in one call, halved when a call times out.
 
     Without it, a batch that the broker can't accept within the publish timeout (a slow
     network, a slow receiver, many messages of one key sent one by one) would be retried
-    unchanged forever. The workers of a relay share one; it isn't safe to use in several
-    event loops.
+    unchanged forever. The workers of a relay share one limit; it isn't safe to use in
+    several event loops.
 
     Args:
-        timeout: of one call.
+        timeout: the timeout of one call.
     """
 
     def __init__(self, timeout: timedelta) -> None:
@@ -24,16 +24,16 @@ class BatchLimit:
         self._max_messages = _ALL
         self._grown = False
         self._calls = 0
-        # Calls needed before the limit grows; doubled each time growing proves wrong.
+        # Calls needed before the limit grows; doubled if a call then times out.
         self._calls_needed = 1
 
     @property
     def max_messages(self) -> int:
-        """The number of messages that the next call may carry, at least one."""
+        """The maximum number of messages in the next call, at least one."""
         return self._max_messages
 
     def record_timeout(self, messages: int) -> None:
-        """Allow at most half of the messages of a call that timed out."""
+        """Limit calls to at most half the messages of one that timed out."""
         if self._max_messages == _ALL:
             self._calls_needed = 1
         elif self._grown:
@@ -43,7 +43,7 @@ class BatchLimit:
         self._max_messages = max(1, min(self._max_messages, messages // 2))
 
     def record_success(self, seconds: float) -> None:
-        """Double the limit after enough calls with time for twice as many messages."""
+        """Double the limit after enough calls that took less than half the timeout."""
         if self._max_messages == _ALL or 2 * seconds >= self._seconds:
             return
         self._calls += 1

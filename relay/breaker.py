@@ -14,10 +14,10 @@ _CAP: Final = 15.0
 
 
 class Breaker:
-    """Opens when the broker is unavailable, for a time with decorrelated jitter.
+    """Opens when the broker is unavailable, for a delay with decorrelated jitter.
 
-    After that time one batch is tried while the others wait for its outcome. An
-    unavailable broker costs no message an attempt. For one event loop.
+    After the delay, one batch is tried while the others wait for its outcome. An
+    unavailable broker doesn't cost messages an attempt. For one event loop.
     """
 
     def __init__(self, notify: Callable[[Event], None]) -> None:
@@ -34,14 +34,14 @@ class Breaker:
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:
-        """Let a batch through: at once while closed, otherwise as the only trial."""
+        """Admit a batch: immediately while closed, otherwise as the only trial."""
         if self._closed:
             yield
             return
         async with self._probe:
             if not self._waited:
                 await asyncio.sleep(self._delay)
-                # If this batch turns out to be empty, the next one need not wait.
+                # If this batch turns out to be empty, the next one doesn't wait again.
                 self._waited = True
             yield
 

@@ -1,4 +1,4 @@
-"""Claim: read the next messages of leased lanes. Nothing is locked or written."""
+"""Claim: read the next messages of leased lanes, without locking or writing them."""
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -37,34 +37,34 @@ _VERDICT: Final = 12  # the index of the column
 _MAX_COPIED: Final = 1024 * 1024
 """Maximum size of an oversized row that is moved with the batch, while lanes wait.
 
-The payload counts with its stored size, since it is copied in that form; the headers
-count decompressed.
+The payload counts with its stored size, because it is copied in that form; the headers
+count with their decompressed size.
 """
 BIN: Final = timedelta(minutes=15)
-"""Marks have the time of their messages, rounded down to a multiple of this."""
+"""A mark has the time of its messages, rounded down to a multiple of this."""
 _STEP: Final = 1 << 18
 """Number of seqs that one statement examines. Their marks are held in memory."""
 _MOST_UNWRITTEN: Final = 1 << 16
-"""A watermark is raised after this many seqs, of all lanes, or after some time."""
+"""Watermarks are raised after this many seqs (of all lanes), or after some time."""
 _RAISED_EVERY: Final = timedelta(minutes=1)
 _MOST_AHEAD: Final = 1 << 20
-"""Number of seqs, of all lanes, that a claim may be ahead of its floor.
+"""How many seqs (of all lanes) a claim can be ahead of its floor.
 
 The marks above the floor are held in memory. While a transaction that wrote stays open,
-no floor rises; then the relay looks for the first message without a mark before each
-claim.
+no floor rises. Beyond this limit, the relay looks for the first message without a mark
+before each claim.
 """
 _NO_END: Final = 2**63 - 1
 _ENDED: Final = {"published", "dead_lettered"}
 
 
 class Claimed(NamedTuple):
-    """A message that was read, or the problem with its row.
+    """A message that was read; if it isn't valid, the problem with its row.
 
     Attributes:
         place: its place in the log; None if it is claimed for the first time.
-        due_at: when it became due, if not on creation: the moment it was scheduled for,
-            or at which its replay was requested.
+        due_at: when it became due, if not on creation: the time it was scheduled for,
+            or when its replay was requested.
     """
 
     lane: int
@@ -88,10 +88,10 @@ class Batch:
         rows: to be published.
         oversized: rows so large that their lanes don't wait while they are moved to
             the dead letters. Their `problem` says what is too large.
-        scheduled: not due yet.
-        held: their key is blocked.
-        ended: messages in the log that need not be published, each with its outcome;
-            None if the message doesn't exist any more.
+        scheduled: rows that are not due yet.
+        held: rows whose key is blocked.
+        ended: messages in the log that needn't be published, each with its outcome;
+            None if the message doesn't exist.
     """
 
     lanes: Sequence[Lane]
@@ -107,16 +107,16 @@ async def claim_batch(
 ) -> Batch:
     """Read the next messages of these lanes and move their floors.
 
-    A claim has at most `batch_size` rows and `max_batch_bytes`, counting all columns; a
-    single message is always claimed. A row with a column over its limit is not loaded.
+    A claim is limited to `batch_size` rows and `max_batch_bytes`, counting all columns;
+    a single message is always claimed. A row with a column over its limit isn't loaded.
     Messages that waited come first, in order of seq, and fill at most half of the
-    batch. They are followed by a prefix of each lane's messages without a mark.
+    batch. They are followed by each lane's first messages without a mark.
     """
     floors = [lane.floor for lane in lanes]
     try:
         found = await _claim_lanes(connection, board, lanes, config)
     except BaseException:
-        # One of several statements failed: what the others read is lost.
+        # One of several statements failed, and what the others read is lost.
         for lane, floor in zip(lanes, floors, strict=True):
             lane.go_back_to(floor)
         raise
@@ -130,7 +130,7 @@ async def claim_batch(
 async def raise_watermarks(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane]
 ) -> None:
-    """Verify up to where lanes are marked, and record that for their next owner."""
+    """Verify how far the lanes are marked, and record it for their next owner."""
     lanes = [lane for lane in lanes if not lane.is_new]
     clock = await _note_clock(connection, board)
     async with connection.transaction():
@@ -143,7 +143,7 @@ async def raise_watermarks(
 
 
 async def _note_clock(connection: Connection, board: LaneBoard) -> "_Clock":
-    # Read before the snapshot, which then knows the transactions that drew these seqs.
+    # Read before the snapshot, so that it covers the transactions that drew these seqs.
     clock = await _read_clock(connection)
     board.set_clock(clock.now)
     board.horizon.note(clock.transaction_id, clock.now)
@@ -159,13 +159,13 @@ async def _claim_lanes(
     if not stale:
         return await _claim(connection, board, lanes, {}, config)
     clock = await _note_clock(connection, board)
-    # The lane's previous owner may settle late. Waiting messages, head and batch must
+    # A lane's previous owner may settle late. Waiting messages, head and batch must
     # come from one snapshot, or a key's next message could be claimed before its first.
     async with connection.transaction():
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         heads = await _refresh(connection, board, stale, clock)
         found = await _claim(connection, board, lanes, heads, config)
-    # Only lanes that were refreshed, up to their heads: nothing that was just claimed.
+    # This verifies refreshed lanes up to their heads, nothing that was just claimed.
     await _verify(connection, stale)
     await _raise_watermarks(
         connection,
@@ -177,7 +177,7 @@ async def _claim_lanes(
 
 @dataclass(slots=True)
 class _Found:
-    """What was claimed, and the lanes that were reached."""
+    """The claimed messages, and the lanes that the claim reached."""
 
     rows: list[Claimed] = field(default_factory=list)
     oversized: list[Claimed] = field(default_factory=list)
@@ -188,7 +188,7 @@ class _Found:
 
     @property
     def size(self) -> int:
-        """The number of messages, without scheduled and held ones."""
+        """The number of messages, except scheduled and held ones."""
         return len(self.rows) + len(self.oversized) + len(self.ended)
 
 
@@ -199,7 +199,7 @@ async def _claim(
     heads: "_Heads",
     config: RelayConfig,
 ) -> _Found:
-    """Claim from lanes; those in `heads` were examined in the same snapshot."""
+    """Claim from lanes; those in `heads` were read in the same snapshot."""
     found = _Found()
     if not any(lane.deferrals.has_work for lane in lanes):
         await _claim_next(connection, board, lanes, heads, config, found)
@@ -234,8 +234,8 @@ async def _claim_next(
     """Claim messages without a mark, above the floors.
 
     Args:
-        drained: blocked keys, with their lanes, whose waiting messages are all in this
-            claim.
+        drained: the blocked keys, with their lanes, whose waiting messages are all in
+            this claim.
     """
     worth_reading = board.rows_worth_reading(config.batch_size)
     oldest, newest = board.bounds(lanes)
@@ -281,7 +281,7 @@ async def _claim_next(
         for lane in lanes:
             if lane.number not in last:
                 continue
-            # The lanes in `heads` were already examined in this very snapshot.
+            # The lanes in `heads` were already examined in the same snapshot.
             if lane.number not in heads:
                 lane.looked_up_to(last[lane.number], snapshot, drawn)
             if last[lane.number] - lane.floor > _MOST_AHEAD:
@@ -294,7 +294,7 @@ async def _claim_next(
 
 
 def _start(lane: Lane, heads: "_Heads") -> int:
-    """Return a seq up to which the snapshot has nothing to claim in the lane."""
+    """Return a seq up to which the snapshot contains nothing to claim in the lane."""
     if lane.number not in heads:
         return lane.floor
     head = heads[lane.number]
@@ -302,7 +302,7 @@ def _start(lane: Lane, heads: "_Heads") -> int:
 
 
 def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
-    """Leave out the lanes after the last row: a full claim says nothing about them."""
+    """Return the lanes up to the last row; a full claim says nothing about the rest."""
     end = max((i for i, lane in enumerate(lanes) if lane.number in found), default=-1)
     return lanes[: end + 1]
 
@@ -339,7 +339,7 @@ async def _claim_deferred(
     wanted.sort(key=lambda place: (order[place.lane], place.seq))
     unread = wanted[await _load(connection, wanted, config, found) :]
     left = {place.id for place in unread}
-    # A new message must not overtake one that is left, whatever the latter waited for.
+    # A new message must not overtake an unread one, whatever the latter waited for.
     drained -= {(place.lane, place.key) for place in unread if place.key is not None}
     found.held += [_unread(place) for place in held]
 
@@ -376,7 +376,7 @@ async def _find_next_of_keys(
         binary=True,
     )
     rows = await cursor.fetchall()
-    # The last key may have more rows, and those of the keys after it are unknown.
+    # The last key may have more rows, and the keys after it weren't read.
     last = rows[-1][0] if len(rows) >= max_rows else len(wanted) + 1
     waiting: dict[int, list[tuple[WaitingMessage, bool | None]]] = {}
     for position, *fields, is_due in rows:
@@ -498,7 +498,7 @@ _Heads: TypeAlias = dict[int, tuple[int, datetime] | None]
 async def _refresh(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane], clock: _Clock
 ) -> _Heads:
-    """Read the log and the first messages of lanes that are new or may have changed."""
+    """Read the log and the heads of lanes that are new or may have changed."""
     for lane in lanes:
         if lane.floor > clock.seq:
             lane.restart()
@@ -599,15 +599,16 @@ async def _read_deferrals(connection: Connection, lanes: Sequence[Lane]) -> None
 async def _verify(connection: Connection, lanes: Sequence[Lane]) -> bool:
     """Verify that messages up to the floors have marks, and count them.
 
-    A floor may have passed messages inserted by hand, in days that no claim has read. A
-    lane with a message without a mark is examined again by its next claim.
+    A floor may have passed messages that were inserted by hand into days that no claim
+    has read. If a message lacks a mark, the next claim examines its lane again.
 
     Returns:
-        Whether messages are left to verify: the marks held in memory limit a step.
+        Whether messages are left to verify: each step is limited, because it holds
+        their marks in memory.
     """
     for lane in lanes:
         if lane.verified_by is not connection:
-            # A server crash may have lost marks that were seen before it.
+            # A server crash may have lost marks that this relay has seen.
             lane.forget_verified()
             lane.verified_by = connection
     behind = [lane for lane in lanes if lane.verified < lane.floor]
@@ -648,7 +649,7 @@ async def _verify(connection: Connection, lanes: Sequence[Lane]) -> bool:
 
 
 async def _skip_gaps(connection: Connection, lanes: Sequence[Lane]) -> None:
-    """Skip seqs that no message of a lane has: the sequence may have jumped."""
+    """Skip seqs that no message of the lane has, since the sequence may have jumped."""
     aboves = {lane.number: lane.verified for lane in lanes}
     rows = await _look_for_unmarked(connection, aboves, 0)
     following = {number: seq for number, _, _, seq, _ in rows}
@@ -667,9 +668,9 @@ def _is_worth_raising(lane: Lane, clock: _Clock) -> bool:
 async def _raise_watermarks(
     connection: Connection, lanes: Sequence[Lane], now: datetime
 ) -> None:
-    """Record what was verified, in a transaction of its own.
+    """Record the verified stretches in a separate transaction.
 
-    A transaction that also reads would keep all floors from rising in the meantime.
+    A transaction that also reads would keep all floors from rising until it ends.
     """
     stretches = [
         (lane, starts_at, messages)
@@ -693,7 +694,7 @@ async def _raise_watermarks(
 
 
 def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:
-    """Return a `Claimed` for a row not loaded; `problem` names an oversized field."""
+    """Return a `Claimed` for a row not loaded; `problem` names any oversized field."""
     lane, seq, id, created_at, topic, key, *_, too_large, _ = row
     problem = None if too_large is None else _limit_on(too_large, config)
     return Claimed(lane, seq, id, created_at, 0, key, topic, None, problem)
@@ -743,7 +744,7 @@ def _read(row: Sequence[Any]) -> Claimed:
 
 
 def traceparent_of(row: Claimed) -> str | None:
-    """Return the trace context with which a message was added, if it is readable."""
+    """Return the trace context with which a message was added, if the row was read."""
     return None if row.message is None else row.message.headers.get("traceparent")
 
 
@@ -758,7 +759,7 @@ def decode_row(row: Claimed, codec: PayloadCodec) -> Claimed:
 
 
 def problem_of_headers(headers: Mapping[str, str]) -> str | None:
-    """Return an error if a header has a reserved name, in rows `add` didn't write."""
+    """Return an error if a header's name is reserved, which `add` would reject."""
     if reserved_header(headers) is None:
         return None
     try:
@@ -780,7 +781,7 @@ def _limit_on(field: str, config: RelayConfig) -> str:
 
 
 def _problem(row: Sequence[Any]) -> str | None:
-    """Return what is wrong with a row that wasn't written by `add`, or None."""
+    """Return the problem with a row that `add` didn't write, or None."""
     _, _, id, _, topic, key, _, _, content_type, _, version, *_ = row
     if not topic:
         return "topic is empty"

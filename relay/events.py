@@ -36,10 +36,10 @@ class RelayActive(Event):
         refused: how often the broker refused a message, which is then retried.
         lag: the median time from add to publish, in seconds; None if nothing was
             published. It shows how far the relay is behind. A scheduled message counts
-            from the moment it was due, a replayed one from the replay.
+            from the time it was due, a replayed one from its replay.
         slowest: the longest such time.
         lanes: how many lanes it holds.
-        blocked_keys: how many blocked keys it knows of; see `RelayMeasured`.
+        blocked_keys: how many blocked keys it tracks; see `RelayMeasured`.
         period: the time since the last report.
     """
 
@@ -55,7 +55,7 @@ class RelayActive(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayMeasured(Event):
-    """What the relay holds, every few seconds.
+    """How much the relay holds, sent every few seconds.
 
     Attributes:
         lanes: leased lanes.
@@ -86,7 +86,7 @@ class LeaseLost(Event):
 class LanesWithheld(Event):
     """Other sessions hold lane locks and keep this relay from leasing lanes.
 
-    They are either sessions that are not relays, which may stop all publishing, or
+    They are either sessions that aren't relays, which can stop all publishing, or
     relays that don't release this relay's share while it has no lane at all.
 
     Attributes:
@@ -102,12 +102,12 @@ class LanesWithheld(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanesFree(Event):
-    """No other session keeps this relay from leasing its lanes any more."""
+    """Sessions that kept this relay from leasing lanes have released them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorbellHeld(Event):
-    """A session that is neither relay nor writer holds the doorbell. Polling goes on.
+    """A session that is neither relay nor writer holds the doorbell; polling continues.
 
     Attributes:
         shared: in shared mode, as used by writers, the lock keeps relays from sleeping,
@@ -147,7 +147,7 @@ class BatchPublished(Event):
         seconds: how long that took.
         topics: the topic of each accepted message.
         due_at: when each of these was due, by the database's clock: when it was added,
-            the moment it was scheduled for, or when its replay was requested.
+            the time it was scheduled for, or when its replay was requested.
     """
 
     level = logging.DEBUG
@@ -178,12 +178,12 @@ class BatchSettled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleBatchDropped(Event):
-    """A batch was not published, because its lease was no longer certain.
+    """A batch was not published, because its lanes may have lost their lease.
 
     The relay that leases the lanes next publishes it.
 
     Attributes:
-        messages: how many messages it has.
+        messages: how many messages it contains.
     """
 
     messages: int
@@ -194,9 +194,9 @@ class KeyBlocked(Event):
     """A message was nacked; later messages of its key wait until it is retried.
 
     Attributes:
-        id: of the message.
-        attempts: how often it was refused.
-        reason: the broker's.
+        id: the message's id.
+        attempts: how often the broker refused it.
+        reason: the broker's reason.
     """
 
     settles = "retry"
@@ -214,9 +214,9 @@ class MessageDelayed(Event):
     """A message without a key was nacked and will be retried; no other message waits.
 
     Attributes:
-        id: of the message.
-        attempts: how often it was refused.
-        reason: the broker's.
+        id: the message's id.
+        attempts: how often the broker refused it.
+        reason: the broker's reason.
     """
 
     settles = "retry"
@@ -233,9 +233,9 @@ class MessageDeadLettered(Event):
     """A message was moved to the dead letters.
 
     Attributes:
-        id: of the message.
+        id: the message's id.
         attempts: how often it was tried.
-        reason: the broker's, or what is wrong with the row.
+        reason: the broker's reason, or the problem with the row.
     """
 
     level = logging.WARNING
@@ -277,7 +277,7 @@ class BrokerRecovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseLost(Event):
-    """A connection to PostgreSQL broke; it is opened again after the delay.
+    """A connection to PostgreSQL broke; it is reopened after the delay.
 
     Attributes:
         reason: the error.

@@ -136,8 +136,8 @@ class RelayMetrics:
         label = self._topics.of(topic)
         counters = self._counters.get(label)
         if counters is None:
-            # Create all at once, at 0: Prometheus sees no increase in a series that
-            # just appeared.
+            # Create all of them now, at 0: Prometheus sees no increase in a series that
+            # has only just appeared.
             counters = self._counters[label] = _Counters(
                 self._published.labels(label),
                 self._refused.labels(label),

@@ -1,9 +1,9 @@
 """Rows that are too large to load: the server moves them to the dead letters.
 
 Rows are moved one at a time and in parallel with the claims, which leave these rows
-out: copying 60 MB takes the server a second, and no lane has to wait for that. No lease
-is needed, since a row is moved only once, whichever relay does it. Rows that could not
-be moved are tried again after the others.
+out: copying 60 MB takes the server a second, and no lane should wait for that. No lease
+is needed, because a row is moved only once, whichever relay does it. Rows that couldn't
+be moved are retried after the others.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ _LAST_PAUSE: Final = 5.0
 
 
 class OversizedRows:
-    """Moves rows that are too large to load while their lanes go on.
+    """Moves rows that are too large to load while their lanes continue.
 
     `run` is for a single task.
 
     Args:
         link: a connection for this purpose alone.
         board: holds the ids that claims leave out.
-        origin: of the dead letters.
+        origin: the origin of the dead letters.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from relay.events import BatchPublished, StaleBatchDropped
 from relay.publisher import Acked, Confirmation, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None
-"""None: it wasn't published, or the outcome is unknown, so nothing is recorded."""
+"""None: the message wasn't sent, or its outcome is unknown; nothing is recorded."""
 
 _MAX_REASON: Final = 2000
 
@@ -34,10 +34,10 @@ async def publish_batch(
     """Publish the rows in order; return one answer for each.
 
     A row that can't be read is nacked as permanent and never sent. The lease is checked
-    before each call of the publisher; without it the rest stays untouched. If the
-    broker turns out to be unavailable, that error is returned along with the answers
-    so far. No call carries more than `batch_limit` allows, which adapts to how long
-    the calls take.
+    before each call of the publisher; if it is lost, the rest stays untouched. If the
+    broker turns out to be unavailable, the error is returned along with the answers so
+    far. No call carries more messages than `batch_limit` allows; it adapts to how long
+    calls take.
     """
     answers: list[Answer] = [
         Nacked(row.problem, permanent=True) if row.problem is not None else None
@@ -90,10 +90,10 @@ async def publish_batch(
 
 
 def _waves(rows: Sequence[Claimed], *, strict: bool) -> Iterator[Sequence[int]]:
-    """Split a batch so that messages likely to be nacked go before their successors.
+    """Split a batch so that messages likely to be nacked go before those behind them.
 
-    In strict mode no call holds two messages of a key. Otherwise only a message that
-    has been nacked before goes ahead of the rest of its key.
+    In strict mode, no call contains two messages of a key. Otherwise, only a message
+    that was nacked before goes ahead of the rest of its key.
     """
     pending: Iterable[int] = [
         i for i, row in enumerate(rows) if row.message is not None

@@ -1,7 +1,7 @@
 """The ids of messages that the broker confirmed in a call that raised.
 
-A batch of single requests may fail halfway. The messages confirmed by then need not be
-sent again when the relay retries the batch.
+A batch sent as several requests can fail halfway. The messages confirmed by then
+needn't be sent again when the relay retries the batch.
 """
 
 import time

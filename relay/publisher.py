@@ -33,18 +33,18 @@ Confirmation: TypeAlias = Acked | Nacked
 
 
 class Publisher(Protocol):
-    """Publishes batches to one broker and reports what it confirmed.
+    """Publishes batches to one broker and reports which messages it confirmed.
 
-    Entering connects and leaving disconnects; after that nothing is confirmed.
-    `publish` is called from one event loop, possibly by several tasks at once,
-    whose batches never share a key.
+    Entering connects and leaving disconnects; after that, nothing is confirmed.
+    `publish` is called from one event loop, possibly by several tasks at once; their
+    batches never share a key.
     """
 
     async def __aenter__(self) -> Self:
         """Connect. Raises `BrokerUnavailableError` if the broker is unavailable."""
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect, and end all tasks that were started."""
+        """Disconnect, and end all tasks that the publisher started."""
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Publish a batch in order, and return one answer for each message.
@@ -54,8 +54,8 @@ class Publisher(Protocol):
         messages that the broker had not confirmed may or may not have arrived.
 
         Raises:
-            BrokerUnavailableError: the broker is unavailable, and no message is the
-                cause; any of them may have arrived. The next call reconnects.
+            BrokerUnavailableError: the broker is unavailable, and no message is to
+                blame; any of them may have arrived. The next call reconnects.
         """
 
 
@@ -64,16 +64,16 @@ class Checkable(Protocol):
     """An optional part of a `Publisher`: a check that the broker responds.
 
     With it, an idle relay notices when its broker becomes unavailable and when it is
-    back. Without it, the relay learns that from the next message.
+    available again. Without it, the relay notices with the next message.
     """
 
     async def check(self) -> None:
         """Make one cheap round trip to the broker that publishes nothing.
 
-        Reconnects if necessary. May be called while `publish` is running, and is
+        Reconnects if necessary. It can be called while `publish` is running, and is
         cancelled if it takes too long.
 
         Raises:
-            BrokerUnavailableError: the broker is unavailable, or wouldn't accept a
-                message now.
+            BrokerUnavailableError: the broker is unavailable, or accepts no messages at
+                the moment.
         """

@@ -1,7 +1,7 @@
 """The relay: lease lanes, wake, claim, publish, settle. Read this file first.
 
-Its parts run concurrently in one event loop. `Lease` holds lanes in a session of its
-own, `wake_lanes` decides when to look for messages, `sweep_lanes` does the periodic
+The parts run concurrently in one event loop. `Lease` holds lanes in a session of its
+own, `wake_lanes` decides when to look for messages, and `sweep_lanes` does the periodic
 work. A few `Worker`s run the main loop: pick lanes, claim a batch, publish it, settle
 it. No transaction is open while a worker waits for the broker.
 """
@@ -50,23 +50,23 @@ from relay.worker import Worker
 
 WORKER_SETTINGS: Final = {
     # If a server crash loses a settlement, the message is published again, which
-    # at-least-once delivery allows; so commits that settle don't wait for the disk.
+    # at-least-once delivery allows, so settling doesn't wait for the disk.
     "synchronous_commit": "off",
-    # Otherwise each connection makes a generic plan over all partitions, which costs
-    # more than a custom plan for the days of the batch: with 90 partitions 21 ms to
-    # settle and 15 ms to claim, against 1.6 ms each with 8.
+    # Otherwise each connection makes a generic plan for all partitions, which costs
+    # more than a custom plan for the days of the batch: with 90 partitions, 21 ms to
+    # settle and 15 ms to claim, compared with 1.6 ms each with 8.
     "plan_cache_mode": "force_custom_plan",
     # Otherwise a claim from lanes of about a thousand rows reads each lane to its end
     # and sorts it, although the index returns the rows in order: 5 ms for 500 rows
     # instead of 2. Without statistics the same happens to longer lanes.
     "enable_sort": "off",
     # Otherwise the estimates, which assume full hash tables, make the server
-    # JIT-compile each claim, which takes longer than the claim: with 90 partitions the
-    # one that checks the database at the start took 2 s.
+    # JIT-compile each claim, which takes longer than the claim itself: with 90
+    # partitions, the one that checks the database at startup took 2 s.
     "jit": "off",
     # Otherwise the planner compares each statement with the CHECK constraints of each
-    # partition that it reads, none of which excludes a row that we look for. Partitions
-    # are pruned all the same.
+    # partition that it reads, none of which excludes a row that the relay looks for.
+    # Partitions are pruned regardless.
     "constraint_exclusion": "off",
 }
 
@@ -79,11 +79,11 @@ class Relay:
     """Publishes committed messages until stopped. For one event loop; runs once.
 
     Args:
-        url: of the database; connect directly, not through a transaction pooler.
+        url: the database's URL, for a direct connection, not a transaction pooler.
         publisher: publishes the messages; the relay enters and leaves it.
         config: the settings; see `RelayConfig`.
         observers: called with every event.
-        name: name of the publisher, for the dead letters' origin; by default the name
+        name: the publisher's name, for the origin of dead letters; by default, the name
             of its class.
     """
 
@@ -101,7 +101,7 @@ class Relay:
         self._config = config or RelayConfig()
         self._notify = Observers(observers).notify
         self._name = name or type(publisher).__name__
-        # PostgreSQL truncates the name to 63 bytes, and the part's name comes last.
+        # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
         host = socket.gethostname()[:30]
         self._application = f"pillarbox relay {host} {os.getpid()}"
         self._lease = Lease(
@@ -277,7 +277,7 @@ class Relay:
             task.cancel()
 
     async def _raise_watermarks(self) -> None:
-        """Spare the next relay from reading what this one settled."""
+        """Save the next relay from reading what this one settled."""
         lanes = [n for n in self._lanes.numbers() if n in self._lease.lanes]
         held = [lane for n in lanes if (lane := self._lanes.find(n)) is not None]
         with suppress(TimeoutError, psycopg.Error, DatabaseUnavailableError):

@@ -1,4 +1,4 @@
-"""Publishes messages again that were already published."""
+"""Publishes messages again that have already been published."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,10 @@ class ReplayCriteria:
     """Which published messages to replay; None means any.
 
     Attributes:
-        since: added then or later; together with `until` it limits the partitions read.
+        since: added then or later; with `until`, it limits which partitions are read.
         until: added before.
         topic: a topic, or a prefix followed by `*`.
-        max_rows: maximum number of messages, the oldest first.
+        max_rows: the maximum number of messages, oldest first.
     """
 
     since: datetime
@@ -45,7 +45,7 @@ class ReplayCriteria:
             raise ConfigError(f"max_rows={self.max_rows}: must be at least 1")
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters of the statements that count and find."""
+        """Return the parameters of `count_published.sql` and `find_published.sql`."""
         many = self.topic is not None and self.topic.endswith("*")
         return {
             "since": self.since,
@@ -89,8 +89,8 @@ def replay_published(
 ) -> int:
     """Make messages ready again, with the same ids; return how many.
 
-    Each batch is a transaction of its own and commits before the next one, in the
-    order in which the messages were added; so a relay that runs in the meantime keeps
+    Each batch is a separate transaction that commits before the next one begins, in the
+    order in which the messages were added, so a relay that runs in the meantime keeps
     the order of each key.
 
     Args:
@@ -118,7 +118,7 @@ def replay_published(
 def _batches(
     connection: AdministrationConnection, choice: ReplayCriteria, size: int
 ) -> Iterator[Sequence[tuple[UUID, datetime]]]:
-    # A holdable cursor: our memory doesn't grow with the number of messages, and no
+    # With a holdable cursor, memory doesn't grow with the number of messages, and no
     # snapshot stays open that would keep vacuum from removing dead rows.
     with connection.cursor("pillarbox_replay", withhold=True) as cursor:
         cursor.execute(load("relay", "find_published"), choice.parameters())

@@ -39,10 +39,10 @@ class Settlement:
     """The outcomes to record for a batch, and the rows to leave untouched.
 
     Attributes:
-        held: messages that wait because their key waits.
-        scheduled: not due yet.
-        ended: messages in the log that need not be published, each with its outcome;
-            None if the message doesn't exist any more.
+        held: messages that wait because their key is blocked.
+        scheduled: messages that are not due yet.
+        ended: messages in the log that needn't be published, each with its outcome;
+            None if the message doesn't exist.
     """
 
     published: list[Claimed] = field(default_factory=list)
@@ -61,12 +61,12 @@ class Settlement:
 
     @property
     def waiting(self) -> list[tuple[Claimed, str, float]]:
-        """The messages to retry later, which hold back their keys until then."""
+        """The messages to retry later, which block their keys until then."""
         return [*self.retried, *self.put_off]
 
     @property
     def deferred(self) -> bool:
-        """Whether some messages have to wait."""
+        """Whether any messages have to wait."""
         return bool(self.retried or self.put_off or self.held or self.scheduled)
 
     def add_unpublished(self, batch: Batch) -> None:
@@ -76,7 +76,7 @@ class Settlement:
         self.ended += batch.ended
 
     def withdraw_deferrals(self, lanes: Collection[int]) -> None:
-        """Leave untouched the messages of these lanes that would have to wait."""
+        """Leave messages of these lanes untouched if they would have to wait."""
         for refused in (self.retried, self.put_off):
             for one in [one for one in refused if one[0].lane in lanes]:
                 refused.remove(one)
@@ -92,8 +92,8 @@ def decide(
 ) -> Settlement:
     """Turn answers into outcomes to record.
 
-    Only the first nacked message of a key is charged an attempt; those behind it just
-    wait. A postponed message isn't charged either.
+    Only the first nacked message of a key is charged an attempt; those behind it only
+    wait. A postponed message isn't charged.
     """
     settlement = Settlement()
     charged: set[str | None] = set()
@@ -137,7 +137,7 @@ async def settle_batch(
     Safe to repeat, and safe if another relay settled a row in the meantime.
 
     Returns:
-        For each lane with messages that wait for a point in time, the first such time.
+        The earliest due time of each lane with messages that wait for a point in time.
     """
     first = [row for row in settlement.published if row.place is None]
     again = [row for row in settlement.published if row.place is not None]
@@ -249,7 +249,7 @@ def _reasons(settlement: Settlement) -> Iterator[tuple[Claimed, _Entry]]:
     for row, reason, delay in settlement.put_off:
         yield row, _Entry("postponed", 0, delay, storable(reason))
     for row in settlement.held:
-        # A message held before is in the log as such.
+        # A message that was held before is already in the log as blocked.
         if row.place is None or row.place.cause != "blocked":
             yield row, _Entry("blocked")
 
@@ -338,6 +338,6 @@ def _log(rows: Sequence[Claimed]) -> dict[str, object]:
 
 
 def _bounds(rows: Sequence[Claimed]) -> dict[str, object]:
-    """Bound `created_at`, so that the planner considers only the batch's partitions."""
+    """Bound `created_at` so that the planner considers only the batch's partitions."""
     moments = [row.created_at for row in rows]
     return {"first": min(moments), "last": max(moments)}

@@ -1,4 +1,4 @@
-"""The periodic work: find due messages, and sweep for messages that claims may miss."""
+"""The periodic work: find due messages, and sweep for messages that claims missed."""
 
 import asyncio
 import time
@@ -72,7 +72,7 @@ async def sweep_lanes(
 async def _look_at_upkeep(
     link: Link, known: str | None, notify: Callable[[Event], None]
 ) -> str | None:
-    """Report the state of the upkeep, which may fail unnoticed; return its failure.
+    """Report the state of the upkeep, which can fail unnoticed; return its failure.
 
     A role without the privilege to read it skips this.
     """
@@ -92,10 +92,11 @@ async def _look_at_upkeep(
 class _Audit:
     """Recounts verified messages, one lane and one partition at a time.
 
-    A watermark says nothing about a row that is later inserted below it with an
-    explicit seq, which the tables' owner can do but none of our roles can. So the audit
-    looks for more messages than were verified. Messages without a mark get one, and an
-    entry in the log that makes them due. Each lane is checked every few minutes.
+    A watermark says nothing about rows that are later inserted below it with an
+    explicit seq, which the tables' owner can do but Pillarbox's roles can't. So
+    the audit checks for more messages than were verified. Messages without a mark get
+    one, and an entry in the log that makes them due. Each lane is checked every few
+    minutes.
     """
 
     def __init__(self, link: Link, board: LaneBoard) -> None:
@@ -149,7 +150,7 @@ async def _check_stretch(
 
 
 async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
-    """Find what is due in each lane, `batch_size` messages at a time."""
+    """Find due messages in each lane, at most `batch_size` at a time."""
     lanes = [
         lane
         for number in board.numbers()
@@ -160,7 +161,7 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
     began = [lane.deferrals.scan() for lane in lanes]
     async with link.lock:
         connection = await link.connection()
-        # Even without lanes: leases end with the database, and that must be reported.
+        # Do it even without lanes: an outage ends the leases and must be reported.
         rows = await find_due(connection, lanes, batch_size)
     by_lane: dict[int, list[Sequence[Any]]] = {lane.number: [] for lane in lanes}
     for number, *row in rows:

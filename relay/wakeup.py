@@ -15,18 +15,18 @@ _ASIDE: Final = 0.2
 async def wake_lanes(
     board: LaneBoard, doorbell: Doorbell, poll_interval: float
 ) -> None:
-    """Wake lanes whenever they may hold messages, until cancelled.
+    """Wake lanes whenever they may contain messages, until cancelled.
 
-    Once all lanes are idle: arm the doorbell, look once more, sleep. While a writer's
-    transaction is open the doorbell can't be armed, so look every few milliseconds,
-    which collects small batches without the cost of a NOTIFY for each.
+    Once all lanes are idle, arm the doorbell, check once more, and sleep. While a
+    writer's transaction is open, the doorbell can't be armed, so check every few
+    milliseconds, which collects small batches without the cost of a NOTIFY for each.
     """
     look = _FIRST_LOOK
     try:
         while True:
             while not await _idle_within(board, min(poll_interval, _ASIDE)):
                 # Writers don't ring while there is work, and an idle lane must not wait
-                # until a busy one is empty.
+                # for a busy one to become empty.
                 board.look_aside()
             if not await doorbell.arm():
                 await asyncio.sleep(look)
@@ -39,7 +39,7 @@ async def wake_lanes(
                 await doorbell.wait(poll_interval)
                 board.wake()
             if not await _idle_within(board, _BUSY):
-                # There is work to do: writers need not ring until it is done.
+                # Writers needn't ring while there is work to do.
                 await doorbell.disarm()
     finally:
         await doorbell.close()

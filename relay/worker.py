@@ -1,4 +1,4 @@
-"""A worker, which takes one batch after another through claim, publish and settle."""
+"""A worker takes one batch after another through claim, publish and settle."""
 
 import asyncio
 import time
@@ -41,10 +41,10 @@ class Worker:
 
     Args:
         link: a connection for this worker alone.
-        sweep_link: a shared connection for claims that search all partitions: a
-            connection that has opened them once is faster the next time.
-        oversized: takes the rows that are too large to load.
-        in_flight: the set to which it adds its task while it has a batch.
+        sweep_link: a shared connection for claims that search all partitions; a
+            connection that has already opened them is faster.
+        oversized: moves the rows that are too large to load.
+        in_flight: the set to which the worker adds its task while it has a batch.
         stop: set when no new batch may be started.
     """
 
@@ -126,15 +126,15 @@ class Worker:
         if lost is not None:
             self._breaker.open(str(lost))
             for lane in batch.lanes:
-                # The wait may be long, so read the state of the lanes again.
+                # The outage may be long, so reread the state of the lanes.
                 lane.needs_refresh = True
         return answers
 
     def _withdraw(self, lanes: Sequence[Lane], settlement: Settlement) -> None:
-        """Leave out deferrals in lanes that another relay may have leased by now.
+        """Withdraw deferrals in lanes that another relay may have leased by now.
 
-        That relay may have read the log already: it would miss a key that we block now,
-        and publish later messages of that key.
+        That relay may have read the log already, so it would not notice a key blocked
+        now and would publish later messages of that key.
         """
         if settlement.deferred:
             settlement.withdraw_deferrals(
@@ -169,7 +169,7 @@ class Worker:
         return batch
 
     def _remember(self, batch: Batch, settlement: Settlement) -> None:
-        """Block the keys that must wait; make unpublished messages claimable again."""
+        """Block the keys that must wait; make untouched messages claimable again."""
         lanes = {lane.number: lane for lane in batch.lanes}
         for row in settlement.untouched:
             lane = lanes[row.lane]
@@ -213,10 +213,10 @@ class Worker:
             )
 
     async def _settle(self, lanes: Sequence[Lane], settlement: Settlement) -> None:
-        """Retry until the settlement is recorded: a new claim would publish again.
+        """Retry until the settlement is recorded; otherwise a claim would republish.
 
-        This holds even if the lease is lost: messages that the broker acked are
-        published in any case.
+        This also applies if the lease is lost, because messages that the broker acked
+        are published in any case.
         """
         if settlement.empty:
             return
@@ -230,7 +230,7 @@ class Worker:
             except _DATABASE_ERRORS as error:
                 await self._pause(error, pause, self._link)
                 pause = min(pause * 2, _LAST_PAUSE)
-                # The lease may be lost by now.
+                # The lease may have been lost in the meantime.
                 self._withdraw(lanes, settlement)
             else:
                 break

@@ -1,1 +1,1 @@
-"""The tests: one folder for each kind, from pure functions to whole processes."""
+"""The tests: a folder for each kind, from pure functions to whole processes."""

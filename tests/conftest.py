@@ -1,4 +1,4 @@
-"""Makes the fixtures and the options known to all tests."""
+"""Makes the fixtures and the options available to all tests."""
 
 import gc
 import os
@@ -9,17 +9,17 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How fast an example is says something about the machine, and nothing about the code.
+# An example's duration depends on the machine, not on the code.
 settings.register_profile(
     "pillarbox", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("pillarbox")
 
-# Where users run our processes, their output is buffered.
+# Users' processes buffer their output.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# A shell ignores SIGINT in what it runs in the background, and every process that a
-# test starts would inherit that.
+# A shell makes its background processes ignore SIGINT, and every process that a test
+# starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -59,10 +59,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what was imported out of the sight of the garbage collector.
+    """Exclude imported objects from garbage collection.
 
-    Tests that look for what was left open collect after each test; walking all modules
-    each time would take longer than most of these tests.
+    Tests that check for open resources collect garbage after each test; traversing all
+    modules each time would take longer than most of these tests.
     """
     gc.collect()
     gc.freeze()
@@ -89,22 +89,22 @@ def pytest_collection_modifyitems(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Keep how many tests a worker left out, which pytest-xdist doesn't show."""
+    """Store how many tests a worker left out, which pytest-xdist doesn't show."""
     node.config.stash[_left_out] = getattr(node, "workeroutput", {}).get("variants", 0)
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say how many tests were left out."""
+    """Print how many tests were left out."""
     if left_out := config.stash.get(_left_out, 0):
         terminalreporter.line(f"{left_out} variants not run: add --full, or make fault")
 
 
 def spread_long_modules(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let no worker begin with a long test when the others are about to be done.
+    """Keep a worker from starting a long test when the others are almost done.
 
-    Modules stay in their random order, except that those of real processes are spread
+    Modules stay in their random order, except that those with real processes are spread
     over the first four fifths.
     """
     if not hasattr(config, "workerinput"):
@@ -119,5 +119,5 @@ def spread_long_modules(config: pytest.Config, items: list[pytest.Item]) -> None
 
 
 def is_long(item: pytest.Item) -> bool:
-    """Return whether a test kills, stops or cuts off real processes."""
+    """Return whether a test kills, stops or disconnects real processes."""
     return item.get_closest_marker("fault") is not None

@@ -1,4 +1,4 @@
-"""The alert rules: valid, with a runbook, firing when they should and not else."""
+"""The alert rules are valid, have a runbook, and fire only when they should."""
 
 import re
 import shutil
@@ -42,7 +42,7 @@ BILLING = {"consumer": "billing", "topic": "orders"}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Series that let an alert fire after some time, and those that don't."""
+    """Series that make an alert fire after some time, and series that don't."""
 
     alert: str
     firing: dict[str, str]
@@ -52,7 +52,7 @@ class Case:
 
 
 def buckets(name: str, bound: str, **labels: str) -> dict[str, str]:
-    """Give a histogram to which 60 durations a minute are added, of one bucket."""
+    """Return a histogram that gains 60 durations a minute in one bucket."""
     about = "".join(f'{name}="{value}",' for name, value in labels.items())
     bounds = ("0.1", "1.0", "60.0", "300.0", "900.0", "+Inf")
     return {
@@ -88,7 +88,7 @@ CASES = [
     Case(
         alert="PillarboxBrokerUnavailable",
         firing={'pillarbox_relay_breaker_open{instance="a"}': "1+0x120"},
-        # A trial that succeeds now and then.
+        # A trial succeeds now and then.
         quiet={'pillarbox_relay_breaker_open{instance="a"}': "0 1 0 1 " * 30 + "0"},
     ),
     Case(
@@ -140,7 +140,7 @@ CASES = [
         firing=buckets(
             "pillarbox_consumer_publish_to_handle_seconds", "900.0", consumer="billing"
         ),
-        # Scheduled long ago, and handled as soon as they were published.
+        # The messages were scheduled long ago, and handled once published.
         quiet={
             **buckets(
                 "pillarbox_consumer_add_to_handled_seconds", "900.0", consumer="billing"
@@ -184,7 +184,7 @@ CASES = [
     ),
     Case(
         alert="PillarboxNewDeadLetters",
-        # The first one: there was no series before.
+        # The first dead letter: there was no series before.
         firing={LETTERS: "_x110 1x10"},
         quiet={LETTERS: "1x90 _x30"},
         labels=ORIGIN,
@@ -217,7 +217,7 @@ CASES = [
     ),
     Case(
         alert="PillarboxUpkeepLate",
-        # As the freshest replica knows it.
+        # As reported by the freshest replica.
         firing={'pillarbox_upkeep_age_seconds{instance="a"}': "7200+60x120"},
         quiet={
             'pillarbox_upkeep_age_seconds{instance="a"}': "7200+60x120",
@@ -226,7 +226,7 @@ CASES = [
     ),
     Case(
         alert="PillarboxUpkeepLate",
-        # Of two databases, of which one has only consumers.
+        # Two databases, one of which has only consumers.
         firing={
             'pillarbox_upkeep_age_seconds{instance="a"}': "60+10x120",
             f'{UPKEEP}_age_seconds{{database="orders"}}': "60+10x120",
@@ -247,7 +247,7 @@ CASES = [
     Case(
         alert="PillarboxBacklogOld",
         firing={"pillarbox_outbox_oldest_waiting_seconds": "0+60x120"},
-        # As old as the broker's pauses let it become.
+        # As old as the broker's pauses allow.
         quiet={"pillarbox_outbox_oldest_waiting_seconds": "600x120"},
     ),
     Case(
@@ -276,7 +276,7 @@ CASES = [
     ),
     Case(
         alert="PillarboxDatabaseNotMeasured",
-        # The only replica that has measured hangs.
+        # The only replica that has measured is hanging.
         firing={MEASURED: "1200x120", LANES[0]: "48x120"},
         quiet={MEASURED: "0+60x120", WAITING: "5x120", LANES[0]: "48x120"},
     ),
@@ -287,7 +287,7 @@ CASES = [
             LANES[0]: "48x120",
             f'{MEASURED}{{database="billing"}}': "0+60x120",
         },
-        # A consumer alone, or no relay at all: another alert says that.
+        # No relay at all, only a consumer: another alert reports that.
         quiet={f'{MEASURED}{{database="billing"}}': "0+60x120"},
     ),
     Case(
@@ -311,7 +311,7 @@ def promtool(*arguments: str | Path, stdin: str = "") -> str:
         [program, *arguments], input=stdin, capture_output=True, text=True, check=False
     )
     said = done.stdout + done.stderr
-    # 3: a metric to complain about.
+    # 3: promtool has complaints about a metric.
     assert done.returncode == 0 or (stdin and done.returncode == 3), said
     return said
 
@@ -325,7 +325,7 @@ def all_metrics() -> CollectorRegistry:
 
 
 def samples() -> set[str]:
-    """Give the names under which Prometheus keeps our metrics."""
+    """Return the names under which Prometheus stores pillarbox's metrics."""
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}
     return {
         family.name + end
@@ -346,7 +346,7 @@ def expected(case: Case) -> dict[str, Any]:
     }
 
 
-def test_each_metric_is_in_a_table_of_the_page_and_no_other() -> None:
+def test_the_tables_of_the_page_list_exactly_the_metrics() -> None:
     kept = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in all_metrics().collect()
@@ -361,7 +361,7 @@ def test_the_rules_are_valid() -> None:
     promtool("check", "rules", RULES)
 
 
-def test_each_alert_fires_when_it_should_and_not_else(tmp_path: Path) -> None:
+def test_each_alert_fires_only_when_it_should(tmp_path: Path) -> None:
     tests = [
         {
             "interval": "1m",
@@ -386,7 +386,7 @@ def test_each_alert_fires_when_it_should_and_not_else(tmp_path: Path) -> None:
     promtool("test", "rules", suite)
 
 
-def test_promtool_has_nothing_to_complain_about_in_our_metrics() -> None:
+def test_promtool_accepts_the_metrics() -> None:
     metrics = PrometheusEvents(CollectorRegistry())
     observers = Observers(
         [
@@ -444,7 +444,7 @@ def test_an_alert_has_a_severity_a_summary_and_a_runbook(alert: str) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_is_about_metrics_and_events_that_exist(alert: str) -> None:
+def test_an_alert_uses_metrics_and_events_that_exist(alert: str) -> None:
     expression = ALERTS[alert]["expr"]
     assert set(re.findall(r"(?:pillarbox|dead_letter)_\w+", expression)) <= samples()
     named = re.findall(r'event=~?"([^"]+)"', expression)

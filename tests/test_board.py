@@ -1,4 +1,4 @@
-"""The Grafana board: Grafana knows its form, and each panel shows something."""
+"""The Grafana board has a valid format, and each panel shows data."""
 
 import json
 import math
@@ -32,7 +32,7 @@ DRAWN: list[dict[str, Any]] = [
 TEXTS: list[dict[str, Any]] = [
     panel for row in BOARD["panels"] for panel in row.get("panels", [])
 ]
-# Members of a Prometheus query for annotations, which only its plugin knows.
+# Members of a Prometheus annotation query, which only the Prometheus plugin knows.
 BY_THE_PLUGIN = {"titleFormat", "textFormat"}
 OURS = re.compile(r"(?:pillarbox|dead_letter)_\w+")
 
@@ -42,7 +42,7 @@ def title_of(panel: dict[str, Any]) -> str:
 
 
 def unknown(given: Any, read: Any, path: str = "") -> Iterator[str]:
-    """Give the members of the board that are lost or changed when it is read."""
+    """Yield the members of the board that are lost or changed when it is read."""
     if isinstance(given, dict) and isinstance(read, dict):
         for name, value in given.items():
             if name not in read:
@@ -56,11 +56,11 @@ def unknown(given: Any, read: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def test_the_board_is_what_the_code_gives() -> None:
+def test_the_board_equals_the_generated_one() -> None:
     assert board.PAGE.read_text() == board.page(), "run `make reference`"
 
 
-def test_grafana_s_model_knows_every_member() -> None:
+def test_every_member_is_in_grafanas_model() -> None:
     register_default_plugins()  # type: ignore[no-untyped-call, unused-ignore]
     read = json.loads(JSONEncoder().encode(Dashboard.from_json(BOARD)))
     lost = [
@@ -71,7 +71,7 @@ def test_grafana_s_model_knows_every_member() -> None:
     assert lost == []
 
 
-def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
+def test_panels_have_distinct_ids_and_do_not_overlap() -> None:
     everything = [*BOARD["panels"], *TEXTS]
     assert len({panel["id"] for panel in everything}) == len(everything)
     for level in (BOARD["panels"], TEXTS):
@@ -86,7 +86,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize("panel", DRAWN, ids=title_of)
-def test_a_panel_says_what_it_shows_in_which_unit(panel: dict[str, Any]) -> None:
+def test_a_panel_has_a_description_and_a_unit(panel: dict[str, Any]) -> None:
     known = {value for value in vars(units).values() if isinstance(value, str)}
     assert panel["fieldConfig"]["defaults"]["unit"] in known
     assert panel["description"].endswith(".")
@@ -95,7 +95,7 @@ def test_a_panel_says_what_it_shows_in_which_unit(panel: dict[str, Any]) -> None
         assert target["datasource"] == panel["datasource"]
 
 
-def test_each_alert_has_its_runbook_on_the_board_and_a_panel_that_links_to_it() -> None:
+def test_each_alert_has_a_runbook_on_the_board_and_a_panel_that_links_to_it() -> None:
     assert {title_of(text) for text in TEXTS} == set(ALERTS)
     numbers = {f"?viewPanel={text['id']}": title_of(text) for text in TEXTS}
     linked = set()
@@ -109,7 +109,7 @@ def test_each_alert_has_its_runbook_on_the_board_and_a_panel_that_links_to_it() 
 
 
 @pytest.mark.parametrize("panel", DRAWN, ids=title_of)
-def test_a_panel_is_about_metrics_and_events_that_exist(panel: dict[str, Any]) -> None:
+def test_a_panel_uses_metrics_and_events_that_exist(panel: dict[str, Any]) -> None:
     for target in panel["targets"]:
         asked = re.sub(r'"[^"]*"', '""', target["expr"])
         assert set(OURS.findall(asked)) <= samples()
@@ -119,7 +119,7 @@ def test_a_panel_is_about_metrics_and_events_that_exist(panel: dict[str, Any]) -
 
 
 def filled(expression: str) -> str:
-    """Replace the variables as Grafana does with everything selected."""
+    """Replace the variables as Grafana does when everything is selected."""
     expression = expression.replace("$__rate_interval", "1m")
     return re.sub(r"\$(?:topic|consumer)\b", ".*", expression)
 
@@ -135,7 +135,7 @@ def has_data(prometheus: Prometheus, target: dict[str, Any]) -> bool:
     return any(not math.isnan(float(value)) for _, value in samples)
 
 
-async def test_each_panel_has_data_of_a_relay_and_a_consumer_at_work(
+async def test_each_panel_has_data_from_a_running_relay_and_consumer(
     site: Site, tmp_path: Path
 ) -> None:
     execute(site.url, "CALL outbox.maintain()")

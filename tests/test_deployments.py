@@ -1,4 +1,4 @@
-"""The examples of docker/: what they run exists, and they keep the rules they show."""
+"""The examples in docker/ run existing commands and keep their own rules."""
 
 import re
 import shlex
@@ -40,7 +40,7 @@ def manifests() -> list[Any]:
 
 
 def pod_of(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the pod's specification that a manifest has, however deep."""
+    """Return the pod specification in a manifest, at any depth."""
     spec = document.get("spec", {})
     while (inner := spec.get("template") or spec.get("jobTemplate")) is not None:
         spec = inner["spec"]
@@ -79,14 +79,14 @@ def test_the_documented_commands_and_options_exist(
 
     assert main(arguments) == 2
 
-    # What it takes is understood: the application or the database is what is missing.
+    # The options are valid: only the application or the database is missing.
     said = capsys.readouterr().err
     assert re.search(r"No module named 'shop'|no database given|shop.consumers", said)
 
 
 @pytest.mark.parametrize("manifest", manifests())
 def test_a_job_that_is_run_again_has_a_new_name(manifest: dict[str, Any]) -> None:
-    """The pod of a Job that exists, its image too, can't be changed."""
+    """The pod of an existing Job, including its image, can't be changed."""
     names = manifest["metadata"].keys() & {"name", "generateName"}
     assert names == {"generateName" if manifest["kind"] == "Job" else "name"}
 
@@ -111,8 +111,8 @@ def test_a_pod_runs_unprivileged_with_secrets_from_files(
         )
 
 
-def limited(*programs: str) -> Iterator[Any]:
-    """Return the memory limit in MiB and the arguments of each such process."""
+def limited_processes(*programs: str) -> Iterator[Any]:
+    """Yield the memory limit in MiB and the arguments of each process."""
     for parameter in manifests():
         pod = pod_of(parameter.values[0])
         assert pod is not None
@@ -135,7 +135,7 @@ def case(limit: str, arguments: list[str], id: str | None) -> Any:
     return pytest.param(int(re.sub(r"(Mi|m|M)$", "", limit)), arguments, id=id)
 
 
-@pytest.mark.parametrize(("mebibytes", "arguments"), list(limited("relay")))
+@pytest.mark.parametrize(("mebibytes", "arguments"), list(limited_processes("relay")))
 def test_a_relays_memory_limit_covers_its_batches(
     mebibytes: int, arguments: list[str]
 ) -> None:
@@ -151,21 +151,21 @@ def test_a_relays_memory_limit_covers_its_batches(
     assert config.memory_bytes <= mebibytes * MIB
 
 
-@pytest.mark.parametrize(("mebibytes", "arguments"), list(limited("consume")))
-def test_a_consumers_memory_limit_is_twice_what_its_buffers_may_take(
+@pytest.mark.parametrize(("mebibytes", "arguments"), list(limited_processes("consume")))
+def test_a_consumers_memory_limit_is_at_least_twice_its_buffers(
     mebibytes: int, arguments: list[str]
 ) -> None:
-    del arguments  # handlers are worth as much, whatever they are
+    del arguments  # whatever they are, the handlers may use as much again
     assert 2 * DEFAULTS.memory_bytes() <= mebibytes * MIB
 
 
 @pytest.mark.parametrize(
-    ("mebibytes", "arguments"), list(limited("migrate", "maintain"))
+    ("mebibytes", "arguments"), list(limited_processes("migrate", "maintain"))
 )
-def test_an_administrators_command_takes_the_options_of_its_process(
+def test_an_administrators_command_has_at_least_128_mib(
     mebibytes: int, arguments: list[str]
 ) -> None:
-    del arguments  # whichever it is, it reads the catalog, and no messages
+    del arguments  # either command reads the catalog, and no messages
     assert mebibytes >= 128
 
 
@@ -197,7 +197,7 @@ def test_compose_reads_the_file_and_the_profile_observe() -> None:
     assert observing == {"web", "prometheus", "grafana"}
 
 
-def test_what_compose_mounts_is_in_the_repository() -> None:
+def test_every_file_that_compose_mounts_is_in_the_repository() -> None:
     for service in compose_services().values():
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
@@ -233,7 +233,7 @@ def test_grafana_has_the_board_and_the_prometheus_of_the_same_profile() -> None:
     scraped = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yaml").read_text())
     assert prometheus["url"] == "http://prometheus:9090"
     interval = scraped["global"]["scrape_interval"]
-    # What $__rate_interval is made of.
+    # Grafana derives $__rate_interval from it.
     assert prometheus["jsonData"] == {"timeInterval": interval}
     (boards,) = yaml.safe_load(
         (provisioning / "dashboards" / "pillarbox.yaml").read_text()
@@ -249,7 +249,7 @@ def test_grafana_has_the_board_and_the_prometheus_of_the_same_profile() -> None:
 def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
     for unit in units():
         text = unit.read_text()
-        # Where the programs lie is not this machine's.
+        # The programs' paths don't exist on this machine.
         text = re.sub(r"^(ExecStart)=.*$", r"\1=/bin/true", text, flags=re.MULTILINE)
         text = re.sub(r"^(WorkingDirectory)=.*$", r"\1=/", text, flags=re.MULTILINE)
         (tmp_path / unit.name).write_text(text)

@@ -1,4 +1,4 @@
-"""The rules of the tree that no other tool checks."""
+"""The rules for the source tree that no other tool checks."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ BROKERS = tuple(
         if page.stem != "index"
     )
 )
-WITHOUT_SOURCE = {"http"}  # posted messages are received by `inbox.webhook`
+WITHOUT_SOURCE = {"http"}  # `inbox.webhook` receives posted messages
 TEXTS = {
     *(".css", ".html", ".js", ".json", ".lock", ".md", ".py", ".sql", ".toml"),
     *(".txt", ".yaml", ".yml", "Makefile", "Dockerfile"),
@@ -65,7 +65,7 @@ def test_every_package_has_a_docstring(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_tests_of_a_package_have_its_rooms(package: str) -> None:
+def test_the_tests_of_a_package_have_its_folders(package: str) -> None:
     tests = ROOT / "tests" / package
     rooms = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
     assert {
@@ -86,7 +86,7 @@ def test_everything_about_a_broker_has_its_name(broker: str) -> None:
     assert missing == []
 
 
-def test_no_file_has_the_marks_of_an_unfinished_merge() -> None:
+def test_no_file_has_merge_conflict_markers() -> None:
     mark = re.compile(rb"^(<{7}|>{7}|\|{7}) ", re.MULTILINE)
     tree = [path for path in ROOT.iterdir() if not path.name.startswith(".")]
     paths = [path for entry in tree for path in (entry, *entry.rglob("*"))]
@@ -137,7 +137,7 @@ def test_each_sql_file_has_the_four_header_lines(path: Path) -> None:
     ]
 
 
-def test_each_folder_of_tests_is_run_at_other_hours_or_left_out_for_a_reason() -> None:
+def test_each_folder_of_tests_runs_under_other_clocks_or_has_a_reason_not_to() -> None:
     folders = {
         name_of(path)
         for path in (ROOT / "tests").iterdir()
@@ -149,12 +149,12 @@ def test_each_folder_of_tests_is_run_at_other_hours_or_left_out_for_a_reason() -
     assert "tests/brokers/postgres" in DATABASE
 
 
-def test_the_documentation_names_each_table_that_sees_a_delete() -> None:
+def test_the_documentation_names_each_table_with_deletes() -> None:
     page = (ROOT / "docs" / "database.md").read_text()
     (said,) = re.findall(
         r"\*\*What is deleted row by row\.\*\*.*?\n\n", page, re.DOTALL
     )
-    # To remove everything is another matter.
+    # Downgrades are left out: they remove everything.
     product = (
         path
         for path in files(".sql", ".py")

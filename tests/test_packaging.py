@@ -1,4 +1,4 @@
-"""What is built is what is in the tree."""
+"""The built wheel contains what is in the tree."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.install.wheel import MODULE, MOUNTS, ROOT, build_wheel
 
 SHIPPED = {".py", ".sql", ".typed", ".mako", ".html", ".css", ".js", ".svg"}
 
-# Prints the hash of each file of our packages, as the interpreter finds them.
+# Prints the hash of each file of pillarbox's packages, as the interpreter finds them.
 FIND_FILES = """
 import hashlib, json
 from importlib.resources import files
@@ -34,7 +34,7 @@ for package in packages:
 print(json.dumps(found))
 """
 
-# Adds messages by plain sessions, in an interpreter that has no greenlet.
+# Adds messages through plain sessions in an interpreter that has no greenlet.
 ADD_WITHOUT_GREENLET = """
 import sys
 
@@ -98,7 +98,7 @@ def test_the_wheel_and_the_editable_install_give_the_same_files(
     distribution("pillarbox").entry_points,
     ids=lambda entry_point: f"{entry_point.group} {entry_point.name}",
 )
-def test_an_entry_point_leads_to_something(entry_point: EntryPoint) -> None:
+def test_an_entry_point_loads(entry_point: EntryPoint) -> None:
     found = entry_point.load()
     match entry_point.group:
         case "pytest11":  # a module

@@ -1,4 +1,4 @@
-"""The pytest plugin, in a run of its own as an application would have it."""
+"""The pytest plugin, in a separate run as in an application's tests."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_fixtures_work_in_another_project(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
-    # Whether this very tree is installed or not.
+    # The result must not depend on whether this tree is installed.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(TESTS)
 

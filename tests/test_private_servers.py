@@ -1,4 +1,4 @@
-"""The servers that tests, demo and benchmarks start for themselves."""
+"""The private servers that tests, the demo and benchmarks start."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ def test_committed_data_survives_a_restart(
     assert one(private_server.url, "SELECT number FROM kept") == 7
 
 
-def test_a_private_server_has_what_pg_cron_needs(
+def test_pg_cron_runs_on_a_private_server(
     private_server: PostgresServer,
 ) -> None:
     with psycopg.connect(private_server.url) as connection:
@@ -125,7 +125,7 @@ def test_an_unreachable_url_is_refused_without_its_password() -> None:
     assert "secret" not in str(refusal.value)
 
 
-def test_a_url_of_something_else_is_refused() -> None:
+def test_a_url_of_another_database_is_refused() -> None:
     with (
         pytest.raises(ConfigError, match="mysql://localhost/x: not a PostgreSQL URL"),
         postgres_server("mysql://localhost/x"),
@@ -156,7 +156,7 @@ def test_redis_comes_back_empty_under_the_same_url(private_redis: RedisServer) -
     private_redis.start()
 
 
-def test_nothing_is_left_after_the_block() -> None:
+def test_a_private_server_leaves_nothing_behind() -> None:
     with redis_server() as redis:
         directory = redis.pid_file.parent
         pid = int(redis.pid_file.read_text())

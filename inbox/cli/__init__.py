@@ -1,1 +1,1 @@
-"""The command line of the consumer's side."""
+"""The consumer's command line."""

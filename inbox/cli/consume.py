@@ -1,4 +1,4 @@
-"""`pillarbox consume`: the consumer as a process."""
+"""`pillarbox consume`: runs a consumer as a process."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
 
 GAVE_UP: Final = 1
-"""The exit status with `--once` when a message became a dead letter."""
+"""The exit status with `--once` when a message was dead-lettered."""
 _LAST_WAIT: Final = 1.0
 
 app = new_app()
@@ -181,10 +181,10 @@ def scheduler_of(
 
 
 class Once:
-    """Runs a consumer until it is stopped or, if `seconds` is given, idle that long.
+    """Runs a consumer until it is stopped or, if `seconds` is given, until it is idle.
 
     Attributes:
-        gave_up: whether a message became a dead letter.
+        gave_up: whether a message was dead-lettered.
     """
 
     def __init__(self, consumer: Consumer, seconds: float | None) -> None:
@@ -208,7 +208,7 @@ class Once:
 
 
 def queues_of(options: Sequence[str]) -> dict[str, int]:
-    """Read `NAME=WEIGHT`, or `NAME` for a weight of 1.
+    """Parse `NAME=WEIGHT`, or `NAME` for a weight of 1.
 
     Raises:
         ConfigError: a weight isn't a whole number, or a name is repeated.
@@ -229,13 +229,14 @@ def queues_of(options: Sequence[str]) -> dict[str, int]:
 
 
 def load_consumer(path: str) -> Consumer:
-    """Import the consumer that `module:name` names, from the working directory too.
+    """Import the consumer `module:name`, also from the working directory.
 
     Raises:
-        ConfigError: as `import_object`, or it isn't a consumer and returns none.
+        ConfigError: as `import_object`, or it is neither a consumer nor a function that
+            returns one.
     """
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: the user's modules are there
+        sys.path.insert(0, "")  # as `python -m` does, to find the user's modules
     found = import_object("consumer", path)
     if callable(found) and not isinstance(found, Consumer):
         try:
@@ -254,7 +255,7 @@ def load_consumer(path: str) -> Consumer:
 
 
 def _leave_stuck_handlers(consumer: str, status: int, notify: Observer) -> None:
-    """Exit despite threads that did not end; the server rolls back their work."""
+    """Exit although handler threads still run; the server rolls back their work."""
     threads = [
         t for t in threading.enumerate() if t.name.startswith(f"inbox {consumer}")
     ]

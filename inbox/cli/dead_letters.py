@@ -1,4 +1,4 @@
-"""The inbox's side of repair: retries by handlers, and blocked deliveries."""
+"""The inbox's part of repair: retries by handlers, and blocked deliveries."""
 
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
@@ -24,8 +24,8 @@ def record_discard(
 ) -> None:
     """Record a receipt, so that a redelivery of the message calls no handler.
 
-    If its day has no partition, there is no need, since it would be too old. A job that
-    was left open is ended.
+    If its day has no partition, no receipt is needed: the message would be too old. A
+    job that is still open is ended.
 
     Raises:
         ConfigError: its long handler is running.

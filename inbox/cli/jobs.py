@@ -123,7 +123,7 @@ def _message_id(text: str) -> UUID:
 
 
 def _whose(id: UUID, known: dict[str, JobState]) -> str:
-    """Choose the consumer that is meant: the one with an open job, or the only one.
+    """Choose the consumer: the one with an open job, or else the only one with a job.
 
     Raises:
         ConfigError: there is none, or more than one.
@@ -147,7 +147,7 @@ def read_jobs(
     states: Sequence[str],
     limit: int,
 ) -> list[JobRow]:
-    """Return jobs in these states, those that are open first, then the newest."""
+    """Return jobs in these states, open ones first, then the newest."""
     values = {"consumer": consumer, "states": list(states), "max_rows": limit}
     with connection.cursor(row_factory=class_row(JobRow)) as cursor:
         return cursor.execute(load("inbox", "list_jobs"), values).fetchall()
@@ -156,10 +156,10 @@ def read_jobs(
 def cancel_job(
     connection: AdministrationConnection, id: UUID, consumer: str, reason: str | None
 ) -> str:
-    """Request that a message's job be cancelled, and return its state.
+    """Request that a message's job be cancelled, and return the job's state.
 
     Raises:
-        ConfigError: there can't be such a job.
+        ConfigError: no such job can exist.
     """
     if not is_uuid7(id):
         raise ConfigError(f"id {id}: isn't a UUIDv7; pillarbox jobs lists the ids")
@@ -194,7 +194,7 @@ def _connected(
         psycopg.connect(conninfo(url), application_name="pillarbox jobs") as connection,
     ):
         connection.execute(PIN_SESSION_LOCALLY)
-        # Compiling a plan for many partitions would take seconds.
+        # JIT compilation of a plan for many partitions would take seconds.
         connection.execute("SET LOCAL jit = off")
         try:
             yield connection
@@ -212,7 +212,7 @@ def _row(job: Mapping[str, Any], now: datetime) -> tuple[str | None, ...]:
     if job["worker_is_gone"]:
         worker = f"{worker} (gone)"
     elif job["finished_at"] is None and job["lease_until"] is None:
-        worker = None  # the one that had the job before
+        worker = None  # the job's previous worker
     return (
         job["state"],
         write_duration(now - since),

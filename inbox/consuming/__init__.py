@@ -1,4 +1,4 @@
-"""The way of a delivery to its handler and back: `fetch`, `dispatch`, `settlement`.
+"""The path of a delivery to its handler and back: `fetch`, `dispatch`, `settlement`.
 
-`inbox.consumer` puts these together; read it first.
+`inbox.consumer` connects these parts; read it first.
 """

@@ -1,4 +1,4 @@
-"""What a consumer has done since it last reported it; see `ConsumerActive`."""
+"""What a consumer did since its last report; see `ConsumerActive`."""
 
 import time
 from datetime import timedelta
@@ -21,8 +21,8 @@ class ConsumerCounts:
     """An observer that counts what a consumer does.
 
     Attributes:
-        consumer: its name.
-        latencies: from add to handled, of all messages so far.
+        consumer: the consumer's name.
+        latencies: the times from add to handled, of all messages so far.
     """
 
     def __init__(self, consumer: str) -> None:
@@ -58,7 +58,7 @@ class ConsumerCounts:
 
     @property
     def is_active(self) -> bool:
-        """Whether anything happened since the last `take`."""
+        """Whether anything has happened since the last `take`."""
         return bool(
             self._handled
             or self._failed
@@ -68,7 +68,7 @@ class ConsumerCounts:
         )
 
     def take(self, period: timedelta) -> ConsumerActive:
-        """Return what happened since the last `take`, and reset the counts."""
+        """Return the activity since the last `take`, and reset the counts."""
         latencies = self.latencies.take()
         active = ConsumerActive(
             consumer=self.consumer,

@@ -1,7 +1,8 @@
 """The messages that a source keeps in memory.
 
-A `Backlog` holds, in order, what was fetched and isn't delivered yet. A key waits while
-one of its messages does: later messages stay behind it, and all other keys proceed.
+A `Backlog` holds, in order, messages that were fetched and aren't delivered yet. A key
+waits while one of its messages waits: later messages stay behind it, and all other keys
+proceed.
 """
 
 import heapq
@@ -15,9 +16,9 @@ class Item(Protocol):
     """An item that can wait.
 
     Attributes:
-        place: its number in the order; items with the same number are in order of
-            `add`.
-        key: None for an item that needs no order.
+        place: its position in the order; items with the same place keep the order in
+            which they were added.
+        key: None for an item that doesn't need to be kept in order.
     """
 
     @property
@@ -31,7 +32,7 @@ T = TypeVar("T", bound=Item)
 
 
 class Backlog(Generic[T]):
-    """Items ordered by place, in whatever order they are added. For one event loop."""
+    """Items ordered by place, whatever order they are added in. For one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,17 +43,17 @@ class Backlog(Generic[T]):
         self._number = count()
 
     def __len__(self) -> int:
-        """Count all items, including those that wait."""
+        """Count all items, including those that are waiting."""
         return len(self._ready) + sum(map(len, self._aside.values()))
 
     def add(self, item: T) -> None:
-        """Add an item at its place; if its key waits, the item waits with it."""
+        """Add an item at its place; if its key is waiting, the item waits, too."""
         name = _name(item)
         where = self._aside.get(name, self._ready)
         self._push(where, item)
 
     def put_aside(self, item: T, delay: float) -> None:
-        """Make an item, and its key, wait for at least `delay` seconds."""
+        """Make an item and its key wait for at least `delay` seconds."""
         name = _name(item)
         due = max(self._clock() + delay, self._due.get(name, 0.0))
         self._due[name] = due
@@ -60,7 +61,7 @@ class Backlog(Generic[T]):
         self._push(self._aside.setdefault(name, []), item)
 
     def take(self, limit: int) -> list[T]:
-        """Remove and return the first items that needn't wait, at most `limit`."""
+        """Remove and return up to `limit` items, in order, skipping those that wait."""
         self._wake()
         taken: list[T] = []
         while self._ready and len(taken) < limit:
@@ -75,7 +76,7 @@ class Backlog(Generic[T]):
 
     @property
     def ready(self) -> bool:
-        """Whether `take` has anything to look at."""
+        """Whether `take` has any items to check."""
         self._wake()
         return bool(self._ready)
 
@@ -86,7 +87,7 @@ class Backlog(Generic[T]):
         return max(0.0, self._timers[0][0] - self._clock())
 
     def waiting(self) -> list[tuple[T, float]]:
-        """Return items that wait, alone or behind their key, and the seconds left."""
+        """Return waiting items, with the seconds left; some wait behind their key."""
         self._wake()
         now = self._clock()
         behind = [entry for entry in self._ready if _name(entry[-1]) in self._due]
@@ -97,7 +98,7 @@ class Backlog(Generic[T]):
         ]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all items."""
         self._ready.clear()
         self._aside.clear()
         self._due.clear()

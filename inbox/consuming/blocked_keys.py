@@ -1,6 +1,6 @@
 """The blocked keys of a consumer: those whose first message waits for a retry.
 
-The message waits in the process, so no table shows it, but the events do.
+The message waits in the process, so no table shows it; the events do.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class BlockedKey:
 
     Attributes:
         head: the id of that message.
-        attempts: how often it failed, as far as this process knows.
+        attempts: how often it has failed, as far as this process knows.
         since: when it first failed.
         next_at: when it will be retried, or was last retried.
     """
@@ -69,16 +69,16 @@ class BlockedKeys:
                 self._keys.clear()
 
     def oldest_first(self) -> list[BlockedKey]:
-        """Return the blocked keys, the one that has waited longest first."""
+        """Return the blocked keys, starting with the one that has waited longest."""
         return sorted(self._keys.values(), key=lambda blocked: blocked.since)
 
     def count(self) -> dict[str, Any]:
-        """Return their number, and since when the oldest has been waiting."""
+        """Return the number of keys, and since when the oldest has been waiting."""
         since = min((blocked.since for blocked in self._keys.values()), default=None)
         return {"count": len(self._keys), "since": _plain(since)}
 
     def tell(self) -> dict[str, Any]:
-        """Return `count` and at most `MOST_TOLD` keys, which may name customers."""
+        """Return `count` and at most `MOST_TOLD` keys, which can identify customers."""
         return {
             **self.count(),
             "keys": [
@@ -88,7 +88,7 @@ class BlockedKeys:
         }
 
     async def measure(self, seconds: float, notify: Observer) -> None:
-        """Report their number every `seconds` seconds, until cancelled."""
+        """Report the number of keys every `seconds` seconds, until cancelled."""
         while True:
             oldest = min((b.since for b in self._keys.values()), default=None)
             notify(

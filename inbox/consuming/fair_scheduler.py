@@ -1,8 +1,9 @@
-"""Fair scheduling: which of the waiting messages gets the next free slot.
+"""Fair scheduling: decides which waiting message gets the next free slot.
 
-Three levels: queues get slots by their weights, the tenants of a queue take turns, and
-within a tenant it is first come, first served. No slot stays free while a message may
-have it. So a flood of messages delays only its own tenant and its own queue.
+There are three levels: queues get slots by their weights, the tenants of a queue take
+turns, and within a tenant messages are served in order of arrival. No slot stays free
+while a message may use it. So a flood of messages delays only its own tenant and its
+own queue.
 """
 
 import asyncio
@@ -15,12 +16,12 @@ _Line: TypeAlias = deque[asyncio.Future[None]]
 
 
 class Waiting:
-    """The messages that wait in one queue, by tenant."""
+    """The messages that wait in one queue, grouped by tenant."""
 
     def __init__(self, weight: int) -> None:
         self.weight = weight
         self.credit = weight
-        # The tenant that was served last is at the end.
+        # The most recently served tenant is at the end.
         self.ring: OrderedDict[Tenant, _Line] = OrderedDict()
         self.capped: dict[Tenant, _Line] = {}
 
@@ -30,9 +31,9 @@ class FairScheduler:
 
     Args:
         max_in_flight: the number of slots.
-        weights: each queue's share of the slots while other queues want theirs, too.
-        max_per_tenant: slots that one tenant may hold at once; messages without a
-            tenant are not limited.
+        weights: each queue's share of the slots while other queues also want slots.
+        max_per_tenant: the number of slots that one tenant can hold at once; messages
+            without a tenant are not limited.
         on_capped: called when `capped` may have changed.
     """
 
@@ -48,7 +49,7 @@ class FairScheduler:
         self._max_per_tenant = max_per_tenant
         self._on_capped = on_capped
         self._queues = {name: Waiting(weight) for name, weight in weights.items()}
-        # The queue that was served last is at the end.
+        # The most recently served queue is at the end.
         self._order = deque(self._queues.values())
         self._taken: Counter[Tenant] = Counter()
 
@@ -62,7 +63,7 @@ class FairScheduler:
         return sum(map(len, self._queues[queue].capped.values()))
 
     def tenants_over_share(self, queue: str) -> set[str]:
-        """Return the tenants with more such messages than slots they may hold."""
+        """Return the tenants with more such messages than slots that they can hold."""
         least = self._max_per_tenant or 0
         capped = self._queues[queue].capped
         return {t for t, line in capped.items() if t is not None and len(line) > least}
@@ -122,7 +123,7 @@ class FairScheduler:
             if not line:
                 del queue.ring[tenant]
             if granted.cancelled():
-                continue  # it was cancelled and will leave by itself
+                continue  # already cancelled; `acquire` cleans up
             if line:
                 queue.ring.move_to_end(tenant)
             self._order.remove(queue)
@@ -135,7 +136,7 @@ class FairScheduler:
                 self._set_aside(tenant)
 
     def _next_queue(self) -> Waiting | None:
-        """Choose by weight among the queues in which a message may get a slot."""
+        """Choose by weight among the queues that have a message eligible for a slot."""
         waiting = [queue for queue in self._order if queue.ring]
         if not waiting:
             return None

@@ -1,7 +1,7 @@
 """Fetch the deliveries of one queue from its source, as many as there is room for.
 
-Each queue has a fetcher and a source of its own, so that none waits for another's
-broker; only the slots of the scheduler are shared.
+Each queue has its own fetcher and source, so no queue waits for another one's broker;
+they share only the slots of the scheduler.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Fetcher:
         self._idle = None if idle is None else idle.total_seconds()
 
     async def run(self) -> None:
-        """Fetch until cancelled, or idle.
+        """Fetch until cancelled, or until idle.
 
         Raises:
             BrokerUnavailableError: the broker became unavailable, and `idle` is given.
@@ -134,7 +134,7 @@ class Fetcher:
     async def stop(self, drain: timedelta) -> int:
         """Let handlers finish within `drain`; nack the rest, and return how many."""
         left = await self._dispatcher.stop(drain)
-        # Last first: a source that puts each in front of its queue keeps the order.
+        # Last first, to keep the order if the source requeues each at the front.
         for delivery in reversed(left):
             await self._give_back(delivery)
         return len(left)
@@ -143,7 +143,7 @@ class Fetcher:
         try:
             await delivery.nack()
         except BrokerUnavailableError:
-            return  # the broker delivers it again by itself
+            return  # the broker redelivers it anyway
         message = delivery.message
         self._notify(
             DeliveryReturned(
@@ -159,7 +159,7 @@ class Fetcher:
 async def fetch_all(
     fetchers: Sequence[Fetcher], stop: asyncio.Event
 ) -> Exception | None:
-    """Run all fetchers until `stop`, their end or a failure; return the failure."""
+    """Run all fetchers until `stop`, until all end or one fails; return the failure."""
     tasks = [asyncio.create_task(fetcher.run()) for fetcher in fetchers]
     stopped = asyncio.create_task(stop.wait())
     receiving = asyncio.gather(*tasks)
@@ -173,9 +173,9 @@ async def fetch_all(
 
 
 async def stop_all(fetchers: Sequence[Fetcher], drain: timedelta) -> int:
-    """Stop all fetchers at once; return how many deliveries were given back.
+    """Stop all fetchers at once; return how many deliveries were nacked.
 
-    Cancellation only ends the drain.
+    Cancelling this call only ends the drain.
     """
     stopping = [asyncio.create_task(fetcher.stop(drain)) for fetcher in fetchers]
     try:

@@ -1,4 +1,4 @@
-"""The limits of a consumer: what it may hold at once, and for how long."""
+"""The limits of a consumer: how much it can hold at once, and for how long."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,12 +11,12 @@ from outbox.errors import ConfigError
 MIB: Final = 1024 * 1024
 DEFAULT_HELD_BYTES: Final = 64 * MIB
 _FETCH_BYTES: Final = 8 * MIB
-"""What the `postgres` broker delivers at once; for others see docs/containers.md."""
+"""The most that the `postgres` broker delivers at once; see docs/containers.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerLimits:
-    """The limits of one consumer, explained at `Consumer`.
+    """The limits of one consumer, documented in `Consumer`.
 
     Raises:
         ConfigError: one of them is below its minimum.
@@ -49,16 +49,16 @@ class ConsumerLimits:
 
     @property
     def max_lines(self) -> int:
-        """The number of messages that each queue holds, running or ready."""
+        """The number of messages that each queue can hold, running or ready."""
         if self.max_prefetched is None:
             return 2 * self.max_in_flight
         return self.max_in_flight + self.max_prefetched
 
     def memory_bytes(self, queues: int = 1) -> int:
-        """Estimate the memory that a consumer needs at most, without its handlers.
+        """Estimate the maximum memory that a consumer needs, not counting its handlers.
 
-        Payloads that it holds are in memory twice, as the broker's library read them
-        and in the messages; those being fetched, up to five times.
+        Held payloads are in memory twice, as read by the broker's library and in the
+        messages; payloads being fetched, up to five times.
         """
         each = 2 * self.max_held_bytes + 5 * _FETCH_BYTES
         return 64 * MIB + queues * each

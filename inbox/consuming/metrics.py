@@ -1,4 +1,4 @@
-"""The metrics of a consumer, for Prometheus; needs the extra `metrics`."""
+"""Prometheus metrics of a consumer; requires the extra `metrics`."""
 
 import time
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from outbox.observability.prometheus import (
 
 
 class _OfTopic(NamedTuple):
-    """What a consumer counts and measures for one topic."""
+    """The counters and histogram of one topic."""
 
     handler_duration: Latencies
     handled: Tally
@@ -40,10 +40,10 @@ class _OfTopic(NamedTuple):
 
 
 class ConsumerMetrics:
-    """An observer that keeps the metrics of a consumer.
+    """An observer that maintains the metrics of a consumer.
 
     Args:
-        counts: an observer of the same consumer; its latencies are exported.
+        counts: an observer of the same consumer, whose latencies are exported.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class ConsumerMetrics:
             registry=registry,
         )
         self._known: dict[tuple[str, str], _OfTopic] = {}
-        # By topic, since finding the label takes longer; without topics that share one.
+        # Cached by topic, which is faster than finding the label. Topics that share a
+        # label are left out.
         self._by_name: dict[tuple[str, str], _OfTopic] = {}
         self._learn: dict[type[Event], Callable[[Any], None]] = {
             ConsumerStarted: self._note_started,
@@ -140,7 +141,7 @@ class ConsumerMetrics:
         labels = consumer, label
         known = self._known.get(labels)
         if known is None:
-            # All at once, at 0: Prometheus sees no increase in a series that is new.
+            # All start at 0: Prometheus sees no increase in a series that is new.
             known = self._known[labels] = _OfTopic(
                 self._handler_duration.of(*labels),
                 *(tallies.of(*labels) for tallies in self._by_topic),

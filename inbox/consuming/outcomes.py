@@ -1,7 +1,7 @@
 """Write outcomes to the broker in batches.
 
-One ack at a time would cost a round trip for each message. While one batch is being
-written, the next one gathers, so batches grow with the load.
+Writing acks one at a time would cost a round trip for each message. While one batch is
+being written, the next one collects, so batches grow with the load.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from outbox.retry import RetryPolicy
 T = TypeVar("T")
 
 _GATHER: Final = 0.002
-# A connection that was cut is replaced by the first or second attempt.
+# The first or second attempt replaces a broken connection.
 _FEW_FAILURES: Final = 3
 _MANY_BATCHES: Final = 10
 _RECONNECT: Final = RetryPolicy(
@@ -25,7 +25,7 @@ _RECONNECT: Final = RetryPolicy(
 
 
 class Outcomes(Generic[T]):
-    """Writes outcomes in the order they are added. For one event loop.
+    """Writes outcomes in the order in which they are added. For one event loop.
 
     Args:
         write: writes a batch; called again with the same batch if it raises
@@ -46,23 +46,23 @@ class Outcomes(Generic[T]):
         self._tried = asyncio.Event()
 
     def add(self, outcome: T) -> None:
-        """Schedule the write of an outcome."""
+        """Schedule an outcome to be written."""
         self._waiting.append(outcome)
         self._added.set()
 
     def close(self) -> None:
-        """Let `run` return once everything is written."""
+        """Let `run` return once all outcomes are written."""
         self._closing.set()
         self._added.set()
 
     async def check(self) -> None:
-        """Check, before more is fetched, that outcomes can be written.
+        """Check that outcomes can be written, before more messages are fetched.
 
-        After a few failures in a row it waits for another attempt, which is made at
-        once. So outcomes that can't be written are reported and don't pile up.
+        After a few failures in a row, this triggers another attempt and waits for it.
+        So outcomes that can't be written are reported and don't pile up.
 
         Raises:
-            BrokerUnavailableError: that attempt failed, too.
+            BrokerUnavailableError: that attempt also failed.
         """
         many = len(self._waiting) >= _MANY_BATCHES * self._max_batch
         if self._failures >= _FEW_FAILURES or (self._failures and many):
@@ -74,7 +74,7 @@ class Outcomes(Generic[T]):
                 ) from self._failure
 
     async def run(self) -> None:
-        """Write what is added, until closed and empty, or cancelled."""
+        """Write outcomes until cancelled, or until closed and all are written."""
         try:
             await self._run()
         finally:

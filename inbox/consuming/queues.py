@@ -17,8 +17,9 @@ class ServedQueues:
     """The queues that a consumer serves, checked against its handlers when it runs.
 
     Args:
-        source: a broker's URL, the source of the only queue, or one for each.
-        order: the order of all queues, or of each; `"key"` by default.
+        source: a broker's URL, the source of the only queue, or one source for each
+            queue.
+        order: the order of all queues, or of each queue; `"key"` by default.
 
     Raises:
         ConfigError: an order is invalid.
@@ -46,7 +47,7 @@ class ServedQueues:
         """Serve only these queues, with these weights.
 
         Raises:
-            ConfigError: there are none, or a weight isn't a positive number.
+            ConfigError: no queue is given, or a weight isn't a positive number.
         """
         if not queues:
             raise ConfigError("queues={}: name at least one queue, or leave queues out")
@@ -59,7 +60,7 @@ class ServedQueues:
         self._weights = dict(queues)
 
     def weights(self) -> dict[str, int]:
-        """Return the chosen weights, or equal ones for all queues.
+        """Return the chosen weights; by default, equal weights for all queues.
 
         Raises:
             ConfigError: a queue was named for which no handler is registered.
@@ -90,7 +91,7 @@ class ServedQueues:
         """Create or find the source of a queue.
 
         Raises:
-            ConfigError: there is none, or it can't be created.
+            ConfigError: the queue has no source, or it can't be created.
         """
         if isinstance(self._source, str):
             found = implementation("inbox.sources", self._source)
@@ -114,7 +115,7 @@ class ServedQueues:
 def group_of(consumer: str, queue: str) -> str:
     """Name the consumer group of a queue.
 
-    The separator is hyphens, because NATS allows no dots, and two of them, so that the
-    name isn't that of another consumer by accident.
+    The separator consists of hyphens because NATS allows no dots, and of two hyphens so
+    that the name doesn't match another consumer's by accident.
     """
     return consumer if queue == DEFAULT_QUEUE else f"{consumer}--{queue}"

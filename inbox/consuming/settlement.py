@@ -1,12 +1,12 @@
 """Settle one delivery: retry the handler until it succeeds, or dead-letter the message.
 
-    handled, or handled before ──▶ ack
+    handled now or before ──▶ ack
     RetryLater(delay) ──▶ retry after the delay; counts no attempt
-    raised ──▶ retry with backoff; after the last attempt a dead letter
+    another exception ──▶ retry with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
     committed inside the handler, with its receipt ──▶ dead letter, ack
     database unavailable ──▶ retry when it is back; counts no attempt
-    used up its starts, none of which ended (see `inbox.poison`) ──▶ dead letter
+    started too often, never finished (see `inbox.poison`) ──▶ dead letter
 
 Meanwhile later messages of the key wait; all others proceed.
 
@@ -14,7 +14,7 @@ A dead letter is written before the ack, whatever the message contains:
 
     written, or PENDING already ──▶ ack
     database unavailable ──▶ retry when it is back
-    row refused ──▶ at once a spare row, which fits whatever the message contains
+    row refused ──▶ at once a spare row, which can store any message
 """
 
 import asyncio
@@ -152,11 +152,11 @@ class DeliverySettlement:
         self, handler: AnyHandler, message: Message, dispatcher: Dispatcher
     ) -> bool | None:
         """Return whether it has a receipt; None if the consumer stops first."""
-        # Its process may have died between the commit and the ack.
+        # A process may have died between the commit and the ack.
         try:
             receipt = receipt_of(handler, message, self._consumer)
         except Exception:  # noqa: BLE001 (upcasters and keys are the user's)
-            return False  # nor could the handler record one
+            return False  # the handler couldn't record a receipt either
         look = partial(has_receipt, *receipt)
         lost = 0
         while True:
@@ -165,7 +165,7 @@ class DeliverySettlement:
                     return await self._executor.transact(look)
             except Exception as error:  # noqa: BLE001 (waits until it gets an answer)
                 if refusal_of(error) is not None:
-                    return False  # an id that no receipt can have
+                    return False  # no receipt can have this id
                 lost += 1
                 if not await self._outage.wait(error, lost, dispatcher):
                     return None
@@ -324,7 +324,8 @@ _AWAY: Final = (
     OSError,
     OutboxError,
 )
-# Classes: data, constraint, program limit; internal error: too large to assemble.
+# The classes of data, constraint and program limit errors; and the internal error for
+# a row that is too large to assemble.
 _OF_THE_ROW: Final = ("22", "23", "54", "XX000")
 
 
@@ -332,7 +333,7 @@ class GiveUp:
     """Writes the dead letters of one run of a consumer, and acks their messages.
 
     Attributes:
-        stacktraces: which stack traces the run has reported.
+        stacktraces: selects the stack traces that the run reports.
     """
 
     def __init__(
@@ -372,7 +373,7 @@ class GiveUp:
                     refusal = refusal_of(error)
                     if refusal is not None:
                         continue
-                # If the spare row is refused, too, the message is not the reason.
+                # If the spare row is also refused, the message is not the reason.
                 refusal = None
                 lost += 1
                 if not await self._outage.wait(error, lost, dispatcher):
@@ -396,7 +397,7 @@ class GiveUp:
 
 
 def problem_of(delivery: Delivery) -> str | None:
-    """Return why a delivery isn't a message that can be handled; None if it is."""
+    """Return why a delivery can't be handled as a message; None if it can."""
     if delivery.problem is not None:
         return delivery.problem
     try:
@@ -407,14 +408,14 @@ def problem_of(delivery: Delivery) -> str | None:
 
 
 def refusal_of(error: Exception) -> str | None:
-    """Return how a row was refused because of its content; None for an outage.
+    """Return why a row was refused because of its content; None for an outage.
 
-    The server's message is left out: it may quote the row.
+    The server's message is omitted because it can quote the row.
     """
     refused_by = error.orig if isinstance(error, DBAPIError) else error
     state = getattr(refused_by, "sqlstate", None) or getattr(refused_by, "pgcode", None)
     if state is None:
-        # The driver, or our own code, couldn't even send it.
+        # The driver, or this library, failed before sending it.
         is_away = isinstance(error, _AWAY) or connection_broke(error)
         return None if is_away else type(refused_by).__name__
     if not str(state).startswith(_OF_THE_ROW):
@@ -423,7 +424,7 @@ def refusal_of(error: Exception) -> str | None:
 
 
 def about_message(consumer: str, message: Message) -> dict[str, Any]:
-    """Return the fields that every event about a message has."""
+    """Return the fields that all events about a message share."""
     return {
         "consumer": consumer,
         "id": message.id,
@@ -436,8 +437,8 @@ def about_message(consumer: str, message: Message) -> dict[str, Any]:
 async def ack(delivery: Delivery) -> None:
     """Ack a delivery.
 
-    If the broker is unavailable, it redelivers the message later, whose receipt is then
-    found.
+    If the broker is unavailable, it redelivers the message later, and the receipt is
+    then found.
     """
     try:
         await delivery.ack()
@@ -453,7 +454,7 @@ _TELL_AGAIN: Final = 20.0
 
 
 class DatabaseOutage:
-    """Waits while the handlers' database is unavailable, and reports that."""
+    """Waits while the handlers' database is unavailable, and reports the outage."""
 
     def __init__(self, consumer: str, observers: Observers) -> None:
         self._consumer = consumer
@@ -477,7 +478,7 @@ class DatabaseOutage:
                     seconds=delay.total_seconds(),
                 )
             )
-        # Not parked, so that nothing more is fetched during an outage.
+        # Still in flight, so that fetching pauses during an outage.
         return await dispatcher.pause(delay)
 
     def end(self) -> None:

@@ -1,1 +1,1 @@
-"""Dead letters of a consumer: `write` stores them, `retry` handles them again."""
+"""A consumer's dead letters: `write` stores them, `retry` handles them again."""

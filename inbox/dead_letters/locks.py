@@ -1,7 +1,7 @@
-"""The locks for retries: on one dead letter, and on a consumer's schedule.
+"""The locks for retries: one for each dead letter, and one for a consumer's schedule.
 
-A handler runs between the lock of its dead letter and the change of its state, in one
-transaction.
+The handler runs after the lock of its dead letter and before the change of its state,
+all in one transaction.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
-# Psycopg reads timestamps in no other style. This transaction only.
+# The only style in which psycopg reads timestamps; for this transaction only.
 _READABLE: Final = text("SET LOCAL DateStyle = 'ISO'")
 _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
     Statement.READ: {"id": UUID(), "headers": JSONB(), "payload": LargeBinary()},
@@ -43,11 +43,11 @@ _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
 
 
 class TakenError(Exception):
-    """Another session holds the dead letter, or has settled it."""
+    """Another session holds the dead letter or has already settled it."""
 
 
 def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler:
-    """Wrap a handler so that it locks the dead letter first and settles it at the end.
+    """Wrap a handler so that it first locks the dead letter, and finally settles it.
 
     It raises `TakenError` if there is nothing to lock.
     """
@@ -58,7 +58,7 @@ def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler
     def succeed(session: Session) -> None:
         _first(session, Statement.MARK_SUCCEEDED, candidate)
 
-    # A single message of a batch handler is a batch of one.
+    # A batch handler gets the message as a batch of one.
     if is_async(handler.handler if isinstance(handler, Batching) else handler):
         handle_async = cast("AsyncHandler", handler)
 
@@ -100,14 +100,14 @@ def _first(session: Session, name: Statement, candidate: Candidate) -> None:
 def run_statement(
     name: Statement, values: Mapping[str, Any], session: Session
 ) -> Sequence[Sequence[Any]]:
-    """Run a statement about the inbox's dead letters and return its rows."""
+    """Run a statement on the inbox's dead letters and return its rows."""
     session.execute(_READABLE)
     return [tuple(row) for row in session.execute(text_of(name), values)]
 
 
 @functools.cache
 def text_of(name: Statement) -> TextClause:
-    """Return a statement in SQLAlchemy's form, for any driver."""
+    """Return a statement as an SQLAlchemy text clause, for any driver."""
     clause = text(_PARAMETER.sub(r":\1", statement("inbox", name)))
     return cast("TextClause", clause.columns(**_TYPES.get(name, {})))
 
@@ -117,10 +117,10 @@ _Run: TypeAlias = Callable[[Callable[[Session], Any]], Awaitable[Any]]
 
 @asynccontextmanager
 async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool]:
-    """Hold the lock for the block; yield False if another replica has it.
+    """Hold the lock during the block; yield False if another replica has it.
 
     Raises:
-        DatabaseUnavailableError: it can't be requested, or was lost in the block.
+        DatabaseUnavailableError: the lock can't be requested, or was lost in the block.
     """
     lock = {"lock_class": consumer_class(consumer), "lock": int(Lock.DEAD_LETTERS)}
     async with _aside(sessions) as run:
@@ -137,7 +137,7 @@ async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool
 
 @asynccontextmanager
 async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
-    """Open a session, and yield a function that calls another with it."""
+    """Open a session, and yield a function that calls another function with it."""
     if is_async_sessionmaker(sessions):
         session = sessions()
         try:
@@ -146,7 +146,7 @@ async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
             with suppress(SQLAlchemyError):
                 await session.close()
         return
-    # In a thread, since it may have to wait for the pool.
+    # In a thread, because it may have to wait for the pool.
     held = sessions()
 
     async def run(function: Callable[[Session], Any]) -> Any:

@@ -1,14 +1,15 @@
 """Retry the dead letters of a consumer: call their handlers again.
 
-    lock the dead letter, unless another session has it
+    lock the dead letter, unless another session holds it
     insert the receipt; if it exists, the message was handled meanwhile ──▶ SUCCEEDED
     call the handler
     SUCCEEDED
 
-All of this is one transaction, with the same receipt that a redelivery of the message
-would need. So the handler's effects happen once, whichever comes first. A long handler
-has no such transaction: its job is reopened and taken under the lock, and from then on
-its lease keeps others out. Cancelling the job discards the dead letter.
+All of this is a single transaction, with the same receipt that a redelivery of the
+message would need. So the handler's effects happen once, whichever comes first. A long
+handler has no such transaction: its job is reopened and taken while the dead letter is
+locked, and from then on its lease keeps other processes out. Cancelling the job
+discards the dead letter.
 """
 
 import asyncio
@@ -67,7 +68,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _OneAttempt:
-    """A retry is one attempt of a long handler, however it ends."""
+    """A retry is a single attempt of a long handler, however it ends."""
 
     attempts: int = 0
     retry: RetryPolicy = field(default_factory=partial(RetryPolicy, max_attempts=1))
@@ -80,9 +81,10 @@ class HandlerRetrier:
     """Retries dead letters one by one, each in the transaction of its handler.
 
     Args:
-        writer: the consumer's writer; dead letters of others are left alone.
-        schedule: when to repeat a retry that fails.
-        max_idle: maximum idle time of the handlers' transactions, as for `Consumer`.
+        writer: the consumer's writer; other consumers' dead letters are not retried.
+        schedule: when to repeat a failed retry.
+        max_idle: the maximum idle time of the handlers' transactions, as for
+            `Consumer`.
     """
 
     def __init__(
@@ -105,17 +107,17 @@ class HandlerRetrier:
         self._notify = notify
 
     async def __aenter__(self) -> Self:
-        """Return itself; nothing is opened before it is needed."""
+        """Return the retrier; it opens connections only when it needs them."""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Release the threads for plain functions."""
+        """Release the threads of plain functions."""
         await self._executor.close()
 
     async def fetch(
         self, name: Statement, parameters: Mapping[str, Any]
     ) -> Sequence[Sequence[Any]]:
-        """Run a statement in a transaction of its own, and return its rows."""
+        """Run a statement in its own transaction, and return its rows."""
         values = dict(parameters)
         if name in {Statement.FIND, Statement.LIST}:
             values["origin"] = self.origin
@@ -157,15 +159,16 @@ class HandlerRetrier:
         return Outcome.SUCCEEDED
 
     def alone(self) -> AbstractAsyncContextManager[bool]:
-        """Hold the lock of the consumer's schedule, in a session of its own.
+        """Hold the lock of the consumer's schedule, in a separate session.
 
         Raises:
-            DatabaseUnavailableError: it can't be requested, or was lost in the block.
+            DatabaseUnavailableError: the lock can't be requested, or was lost in the
+                block.
         """
         return schedule_lock(self._sessions, self._consumer)
 
     async def foreign_holders(self) -> Sequence[LockHolder]:
-        """Return the sessions that hold that lock but are no consumers."""
+        """Return the sessions, other than consumers, that hold that lock."""
         return await find_foreign_holders(self, consumer_class(self._consumer))
 
     async def _handle(
@@ -174,7 +177,8 @@ class HandlerRetrier:
         if not isinstance(handler, LongHandler):
             locked = locked_handler(handler, candidate)
             is_new = await self._executor.handle(locked, message)
-            # Of a duplicate, an @idempotent one was called, and so its state written.
+            # An @idempotent handler is called for a duplicate, too, so the wrapper has
+            # already written the new state.
             return is_new or is_idempotent(handler)
         key = JobKey(message.id, self._consumer)
 
@@ -185,10 +189,10 @@ class HandlerRetrier:
         long = JobRunner(self._executor, self._consumer, returns_to=JobState.FAILURE)
         never = asyncio.Event()
         await long.run(handler, message, never, _OneAttempt(), claim)
-        return False  # the caller still has to write the new state
+        return False  # makes the caller write the new state
 
     async def _discard(self, letter: Letter, message: Message) -> None:
-        """Discard the dead letter of a job that was cancelled."""
+        """Discard the dead letter whose job was cancelled."""
         key = JobKey(message.id, self._consumer)
         why = await self._transact(lambda session: why_cancelled(session, key))
         reason = f"its job was cancelled: {why}" if why else "its job was cancelled"
@@ -235,8 +239,8 @@ class HandlerRetrier:
     ) -> Outcome:
         said = self._writer.describe(failure)
         failed = Failure(reason=said.reason, stacktrace=said.stacktrace, delay=delay)
-        # What it committed may be all of its effects: a retry would see a duplicate,
-        # and call it a success.
+        # The handler may have committed all of its effects: a retry would find a
+        # duplicate and report success.
         by_hand = isinstance(failure, TransactionEndedError)
         schedule = _never if by_hand else self._schedule.delay
         values = failed.parameters(letter, schedule)
@@ -256,7 +260,7 @@ class HandlerRetrier:
 
 
 def _never(_: int) -> None:
-    """Leave the next retry to somebody who has looked at the effects."""
+    """Schedule no retry: somebody must check the effects first."""
 
 
 class _NoHandlerError(Exception):

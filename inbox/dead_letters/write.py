@@ -1,6 +1,6 @@
-"""Write a dead letter: the message, and what is kept about the failure.
+"""Write a dead letter: the message, and a description of the failure.
 
-While a message has a PENDING dead letter, its consumer writes no other one. So a
+While a message has a PENDING dead letter, its consumer writes no second one. So a
 consumer that dies before the ack leaves no duplicate.
 """
 
@@ -28,17 +28,17 @@ from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
 
 Redact: TypeAlias = Callable[[str], str]
-"""Takes a reason or a stack trace and returns it without confidential parts."""
+"""Returns a reason or a stack trace without its confidential parts."""
 
 MAX_STACKTRACE_CHARS: Final = 16 * 1024
 _MAX_REASON_CHARS: Final = 2 * 1024
 _MAX_INTEGER: Final = 2**31 - 1
 _SHORT: Final = 200
-# A string in jsonb holds up to 256 MiB.
+# A string in jsonb can hold up to 256 MiB.
 _MAX_SPARE_CHARS: Final = 64 * 1024 * 1024
 _CUT: Final = "\n…\n"
 
-# Any role that can connect can hold it, so the wait has a limit.
+# Any role that can connect can hold this lock, so the wait has a limit.
 _LOCK: Final = text(
     "SELECT pg_advisory_xact_lock(:lock)"
     " FROM (SELECT count(set_config('lock_timeout', '5s', true)) AS changed) AS limited"
@@ -77,7 +77,7 @@ _INSERT_UNSCHEDULED: Final = _INSERT.values({"retry_after": null()})
 
 @dataclass(frozen=True, slots=True)
 class StoredFailure:
-    """What was stored; `is_new` is False if the message had a dead letter already."""
+    """What was stored; `is_new` is False if the message already had a dead letter."""
 
     reason: str
     stacktrace: str | None
@@ -85,9 +85,9 @@ class StoredFailure:
 
 
 class Stacktraces:
-    """Returns the stack trace of each message's first failure, and no other.
+    """Selects the stack traces to report: only that of each message's first failure.
 
-    So a log has one line for each attempt, and the stack trace once.
+    So a log has one line for each attempt, but the stack trace only once.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Stacktraces:
     def first(
         self, message: Message, failure: str | BaseException, said: StoredFailure
     ) -> str | None:
-        """Return the stack trace, unless there was one before or it says nothing."""
+        """Return the stack trace, unless one was returned before or it says nothing."""
         if isinstance(failure, DeadLetter) and failure.__cause__ is None:
             return None  # a decision, not a failure
         if isinstance(failure, InvalidReceiptError) or said.stacktrace is None:
@@ -111,8 +111,8 @@ class DeadLetterWriter:
     """Writes the dead letters of one consumer.
 
     Args:
-        redact: applied to everything that is kept of an error. If it raises, only the
-            type of its own error is kept.
+        redact: applied to all stored text about an error. If it raises, only the type
+            of the error that it raised is stored.
     """
 
     def __init__(
@@ -131,15 +131,16 @@ class DeadLetterWriter:
         readable: bool = True,
         refusal: str | None = None,
     ) -> StoredFailure:
-        """Write a dead letter, in a transaction of its own.
+        """Write a dead letter in its own transaction.
 
-        After a `TransactionEndedError` the schedule doesn't retry it: it would find the
-        receipt that was committed and mark the dead letter SUCCEEDED.
+        After a `TransactionEndedError`, the schedule doesn't retry it: a retry would
+        find the committed receipt and mark the dead letter SUCCEEDED.
 
         Args:
-            readable: False if it never was a message with an id. It is identified by a
-                digest of its content, and can be inspected but not retried.
-            refusal: why the row was refused. Then everything but the payload is kept
+            readable: False if the delivery couldn't be read as a message with an id.
+                Then a digest of its content identifies it, and it can be inspected but
+                not retried.
+            refusal: why the row was refused. Then everything but the payload is stored
                 as JSON in one header, and the digest identifies the message.
         """
         said = self.describe(failure)
@@ -164,7 +165,7 @@ class DeadLetterWriter:
         return StoredFailure(said.reason, said.stacktrace, is_new)
 
     def describe(self, failure: str | BaseException) -> StoredFailure:
-        """Describe a failure: redacted, shortened, and as text that can be stored."""
+        """Describe a failure in text that is redacted, shortened and storable."""
         if isinstance(failure, BaseException):
             reason = one_line(failure)
             stacktrace = self._redacted(traceback_of(failure))
@@ -189,8 +190,9 @@ def insert_dead_letter(
 ) -> bool:
     """Insert a dead letter; return False if the message has a PENDING one.
 
-    Two processes that dead-letter one message at the same time take the same lock. The
-    second sees what the first committed only if each statement has its own snapshot.
+    Two processes that dead-letter the same message at the same time take the same lock.
+    The second one sees what the first one committed only if each statement has its own
+    snapshot.
     """
     session.connection(execution_options={"isolation_level": "READ COMMITTED"})
     limit_idle_now(session)
@@ -230,7 +232,7 @@ def _spare_columns(message: Message) -> dict[str, Any]:
         "tenant": None,
         "schema_version": 1,
         "content_type": codec.BINARY,
-        # ASCII in JSON in JSON: only its size could still be refused.
+        # ASCII in JSON in JSON: it can be refused only because of its size.
         "headers": {
             "message": json.dumps(_all_but_payload(message))[:_MAX_SPARE_CHARS]
         },
@@ -259,7 +261,7 @@ def _digest(message: Message) -> str:
 def _bounded(trace: str | None) -> str | None:
     if trace is None or len(trace) <= MAX_STACKTRACE_CHARS:
         return trace
-    # The end says what was raised, the beginning where it came from.
+    # The end shows what was raised, the beginning where it came from.
     head = MAX_STACKTRACE_CHARS // 4
     tail = MAX_STACKTRACE_CHARS - head - len(_CUT)
     return f"{trace[:head]}{_CUT}{trace[-tail:]}"

@@ -1,1 +1,1 @@
-"""The guard for consumers written with other frameworks; each needs its own extra."""
+"""Guards for consumers written with other frameworks; each requires its own extra."""

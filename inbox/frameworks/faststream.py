@@ -1,4 +1,4 @@
-"""The guard as a FastStream middleware, for any of its brokers.
+"""A FastStream middleware that guards handlers, for any of FastStream's brokers.
 
     broker = NatsBroker(middlewares=[Idempotent(sessions, consumer="billing")])
 
@@ -7,8 +7,9 @@
         session.add(Invoice(order_id=order.id))
 
 Receipt and effects commit before FastStream acks. If the handler raises, both are
-rolled back, and FastStream's `ack_policy` decides what follows: only `NACK_ON_ERROR`
-has the message redelivered. Redis stream entries that our publisher wrote are decoded.
+rolled back, and FastStream's `ack_policy` decides what follows: only with
+`NACK_ON_ERROR` is the message redelivered. Redis stream entries written by Pillarbox's
+publisher are decoded.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -39,7 +40,7 @@ from outbox.cloudevents.fields import PAYLOAD, from_fields
 from outbox.cloudevents.headers import to_headers
 from outbox.errors import InvalidMessageError
 
-# The header prefixes of a message's attributes, by the name of FastStream's broker.
+# The header prefixes of a message's attributes, by FastStream's name of the broker.
 _PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
     "confluent": ("ce_",),
     "kafka": ("ce_",),
@@ -51,10 +52,10 @@ _ANY: Final = ("ce-", "ce_", "cloudEvents:", "cloudEvents_")
 
 
 def event_id(message: StreamMessage[Any]) -> MessageId:
-    """Read the id that our publishers write, on any broker.
+    """Read the id that Pillarbox's publishers write, on any broker.
 
     Raises:
-        InvalidReceiptError: there is no id, or it isn't a UUID, or this is a batch,
+        InvalidReceiptError: there is no id, it isn't a UUID, or the message is a batch,
             which has many.
     """
     if message.batch_headers:
@@ -108,13 +109,14 @@ def _text_headers(message: StreamMessage[Any]) -> dict[str, str]:
 
 
 def unfold(message: StreamMessage[Any]) -> None:
-    """Decode a Redis stream entry that our publisher wrote, in place.
+    """Decode a Redis stream entry written by Pillarbox's publisher, in place.
 
-    FastStream decodes only its own entries; it turns any other into one body that holds
-    all fields. Messages from elsewhere are left unchanged.
+    FastStream decodes only its own entries; it turns any other entry into a single body
+    that holds all fields. Entries from other publishers are left unchanged.
 
     Raises:
-        InvalidReceiptError: the entry has our fields, but they don't make a message.
+        InvalidReceiptError: the entry has the publisher's fields, but they don't form a
+            valid message.
     """
     raw = message.raw_message
     if _broker_of(message) != "redis" or raw.get("type") != "stream":
@@ -136,15 +138,15 @@ def unfold(message: StreamMessage[Any]) -> None:
 class Idempotent:
     """Handles each message once for `consumer`; a duplicate is acked and skipped.
 
-    For a duplicate, `@broker.publisher` publishes nothing, since it published the first
-    time; a caller that waits for a reply gets an empty one.
+    For a duplicate, `@broker.publisher` publishes nothing, because it published when
+    the message was first handled; a caller that waits for a reply gets an empty one.
 
     Args:
-        sessions: for the handlers' database; a handler gets its session from
-            `Context("session")`.
+        sessions: the session factory of the handlers' database; a handler gets its
+            session from `Context("session")`.
         consumer: the name under which receipts are recorded.
         key: returns a message's id: a UUIDv7 or a `ForeignId`.
-        max_idle: how long a handler's transaction may be idle before PostgreSQL
+        max_idle: how long a handler's transaction can be idle before PostgreSQL
             terminates its session; None: no limit.
 
     Raises:
@@ -169,7 +171,7 @@ class Idempotent:
         self._key = key
 
     def __call__(self, message: Any, /, *, context: ContextRepo) -> "_Once":
-        """Create the middleware of one message; FastStream calls this."""
+        """Create the middleware for one message; FastStream calls this."""
         return _Once(
             message,
             context=context,
@@ -238,7 +240,7 @@ class _Once(BaseMiddleware[Any, Any]):
     async def publish_scope(
         self, call_next: Callable[[Any], Awaitable[Any]], cmd: PublishCommand
     ) -> Any:
-        # consume_scope returns None for a duplicate, which FastStream would publish.
+        # consume_scope returns None for a duplicate; FastStream would publish it.
         if self._is_duplicate and cmd.publish_type is PublishType.PUBLISH:
             return None
         return await call_next(cmd)

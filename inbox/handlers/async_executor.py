@@ -1,4 +1,4 @@
-"""Run coroutine functions, in the event loop."""
+"""Run coroutine functions in the event loop."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class AsyncExecutor:
             )
 
     async def handle(self, handler: Handler, message: Message) -> bool:
-        """Run the handler in the running task."""
+        """Run the handler in the current task."""
         if tracing.tracer is None:
             return await self._handle(handler, message)
         with processing(tracing.tracer, [message], self._consumer) as span:
@@ -79,13 +79,13 @@ class AsyncExecutor:
             if is_new:
                 async with lent(session):
                     await cast("AsyncHandler", handler)(session, message)
-            # Only an @idempotent handler itself finds out whether it is a duplicate.
+            # Only the @idempotent handler itself detects duplicates.
             return held.has_receipt
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
-        """Run the handler in the running task."""
+        """Run the handler in the current task."""
         if tracing.tracer is None:
             return await self._handle_batch(handler, messages)
         with processing(tracing.tracer, messages, self._consumer) as span:
@@ -113,12 +113,12 @@ class AsyncExecutor:
         return new
 
     async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
-        """Execute in the running task."""
+        """Execute in the current task."""
         async with self._sessions() as session, session.begin():
             await session.execute(statement, values)
 
     async def transact(self, function: Callable[[Session], T]) -> T:
-        """Run in the running task."""
+        """Run in the current task."""
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             return await session.run_sync(function)
@@ -128,7 +128,7 @@ class AsyncExecutor:
         return AsyncJob(self._sessions, key, leased, message, self._max_idle)
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the handler in the running task."""
+        """Call the handler in the current task."""
         return await handler(*arguments)
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:

@@ -1,8 +1,8 @@
 """Batch handlers: many messages in one transaction, their receipts in one statement.
 
-While one batch is handled, the next one gathers, so batches grow with the load and a
-single message doesn't wait. When a batch fails, its messages are handled one by one, so
-a bad message spoils only itself.
+While one batch is being handled, the next one collects, so batches grow with the load
+and a single message doesn't wait. When a batch fails, its messages are handled one by
+one, so only the bad message fails.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ Answer: TypeAlias = asyncio.Future[bool]
 
 
 class Batching:
-    """A handler `(session, messages)` and how it is called.
+    """A handler `(session, messages)` and its terms.
 
     Args:
         size: the maximum number of messages in one call. They have different keys,
-            unless the queue keeps no order.
+            unless the queue doesn't keep order.
     """
 
     def __init__(self, handler: BatchHandler, terms: Terms, size: int) -> None:
@@ -33,17 +33,17 @@ class Batching:
         self.terms = terms
         self.size = size
         self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
-        # Messages are upcast before they gather, so one that can't be fails alone.
+        # Upcast before messages join a batch, so one that can't be upcast fails alone.
         limited = Terms(_same, terms.time_limit)
         self.handler: Any = prepare(cast("Handler", handler), limited)
 
     def __call__(self, session: Any, message: Message) -> Any:
-        """Handle one message, like any handler."""
+        """Handle a single message, like any handler."""
         return self.handler(session, [self.terms.lift(message)])
 
 
 class Batches:
-    """Gathers the messages of one batch handler. For one event loop."""
+    """Collects the batches of one batch handler. For one event loop."""
 
     def __init__(self, batching: Batching, executor: Executor) -> None:
         self._batching = batching
@@ -56,7 +56,7 @@ class Batches:
         """Handle a message in the next batch; return whether it was new.
 
         Raises:
-            Exception: what the handler raised for this message alone, and what
+            Exception: whatever the handler raised for this message alone, or
                 `Executor.handle` raises.
         """
         message = self._batching.terms.lift(message)
@@ -68,8 +68,8 @@ class Batches:
             return await answer
         except asyncio.CancelledError:
             if not is_cancelled():
-                raise  # the handler's own
-            # The drain is over: the last message that leaves cancels the batch.
+                raise  # raised by the handler itself
+            # The drain is over: the last message to leave cancels the batch.
             if all(answer.done() for _, answer in (*self._at_work, *self._waiting)):
                 self._work.cancel()
                 await asyncio.wait({self._work})
@@ -79,7 +79,7 @@ class Batches:
         while self._waiting:
             count = min(len(self._waiting), self._batching.size)
             batch = [self._waiting.popleft() for _ in range(count)]
-            # Leave out messages that were cancelled by a stop.
+            # Skip messages that a stop has cancelled.
             self._at_work = [(m, a) for m, a in batch if not a.done()]
             await self._handle(self._at_work)
 
@@ -90,7 +90,8 @@ class Batches:
         try:
             new = await self._executor.handle_batch(handler, [m for m, _ in batch])
         except (DatabaseUnavailableError, TransactionEndedError) as error:
-            # After the latter, receipts may be committed: alone they would be skipped.
+            # After TransactionEndedError receipts may be committed, so handling the
+            # messages one by one could skip them as duplicates.
             self._fail(batch, error)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():

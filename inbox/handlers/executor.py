@@ -1,9 +1,9 @@
-"""How handlers are run, each in a transaction after its receipt.
+"""The protocol for running handlers, each in a transaction after its receipt.
 
-There are two executors, since handlers come in two kinds: coroutine functions run in
-the event loop with an `AsyncSession`, plain functions in threads with a `Session`.
-`prepare` wraps a handler in its `Terms`: the version it understands, its time limit,
-and which of its failures are permanent.
+There are two executors because there are two kinds of handlers: coroutine functions run
+in the event loop with an `AsyncSession`, plain functions in threads with a `Session`.
+`prepare` wraps a handler in its `Terms`: the version that it understands, its time
+limit, and which of its failures are permanent.
 """
 
 import asyncio
@@ -57,21 +57,21 @@ TABLES: Final = text(
 )
 
 
-_IDLE_IN_TRANSACTION: Final = "25P03"  # for longer than max_idle
+_IDLE_IN_TRANSACTION: Final = "25P03"  # idle for longer than max_idle
 
 
 class Executor(Protocol):
-    """Runs handlers of one kind: coroutine functions or plain functions."""
+    """Runs handlers of one kind: either coroutine functions or plain functions."""
 
     def check(self, handler: Handler) -> None:
-        """Refuse a handler of the other kind with a `ConfigError`."""
+        """Raise `ConfigError` for a handler of the other kind."""
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler and commit; return whether the message was new.
 
         Raises:
-            DatabaseUnavailableError: the handler was not called, and the message is
-                not the reason.
+            DatabaseUnavailableError: the handler was not called, for a reason other
+                than the message.
         """
 
     async def handle_batch(
@@ -87,28 +87,28 @@ class Executor(Protocol):
         """Execute one statement and commit."""
 
     async def transact(self, function: Callable[[Session], T]) -> T:
-        """Call a function with a session, in a transaction of its own."""
+        """Call a function with a session, in its own transaction."""
 
     def job(self, key: JobKey, leased: Leased, message: Message) -> AnyJob:
-        """Create the job that a long handler is called with."""
+        """Create the job that is passed to a long handler."""
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a handler, without session or transaction."""
+        """Call a handler, without a session or a transaction."""
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
-        """Interrupt a call, if this kind of call can be; return whether it was."""
+        """Interrupt a call if this kind of call allows it; return whether it was."""
 
     async def probe(self) -> None:
-        """Query the inbox's tables, and raise whatever prevents that.
+        """Query the inbox's tables; raise any error that prevents it.
 
         Raises:
             AutocommitError: handlers would run without a transaction.
         """
 
     async def close(self) -> None:
-        """Release the threads, without waiting for handlers that still run.
+        """Release the threads, without waiting for handlers that are still running.
 
-        Waits a short while for transactions of our own, so that none of their
+        Waits a short while for the executor's own transactions, so that none of their
         connections is in use when the engine is disposed of next.
         """
 
@@ -116,10 +116,10 @@ class Executor(Protocol):
 async def check_database(
     executor: Executor, retry: RetryPolicy, notify: Observer, *, is_long: bool
 ) -> None:
-    """Check that the inbox can be used, and keeps receipts long enough for retries.
+    """Check that the inbox is usable, and keeps receipts long enough for retries.
 
     Args:
-        is_long: there are long handlers, which also need `inbox.job`.
+        is_long: whether there are long handlers, which also need `inbox.job`.
 
     Raises:
         ConfigError: the schema is missing, the session is in AUTOCOMMIT mode, or its
@@ -182,7 +182,7 @@ def _list_minimums(session: Session) -> list[Any]:
 
 
 def connection_broke(error: BaseException) -> bool:
-    """Return whether a handler failed because its connection was lost or ended."""
+    """Return whether an error means that the connection was lost or terminated."""
     if not isinstance(error, DBAPIError):
         return False
     state = getattr(error.orig, "sqlstate", None) or ""
@@ -195,9 +195,9 @@ def connection_broke(error: BaseException) -> bool:
 
 
 def is_cancelled() -> bool:
-    """Return whether the running task was cancelled.
+    """Return whether the current task was cancelled.
 
-    If not, the handler raised `CancelledError` itself.
+    If it was not, the handler raised `CancelledError` itself.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -214,10 +214,11 @@ class Terms:
 
     Attributes:
         lift: upcasts a message to the version that the handler understands.
-        time_limit: after this its work is rolled back, and the attempt has failed. A
-            plain function can't be stopped: it keeps its slot until it returns.
+        time_limit: after this time the handler's work is rolled back, and the attempt
+            fails. A plain function can't be stopped: it keeps its slot until it
+            returns.
         permanent: the exceptions that no retry would fix.
-        retry: number of attempts and backoff; None: those of the consumer.
+        retry: the number of attempts and the backoff; None: the consumer's.
     """
 
     lift: Callable[[Message], Message]
@@ -244,7 +245,7 @@ class Terms:
     def judge(self, error: Exception) -> None:
         """Raise `DeadLetter` for an error that no retry would fix.
 
-        Never does so for decisions and lost connections, whatever `permanent` says.
+        Never raises it for decisions and lost connections, whatever `permanent` says.
         """
         if isinstance(error, RetryLater | DeadLetter) or connection_broke(error):
             return

@@ -24,11 +24,11 @@ def make_handler(
     lease: timedelta | None,
     batch: int | None,
 ) -> AnyHandler:
-    """Create a handler of the kind it was registered as.
+    """Create a handler of the kind that it was registered as.
 
     Raises:
         ConfigError: it is of two kinds, a number is invalid, or a consumer doesn't
-            support its policy for duplicates.
+            support its `on_duplicate` policy.
     """
     on_duplicate = on_duplicate_of(handler)
     if on_duplicate is not None and (lease is not None or batch is not None):
@@ -65,15 +65,15 @@ def retry_of(handler: AnyHandler) -> RetryPolicy | None:
 
 
 def longest_retry(usual: RetryPolicy, routes: Routes[AnyHandler]) -> RetryPolicy:
-    """Return the policy, of all handlers, that keeps a message waiting longest."""
+    """Return the retry policy of any handler under which a message waits longest."""
     own = (retry_of(handler) for handler in routes.handlers)
     return max((usual, *filter(None, own)), key=lambda retry: retry.longest)
 
 
 def most_connections(max_in_flight: int, routes: Routes[AnyHandler]) -> int:
-    """Return how many connections `max_in_flight` handlers use at once.
+    """Return how many connections `max_in_flight` handlers use at most.
 
-    A batch handler handles one batch at a time. Long handlers need one connection more,
+    A batch handler handles one batch at a time. Long handlers need one more connection,
     for their heartbeats.
     """
     batches = sum(isinstance(handler, Batching) for handler in routes.handlers)

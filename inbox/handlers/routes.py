@@ -1,4 +1,4 @@
-"""Route a topic to its handler and its queue."""
+"""Find the handler and the queue of a topic."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,17 +32,17 @@ class Routes(Generic[H]):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics to subscribe to, as they were registered."""
+        """The topics to subscribe to, as registered."""
         return (*self._exact, *(f"{prefix}*" for prefix in self._prefixes))
 
     @property
     def handlers(self) -> tuple[H, ...]:
-        """The handlers, in the same order."""
+        """The handlers, in the order of their topics."""
         return (*self._exact.values(), *self._prefixes.values())
 
     @property
     def queues(self) -> dict[str, list[str]]:
-        """The queues and their topics."""
+        """The topics of each queue."""
         queues: dict[str, list[str]] = {}
         for topic in self.topics:
             queues.setdefault(self._queues[topic], []).append(topic)
@@ -75,7 +75,7 @@ class Routes(Generic[H]):
         self._queues[topic] = queue
 
     def find(self, topic: str) -> H | None:
-        """Return the handler of this topic, or of its longest prefix."""
+        """Return the handler of this topic, or of the longest matching prefix."""
         if topic in self._exact:
             return self._exact[topic]
         matching = [prefix for prefix in self._prefixes if topic.startswith(prefix)]
@@ -101,10 +101,10 @@ def check_topic(topic: object) -> None:
 
 
 def check_queue(queue: object) -> None:
-    """Refuse a name that some broker doesn't allow for a consumer group.
+    """Refuse a queue name that not every broker allows in a consumer group.
 
     Raises:
-        ConfigError: it has characters that aren't allowed.
+        ConfigError: it contains characters that aren't allowed.
     """
     if not isinstance(queue, str) or not _QUEUE.fullmatch(queue):
         raise ConfigError(
@@ -120,5 +120,5 @@ def _overlap(topic: str, other: str) -> bool:
 
 
 def name_of(handler: object) -> str:
-    """Name a handler for an error message."""
+    """Return a handler's name, for error messages."""
     return getattr(handler, "__qualname__", None) or repr(handler)

@@ -1,4 +1,4 @@
-"""What a session factory determines: the executor, and the number of connections."""
+"""Derive the executor and the number of connections from a session factory."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,13 +28,13 @@ DEFAULT_IN_FLIGHT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """The maximum number of connections of an engine, and the settings that set it."""
+    """The maximum number of an engine's connections, and the settings that set it."""
 
     connections: int
     settings: str
 
     def check(self, max_in_flight: int, needed: int) -> None:
-        """Refuse more handlers than there are connections for.
+        """Refuse a number of handlers that exceeds the number of connections.
 
         Args:
             needed: connections for handlers and for the renewal of their leases.
@@ -56,12 +56,12 @@ class PoolLimit:
 
     @property
     def max_in_flight(self) -> int:
-        """The number of handlers that leaves one connection for heartbeats."""
+        """The number of handlers that leaves one connection free for heartbeats."""
         return max(1, min(DEFAULT_IN_FLIGHT, self.connections - 1))
 
 
 def pool_limit(sessions: object) -> PoolLimit | None:
-    """Return how many connections the sessions share; None if no limit is known."""
+    """Return how many connections the sessions share; None if the limit is unknown."""
     engine = _find_engine(sessions)
     if engine is None:
         return None
@@ -82,10 +82,10 @@ def pool_limit(sessions: object) -> PoolLimit | None:
 def database_url(sessions: object) -> str:
     """Return the URL of the sessions' database, as libpq understands it.
 
-    What the engine has in `connect_args` or a `creator` isn't included.
+    Settings in the engine's `connect_args` or `creator` aren't included.
 
     Raises:
-        ConfigError: no engine is known, or it isn't for PostgreSQL.
+        ConfigError: the engine is unknown, or isn't for PostgreSQL.
     """
     engine = _find_engine(sessions)
     if engine is None:
@@ -96,7 +96,7 @@ def database_url(sessions: object) -> str:
     url = engine.url
     query = dict(url.query)
     if url.drivername.endswith("+asyncpg"):
-        # asyncpg has its own parameters; this one takes the values of libpq's sslmode.
+        # asyncpg has its own parameters; this one accepts the values of sslmode.
         ssl = query.get("ssl")
         query = {} if ssl is None else {"sslmode": ssl}
     url = url.set(drivername=url.get_backend_name(), query=query)
@@ -113,7 +113,7 @@ def _find_engine(sessions: object) -> Engine | None:
         session = getattr(session, "sync_session", session)
         engine = session.get_bind(clause=select(receipt_table))
     except SQLAlchemyError:
-        return None  # it is bound later, or chooses its engine by other means
+        return None  # bound later, or with another way to choose its engine
     return engine if isinstance(engine, Engine) else None
 
 
@@ -126,7 +126,7 @@ def make_executor(
     """Create the executor for a session factory.
 
     Raises:
-        ConfigError: it is not a session factory.
+        ConfigError: it isn't a session factory.
     """
     if is_async_sessionmaker(sessions):
         return AsyncExecutor(sessions, consumer, max_idle)

@@ -1,4 +1,4 @@
-"""Check the signature of a handler when it is registered."""
+"""Check a handler's signature when it is registered."""
 
 import collections.abc
 import functools
@@ -27,10 +27,10 @@ class Takes(Enum):
 
 
 def check_signature(handler: Callable[..., Any], takes: Takes) -> None:
-    """Refuse a handler that can't be called this way, or would do nothing.
+    """Refuse a handler that can't be called this way, or whose call would do nothing.
 
     Raises:
-        ConfigError: it isn't a function, takes other arguments, yields, or its
+        ConfigError: it isn't a function, has other arguments, yields, or its
             annotations are those of another kind of handler.
     """
     if not callable(handler):
@@ -54,7 +54,7 @@ def check_signature(handler: Callable[..., Any], takes: Takes) -> None:
 
 
 def refuse_awaitable(handler: Callable[..., Any], result: object) -> None:
-    """Refuse an awaitable that a plain function returned: nobody would await it.
+    """Refuse an awaitable returned by a plain function, which would never be awaited.
 
     Raises:
         ConfigError: it is an awaitable, and nothing has been done yet.
@@ -70,7 +70,7 @@ def refuse_awaitable(handler: Callable[..., Any], result: object) -> None:
 
 
 def is_async(handler: Callable[..., Any]) -> bool:
-    """Return whether a call of the handler returns a coroutine."""
+    """Return whether calling the handler returns a coroutine."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         _function_of(handler)
     )
@@ -137,7 +137,7 @@ def _check_annotations(handler: Callable[..., Any], takes: Takes) -> None:
 
 
 def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return the annotations of the two arguments; None for one that can't be read."""
+    """Return the annotations of the two arguments; None for any that can't be read."""
     try:
         names = [
             parameter.name
@@ -153,7 +153,7 @@ def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _is_many(annotation: object) -> bool:
-    # The message of an @idempotent handler may be a list.
+    # The message of an @idempotent handler can be a list.
     return typing.get_origin(annotation) in _MANY and any(
         _is(one, Message) for one in typing.get_args(annotation)
     )
@@ -168,7 +168,7 @@ def _is_session(annotation: object) -> bool:
 
 
 def _is_async_session(annotation: object) -> bool:
-    # By name: without greenlet it can't be imported.
+    # Compare names, because AsyncSession can't be imported without greenlet.
     return isinstance(annotation, type) and any(
         kind.__name__ == "AsyncSession" and kind.__module__.startswith("sqlalchemy.")
         for kind in annotation.__mro__

@@ -1,4 +1,4 @@
-"""Run plain functions, in threads."""
+"""Run plain functions in threads."""
 
 import asyncio
 import contextvars
@@ -32,17 +32,17 @@ from outbox.message import Message
 
 T = TypeVar("T")
 
-# For short statements, which must never wait for a handler.
+# Threads for short statements, which must never wait for a handler.
 _MAX_BOOKKEEPERS: Final = 4
-# Longer than these take, and shorter than a stop may take during an outage of the
-# database.
+# Longer than such statements take, and shorter than a stop can take during an outage
+# of the database.
 _LAST_BOOK: Final = 5.0
 
 
 class ThreadExecutor:
     """Runs plain functions in threads, with a few more threads for bookkeeping.
 
-    A lease has to be renewed even while handlers use all of their threads.
+    Leases must be renewed even while handlers use all of their threads.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ThreadExecutor:
         return result
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
-        """Do nothing: the handler sees that its job is cancelled, if it checks."""
+        """Do nothing: the handler sees that its job is cancelled when it checks."""
         return False
 
     async def probe(self) -> None:
@@ -117,7 +117,7 @@ class ThreadExecutor:
         await self._books.run(self._probe)
 
     async def close(self) -> None:
-        """End idle threads; busy ones end with their handler."""
+        """End idle threads; busy ones end with their handlers."""
         await self._handlers.close()
         await self._books.close(patience=_LAST_BOOK)
 
@@ -136,7 +136,7 @@ class ThreadExecutor:
             if is_new:
                 with lent(session):
                     handler(session, message)
-            # Only an @idempotent handler itself finds out whether it is a duplicate.
+            # Only the @idempotent handler itself detects duplicates.
             return held.has_receipt
 
     def _handle_batch(
@@ -172,7 +172,7 @@ class ThreadExecutor:
 
 
 class _Threads:
-    """Threads that are started on demand, and again after `close`."""
+    """Threads that start on demand, also after `close`."""
 
     def __init__(self, max_threads: int, name: str) -> None:
         self._max_threads = max_threads
@@ -181,7 +181,7 @@ class _Threads:
         self._running: set[Future[Any]] = set()
 
     async def run(self, function: Any, *arguments: Any) -> Any:
-        """Call a function in a thread, with the context of the running task."""
+        """Call a function in a thread, with the context of the current task."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._max_threads, self._name)
         context = contextvars.copy_context()
@@ -191,7 +191,7 @@ class _Threads:
         return await asyncio.wrap_future(call)
 
     async def close(self, *, patience: float = 0.0) -> None:
-        """End idle threads; wait for the others, which can't be cancelled."""
+        """End idle threads; wait for the others, since they can't be cancelled."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What a handler reads: a valid payload, in the version that it understands.
+"""Prepare a handler's message: a valid payload, in the version that it understands.
 
 v1 ──upcaster to 2──▶ v2 ──upcaster to 3──▶ v3 ──▶ handler of version 3
 v4 ──▶ dead letter, until there is a handler that understands it
@@ -30,8 +30,8 @@ class Versions:
     """The version that the handler of each topic understands, and its upcasters.
 
     Args:
-        registry: what a handler gets must match its schema, if there is one.
-        codec: decodes the payload first, if it is encoded.
+        registry: the schemas that messages must match before a handler gets them.
+        codec: decodes an encoded payload first.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Versions:
         self._understood[topic] = version
 
     def add(self, topic: str, to: int, upcaster: Upcaster) -> None:
-        """Register an upcaster of a topic from version `to - 1` to `to`.
+        """Register an upcaster of a topic from version `to - 1` to version `to`.
 
         Raises:
-            ConfigError: there is one already, or no version is below `to`.
+            ConfigError: it is already registered, or there is no version below `to`.
         """
         _check(to, 2)
         known = self._upcasters.setdefault(topic, {})
@@ -68,10 +68,10 @@ class Versions:
         known[to] = upcaster
 
     def check(self) -> None:
-        """Refuse upcasters that lead nowhere; for when all are registered.
+        """Refuse incomplete chains of upcasters. Call it once all are registered.
 
         Raises:
-            ConfigError: a step is missing, leads beyond the handler's version, or no
+            ConfigError: a step is missing or leads beyond the handler's version, or no
                 handler declares a version.
         """
         for topic, known in self._upcasters.items():
@@ -95,11 +95,11 @@ class Versions:
                     )
 
     def lift(self, topic: str, message: Message) -> Message:
-        """Return a message as the handler of `topic` understands it.
+        """Return a message in the version that the handler of `topic` understands.
 
         Raises:
-            DeadLetter: it can't be decoded, doesn't match its content type, is newer
-                than the handler, an upcaster is missing or raised, or the result
+            DeadLetter: it can't be decoded, doesn't match its content type, or is newer
+                than the handler; an upcaster is missing or raised; or the result
                 doesn't match its schema.
         """
         if self._codec is not None:
@@ -164,7 +164,7 @@ def check_content(message: Message) -> None:
     """Refuse invalid JSON, and text that isn't in its declared charset.
 
     Raises:
-        DeadLetter: the reason says which, and where.
+        DeadLetter: the reason says which, and where in the payload.
     """
     kind = message.content_type
     if kind == codec.BINARY:

@@ -1,7 +1,7 @@
-"""The job: what a long handler gets instead of a session.
+"""The job that a long handler gets instead of a session.
 
 A transaction that stays open for hours would hold back vacuum, and a deployment would
-undo it. So the handler uses as many transactions of its own as it likes. Each of them
+undo it. So the handler uses as many of its own transactions as it likes. Each of them
 checks the lease before it commits: a process that was frozen and replaced can't commit.
 """
 
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 
 
 class AnyJob:
-    """The common part of both kinds of job. Attributes may be used in any thread.
+    """The common part of both kinds of job. Attributes can be used in any thread.
 
     Attributes:
         message: the message to handle.
         attempts: the number of starts, including this one.
-        checkpoint: what was last saved; None at first.
+        checkpoint: the most recently saved checkpoint; None at first.
         is_finished: whether `finish` has committed.
-        has_seen_end: whether the handler has read from `cancelled` that it has to stop.
+        has_seen_end: whether the handler has learned from `cancelled` that it must
+            stop.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class AnyJob:
     def cancelled(self) -> bool:
         """Whether to stop now: cancelled, out of time, or the process is stopping.
 
-        A plain function has to check this from time to time, save a checkpoint if it
-        has one, and return or raise. A coroutine is also cancelled. A handler that was
-        told to stop and returns has not finished: the job is given back, or cancelled.
-        If it is done all the same, it says so by calling `finish`.
+        A plain function must check this from time to time, and then save a checkpoint
+        if it has one, and return or raise. A coroutine is also cancelled. A handler
+        that was told to stop and returns counts as unfinished: the job is returned to
+        the queue, or ends as cancelled. A handler that has nevertheless done its work
+        must call `finish`.
         """
         if self._ending.is_set():
             self.has_seen_end = True
@@ -79,7 +81,8 @@ class AnyJob:
         """Ask the handler to stop.
 
         Args:
-            overrun: the error if its time limit is over, so that it can't succeed.
+            overrun: given if the time limit has passed: the error with which the job
+                fails, so that it can't succeed.
         """
         self._overrun = overrun or self._overrun
         self._ending.set()
@@ -102,7 +105,7 @@ class AnyJob:
             raise self._overrun
 
     def _finish(self, session: Session) -> None:
-        # The last check: what is in time here succeeds, even if the limit passes now.
+        # The last check: a handler in time here succeeds, even if the limit passes now.
         self._check_time()
         record_receipt(session, self._key.id, self._key.consumer)
         done, attempts = JobState.SUCCESS, self.attempts
@@ -135,7 +138,7 @@ class Job(AnyJob):
         It commits at the end of the block and can't be ended inside it.
 
         Raises:
-            JobLostError: another process has the job; nothing was committed.
+            JobLostError: another process holds the job; nothing was committed.
             TransactionControlError: the block ended the transaction, or tried to.
             UnexpectedRollbackError: a database error was caught without a savepoint;
                 nothing was committed.
@@ -151,8 +154,8 @@ class Job(AnyJob):
     def finish(self) -> Iterator[Session]:
         """Yield a session for the last transaction, which also ends the job.
 
-        Return after it. The job of a handler that returns without it is finished right
-        after, unless the handler was told to stop.
+        Return after this block. If a handler returns without calling it, its job is
+        finished right afterwards, unless the handler was told to stop.
 
         Raises:
             JobLostError: as `transaction`.
@@ -195,7 +198,7 @@ class AsyncJob(AnyJob):
 
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[AsyncSession]":
-        """Do as `Job.transaction`."""
+        """See `Job.transaction`."""
         async with self._sessions() as session, session.begin():
             await session.run_sync(self._begin)
             async with lent(session):
@@ -205,7 +208,7 @@ class AsyncJob(AnyJob):
 
     @asynccontextmanager
     async def finish(self) -> "AsyncIterator[AsyncSession]":
-        """Do as `Job.finish`."""
+        """See `Job.finish`."""
         async with self._sessions() as session, session.begin():
             await session.run_sync(self._begin_last)
             async with lent(session):
@@ -215,12 +218,12 @@ class AsyncJob(AnyJob):
         self.is_finished = True
 
     async def save(self, checkpoint: object) -> None:
-        """Do as `Job.save`; a cancellation waits until it is done."""
+        """See `Job.save`; a cancellation waits until the checkpoint is saved."""
         saving = asyncio.create_task(self._save_now(checkpoint))
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
-            # The process that takes the job next must find the checkpoint.
+            # The next process that takes the job must find the checkpoint.
             await asyncio.wait({saving})
             if not saving.cancelled():
                 saving.exception()

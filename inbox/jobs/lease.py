@@ -1,7 +1,7 @@
 """The lease of a job: renewed while its handler runs, and settled when that ends.
 
 If it can't be renewed (the server is unavailable, the pool is exhausted), the process
-keeps trying as long as no other can have taken the job. After that the lease is lost.
+keeps trying until another process could have taken the job. Then the lease is lost.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from outbox.errors import DatabaseUnavailableError, OutboxError, one_line
 T = TypeVar("T")
 
 _BEATS: Final = 3
-# The part of the lease after which it counts as lost if it can't be renewed.
+# The fraction of its length after which a lease that can't be renewed is lost.
 _SAFE: Final = 0.8
 _AGAIN: Final = 0.2
 _LAST_WRITE: Final = 2.0
@@ -49,7 +49,7 @@ class JobLease:
     """A process's hold on one job.
 
     Attributes:
-        seconds: its length.
+        seconds: the length of the lease.
         attempts: the number of starts of the job, including this one.
         ended: set when the job is cancelled or the lease is lost.
     """
@@ -75,9 +75,10 @@ class JobLease:
         self._returns_to = returns_to
 
     async def keep(self) -> None:
-        """Renew it until it is lost, or the running task is cancelled.
+        """Renew the lease until it is lost, or the current task is cancelled.
 
-        It is also renewed while a handler that was told to stop is still running.
+        The lease is also renewed while a handler that was told to stop is still
+        running.
         """
         while True:
             await asyncio.sleep(self.seconds / _BEATS)

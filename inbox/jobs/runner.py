@@ -1,8 +1,8 @@
-"""Run a long handler under a lease, instead of in one transaction.
+"""Run a long handler under a lease, instead of in a single transaction.
 
-The job is given back when the process stops, ended when it is cancelled or runs out of
-time, and dropped when the lease is lost: another process may have started it again by
-then.
+The job is released when the process stops, ended when it is cancelled or runs out of
+time, and dropped when the lease is lost: another process may already have started it
+again.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from outbox.gather import end
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
-# So that the lease has expired when a process that waited for it tries again.
+# Ensures that the lease has expired when a waiting process tries again.
 _AGAIN: Final = 0.2
 _SWEEP: Final = 60.0
 
@@ -69,39 +69,39 @@ class LongHandler:
 
 
 class JobCancelled(Exception):  # noqa: N818 (an outcome, no error)
-    """The job was cancelled, and it has ended."""
+    """The job was cancelled and has ended."""
 
 
 class JobBusy(RetryLater):
-    """Another process has the job."""
+    """Another process holds the job."""
 
 
 class JobReturned(Exception):  # noqa: N818 (an outcome, no error)
-    """The process is stopping, and the job was given back."""
+    """The process is stopping, and the job was released."""
 
 
 class Attempts(Protocol):
-    """The attempts of a message, as its caller knows them; updated from the job.
+    """The attempts of a message, as known to the caller; updated from the job.
 
-    The job's count decides: it outlives processes and deliveries.
+    The job's count takes precedence: it outlives processes and deliveries.
     """
 
     attempts: int
-    """How many there were, as far as known."""
+    """The number of earlier attempts, as far as known."""
 
     @property
     def retry(self) -> RetryPolicy:
-        """How many there may be."""
+        """The policy that limits the number of attempts."""
 
     def excuses(self, error: BaseException) -> bool:
-        """Return whether a start that ended this way was no attempt."""
+        """Return whether a start that failed this way doesn't count as an attempt."""
 
 
 class JobRunner:
     """Runs the long handlers of one run of a consumer.
 
     Args:
-        returns_to: the state of jobs that are given back: FAILURE if only a dead letter
+        returns_to: the state of jobs that are released: FAILURE if only a dead letter
             refers to them.
     """
 
@@ -128,14 +128,14 @@ class JobRunner:
         """Run the handler; return whether the message was new.
 
         Args:
-            claim: what else to lock and prepare in the transaction that takes the
-                job; may raise `TakenError`.
+            claim: locks and prepares other rows in the transaction that takes the job;
+                can raise `TakenError`.
 
         Raises:
-            JobCancelled, JobReturned: it ended that way.
-            JobBusy: another process has it.
-            TakenError: from `claim`.
-            DeadLetter: it used up its starts, and the last one never came to an end.
+            JobCancelled, JobReturned: the job ended that way.
+            JobBusy: another process holds the job.
+            TakenError: raised by `claim`.
+            DeadLetter: it used up its starts, and the last one never finished.
             DatabaseUnavailableError: the handler was not called.
             Exception: what the handler raised; the attempt is recorded.
         """
@@ -151,7 +151,7 @@ class JobRunner:
             case Finished(JobState.FAILURE | JobState.TIMED_OUT as state, starts):
                 if await self._was_settled(key):
                     return False
-                # Its process may have died before it wrote the dead letter.
+                # The process may have died before it wrote the dead letter.
                 attempts.attempts = max(starts - 1, 0)
                 raise DeadLetter(f"the job ended before: {state}")
             case Finished():
@@ -192,7 +192,7 @@ class JobRunner:
         seconds: float,
         claim: Callable[[Session], None],
     ) -> tuple[Taking, float]:
-        """Take the job if no process has it; also return when its lease began."""
+        """Take the job if no process holds it; also return when its lease began."""
 
         def take(session: Session) -> Taking:
             claim(session)
@@ -214,7 +214,7 @@ class JobRunner:
         return taken, asked
 
     async def _was_settled(self, key: JobKey) -> bool:
-        """Return whether a retry of its dead letter has recorded a receipt."""
+        """Return whether a retry of the dead letter has recorded a receipt."""
         try:
             return await transact(self._executor, _has_receipt, key)
         except Exception as error:
@@ -271,7 +271,7 @@ class JobRunner:
                 long.terms.judge(error)
             except DeadLetter as decision:
                 error = decision
-        # After TransactionEndedError effects may be committed, and no receipt says so.
+        # After TransactionEndedError, effects may be committed without a receipt.
         is_final = isinstance(error, DeadLetter | TransactionEndedError)
         if is_final or attempts.retry.spent(lease.attempts):
             state = (
@@ -289,7 +289,7 @@ class JobRunner:
 
 @asynccontextmanager
 async def sweeping(executor: Executor, consumer: str) -> AsyncIterator[None]:
-    """End cancelled jobs whose process is gone, from time to time.
+    """Periodically end cancelled jobs whose process is gone.
 
     The broker may never deliver the message again, and an open job keeps its day's
     partition from being dropped.
@@ -303,7 +303,7 @@ async def sweeping(executor: Executor, consumer: str) -> AsyncIterator[None]:
 
 async def _sweep(executor: Executor, consumer: str) -> None:
     while True:
-        # Errors are reported by the handlers; this is simply tried again.
+        # Handlers report such errors; the sweep only tries again.
         with suppress(Exception):
             await transact(executor, end_abandoned_jobs, consumer)
         await asyncio.sleep(_SWEEP)
@@ -314,7 +314,7 @@ def _has_receipt(session: Session, key: JobKey) -> bool:
 
 
 def _failure_of(long: LongHandler, job: AnyJob, ended: "Ended") -> BaseException | None:
-    """Return why a handler has not done its work; None if it has."""
+    """Return why a handler hasn't done its work; None if it has."""
     if job.is_finished or ended.is_done:
         return None
     if ended.end is StopReason.TIMED_OUT:
@@ -327,13 +327,13 @@ def _lost(lease: JobLease) -> RetryLater:
     return RetryLater(timedelta(seconds=lease.seconds), "the lease was lost")
 
 
-# Time for cancelled tasks to end.
+# The time that cancelled tasks have to end.
 _LAST_STEPS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a handler ended: what it raised, why it had to stop, and if it was told."""
+    """How a handler ended: its error, why it had to stop, and if it was told to."""
 
     error: BaseException | None
     end: StopReason | None
@@ -341,9 +341,9 @@ class Ended:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has done its work; one that was told to stop and returned hasn't.
+        """Whether the handler has done its work; not if it returned when told to stop.
 
-        A plain function that never checked has done all of its work.
+        A plain function that never checked `cancelled` has done all of its work.
         """
         if self.error is not None or self.end is StopReason.TIMED_OUT:
             return False
@@ -360,7 +360,8 @@ async def call_until_end(
 ) -> Ended:
     """Call the handler, keep its lease, and tell it to stop when there is a reason.
 
-    Afterwards its task has ended, whatever happens, unless it ignores a cancellation.
+    When this returns or raises, the handler's task has ended, unless it ignores a
+    cancellation.
     """
     limit = terms.time_limit
     work = asyncio.ensure_future(executor.call(handler, job, job.message))
@@ -383,7 +384,7 @@ async def call_until_end(
             is_told = executor.interrupt(work)
             await asyncio.wait({work})
     except BaseException:
-        # The drain is over: a plain function runs on, but can't commit any more.
+        # The drain is over: a plain function keeps running, but can't commit.
         job.end()
         await _end(work)
         await lease.let_go()
@@ -401,7 +402,7 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
     ended, _ = await asyncio.wait(tasks, timeout=_LAST_STEPS)
     for task in ended:
         if not task.cancelled():
-            task.exception()  # retrieved, since nobody else does
+            task.exception()  # avoids a warning that it was never retrieved
 
 
 def _why(lease: JobLease, stop: asyncio.Future[Any]) -> StopReason:

@@ -3,12 +3,12 @@
 queued ──take──▶ in_progress ──▶ success | failure | timed_out
 ▲   │                 │
 │   │                 ├─ cancel requested ──▶ waiting ──▶ cancelled
-└───┼── given back ◀──┘
+└───┼── released ◀────┘
     └─ a receipt exists ──▶ skipped
 
-A lease has a number, which is incremented when the job is taken. So a process that was
-frozen for longer than its lease finds another number and can't commit. Every function
-runs in the transaction of the session it is given.
+A lease has a number, which is incremented whenever the job is taken. So a process that
+was frozen for longer than its lease finds another number and can't commit. Every
+function runs in the transaction of the session that it is given.
 """
 
 from dataclasses import dataclass
@@ -47,19 +47,19 @@ OPEN: Final = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.WAITING)
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """The key of a job: a message, for a consumer."""
+    """The key of a job: a message and a consumer."""
 
     id: UUID
     consumer: str
 
     @property
     def at(self) -> datetime:
-        """The timestamp in the id, by which the table is partitioned."""
+        """The timestamp in the message's id, by which the table is partitioned."""
         return moment_of(self.id)
 
     @property
     def values(self) -> dict[str, Any]:
-        """The parameters by which a statement finds the job."""
+        """The parameters that identify the job in a statement."""
         return {"id": self.id, "at": self.at, "consumer": self.consumer}
 
 
@@ -74,14 +74,14 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Another process has the job, for this many seconds unless it renews."""
+    """Another process holds the job, for this many seconds if it doesn't renew."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """There is nothing left to do."""
+    """The job has ended, and there is nothing left to do."""
 
     state: JobState
     attempts: int
@@ -91,7 +91,7 @@ Taking: TypeAlias = Leased | Busy | Finished
 
 
 def queue_job(session: Session, key: JobKey, message: Message) -> None:
-    """Record that a message waits, or that it was handled before."""
+    """Record that a message is waiting, or that it was already handled."""
     receipt = select(receipt_table.c.message_id).filter_by(
         message_id=key.id, message_at=key.at, consumer=key.consumer
     )
@@ -108,7 +108,7 @@ def queue_job(session: Session, key: JobKey, message: Message) -> None:
 
 
 def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taking:
-    """Lease a job for this many seconds, or return why not."""
+    """Lease a job for this many seconds, or return why it can't be leased."""
     values = {**key.values, "worker": worker, "seconds": seconds}
     taken = session.execute(_statement("take_job"), values).first()
     if taken is not None:
@@ -123,20 +123,20 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
 
 
 def why_cancelled(session: Session, key: JobKey) -> str | None:
-    """Return the reason why a job was cancelled, if there is one."""
+    """Return the reason why a job was cancelled; None if no reason was given."""
     return cast("str | None", _look(session, key).reason)
 
 
 def reopen_job(session: Session, key: JobKey) -> None:
-    """Reopen a job that failed or waits, as if it had never been started.
+    """Reopen a job that failed or is queued, as if it had never been started.
 
-    If its process died, that start is counted.
+    If a process died while running it, that start still counts.
     """
     session.execute(_statement("reopen_job"), key.values)
 
 
 def end_abandoned_jobs(session: Session, consumer: str) -> None:
-    """End a consumer's jobs that are to be cancelled and whose process is gone."""
+    """End a consumer's jobs that were cancelled and whose process is gone."""
     session.execute(_statement("end_abandoned_jobs"), {"consumer": consumer})
 
 
@@ -160,7 +160,7 @@ def finish_job(
     attempts: int,
     reason: str | None = None,
 ) -> bool:
-    """End a job for good; return False if the lease is lost."""
+    """End a job permanently; return False if the lease is lost."""
     values = {"state": state.value, "reason": reason, "attempts": attempts}
     return _run(session, "finish_job", key, lease, **values) is not None
 
@@ -176,8 +176,8 @@ def return_job(
 ) -> bool:
     """Release a job; return False if the lease is lost.
 
-    Only a failure is an attempt. In the state FAILURE it doesn't wait, but can be
-    reopened.
+    Only a failure counts as an attempt. A job in the state FAILURE doesn't wait for
+    another start, but can be reopened.
     """
     values = {"reason": reason, "is_failed": is_failed, "state": state.value}
     return _run(session, "return_job", key, lease, **values) is not None

@@ -1,7 +1,7 @@
-"""What happens to a message that kills the process that handles it.
+"""Handling of messages that kill the process that handles them.
 
-Read `policy` first: it decides, for every source alike, whether a message runs beside
-others, runs alone, or becomes a dead letter. `history` is what a source says about the
-earlier starts of a message, `store` is where the starts of suspects are counted, and
-`isolation` is what makes the others wait while one runs alone.
+Read `policy` first: for every source alike, it decides whether a message runs alongside
+others, runs alone, or becomes a dead letter. `history` is what a source knows about the
+earlier starts of a message, `store` counts the starts of suspects, and `isolation`
+makes the other handlers wait while one runs alone.
 """

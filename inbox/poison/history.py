@@ -6,12 +6,12 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The broker says whether it delivered the message before.
+    """The broker records whether it delivered the message before.
 
     Attributes:
-        before: whether it did, to a process that may have started it.
-        times: how many processes died holding it, if the broker counts that. Used only
-            for messages whose starts can't be counted in the database.
+        before: whether it did, to a process that may have started the message.
+        times: how many processes died while holding it, if the broker counts that. Used
+            only for messages whose starts can't be counted in the database.
     """
 
     before: bool
@@ -21,13 +21,14 @@ class Delivered:
 class TakenOver:
     """A part of a log that this process took over: a lane, a Kafka partition.
 
-    The broker doesn't record what the previous owner had started. But that was
-    among the first unsettled messages, so only the first few that are started here are
-    suspects. A message that is already in the store doesn't use up that number: if the
-    previous owner held more, each death brings the count closer to the poison.
+    The broker doesn't record which messages the previous owner had started. But they
+    were among the first unsettled messages, so only the first few that are started here
+    are suspects. A message that is already in the store doesn't reduce that number: if
+    the previous owner held more messages, each death brings the count closer to the
+    poison.
 
     Attributes:
-        left: how many more messages may be suspects.
+        left: how many more messages can become suspects.
     """
 
     __slots__ = ("left",)

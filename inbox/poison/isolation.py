@@ -1,7 +1,7 @@
-"""Run one handler alone, so that a process that dies shows which message killed it.
+"""Run one handler alone, so that if the process dies, the message to blame is known.
 
-Like a lock in shared and exclusive mode, but every wait has a time limit: a handler
-that has run for a while is not about to kill its process.
+This works like a lock with shared and exclusive modes, but every wait has a time limit:
+a handler that has run for a while is unlikely to kill its process.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ _MAX_WAIT: Final = timedelta(seconds=2)
 
 
 class Isolation:
-    """The handlers that are running in one run of a consumer. For one event loop.
+    """The running handlers of one run of a consumer. For one event loop.
 
     Args:
-        max_wait: how long a handler that runs alone waits for the others to end, and
-            how long the others wait for it.
+        max_wait: how long a handler that is to run alone waits for the others to end,
+            and how long the others wait for it.
     """
 
     def __init__(self, max_wait: timedelta = _MAX_WAIT) -> None:
@@ -32,7 +32,7 @@ class Isolation:
 
     @asynccontextmanager
     async def shared(self, *, counts: bool = True) -> AsyncIterator[None]:
-        """Run beside others, once no handler runs alone.
+        """Run alongside other handlers, once no handler runs alone.
 
         Args:
             counts: False for a handler that takes so long that no other waits for it.
@@ -48,9 +48,9 @@ class Isolation:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Run alone, once all others have ended."""
+        """Run alone, once all other handlers have ended."""
         me = object()
-        # After a death a thousand may wait here, and a change must wake only the first.
+        # After a crash a thousand may wait here; a change must wake only the first.
         async with self._queue:
             await self._wait_for_exclusive()
             self._exclusive = me

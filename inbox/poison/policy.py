@@ -1,22 +1,22 @@
 """Decide what to do with a message that may have killed its process.
 
-    new to the broker ──▶ run beside others, not counted
-    delivered before, unknown here ──▶ count a start, run beside others
-    counted before, and that start never ended ──▶ run alone, count a start
+    new to the broker ──▶ run alongside others, not counted
+    delivered before, unknown here ──▶ count a start, run alongside others
+    counted before, and that start never finished ──▶ run alone, count a start
     started as often as the retry policy allows ──▶ dead letter, not started again
 
 A start is committed before the handler is called and deleted with the outcome. So a
 killed process leaves behind the starts of the messages that it was handling, one of
-which is the poison. Each of these messages then runs alone, so that only the poison is
-charged with another death. Hence each death of a process uses up a start of a poison
-message, and each poison message kills at most `max_attempts` processes, and one more if
-its first start was not counted.
+which is the poison message. Each of these messages then runs alone, so that a
+further death is counted only against the poison message. So each death of a process
+uses up one start of a poison message, and each poison message kills at most
+`max_attempts` processes, and one more if its first start was not counted.
 
-Messages that start together are counted together (see `store`) and so come to a batch
+Messages that start together are counted together (see `store`), so they reach a batch
 handler as one batch.
 
-Sources differ only in what their broker records (see `history`). A source whose
-deliveries have no `history` has a broker that counts starts itself, in `attempts`.
+Sources differ only in what their broker records (see `history`). If a source's
+deliveries have no `history`, its broker counts starts itself, in `attempts`.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ from outbox.errors import DatabaseUnavailableError, one_line
 from outbox.message_id import is_uuid7
 from outbox.retry import RetryPolicy
 
-# A handler that breaks its connection every time must not be retried forever.
+# Limits the retries of a handler that breaks its connection every time.
 _MAX_BROKEN_CONNECTIONS: Final = 5
 _ALONE_FROM: Final = 2
 
 
 class StartedTooOften(Exception):  # noqa: N818 (an outcome, no error)
-    """The message used up its starts, and the last one never came to an end."""
+    """The message used up its starts, and the last one never finished."""
 
     def __init__(self, starts: int) -> None:
         self.starts = starts
@@ -50,7 +50,7 @@ class StartedTooOften(Exception):  # noqa: N818 (an outcome, no error)
 
 
 class PoisonPolicy:
-    """Decides for all messages in one run of a consumer. For one event loop."""
+    """Decides about all messages of one run of a consumer. For one event loop."""
 
     def __init__(self, executor: Executor, consumer: str) -> None:
         self.store = SuspectStore(executor, consumer)
@@ -62,7 +62,7 @@ class PoisonPolicy:
         """Create the start counter of a delivery.
 
         Args:
-            is_long: its handler is a long one, whose job counts its own starts.
+            is_long: whether its handler is long, so that its job counts the starts.
         """
         return StartCounter(self, delivery, retry, is_long=is_long)
 
@@ -71,9 +71,9 @@ class StartCounter:
     """Counts the starts of one delivery, from the first to its outcome.
 
     Attributes:
-        attempts: how many earlier attempts are known; a long handler's job sets it
-            when it is taken.
-        retry: how many attempts there may be, and when.
+        attempts: the number of known earlier attempts; a long handler's job sets it
+            when the job is taken.
+        retry: how many attempts are allowed, and when.
         broken_connections: the number of starts that lost their connection; they don't
             count as attempts.
     """
@@ -102,7 +102,7 @@ class StartCounter:
 
     @asynccontextmanager
     async def start(self, stopping: asyncio.Event) -> AsyncIterator[bool]:
-        """Run the block as one start, or yield False if the consumer is stopping.
+        """Run the block as one start; yield False if the consumer is stopping.
 
         Raises:
             StartedTooOften: the message must not be started again.
@@ -128,25 +128,25 @@ class StartCounter:
             yield True
 
     def excuses(self, error: BaseException) -> bool:
-        """Return whether a start lost its connection, and so doesn't count."""
+        """Return whether a start lost its connection, so it doesn't count."""
         return self.broken_connections < _MAX_BROKEN_CONNECTIONS and connection_broke(
             error
         )
 
     def failed(self) -> None:
-        """Record that the handler raised: that start was an attempt."""
+        """Record that the handler raised, so the start was an attempt."""
         self.attempts += 1
         self._is_open = False
         self._has_failed = True
 
     async def take_back(self) -> None:
-        """Record that the last start was no attempt."""
+        """Record that the last start was not an attempt."""
         if self._is_open:
             self._is_open = False
             await self._policy.store.take_back(self._id)
 
     async def keep(self) -> None:
-        """Record that the message is given back after failed attempts."""
+        """Record that the message is returned to the broker after failed attempts."""
         if self._is_stored:
             await self._policy.store.keep(self._id, self.attempts)
         self._is_known = self._is_open = False
@@ -158,8 +158,8 @@ class StartCounter:
             await self._policy.store.forget(self._id)
 
     def _is_spent_by_broker(self) -> bool:
-        # If the last attempt had come to an end, the message would have been given up.
-        # So a broker that delivers it again has counted a start that didn't.
+        # If the last attempt had finished, the message would have been dead-lettered.
+        # So if the broker delivers it again, it counted a start that never finished.
         if self._is_long or self._has_failed:
             return False
         if isinstance(self._history, Delivered) and not self._is_stored:
@@ -186,7 +186,7 @@ class StartCounter:
                 return False
 
     async def _count_beside_others(self) -> bool:
-        """Count a start if necessary; return False if the message has to run alone."""
+        """Count a start if necessary; return False if the message must run alone."""
         if self._is_open or not self._is_suspect():
             return True
         return await self._count(unless_open=not self._has_failed)
@@ -198,7 +198,7 @@ class StartCounter:
         except DBAPIError as error:
             if refusal(error, self._id) is None:
                 raise DatabaseUnavailableError(one_line(error)) from error
-            # There is no partition for its day: a receipt, if it needs one, will fail.
+            # Its day has no partition, so a receipt, if it needs one, will also fail.
             self._is_stored = False
             return True
         except Exception as error:

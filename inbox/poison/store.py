@@ -2,10 +2,10 @@
 
 Each start is committed here before the handler is called, and the row is deleted with
 the outcome. After a takeover thousands of messages are suspects, and many of them start
-and end at the same time. So while one statement is running, further messages gather,
+and end at the same time. So while one statement is running, further messages collect,
 and the next statement writes the rows of all of them.
 
-The functions run in the transaction of the session they are given.
+The functions run in the transaction of the session that they are given.
 """
 
 import asyncio
@@ -36,12 +36,11 @@ _MAX_GROUP: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What is known about the starts of a message.
+    """The known starts of a message.
 
     Attributes:
-        starts: how many there were, including the one that was just counted.
-        is_counted: False if none was counted, because an earlier one never came to an
-            end.
+        starts: their number, including a start that was just counted.
+        is_counted: False if no start was counted because an earlier one never finished.
     """
 
     starts: int
@@ -53,8 +52,8 @@ def count_starts(
 ) -> dict[UUID, Count]:
     """Count a start of each message.
 
-    With `unless_open`, nothing is counted for a message if an earlier start of it never
-    came to an end.
+    With `unless_open`, no start is counted for a message if an earlier one never
+    finished.
     """
     values = {**_rows(ids), "unless_open": unless_open}
     counted = _read(session, "count_starts", consumer, values)
@@ -66,19 +65,19 @@ def count_starts(
 
 
 def take_back_starts(session: Session, ids: Collection[UUID], consumer: str) -> None:
-    """Take back a start of each message that turned out to be no attempt."""
+    """Take back a start of each message, because it was not an attempt."""
     _run(session, "take_back_starts", consumer, _span(ids))
 
 
 def keep_starts(session: Session, starts: Mapping[UUID, int], consumer: str) -> None:
-    """Keep the number of failed attempts of messages that are given back."""
+    """Keep the number of failed attempts of messages that return to the broker."""
     rows = _rows(starts)
     ordered = plain_array(starts[id] for id in sorted(starts))
     _run(session, "keep_starts", consumer, {**rows, "starts": ordered})
 
 
 def forget_starts(session: Session, ids: Collection[UUID], consumer: str) -> None:
-    """Forget messages that have their outcome."""
+    """Delete the starts of messages that have their outcome."""
     _run(session, "forget_starts", consumer, _span(ids))
 
 
@@ -135,11 +134,11 @@ class SuspectStore:
         await self._write(self._kept, id, starts)
 
     async def forget(self, id: UUID) -> None:
-        """Forget a message, if possible."""
+        """Delete a message's starts, if possible."""
         await self._write(self._forgotten, id, None)
 
     async def _write(self, group: "_Group[V, None]", id: UUID, value: V) -> None:
-        # A write that is lost costs the message one start too many.
+        # A lost write leaves the message with one start too many.
         request = group.add(id, value)
         try:
             async with asyncio.timeout(_LAST_WRITE):
@@ -155,7 +154,7 @@ class SuspectStore:
 
 @dataclass(slots=True, eq=False)
 class _Request(Generic[V, A]):
-    """What one task asks about its message."""
+    """A task's request about its message."""
 
     id: UUID
     value: V
@@ -163,7 +162,7 @@ class _Request(Generic[V, A]):
 
 
 class _Group(Generic[V, A]):
-    """Asks the database about many messages at once, one transaction at a time.
+    """Sends requests about many messages to the database, one transaction at a time.
 
     Args:
         function: called in a transaction with the values of different messages; returns
@@ -182,7 +181,7 @@ class _Group(Generic[V, A]):
         self._work: asyncio.Task[None] | None = None
 
     def add(self, id: UUID, value: V) -> _Request[V, A]:
-        """Ask about a message in the next transaction."""
+        """Request an answer about a message in the next transaction."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         request = _Request(id, value, answer)
         self._waiting.append(request)
@@ -191,10 +190,10 @@ class _Group(Generic[V, A]):
         return request
 
     async def answer(self, request: _Request[V, A]) -> A:
-        """Wait for the answer. If that is cancelled, call `withdraw` or `drop`.
+        """Wait for the answer. If the wait is cancelled, call `withdraw` or `drop`.
 
         Raises:
-            Exception: what the database raised.
+            Exception: whatever the database raised.
         """
         return await asyncio.shield(request.answer)
 
@@ -215,7 +214,7 @@ class _Group(Generic[V, A]):
         answer = request.answer
         if answer.done():
             if not answer.cancelled():
-                answer.exception()  # retrieved: nobody else will
+                answer.exception()  # avoids a warning that it was never retrieved
             return
         answer.cancel()
         work = self._work
@@ -252,7 +251,7 @@ class _Group(Generic[V, A]):
             answers = await self._executor.transact(partial(self._transact, values))
         except DBAPIError as error:
             if len(requests) > 1 and refusal(error, requests[0].id) is not None:
-                # One of them has no partition for its day.
+                # The day of one of them has no partition.
                 half = len(requests) // 2
                 await self._ask(requests[:half])
                 await self._ask(requests[half:])
@@ -276,7 +275,7 @@ class _Group(Generic[V, A]):
 
 
 def _rows(ids: Collection[UUID]) -> dict[str, str]:
-    # In the same order in every process, so that two statements never deadlock.
+    # Sorted, so that two statements never deadlock.
     ordered = sorted(ids)
     return {
         "ids": plain_array(ordered),
@@ -300,7 +299,7 @@ def _run(session: Session, name: str, consumer: str, values: dict[str, Any]) -> 
 def _read(
     session: Session, name: str, consumer: str, values: dict[str, Any]
 ) -> dict[UUID, int]:
-    # Each driver represents a UUID in its own way.
+    # Drivers represent UUIDs differently.
     statement = _statement(name).columns(message_id=Uuid(), starts=Integer())
     rows = session.execute(statement, {**values, "consumer": consumer})
     return {row.message_id: row.starts for row in rows}

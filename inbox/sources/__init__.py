@@ -1,1 +1,1 @@
-"""Sources by broker, found by URL scheme; importing `inbox` imports none of them."""
+"""Sources by broker, found by URL scheme; importing `inbox` doesn't import them."""

@@ -47,7 +47,7 @@ class MemorySource:
 
     Attributes:
         acked: the acked messages, in the order of their acks.
-        held: the deliveries that were received and aren't settled.
+        held: the deliveries that were received but aren't settled.
     """
 
     def __init__(self, *messages: Message, poll_interval: timedelta = _POLL) -> None:
@@ -64,7 +64,7 @@ class MemorySource:
         """Create an empty source from `memory://`.
 
         Raises:
-            ConfigError: the URL is a different one.
+            ConfigError: the URL is anything else.
         """
         url, _ = MemoryOptions.parse(url)
         if url.rstrip("/") != "memory:":
@@ -73,7 +73,7 @@ class MemorySource:
 
     @property
     def waiting(self) -> int:
-        """The number of messages that are still to be delivered."""
+        """The number of messages still to be delivered."""
         return len(self._ready) + len(self._waiting)
 
     def add(self, *messages: Message) -> None:

@@ -1,6 +1,6 @@
--- Does:  Ask for a job to be cancelled: whoever has it, or gets it next, does it. One that was known and that nobody has ends now.
+-- Does:  Request that a job be cancelled; the worker that holds it, or takes it next, ends it. A known job that no worker holds ends at once.
 -- Takes: id, at (of the id), consumer, reason
--- Gives: state, worker (who had it last)
+-- Gives: state, worker (the last one)
 -- Index: job_pkey of one partition
 INSERT INTO inbox.job AS j (message_id, message_at, consumer, state, cancel_requested_at, reason)
 VALUES (%(id)s, %(at)s, %(consumer)s, 'waiting', clock_timestamp(), %(reason)s)

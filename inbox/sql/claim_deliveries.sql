@@ -1,5 +1,5 @@
 -- Does:  Read the next deliveries of leased lanes, bounded in rows and in bytes. Locks nothing.
--- Takes: consumer, lanes, floors (same length), passed (seqs above the floors to leave out), oldest and newest created_at, max_rows, max_bytes
+-- Takes: consumer, lanes, floors (same length), passed (seqs above the floors to skip), oldest and newest created_at, max_rows, max_bytes
 -- Gives: lane, seq, created_at, message_id, attempts (0), topic, key, tenant, payload, content_type, headers, schema_version, snapshot (xmin and age, in the first row)
 -- Index: delivery_lane_idx on each partition between oldest and newest
 SELECT lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, payload, content_type, headers, schema_version,

@@ -1,6 +1,6 @@
--- Does:  Read the first deliveries of tenants that others' floods keep a claim from reaching. Locks nothing.
--- Takes: consumer, after (a tenant), known (tenants to leave out), lanes, floors (same length), passed (seqs above the floors to leave out), oldest and newest created_at, max_steps, max_rows_each (of a tenant), max_rows, max_bytes
--- Gives: step (the tenant looked at, in their order), lane (null: nothing was found there), seq, created_at, message_id, attempts (0), topic, key, tenant, payload, content_type, headers, schema_version, nothing
+-- Does:  Read the first deliveries of tenants that a claim does not reach because other tenants' deliveries come first. Locks nothing.
+-- Takes: consumer, after (a tenant), known (tenants to skip), lanes, floors (same length), passed (seqs above the floors to skip), oldest and newest created_at, max_steps, max_rows_each (of a tenant), max_rows, max_bytes
+-- Gives: step (the tenant visited, in order), lane (null: nothing was found for it), seq, created_at, message_id, attempts (0), topic, key, tenant, payload, content_type, headers, schema_version, nothing
 -- Index: delivery_tenant_idx on each partition between oldest and newest
 WITH RECURSIVE walk (tenant, is_new) AS (
     SELECT %(after)s::text, false

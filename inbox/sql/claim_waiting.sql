@@ -1,6 +1,6 @@
--- Does:  Read deliveries whose wait is over: those of keys, in order, and those at given places. Locks nothing.
--- Takes: consumer; lanes, keys, aboves (same length: a lane, its key, a seq to go on above); places: their seqs, moments, attempts (same length); max_rows_each (of a key), max_bytes
--- Gives: lane, seq, created_at, message_id, attempts, topic, key, tenant, payload (null: no room), content_type, headers, schema_version, nothing
+-- Does:  Read deliveries whose wait is over: those of given keys, in order, and those at given places. Locks nothing.
+-- Takes: consumer; lanes, keys, aboves (same length: a lane, its key, the seq above which to continue); places: their seqs, moments, attempts (same length); max_rows_each (of a key), max_bytes
+-- Gives: lane, seq, created_at, message_id, attempts, topic, key, tenant, payload (null: exceeds max_bytes), content_type, headers, schema_version, nothing
 -- Index: redelivery_key_idx, redelivery_delivery_idx and ack_lane_idx, delivery_pkey of the partitions of the moments
 SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant,
        CASE WHEN bytes_before < %(max_bytes)s THEN payload END AS payload,

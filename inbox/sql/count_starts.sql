@@ -1,6 +1,6 @@
--- Does:  Count a start of each of these suspects before their handlers are called.
--- Takes: ids and moments (arrays as text, in one order), consumer, unless_open (true: not if an earlier start never came to an end)
--- Gives: message_id, starts, including this one; no row for a message whose start was not counted
+-- Does:  Count a start of each of these suspects, before their handlers are called.
+-- Takes: ids and moments (arrays as text, in the same order), consumer, unless_open (true: not if an earlier start never finished)
+-- Gives: message_id, starts (including this one); no row for a message whose start was not counted
 -- Index: suspect_pkey of the partitions of their days
 INSERT INTO inbox.suspect AS s (message_id, message_at, consumer, starts)
 SELECT id, moment, CAST(:consumer AS text), 1

@@ -1,6 +1,6 @@
--- Does:  Compare how many deliveries a verified stretch has with how many it had when it was verified.
+-- Does:  Compare the number of deliveries in a verified stretch with the number when it was verified.
 -- Takes: consumer, lane, starts_at and ends_at (of the partition), up_to (its watermark), cluster
--- Gives: deliveries, known (those that were verified, or found since)
+-- Gives: deliveries, known (those that were verified, or found later)
 -- Index: delivery_lane_idx, watermark_pkey and redelivery_pkey on that partition
 SELECT (SELECT count(*)
           FROM inbox.delivery AS d

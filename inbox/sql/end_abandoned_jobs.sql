@@ -1,4 +1,4 @@
--- Does:  End the jobs that are to be cancelled and whose process is gone.
+-- Does:  End jobs whose cancellation was requested and whose process is gone.
 -- Takes: consumer
 -- Gives: nothing
 -- Index: job_open_idx

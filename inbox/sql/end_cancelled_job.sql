@@ -1,4 +1,4 @@
--- Does:  End a job that is to be cancelled and that nobody has.
+-- Does:  End a job whose cancellation was requested and that no worker holds.
 -- Takes: id, at, consumer
 -- Gives: nothing
 -- Index: job_pkey of one partition

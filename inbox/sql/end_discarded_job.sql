@@ -1,4 +1,4 @@
--- Does:  End a job whose message nobody is to handle any more, unless somebody has it.
+-- Does:  End a job whose message must not be handled any more, unless a worker holds it.
 -- Takes: id, at (of the id), consumer
 -- Gives: nothing
 -- Index: job_pkey of one partition

@@ -1,6 +1,6 @@
--- Does:  Find the first delivery above the watermark of each lane in each partition, wherever it lies.
+-- Does:  Find the first delivery above the watermark of each lane in each partition.
 -- Takes: consumer, lanes
--- Gives: lane, starts_at and ends_at of the partition, watermark (-1: none), seq (null: there is none above it)
+-- Gives: lane, starts_at and ends_at of the partition, watermark (-1: none), seq (null: no delivery above it)
 -- Index: watermark_pkey and delivery_lane_idx on every partition
 SELECT leased.lane, p.starts_at, p.ends_at, mark.up_to AS watermark, head.seq
   FROM outbox.partitions('inbox.delivery') AS p

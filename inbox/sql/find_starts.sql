@@ -1,6 +1,6 @@
--- Does:  Find how often these suspects were started.
+-- Does:  Return how often these suspects were started.
 -- Takes: ids (array as text), first and last of their moments, consumer
--- Gives: message_id, starts; no row for a message that is unknown
+-- Gives: message_id, starts; no row for an unknown message
 -- Index: suspect_pkey of each partition between first and last
 SELECT message_id, starts
   FROM inbox.suspect

@@ -1,6 +1,6 @@
--- Does:  Find who works at a job.
+-- Does:  Find the worker that holds a job.
 -- Takes: id, at (of the id), consumer
--- Gives: worker; no row if nobody does
+-- Gives: worker; no row if none holds it
 -- Index: job_pkey of one partition
 SELECT worker
   FROM inbox.job

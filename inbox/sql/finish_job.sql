@@ -1,6 +1,6 @@
--- Does:  End a job for good.
+-- Does:  End a job permanently.
 -- Takes: id, at, consumer, lease, state, reason, attempts
--- Gives: one row; none if the lease is lost
+-- Gives: one row; no row if the lease is lost
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = CAST(:state AS text),

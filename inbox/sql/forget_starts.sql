@@ -1,4 +1,4 @@
--- Does:  Forget the starts of messages that have their outcome.
+-- Does:  Delete the starts of messages that have their outcome.
 -- Takes: ids (array as text), first and last of their moments, consumer
 -- Gives: nothing
 -- Index: suspect_pkey of each partition between first and last

@@ -1,6 +1,6 @@
--- Does:  Keep others from leasing a job until this transaction ends.
+-- Does:  Keep other processes from leasing a job until this transaction ends.
 -- Takes: id, at, consumer, lease
--- Gives: one row; none if the lease is lost
+-- Gives: one row; no row if the lease is lost
 -- Index: job_pkey of one partition
 SELECT 1
   FROM inbox.job

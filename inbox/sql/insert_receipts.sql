@@ -1,6 +1,6 @@
--- Does:  Record the receipts of many messages, mark the transaction, and limit how long it may stand still.
--- Takes: ids and moments (arrays as text, in one order), consumer, max_idle (null: as it is)
--- Gives: message_id of those that were new
+-- Does:  Record the receipts of many messages, mark the transaction, and limit its idle time.
+-- Takes: ids and moments (arrays as text, in the same order), consumer, max_idle (null: unchanged)
+-- Gives: message_id of each new receipt
 -- Index: receipt_pkey of the partitions of their days
 INSERT INTO inbox.receipt (message_id, message_at, consumer)
 SELECT id, moment, CAST(:consumer AS text)

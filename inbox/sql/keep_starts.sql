@@ -1,5 +1,5 @@
--- Does:  Keep the failed attempts of messages that are given back; none of them killed its process.
--- Takes: ids, moments and starts (arrays as text, in one order), consumer
+-- Does:  Store the failed attempts of messages that are returned to the broker; none of them killed its process.
+-- Takes: ids, moments and starts (arrays as text, in the same order), consumer
 -- Gives: nothing
 -- Index: suspect_pkey of the partitions of their days
 INSERT INTO inbox.suspect AS s (message_id, message_at, consumer, starts, is_open)

@@ -1,5 +1,5 @@
--- Does:  List the deliveries of lanes that have a mark or wait, above a floor each.
--- Takes: consumer, lanes, floors (same length), oldest (beginning of a partition)
+-- Does:  List the deliveries of lanes that have a mark or wait, above the floor of each lane.
+-- Takes: consumer, lanes, floors (same length), oldest (start of a partition)
 -- Gives: lane, seq
 -- Index: ack_lane_idx and redelivery_pkey on each partition from oldest on
 SELECT leased.lane, covered.seq

@@ -1,7 +1,7 @@
--- Does:  List jobs, those that are open first, then the newest; also those that are only queued deliveries yet.
+-- Does:  List jobs, open ones first, then the newest; includes deliveries that are only queued.
 -- Takes: consumer (null: all), states (null: all), max_rows
--- Gives: message_id, consumer, state, attempts, topic, key, tenant, worker, worker_is_gone (its lease ran out), reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until
--- Index: job_open_idx when only open states are asked for; job_topic_idx, and the deliveries above the watermarks, for those that are queued
+-- Gives: message_id, consumer, state, attempts, topic, key, tenant, worker, worker_is_gone (its lease has expired), reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until
+-- Index: job_open_idx if only open states are requested; job_topic_idx, and the deliveries above the watermarks, for queued ones
 SELECT message_id, consumer, state, attempts, topic, key, tenant, worker,
        finished_at IS NULL AND coalesce(lease_until < clock_timestamp(), false) AS worker_is_gone,
        reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until

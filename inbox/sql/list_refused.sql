@@ -1,4 +1,4 @@
--- Does:  List deliveries that a consumer gave back and that wait for their next attempt, the oldest first.
+-- Does:  List the deliveries that consumers nacked and that wait for their next attempt, oldest first.
 -- Takes: max_rows
 -- Gives: the fields of outbox.cli.sides.Blocked
 -- Index: none, reads the log; delivery_pkey for the topics

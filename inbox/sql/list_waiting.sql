@@ -1,6 +1,6 @@
--- Does:  Find what waits in lanes: deliveries that were given back, and keys with deliveries behind those.
--- Takes: consumer, lanes, after (an entry; only those entered later), with_blocked
--- Gives: lane, key, seq, created_at, attempts, due_in (seconds); all but lane and key are null for a key with deliveries that are only blocked
+-- Does:  Find what waits in lanes: deliveries that were nacked, and keys with deliveries behind them.
+-- Takes: consumer, lanes, after (an entry; only later entries are read), with_blocked
+-- Gives: lane, key, seq, created_at, attempts, due_in (seconds); all but lane and key are null for a key whose deliveries are only blocked
 -- Index: redelivery_pkey, redelivery_delivery_idx and ack_lane_idx
 WITH live AS (
     SELECT e.lane, e.key, e.seq, e.created_at, e.attempts, e.due_at

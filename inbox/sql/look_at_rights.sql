@@ -1,7 +1,7 @@
--- Does:  Look whether a consumer's role may write what it has to.
--- Takes: is_long (it has long handlers)
--- Gives: role, is_read_only, is_standby, missing (what the role lacks, as GRANT says it)
--- Index: none: it reads no table
+-- Does:  Look up which of its required privileges the role of a consumer lacks.
+-- Takes: is_long (whether it has long handlers)
+-- Gives: role, is_read_only, is_standby, missing (the missing privileges, as GRANT writes them)
+-- Index: none; reads no table
 SELECT CAST(current_user AS text) AS role,
        current_setting('transaction_read_only') = 'on' AS is_read_only,
        pg_is_in_recovery() AS is_standby,

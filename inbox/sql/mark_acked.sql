@@ -1,7 +1,7 @@
--- Does:  Write down that the consumer acked these deliveries: a mark for those of one lane and quarter of an hour.
--- Takes: consumer; arrays of one length: lanes, seqs, moments
+-- Does:  Record that the consumer acked these deliveries: one mark for each lane, quarter of an hour and range of 4096 seqs.
+-- Takes: consumer; arrays of the same length: lanes, seqs, moments
 -- Gives: nothing
--- Index: none; it adds to ack_lane_idx
+-- Index: none; adds to ack_lane_idx
 INSERT INTO inbox.ack (created_at, consumer, lane, first_seq, last_seq, seqs, moments)
 SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00') AS bin, %(consumer)s, lane, min(seq), max(seq),
        array_agg(seq ORDER BY seq), array_agg(created_at ORDER BY seq)

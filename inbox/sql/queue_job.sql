@@ -1,5 +1,5 @@
--- Does:  Write down that a message waits for its long handler, unless that is known.
--- Takes: id, at (of the id), consumer, topic, key, tenant, is_known (there is a receipt)
+-- Does:  Record that a message waits for its long handler, unless it is already recorded.
+-- Takes: id, at (of the id), consumer, topic, key, tenant, is_known (whether there is a receipt)
 -- Gives: nothing
 -- Index: job_pkey of one partition
 INSERT INTO inbox.job (message_id, message_at, consumer, topic, key, tenant, state, finished_at)

@@ -1,4 +1,4 @@
--- Does:  Write down that a stretch of a lane in one partition was verified, unless somebody else has.
+-- Does:  Record that a stretch of a lane in one partition was verified, unless another process has recorded it.
 -- Takes: consumer, lane, starts_at (of the partition), above, up_to, deliveries
 -- Gives: nothing
 -- Index: watermark_pkey of that partition

@@ -1,4 +1,4 @@
--- Does:  Read the database's clock, the last seq and entry that were drawn, a new transaction id, and which cluster this is.
+-- Does:  Read the database's clock, the last assigned seq and entry, a new transaction id, and the id of the cluster.
 -- Takes: nothing
 -- Gives: one row: now, seq, entry, transaction_id, cluster
 -- Index: none

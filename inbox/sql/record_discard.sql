@@ -1,4 +1,4 @@
--- Does:  Record a receipt for a message that nobody is to handle any more.
+-- Does:  Record a receipt for a message that must not be handled any more.
 -- Takes: id, consumer
 -- Gives: nothing
 -- Index: receipt_pkey of one partition

@@ -1,4 +1,4 @@
--- Does:  Renew the lease of a job that runs here.
+-- Does:  Renew the lease of a job that this process is running.
 -- Takes: id, at, consumer, lease (its number), seconds
 -- Gives: is_cancelled; no row if the lease is lost
 -- Index: job_pkey of one partition

@@ -1,4 +1,4 @@
--- Does:  Let a job that failed, or was given back, be taken as if it had never been started.
+-- Does:  Reopen a job that failed, timed out or is queued, as if it had never been started.
 -- Takes: id, at, consumer
 -- Gives: nothing
 -- Index: job_pkey of one partition

@@ -1,5 +1,5 @@
--- Does:  Make ready again what was published and names a message as its cause.
+-- Does:  Make the published messages that a given message caused ready again.
 -- Takes: id (of the cause)
--- Gives: how many
--- Index: message_cause_idx of the partitions since the cause was made
+-- Gives: their number
+-- Index: message_cause_idx of the partitions since the cause was created
 SELECT outbox.replay_caused_by(CAST(:id AS uuid))

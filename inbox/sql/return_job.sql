@@ -1,6 +1,6 @@
--- Does:  Give a job back, to be started again here or elsewhere, or by a retry.
--- Takes: id, at, consumer, lease, state (queued, or failure: nobody waits for it), reason, is_failed (the attempt counts)
--- Gives: one row; none if the lease is lost
+-- Does:  Release a job, to be started again by any process, or by a retry.
+-- Takes: id, at, consumer, lease, state (queued, or failure: not queued again), reason, is_failed (whether the attempt counts)
+-- Gives: one row; no row if the lease is lost
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = CASE WHEN cancel_requested_at IS NULL THEN CAST(:state AS text) ELSE 'waiting' END,

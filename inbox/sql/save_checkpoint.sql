@@ -1,6 +1,6 @@
--- Does:  Save how far a job has come.
+-- Does:  Save the checkpoint of a job.
 -- Takes: id, at, consumer, lease, checkpoint (JSON as text)
--- Gives: one row; none if the lease is lost
+-- Gives: one row; no row if the lease is lost
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET checkpoint = CAST(:checkpoint AS jsonb)

@@ -1,4 +1,4 @@
--- Does:  Subscribe a consumer of the postgres broker to topics; what is there stays.
+-- Does:  Subscribe a consumer of the postgres broker to topics; existing subscriptions stay.
 -- Takes: consumer, topics
 -- Gives: nothing
 -- Index: subscription_pkey

@@ -1,4 +1,4 @@
--- Does:  Take back one start of each of these messages: it was no attempt.
+-- Does:  Take back one start of each of these messages, because it was not an attempt.
 -- Takes: ids (array as text), first and last of their moments, consumer
 -- Gives: nothing
 -- Index: suspect_pkey of each partition between first and last

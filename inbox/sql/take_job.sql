@@ -1,6 +1,6 @@
--- Does:  Lease a job that nobody has, and count the attempt.
+-- Does:  Lease a job that no worker holds, and count the attempt.
 -- Takes: id, at, consumer, worker, seconds (of the lease)
--- Gives: lease, attempts, checkpoint (as text); no row if it is somebody's, finished, or to be cancelled
+-- Gives: lease, attempts, checkpoint (as text); no row if the job is held, finished or to be cancelled
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = 'in_progress',

@@ -1,6 +1,6 @@
 -- Does:  End subscriptions of a consumer of the postgres broker; its deliveries stay.
 -- Takes: consumer, topics
--- Gives: topic of each that there was
+-- Gives: topic of each removed subscription
 -- Index: subscription_pkey
 DELETE FROM inbox.subscription
  WHERE consumer = %(consumer)s

@@ -1,6 +1,6 @@
--- Does:  Look how far each delivery of a stretch of a lane in one partition has a mark or waits, and which have neither.
+-- Does:  Find how far all deliveries of a stretch of a lane in one partition have a mark or wait, and which ones have neither.
 -- Takes: consumer, lane, starts_at and ends_at (of the partition), above and up_to (the stretch), max_open
--- Gives: deliveries, last (how many there are before the first that has neither, and the seq of the last of them; null: none), open_seqs, open_moments, open_keys (of those that have neither, max_open at most), snapshot (xmin and age)
+-- Gives: deliveries, last (the number of deliveries before the first that has neither, and the seq of the last of them; null: none), open_seqs, open_moments, open_keys (of those that have neither, at most max_open), snapshot (xmin and age)
 -- Index: delivery_lane_idx, ack_lane_idx and redelivery_pkey on that partition
 WITH covered AS MATERIALIZED (
     -- Arrays, so that the planner expects few and hashes them, however many there are.

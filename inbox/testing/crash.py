@@ -17,11 +17,11 @@ _LIMIT: Final = 120
 async def die_holding(source: Callable[[], Source], count: int) -> None:
     """Let a child process receive `count` deliveries and ack none, then kill it.
 
-    Returns when it is dead and the system has closed its connections.
+    Returns when the process is dead and the system has closed its connections.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # The threads of this process don't exist in the child, which needs none.
+        # The child doesn't get this process's threads, and doesn't need them.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
@@ -38,7 +38,7 @@ async def die_holding(source: Callable[[], Source], count: int) -> None:
 
 
 def _hold(make: Callable[[], Source], count: int, writing: int) -> NoReturn:
-    # Whatever happens, nothing of the parent may be run or closed in the child.
+    # Whatever happens, the child must not run or close anything of the parent's.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, _LIMIT)
     try:

@@ -20,7 +20,7 @@ __all__ = ["Capabilities", "SourceCase"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a source and its broker can do; tests of the rest are skipped."""
+    """The capabilities of a source and its broker; tests of absent ones are skipped."""
 
     ordered_by_key: bool = capability(
         "A consumer with a single replica gets the messages of a key in order."
@@ -67,18 +67,20 @@ class Capabilities:
 class SourceCase(BrokerCase, ABC):
     """The abstract part: override the hooks that your capabilities require.
 
-    To use a fixture, write one of your own:
+    To use a fixture, write your own:
 
         @pytest.fixture(autouse=True)
         def broker(self, acme_url: str) -> None:
             self.url = acme_url
 
     Attributes:
-        capabilities: declare absent what the adapter can't do.
+        capabilities: declare the ones that the adapter lacks as absent.
         max_payload_bytes: the size of the largest payload that `put` accepts.
-        patience: seconds within which messages must arrive, or a call must end.
-        hold: seconds after which messages that a dead replica held go to others; give
-            the source a lease, visibility timeout or idle time of about this length.
+        patience: the number of seconds within which messages must arrive, or a call
+            must end.
+        hold: the number of seconds after which messages that a dead replica held go to
+            others; give the source a lease, visibility timeout or idle time of about
+            this length.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -87,7 +89,7 @@ class SourceCase(BrokerCase, ABC):
 
     @abstractmethod
     def source(self, consumer: str, topic: str) -> Source:
-        """Create a source with a poll interval of at most 0.2 s, not open yet."""
+        """Create a source, not yet open, with a poll interval of at most 0.2 s."""
 
     @abstractmethod
     async def put(self, *messages: Message) -> None:
@@ -97,14 +99,14 @@ class SourceCase(BrokerCase, ABC):
         """
 
     async def try_to_put(self, message: Message) -> bool:
-        """Put a message that the broker may refuse; return whether it accepted it."""
+        """Put a message that the broker can refuse; return whether it accepted it."""
         await self.put(message)
         return True
 
     async def prepare(self, topic: str, *consumers: str) -> None:
-        """Make sure that these consumers get the topic's messages from now on.
+        """Make sure that these consumers receive the topic's messages from now on.
 
-        By default each consumer's source is entered once, and left.
+        By default, each consumer's source is entered and left once.
         """
         for consumer in consumers:
             async with self.source(consumer, topic):
@@ -127,7 +129,7 @@ class SourceCase(BrokerCase, ABC):
         await die_holding(lambda: self.source(consumer, topic), count)
 
     async def fresh_topic(self, *consumers: str) -> str:
-        """Return a topic whose messages these consumers get; by default `one`."""
+        """Return a topic whose messages these consumers receive; by default `one`."""
         topic = self.topic()
         await self.prepare(topic, *(consumers or ("one",)))
         return topic
@@ -156,7 +158,7 @@ class SourceCase(BrokerCase, ABC):
         return list(messages.values())
 
     async def handle_all(self, source: Source, messages: Sequence[Message]) -> None:
-        """Receive and ack until all of these messages have arrived, among others."""
+        """Receive and ack until all of these messages, among others, have arrived."""
         missing = {message.id for message in messages}
         async with asyncio.timeout(self.patience):
             while missing:
@@ -172,7 +174,7 @@ class SourceCase(BrokerCase, ABC):
     async def anything(
         self, source: Source, during: timedelta = timedelta(seconds=0.6)
     ) -> Sequence[Delivery]:
-        """Return what arrives within `during`, possibly nothing."""
+        """Return whatever arrives within `during`, possibly nothing."""
         until = time.monotonic() + during.total_seconds()
         while time.monotonic() < until:
             if deliveries := await source.receive(limit=100):

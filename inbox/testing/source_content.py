@@ -20,7 +20,7 @@ __all__ = ["SourceContent"]
 
 
 class SourceContent(SourceCase):
-    """Fields, payloads and texts arrive as they were put into the broker."""
+    """Fields, payloads and text arrive just as they were put into the broker."""
 
     @checks()
     async def test_a_message_is_delivered_unchanged(self) -> None:
@@ -40,7 +40,7 @@ class SourceContent(SourceCase):
             (delivery,) = await self.receive(source, 1)
             published_at = getattr(delivery, "published_at", None)
             assert published_at is not None
-            # The broker's clock may be a little off, and count whole milliseconds.
+            # The broker's clock can be slightly off, and can count whole milliseconds.
             assert began - 5 < published_at < time.time() + 5
 
     @checks()
@@ -97,7 +97,7 @@ class SourceContent(SourceCase):
             assert differences(message, arrived[message.id]) == {}
 
     async def expect_as_put(self, *messages: Message) -> None:
-        """Put messages of one topic, and compare them with those delivered."""
+        """Put messages into one topic, and compare them with those delivered."""
         await self.put(*messages)
         arrived = await self.handed_over(messages[0].topic, len(messages))
         by_id = {message.id: message for message in arrived}
@@ -105,7 +105,7 @@ class SourceContent(SourceCase):
             assert differences(message, by_id[message.id]) == {}
 
     async def handed_over(self, topic: str, count: int) -> Sequence[Message]:
-        """Return the messages that a source delivers, and ack each."""
+        """Return the messages that a source delivers, after acking each one."""
         arrived: dict[object, Message] = {}
         async with self.source("one", topic) as source:
             while len(arrived) < count:

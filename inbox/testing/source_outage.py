@@ -14,7 +14,7 @@ __all__ = ["SourceOutage"]
 
 
 class SourceOutage(SourceCase):
-    """No hang while the broker is unavailable, and no loss once it is back."""
+    """A source doesn't hang while the broker is unavailable, and loses no messages."""
 
     @checks("goes_away")
     async def test_an_unavailable_broker_is_reported_at_start(self) -> None:

@@ -16,7 +16,7 @@ __all__ = ["SourceSettling"]
 
 
 class SourceSettling(SourceCase):
-    """One consumer with one replica, and a broker that is available."""
+    """One consumer with one replica, while the broker is available."""
 
     @checks()
     async def test_an_ack_removes_the_message_and_may_be_repeated(self) -> None:
@@ -145,7 +145,7 @@ class SourceSettling(SourceCase):
                 await asyncio.wait({call})
                 if call.cancelled():
                     continue
-                # Under load, a broker may be mistaken for unavailable.
+                # Under load, a broker can be mistaken for unavailable.
                 with suppress(BrokerUnavailableError):
                     for delivery in call.result():
                         seen.add(int(delivery.message.payload))

@@ -13,7 +13,7 @@ __all__ = ["SourceSharing"]
 
 
 class SourceSharing(SourceCase):
-    """Which replica gets which message, and which gets what another one held."""
+    """Which replica gets a message, and which one gets a dead replica's messages."""
 
     @checks("fans_out")
     async def test_each_consumer_gets_everything(self) -> None:

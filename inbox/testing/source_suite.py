@@ -1,4 +1,4 @@
-"""The conformance suite of sources, for our adapters and for yours.
+"""The conformance suite of sources, for built-in adapters and for your own.
 
     class TestAcmeSource(SourceSuite):
         capabilities = Capabilities(delays=False)
@@ -7,7 +7,7 @@
         async def put(self, *messages: Message) -> None: ...
 
 It needs pytest without plug-ins: the tests are plain functions that run their own event
-loop. A test that needs a capability declared absent is skipped and says which.
+loop. A test that needs an absent capability is skipped and names it.
 """
 
 from inbox.testing.source_case import Capabilities
@@ -20,4 +20,4 @@ __all__ = ["Capabilities", "SourceSuite"]
 
 
 class SourceSuite(SourceContent, SourceSettling, SourceSharing, SourceOutage):
-    """Every test that a source has to pass; see `SourceCase` for the hooks."""
+    """All tests that a source must pass; see `SourceCase` for the hooks."""

@@ -1,7 +1,7 @@
 """Receive webhooks: verify each request, handle it once, and answer after the commit.
 
-`webhook_app` creates an endpoint for any ASGI server; use `Verifier` in an endpoint of
-your own.
+`webhook_app` creates an endpoint for any ASGI server; to write your own endpoint, use
+`Verifier`.
 """
 
 from inbox.webhook.app import WebhookApp, webhook_app

@@ -1,4 +1,4 @@
-"""An ASGI endpoint for webhooks; it answers once the handler's effects are committed.
+"""An ASGI endpoint for webhooks that answers after the handler's effects are committed.
 
     handled, or a duplicate                 ──▶ 204
     handler raised DeadLetter               ──▶ 204, and a row in inbox.dead_letter
@@ -10,7 +10,7 @@
     handler raised anything else            ──▶ 500
     database unavailable                    ──▶ 503
 
-It runs under any ASGI server, on its own or mounted in Starlette, FastAPI or Litestar.
+It runs under any ASGI server, standalone or mounted in Starlette, FastAPI or Litestar.
 """
 
 import asyncio
@@ -89,22 +89,24 @@ def webhook_app(
     """Create an ASGI application that handles each posted message once.
 
     A handler `(session, message)` runs in the transaction that holds the receipt, and
-    the answer is 2xx only after that commits. A handler must not commit the session.
+    the answer is 2xx only after the transaction commits. A handler must not commit the
+    session.
 
     Args:
-        handlers: one handler for all topics, or a mapping from topics
-            (`orders.placed`, `orders.*`) to handlers.
-        sessions: an `async_sessionmaker` for async handlers, a `sessionmaker` for
-            plain functions, which run in threads.
-        name: the consumer whose receipts these are.
-        secrets: `whsec_…`, shared with the sender; pass several while you rotate one.
-        tolerance: maximum difference between the sender's clock and ours.
+        handlers: one handler for all topics, or a mapping from topics (`orders.placed`,
+            `orders.*`) to handlers.
+        sessions: an `async_sessionmaker` for async handlers, a `sessionmaker` for plain
+            functions, which run in threads.
+        name: the name of the consumer on the receipts.
+        secrets: `whsec_…`, shared with the sender; pass several while you rotate a
+            secret.
+        tolerance: the maximum difference between the sender's clock and this host's.
         max_payload_bytes: a larger body is refused without being read.
-        max_in_flight: maximum number of handlers that run at once; further requests
-            wait. At most the size of the engine's pool. Default: 64, or the size of the
-            pool less one if that is fewer.
-        read_timeout: maximum time to receive a request's body.
-        max_idle: maximum idle time in a handler's transaction, as for `Consumer`.
+        max_in_flight: the maximum number of handlers that run at once; further requests
+            wait. At most the size of the engine's pool. Default: 64, or the pool size
+            minus one if that is smaller.
+        read_timeout: the maximum time to receive a request's body.
+        max_idle: the maximum idle time in a handler's transaction, as for `Consumer`.
         redact: removes confidential parts from reasons and stack traces.
         observers: called with every event.
 
@@ -329,7 +331,7 @@ class WebhookApp:
                 stacktrace=self._stacktraces.first(message, failure, described),
             )
         )
-        # The reason may be confidential, so the sender doesn't see it.
+        # The reason can be confidential, so the sender doesn't get it.
         return _Answer(status, "temporary failure; send it again", headers)
 
     def _about(self, message: Message) -> dict[str, Any]:

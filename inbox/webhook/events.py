@@ -22,8 +22,8 @@ class WebhookFailed(DeliveryEvent):
     """A message could not be handled and was rolled back; the sender sends it again.
 
     Attributes:
-        stacktrace: of what the handler raised; None if this process has reported it
-            before.
+        stacktrace: the stack trace of what the handler raised; None if this process has
+            already reported it.
     """
 
     about = ("consumer", "topic", "reason")

@@ -1,4 +1,4 @@
-"""Read an ASGI request: its headers, and a body limited in size and time."""
+"""Read an ASGI request: its headers, and its body within limits of size and time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
@@ -10,12 +10,12 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# If one of these occurred twice, we might verify one value and handle the other.
+# If one of these occurred twice, one value might be verified and the other handled.
 _ONCE_ONLY: Final = ("ce-", "webhook-", "content-type", "pillarbox-headers")
 
 
 class Refused(Exception):  # noqa: N818 (an answer, not a failure)
-    """A request is refused with a 4xx status."""
+    """A request was refused with a 4xx status."""
 
     def __init__(self, status: int, reason: str) -> None:
         self.status = status
@@ -25,7 +25,7 @@ class Refused(Exception):  # noqa: N818 (an answer, not a failure)
 async def read_request(
     scope: Scope, receive: Receive, *, max_bytes: int, max_seconds: float
 ) -> tuple[Mapping[str, str], bytes]:
-    """Return the headers, names in lower case, and the body of a POST request.
+    """Return the headers, with lower-case names, and the body of a POST request.
 
     Raises:
         Refused: the method is not POST, the body is encoded, too large or too slow, or

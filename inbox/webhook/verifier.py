@@ -19,17 +19,17 @@ _MAX_SIGNATURES: Final = 16
 
 
 class InvalidSignatureError(OutboxError, ValueError):
-    """A request was not signed with one of our secrets, or not recently."""
+    """A request wasn't signed with any of the secrets, or not recently."""
 
 
 class Verifier:
-    """Verifies requests signed by the Standard Webhooks scheme.
+    """Verifies requests that are signed by the Standard Webhooks scheme.
 
     Args:
         secrets: `whsec_…`; a signature made with any of them is valid. To rotate a
             secret, add the new one here, switch the sender, then remove the old one.
-        tolerance: maximum difference between the sender's clock and ours. An attacker
-            who intercepts a request can replay it for this long.
+        tolerance: the maximum difference between the sender's clock and this host's. An
+            attacker who intercepts a request can replay it for this long.
 
     Raises:
         ConfigError: there is no secret, a secret is invalid, or the tolerance isn't
@@ -57,13 +57,13 @@ class Verifier:
         """Return the id of an authentic request.
 
         Args:
-            headers: with their names in any case.
-            body: the bytes as received; JSON that was parsed and serialized again
-                may differ from them.
+            headers: the names can be in any case.
+            body: the bytes as received; JSON that was parsed and serialized again can
+                differ from them.
 
         Raises:
             InvalidSignatureError: a header is missing, no signature is valid, or the
-                timestamp is further from our clock than the tolerance.
+                timestamp differs from this host's clock by more than the tolerance.
         """
         folded = {name.lower(): value for name, value in headers.items()}
         id, moment, signatures = (
@@ -86,7 +86,7 @@ class Verifier:
         for secret in self._secrets:
             expected = secret.sign(id, timestamp, body).encode()
             for signature in given:
-                # No early exit: the time taken must not reveal which one matched.
+                # No early exit: the time taken must not reveal which signature matched.
                 valid |= hmac.compare_digest(expected, signature)
         if not valid:
             raise InvalidSignatureError(
@@ -99,11 +99,11 @@ class Verifier:
 
         Raises:
             InvalidSignatureError: the request is not authentic.
-            InvalidMessageError: it is, but doesn't hold a valid message.
+            InvalidMessageError: it is authentic, but doesn't contain a valid message.
         """
         id = self.verify(headers, body)
         message = from_request({n.lower(): v for n, v in headers.items()}, body)
-        # Only webhook-id is signed, but the receipt holds the message's id.
+        # Only webhook-id is signed, but the receipt is for the message's id.
         if str(message.id) != id:
             raise InvalidMessageError(
                 "id",

@@ -1,5 +1,5 @@
--- Administrator part: reverts 0001. The extension is kept, since others may use it, and so is, with a
--- notice, a role that still owns objects or has privileges elsewhere.
+-- Administrator part: reverts 0001. Keeps the extension, which others may use, and, with a notice, any
+-- role that still owns objects or has privileges elsewhere.
 
 DO $grants$
 DECLARE

@@ -9,8 +9,8 @@ COMMENT ON SEQUENCE outbox.message_seq IS
 CREATE TABLE outbox.message (
     id               uuid        NOT NULL,
     created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- The transaction is assigned its id before seq: so a relay that sees a later seq also sees in
-    -- its snapshot that this transaction is open, and doesn't skip its rows.
+    -- The transaction is assigned its id before seq is drawn: so a relay that sees a later seq also
+    -- sees in its snapshot that this transaction is open, and doesn't skip its rows.
     seq              bigint      NOT NULL DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL
                                                        THEN nextval('outbox.message_seq'::regclass) END,
     available_at     timestamptz,
@@ -54,8 +54,8 @@ ALTER TABLE outbox.message_template SET (
 COMMENT ON TABLE outbox.message_template IS 'storage parameters for new partitions of outbox.message';
 
 -- A mark: the messages of one lane that were claimed and settled together. Every message gets one when
--- its first claim is settled; if it has to wait, the mark says 'deferred', and outbox.deferral tells the
--- rest. Partitions begin and end at multiples of 15 minutes in every time zone, so a mark is in the
+-- its first claim is settled; if it has to wait, the mark says 'deferred', and outbox.deferral has the
+-- details. Partitions begin and end at multiples of 15 minutes in every time zone, so a mark is in the
 -- partition of its messages' day.
 CREATE TABLE outbox.settlement (
     created_at timestamptz NOT NULL,
@@ -64,10 +64,10 @@ CREATE TABLE outbox.settlement (
     last_seq   bigint      NOT NULL,
     lane       smallint    NOT NULL,
     outcome    text        NOT NULL,
-    -- Ids instead of seqs: a sequence that went back can't mark another message.
+    -- Ids instead of seqs: after the sequence was set back, a mark can't apply to another message.
     ids        uuid[]      NOT NULL,
     CONSTRAINT created_at_in_bins CHECK (created_at = date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00')),
-    -- The claim and outbox.message_status look for the marks of a seq no further than this.
+    -- Claims and outbox.message_status search for the marks of a seq no further than this.
     CONSTRAINT stretch_limited CHECK (last_seq - first_seq BETWEEN 0 AND 4095),
     CONSTRAINT outcome_known CHECK (outcome IN ('published', 'dead_lettered', 'deferred')),
     -- A null would make NOT IN null for every message.
@@ -83,7 +83,7 @@ COMMENT ON COLUMN outbox.settlement.created_at IS 'when the messages were create
 COMMENT ON COLUMN outbox.settlement.settled_at IS 'when the broker''s acknowledgement, or the dead letter, was recorded';
 COMMENT ON COLUMN outbox.settlement.ids IS 'the messages, in order of seq';
 CREATE INDEX settlement_lane_idx ON outbox.settlement (lane, last_seq);
--- What was settled in a minute: for the last hour on the page.
+-- Marks by minute: for the last hour on the page.
 CREATE INDEX settlement_settled_idx ON outbox.settlement (settled_at);
 CREATE TABLE outbox.settlement_template (LIKE outbox.settlement INCLUDING STORAGE);
 ALTER TABLE outbox.settlement_template SET (
@@ -100,7 +100,7 @@ COMMENT ON SEQUENCE outbox.deferral_entry_seq IS 'order of the entries of outbox
 -- 'published' or 'dead_lettered'.
 CREATE TABLE outbox.deferral (
     created_at   timestamptz NOT NULL,
-    -- As outbox.message.seq: the transaction is assigned its id first.
+    -- As for outbox.message.seq: the transaction is assigned its id first.
     entry        bigint      NOT NULL DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL
                                                    THEN nextval('outbox.deferral_entry_seq'::regclass) END,
     deferred_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -140,7 +140,7 @@ CREATE INDEX deferral_due_idx ON outbox.deferral (lane, due_at) WHERE due_at IS 
 CREATE INDEX deferral_key_idx ON outbox.deferral (lane, key, seq)
     WHERE key IS NOT NULL AND cause IN ('refused', 'postponed', 'blocked');
 CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
--- A run is settled once: only who writes this entry inserts a dead letter.
+-- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, created_at) WHERE cause = 'settled';
 CREATE TABLE outbox.deferral_template (LIKE outbox.deferral);
 ALTER TABLE outbox.deferral_template SET (
@@ -149,7 +149,7 @@ ALTER TABLE outbox.deferral_template SET (
 );
 COMMENT ON TABLE outbox.deferral_template IS 'storage parameters for new partitions of outbox.deferral';
 
--- What was verified doesn't hold for a copy whose rows and sequences come by another way: a logical
+-- Verification doesn't hold for a copy that gets its rows and sequences by other means: a logical
 -- replica, a restored dump. A promoted standby and a restored base backup are the same cluster.
 CREATE FUNCTION outbox.cluster() RETURNS text
 LANGUAGE plpgsql STABLE
@@ -174,7 +174,7 @@ CREATE TABLE outbox.watermark (
     messages   bigint      NOT NULL,
     lane       smallint    NOT NULL,
     cluster    text        NOT NULL DEFAULT outbox.cluster(),
-    -- Stretches form a chain from -1: nobody can verify the same one twice.
+    -- Stretches form a chain from -1: none can be verified twice.
     CONSTRAINT watermark_pkey PRIMARY KEY (lane, above, created_at, cluster),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
     CONSTRAINT above_its_start CHECK (above >= -1 AND up_to > above),
@@ -194,8 +194,8 @@ ALTER TABLE outbox.watermark_template SET (
 );
 COMMENT ON TABLE outbox.watermark_template IS 'storage parameters for new partitions of outbox.watermark';
 
--- Each lateral query is a probe of one partition's index. A join could be planned, from statistics
--- that don't know yet what was added today, to read all marks of a day for each message.
+-- Each lateral query is a probe of one partition's index. With statistics that don't cover today's rows
+-- yet, the planner could choose a join that reads all marks of a day for each message.
 CREATE VIEW outbox.message_status AS
 SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant,
        CASE WHEN d.cause = 'settled' THEN d.outcome
@@ -220,7 +220,7 @@ SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.te
          AND m.id = ANY (s.ids) AND s.outcome <> 'deferred'
        LIMIT 1
   ) AS mark ON true
-  -- The entry that decides: of the latest run its end, or else its latest entry.
+  -- The entry that decides: the end of the latest run, or else the latest entry of that run.
   LEFT JOIN LATERAL (
       SELECT e.run, e.cause, e.outcome, e.due_at, e.deferred_at,
              max(e.attempts) OVER run AS attempts,
@@ -309,7 +309,7 @@ $body$;
 COMMENT ON FUNCTION outbox.lane_progress IS
     'for each lane the watermark, up to which every message has a mark, and the last seq in a mark; -1: none';
 
--- OFFSET 0 keeps it one look for each lane, whatever the planner expects to find.
+-- OFFSET 0 keeps this one search for each lane, however many rows the planner expects.
 CREATE VIEW outbox.unsettled_message AS
 SELECT fresh.id, fresh.created_at, fresh.seq, fresh.lane, fresh.schema_version, fresh.topic, fresh.key, fresh.tenant,
        CASE WHEN fresh.available_at > now() THEN 'scheduled' ELSE 'ready' END AS state,
@@ -372,7 +372,7 @@ CREATE INDEX dead_letter_status_idx ON outbox.dead_letter (status, created_at);
 CREATE INDEX dead_letter_topic_idx ON outbox.dead_letter (topic, created_at);
 CREATE INDEX dead_letter_reason_idx ON outbox.dead_letter (left(error_reason, 80), created_at);
 CREATE INDEX dead_letter_retry_idx ON outbox.dead_letter (retry_after) WHERE status = 'PENDING';
--- To find out whether a message has been given up.
+-- To find out whether a message has been dead-lettered.
 CREATE INDEX dead_letter_message_idx ON outbox.dead_letter (message_id);
 -- For outbox.message_life, by uuid.
 CREATE INDEX dead_letter_life_idx ON outbox.dead_letter
@@ -412,7 +412,7 @@ SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after,
   FROM outbox.dead_letter AS d;
 COMMENT ON VIEW outbox.dead_letter_status IS 'dead letters without payload, headers and stack trace';
 
--- What the monitor may see of a message, its headers but two excepted.
+-- The part of a message that the monitor may see, with only two of its headers.
 CREATE VIEW outbox.message_envelope AS
 SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant, m.available_at,
        m.content_type, octet_length(m.payload) AS payload_bytes,
@@ -426,8 +426,8 @@ COMMENT ON COLUMN outbox.message_envelope.is_caused IS
 COMMENT ON COLUMN outbox.message_envelope.causation_id IS 'the message whose handler added this one';
 COMMENT ON COLUMN outbox.message_envelope.traceparent IS 'the trace and the span that it belongs to (W3C Trace Context)';
 
--- One row for each thing that is known to have happened to a message. `source` is a constant in each
--- branch: so a condition on source and partition_at leaves out partitions of one table when it is planned.
+-- One row for each known event in the life of a message. `source` is a constant in each branch, so that
+-- the planner uses a condition on source and partition_at to prune the partitions of one table.
 CREATE VIEW outbox.message_life AS
 SELECT m.id AS message_id, m.created_at AS message_at, m.created_at AS at, 'added' AS step,
        'outbox.message' AS source, m.created_at AS partition_at,
@@ -440,7 +440,7 @@ SELECT m.id, m.created_at, s.settled_at, s.outcome, 'outbox.settlement', s.creat
     ON s.created_at = date_bin('15 minutes', m.created_at, '2000-01-01 00:00:00+00')
    AND s.lane = m.lane AND s.last_seq >= m.seq AND s.last_seq < m.seq + 4096 AND s.first_seq <= m.seq
    AND m.id = ANY (s.ids)
- -- Of all others the log tells.
+ -- The log has the entries of deferred messages.
  WHERE s.outcome <> 'deferred'
  UNION ALL
 SELECT e.id, e.created_at, e.deferred_at, CASE WHEN e.cause = 'settled' THEN e.outcome ELSE e.cause END, 'outbox.deferral', e.created_at,
@@ -573,7 +573,7 @@ $body$;
 COMMENT ON FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid) IS
     'add a JSON message in this transaction; returns its id';
 
--- Takes untyped literals: PostgreSQL prefers text, and couldn't choose between bytea and jsonb.
+-- Accepts untyped literals: PostgreSQL prefers text, and couldn't choose between bytea and jsonb.
 CREATE FUNCTION outbox.add(
     topic          text,
     payload        text,

@@ -55,7 +55,7 @@ COMMENT ON COLUMN inbox.subscription.topic IS 'a topic, or a prefix followed by 
 CREATE SEQUENCE inbox.delivery_seq AS bigint CACHE 1;
 
 CREATE TABLE inbox.delivery (
-    -- As outbox.message.seq: the transaction is assigned its id first.
+    -- As for outbox.message.seq: the transaction is assigned its id first.
     seq            bigint      NOT NULL DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL
                                                      THEN nextval('inbox.delivery_seq'::regclass) END,
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -79,8 +79,8 @@ COMMENT ON TABLE inbox.delivery IS
 CREATE INDEX delivery_lane_idx ON inbox.delivery (consumer, lane, seq);
 -- For claims that take turns between tenants, so that one tenant's flood doesn't delay the others.
 CREATE INDEX delivery_tenant_idx ON inbox.delivery (consumer, tenant, lane, seq) WHERE tenant IS NOT NULL;
--- For lives. UUIDv7 ascend nearly as rows are inserted, so a few ranges of pages have a message; it
--- costs an insert next to nothing, and is made range by range by autovacuum.
+-- For lives. UUIDv7s ascend almost in the order of the inserts, so a message is in one of a few ranges
+-- of pages. The index costs an insert next to nothing, and autovacuum summarizes it range by range.
 CREATE INDEX delivery_message_idx ON inbox.delivery USING brin (message_id uuid_minmax_multi_ops)
     WITH (pages_per_range = 64, autosummarize = on);
 CREATE TABLE inbox.delivery_template (LIKE inbox.delivery);
@@ -91,9 +91,9 @@ ALTER TABLE inbox.delivery_template SET (
 );
 
 -- A mark: deliveries of one consumer and lane that were acked together. Partitions begin and end at
--- multiples of 15 minutes in every time zone, so a mark is in the partition of its deliveries.
--- A seq and its moment are the delivery's primary key: so even after the sequence went back, no mark
--- can be taken for that of another delivery.
+-- multiples of 15 minutes in every time zone, so a mark is in the partition of its deliveries. A seq
+-- and its moment are the delivery's primary key: so even after the sequence was set back, no mark can
+-- be mistaken for another delivery's.
 CREATE TABLE inbox.ack (
     created_at timestamptz   NOT NULL,
     acked_at   timestamptz   NOT NULL DEFAULT clock_timestamp(),
@@ -105,7 +105,7 @@ CREATE TABLE inbox.ack (
     moments    timestamptz[] NOT NULL,
     CONSTRAINT created_at_in_bins CHECK (created_at = date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00')),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
-    -- Who looks for the marks of a seq looks no further than this.
+    -- Queries search for the marks of a seq no further than this.
     CONSTRAINT stretch_limited CHECK (last_seq - first_seq BETWEEN 0 AND 4095),
     CONSTRAINT one_moment_each CHECK (cardinality(seqs) = cardinality(moments) AND cardinality(seqs) > 0)
 ) PARTITION BY RANGE (created_at);
@@ -127,7 +127,7 @@ COMMENT ON SEQUENCE inbox.redelivery_entry_seq IS 'order of the entries of inbox
 -- an entry 'acked', whatever entries arrive later.
 CREATE TABLE inbox.redelivery (
     created_at timestamptz NOT NULL,
-    -- As outbox.message.seq: the transaction is assigned its id first.
+    -- As for outbox.message.seq: the transaction is assigned its id first.
     entry      bigint      NOT NULL DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL
                                                  THEN nextval('inbox.redelivery_entry_seq'::regclass) END,
     entered_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -171,7 +171,7 @@ CREATE TABLE inbox.watermark (
     lane       smallint    NOT NULL,
     consumer   text        NOT NULL,
     cluster    text        NOT NULL DEFAULT outbox.cluster(),
-    -- Stretches form a chain from -1: nobody can verify the same one twice.
+    -- Stretches form a chain from -1: none can be verified twice.
     CONSTRAINT watermark_pkey PRIMARY KEY (consumer, lane, above, created_at, cluster),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
     CONSTRAINT above_its_start CHECK (above >= -1 AND up_to > above),
@@ -190,7 +190,7 @@ ALTER TABLE inbox.watermark_template SET (
     autovacuum_analyze_scale_factor = 0.05
 );
 
--- Whoever reads a single delivery or a few: each row costs a look for its mark and for its entries.
+-- For reading one delivery or a few: each row costs a search for its mark and for its entries.
 CREATE VIEW inbox.delivery_status AS
 SELECT d.seq, d.created_at, d.message_id, d.lane, d.consumer, d.topic, d.key, d.tenant,
        coalesce(m.acked_at, r.acked_at) AS acked_at,
@@ -241,7 +241,7 @@ SELECT e.seq, e.created_at, d.message_id, e.lane, e.consumer, d.topic, e.key, d.
    AND (SELECT bool_or(later.cause = 'acked' OR later.entry > e.entry)
           FROM inbox.redelivery AS later
          WHERE later.seq = e.seq AND later.created_at = e.created_at) IS NOT TRUE
-   -- Nor a mark: its ack was under way when the entry was written.
+   -- Nor does it have a mark, of an ack that was under way when the entry was written.
    AND (SELECT true
           FROM inbox.ack AS a
          WHERE a.created_at = date_bin('15 minutes', e.created_at, '2000-01-01 00:00:00+00')
@@ -297,7 +297,7 @@ $body$;
 COMMENT ON FUNCTION inbox.lane_progress IS
     'for each partition, consumer and lane: the watermark, up to which each delivery has a mark or an entry, and the last seq in a mark; -1: none';
 
--- OFFSET 0 keeps it one look for each lane of a partition, whatever the planner expects to find.
+-- OFFSET 0 keeps this one search for each lane of a partition, however many rows the planner expects.
 CREATE VIEW inbox.unsettled_delivery AS
 SELECT fresh.seq, fresh.created_at, fresh.message_id, fresh.lane, fresh.consumer, fresh.topic, fresh.key, fresh.tenant,
        0 AS attempts, CAST(NULL AS timestamptz) AS available_at, 'ready' AS state
@@ -305,7 +305,7 @@ SELECT fresh.seq, fresh.created_at, fresh.message_id, fresh.lane, fresh.consumer
  CROSS JOIN LATERAL (
       SELECT d.seq, d.created_at, d.message_id, d.lane, d.consumer, d.topic, d.key, d.tenant
         FROM inbox.delivery AS d
-       -- Compared as a row: else the planner may read the seqs of all lanes by the primary key.
+       -- Compared as a row: otherwise the planner may read the seqs of all lanes by the primary key.
        WHERE d.consumer = p.consumer AND d.lane = p.lane AND (d.lane, d.seq) > (p.lane, p.verified_up_to)
          AND d.created_at >= p.starts_at AND d.created_at < p.ends_at
          AND (d.seq > p.marked_up_to
@@ -326,8 +326,8 @@ COMMENT ON VIEW inbox.unsettled_delivery IS 'deliveries that are not acked, foun
 
 -- The gate of inbox.delivery, as outbox.unsettled_messages is that of outbox.message: if
 -- inbox.watermark accounts for as many rows of each consumer and lane as the partition has, only those
--- in inbox.redelivery can be open, and there are few of them. Otherwise what differs is compared with
--- the marks, stretch by stretch.
+-- in inbox.redelivery can be open, and there are few of them. Where the numbers differ, the
+-- rows are compared with the marks, stretch by stretch.
 CREATE FUNCTION inbox.unsettled_deliveries(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer DEFAULT 1000)
 RETURNS TABLE (seq bigint, created_at timestamptz, message_id uuid, lane smallint, consumer text, topic text, key text, tenant text, cause text)
 LANGUAGE plpgsql STABLE

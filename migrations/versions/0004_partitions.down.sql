@@ -2,7 +2,7 @@
 
 SET LOCAL ROLE {owner};
 
--- Detached partitions would be lost from sight without the table that records them.
+-- Without the table that records them, detached partitions would be lost track of.
 DO $detached$
 DECLARE
     v_partition text;

@@ -52,8 +52,8 @@ COMMENT ON COLUMN outbox.partition_policy.archive IS
 COMMENT ON COLUMN outbox.partition_policy.written IS
     'what the upkeep last wrote to pg_partman''s part_config: other values were set by hand';
 
--- Followers are kept as their leader is, so that no row of it is ever without what became of it: a
--- value of their own is refused, and the leader's values are passed on to them.
+-- Followers have their leader's policy, so that none of its rows is ever without the rows that record
+-- its outcome: a value of their own is rejected, and the leader's values are copied to them.
 CREATE FUNCTION outbox.follow_policy() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -257,8 +257,9 @@ SET search_path = pg_catalog, pg_temp
 RETURN date_trunc(CASE span WHEN interval '1 hour' THEN 'hour' WHEN interval '1 day' THEN 'day' ELSE 'week' END, moment, 'UTC');
 COMMENT ON FUNCTION outbox.begin_of IS 'the start of the hour, day or week of a time, in UTC';
 
--- pg_partman's own retention is off: ours is outbox.finish_detached(). If somebody turns it on,
--- retention_keep_table makes pg_partman detach what it would have dropped with unsettled rows.
+-- pg_partman's own retention is off: pillarbox uses outbox.finish_detached(). If somebody turns it on,
+-- retention_keep_table makes pg_partman detach partitions that it would otherwise drop with unsettled
+-- rows.
 CREATE FUNCTION outbox.wanted_settings(parent text) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp

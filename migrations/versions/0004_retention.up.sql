@@ -1,4 +1,5 @@
--- Owner part: retention without stalling writers: what may be dropped, its detach, and its drop.
+-- Owner part: retention without stalling writers: which partitions may be dropped, their detach, and
+-- their drop.
 
 SET LOCAL ROLE {owner};
 
@@ -154,8 +155,8 @@ END;
 COMMENT ON FUNCTION outbox.strays IS 'tables that look like partitions of ours, but are neither attached nor recorded';
 
 -- A row of a leader must never be seen without its followers' rows. So a follower's partition stays
--- until the leader's partitions of that time are gone, also one that was detached by hand: somebody
--- may attach it again.
+-- until the leader's partitions of that time are gone, including any that was detached by hand:
+-- somebody may attach it again.
 CREATE FUNCTION outbox.is_followed(parent text, starts_at timestamptz, ends_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -186,7 +187,7 @@ SELECT p.parent_table,
        min(x.starts_at)                                                        AS oldest,
        count(*) FILTER (WHERE x.starts_at > now())                             AS ahead,
        coalesce(bool_or(x.starts_at <= now() AND x.ends_at > now()), false)    AS has_today,
-       -- A day that is held counts once: its followers go when it has gone.
+       -- A day that is held counts once: its followers are dropped after it.
        count(*) FILTER (WHERE CASE WHEN x.ends_at < now() - p.retention - interval '2 hours'
                                    THEN NOT outbox.is_followed(p.parent_table, x.starts_at, x.ends_at) END) AS overdue,
        count(*) FILTER (WHERE x.before < x.starts_at AND x.starts_at > now()
@@ -202,11 +203,12 @@ SELECT p.parent_table,
  GROUP BY p.parent_table, p.retention, p.premake;
 COMMENT ON VIEW outbox.partition_health IS 'for alerts: has_today false, few partitions ahead, gaps, defaults, overdue, owners > 1';
 
--- The gate of outbox.message. Marks are never removed, so what was verified stays settled: if
+-- The gate of outbox.message. Marks are never removed, so rows that were verified stay settled: if
 -- outbox.watermark accounts for as many rows of each lane as the partition has, only those in
 -- outbox.deferral can be open, and there are few of them. In a lane where the numbers differ, the
 -- stretches are counted one by one, and only the ids of those that have more rows than were verified,
--- and of rows in no stretch, are compared with the marks; if that is much of the partition, all ids are.
+-- and of rows in no stretch, are compared with the marks; if that is much of the partition, all ids
+-- are.
 CREATE FUNCTION outbox.unsettled_messages(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer DEFAULT 1000)
 RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, topic text, key text, tenant text, cause text)
 LANGUAGE plpgsql STABLE
@@ -377,7 +379,8 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.show_unsettled IS 'the query that shows the unsettled rows of a partition';
 
--- For people: no values of the rows but their ids and topics. One look at the rows, which may be a long one.
+-- For people: no values of the rows except their ids and topics. Reads the rows once, which can take
+-- long.
 CREATE FUNCTION outbox.describe_unsettled(parent text, partition regclass, starts_at timestamptz, ends_at timestamptz,
                                           OUT unsettled bigint, OUT described text)
 LANGUAGE plpgsql STABLE
@@ -594,11 +597,11 @@ $body$;
 COMMENT ON FUNCTION outbox.archive_partition IS
     'call the archive function for a partition that will be dropped; returns the error, or null';
 
--- Records what has expired, and completes detaches, in one transaction: it finalizes interrupted
--- ones, checks the rows and the policy again, then drops the table or attaches it again. A record
--- stays as long as its table: a job or a command that was planned before may still detach a
--- partition that has to stay by now. Returns what was done, by partition, and what to report;
--- `skipped`, without a partition, if another session is doing this.
+-- Records what has expired, and completes detaches, in one transaction: it finalizes interrupted ones,
+-- checks the rows and the policy again, then drops the table or attaches it again. A record stays as
+-- long as its table: a job or a command that was planned earlier may still detach a partition that has
+-- to stay by then. Returns what was done, by partition, and what to report; `skipped`, without a
+-- partition, if another session is doing this.
 CREATE FUNCTION outbox.finish_detached(parent text)
 RETURNS TABLE (partition text, outcome text, problem text)
 LANGUAGE plpgsql SECURITY DEFINER

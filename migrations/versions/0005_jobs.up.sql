@@ -24,7 +24,7 @@ CREATE TABLE inbox.job (
     CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
     CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7),
     CONSTRAINT state_known CHECK (state IN ('queued', 'in_progress', 'waiting', 'success', 'failure', 'cancelled', 'timed_out', 'skipped')),
-    CONSTRAINT moments_finite CHECK (  -- no BETWEEN, whose ANDs a dump would write otherwise
+    CONSTRAINT moments_finite CHECK (  -- no BETWEEN, which a dump would write in another form
         lease_until >= '0001-01-01 00:00:00+00' AND lease_until <= '9999-12-31 00:00:00+00'
         AND queued_at >= '0001-01-01 00:00:00+00' AND queued_at <= '9999-12-31 00:00:00+00'
         AND started_at >= '0001-01-01 00:00:00+00' AND started_at <= '9999-12-31 00:00:00+00'
@@ -77,7 +77,7 @@ SELECT outbox.adopt_table(parent_table), outbox.make_partitions(parent_table)
   FROM outbox.partition_policy
  WHERE parent_table IN ('inbox.job', 'inbox.suspect');
 
--- A job is written down when a worker has room for it. Until then only the postgres broker knows of it: a
+-- A job is recorded when a worker has room for it. Until then only the postgres broker has it, as a
 -- delivery to a consumer that has had jobs of that topic.
 CREATE VIEW inbox.job_status AS
 WITH RECURSIVE long_handler (consumer, topic) AS (
@@ -109,7 +109,7 @@ COMMENT ON VIEW inbox.job_status IS
     'the jobs of long handlers, with those that no worker has had room for: deliveries of the postgres broker to a consumer that has had jobs of that topic';
 COMMENT ON COLUMN inbox.job_status.is_known IS 'whether it is in inbox.job: a worker had room for it';
 
--- As outbox.message_life: what is known to have happened to each message on this side.
+-- Like outbox.message_life: the known events in the life of each message on this side.
 CREATE VIEW inbox.message_life AS
 SELECT d.message_id, d.created_at AS delivery_at, d.created_at AS at, 'delivered' AS step,
        'inbox.delivery' AS source, d.created_at AS partition_at,

@@ -1,4 +1,4 @@
--- Owner part: drops the record of what people had the page do.
+-- Owner part: drops the record of the operations that people started on the page.
 
 SET LOCAL ROLE {owner};
 DROP FUNCTION outbox.trim_operations();

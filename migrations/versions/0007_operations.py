@@ -1,4 +1,4 @@
-"""Operations: what people started on the page, and the role of the page."""
+"""Operations that people started on the page, and the page's role."""
 
 from outbox.migrations.script import run
 

@@ -1,4 +1,4 @@
--- Owner part: what people had the page do with many rows at once.
+-- Owner part: operations on many rows at once, which people started on the page.
 
 SET LOCAL ROLE {owner};
 

@@ -1,1 +1,1 @@
-"""What a DBA runs: the schema, the partitions, their retention, and the doctor."""
+"""A DBA's tasks: the schema, the partitions, their retention, and the doctor."""

@@ -1,4 +1,4 @@
-"""Keep our tables, and every partition, out of your own Alembic's autogenerate.
+"""Keep pillarbox's tables, and all partitions, out of your own Alembic autogenerate.
 
 In the `run_migrations_online` of your env.py, with or without `include_schemas`:
 
@@ -13,8 +13,8 @@ In the `run_migrations_online` of your env.py, with or without `include_schemas`
     )
 
 In an async env.py, do the same in the function that you pass to `run_sync`. Offline,
-Alembic compares nothing, so there is nothing to leave out. Our migrations have their
-own version table (`outbox.alembic_version`), so your history never branches.
+Alembic compares nothing, so there is nothing to leave out. pillarbox's migrations have
+their own version table (`outbox.alembic_version`), so your history never branches.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ class LeaveOut:
     def include_name(
         self, name: str | None, type_: str, parent_names: Mapping[str, Any]
     ) -> bool:
-        """Return whether to compare something in the database."""
+        """Return whether to compare the database object with this name."""
         if type_ == "schema" and name in _OUR_SCHEMAS:
             return False
         if type_ == "table" and self._is_left_out(

@@ -1,4 +1,4 @@
-"""The contract of a check of `pillarbox doctor`, and of its findings."""
+"""The interface of the checks of `pillarbox doctor`, and their findings."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class Severity(StrEnum):
     """How serious a finding is."""
 
     ERROR = "error"
-    """Messages are or will be refused or hidden, or the upkeep doesn't run."""
+    """Messages are or will be rejected or hidden, or the upkeep doesn't run."""
     WARNING = "warning"
-    """Everything works, but somebody should look at this."""
+    """Everything works, but this needs attention."""
     HINT = "hint"
-    """No fault: a default that could be stricter."""
+    """Not a fault: a default that could be stricter."""
     UNKNOWN = "unknown"
-    """This role may not see it; the remedy names one that may."""
+    """This role lacks the privilege to check it; the remedy names one that has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The connection of an administration command, and what its errors mean."""
+"""Connect for an administration command, and explain the database's errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from outbox.url import without_password
 
 AdministrationConnection: TypeAlias = "psycopg.Connection[TupleRow]"
 
-# Connection lost, access refused, no such database, too many clients, shut down.
+# Connection lost, access denied, no such database, too many clients, shut down.
 _AWAY: Final = ("08", "28", "3D", "53", "57P")
 _RIGHTS: Final = (
     "connect as a member of pillarbox_monitor to read, of pillarbox_maintainer to run "
@@ -55,7 +55,7 @@ def errors_explained(url: str, rights: str = _RIGHTS) -> Iterator[None]:
     """Turn psycopg's errors in the block into errors that name the remedy.
 
     Raises:
-        DatabaseUnavailableError, UpkeepError: as `administration`.
+        DatabaseUnavailableError, UpkeepError: as for `administration`.
     """
     try:
         yield

@@ -51,10 +51,10 @@ def examine(
 ) -> Iterator[tuple[str, list[Finding]]]:
     """Run every check, and yield its name with its findings.
 
-    Changes nothing. What this role may not see is a finding, too.
+    Changes nothing. What this role isn't allowed to see is reported as a finding.
 
     Raises:
-        UpkeepError: the database has no schema of ours.
+        UpkeepError: the database doesn't contain pillarbox's schema.
     """
     row = connection.execute(load("outbox", "find_names")).fetchone()
     if row is None:
@@ -76,7 +76,7 @@ def examine(
 
 
 def check_pooler(url: str) -> list[Finding]:
-    """Find a pooler in transaction mode between us and the database.
+    """Find a pooler in transaction mode between this process and the database.
 
     The other checks must not run through one: their SETs would affect other clients.
     """

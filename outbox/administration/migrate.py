@@ -1,4 +1,4 @@
-"""Create, update and remove the schema, with an Alembic environment of our own."""
+"""Create, update and remove the schema, with pillarbox's own Alembic environment."""
 
 import io
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def unmigrate(
     lock_timeout: timedelta = LOCK_TIMEOUT,
     tell: Callable[[str], None] | None = None,
 ) -> None:
-    """Remove the schema with all its data, but no roles or extensions in use.
+    """Remove the schema with all its data; keep roles and extensions that are in use.
 
     Args:
         tell: called with a line for each role that is kept because it may own pg_cron
@@ -267,7 +267,7 @@ def _raise(error: DBAPIError, url: str | None) -> NoReturn:
 
 
 def _list_lockers(url: str | None) -> str:
-    """Return the sessions that hold what a migration needed, after it has failed."""
+    """Return the sessions that hold locks which a failed migration needed."""
     if url is None:
         return ""
     import psycopg

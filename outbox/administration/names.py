@@ -27,7 +27,7 @@ class Names:
     Attributes:
         role_prefix: put before `_owner`, `_relay` and so on, so that two
             applications can share a cluster.
-        partman_schema: where pg_partman is, or is to be, installed.
+        partman_schema: the schema where pg_partman is or will be installed.
     """
 
     role_prefix: str = "pillarbox"
@@ -52,7 +52,7 @@ class Names:
         return f"{self.role_prefix}_{name}"
 
     def fill(self, script: str) -> str:
-        """Replace `{owner}` by the quoted role, `{owner_name}` by a string literal."""
+        """Replace `{owner}` with the quoted role, `{owner_name}` with a literal."""
         names = {role: self.role(role) for role in ROLES}
         names["partman"] = self.partman_schema
         for placeholder, name in names.items():

@@ -31,7 +31,7 @@ class Partition:
     """One partition of a table.
 
     Attributes:
-        starts_at: None for a DEFAULT partition, as is ends_at.
+        starts_at, ends_at: None for a DEFAULT partition.
         place: past, held (past its retention, with unsettled rows), detached (to be
             dropped), kept (detached, an ordinary table), today, ahead or default.
         rows: PostgreSQL's estimate; None if it was never analyzed.
@@ -88,8 +88,8 @@ def read_partitions(
 def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
     """Draw the partitions of one table as lines of text.
 
-    The first line has one sign per partition. A line for each follows, except for the
-    future ones, which share one.
+    The first line has one character per partition. Each partition then gets a line,
+    except that the future ones share one.
     """
     moment = "%Y-%m-%d %H:%M" if policy.span < timedelta(days=1) else "%Y-%m-%d"
     yield (
@@ -118,7 +118,7 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
 
 
 def legend() -> str:
-    """Explain the signs of the timeline."""
+    """Explain the characters of the timeline."""
     return ", ".join(f"{sign} {place}" for place, sign in _SIGNS.items())
 
 

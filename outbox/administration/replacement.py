@@ -1,4 +1,4 @@
-"""The SQL that replaces partitions that aren't as we create them."""
+"""The SQL that replaces partitions unlike those that pillarbox creates."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,8 +22,8 @@ class Misfit(NamedTuple):
 def replacement(table: str, misfits: Sequence[Misfit]) -> str:
     """Return the SQL that replaces partitions and moves their rows to the new ones.
 
-    It is one transaction, so that no row is lost if one fits no partition. The names
-    are freed first, since pg_partman creates no partition whose name is taken.
+    It is one transaction, so that no row is lost if some row fits no partition. The
+    names are freed first, since pg_partman creates no partition whose name is taken.
     """
     away = "".join(
         f" ALTER TABLE {table} DETACH PARTITION {partition};"

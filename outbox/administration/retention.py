@@ -37,8 +37,9 @@ class Policy:
         keep_table: whether an expired partition is kept as an ordinary table after its
             detach, instead of being dropped.
         archive: `schema.function`, called before each drop; None for none.
-        follows: the table whose policy this one has: its rows record what became of
-            that table's rows, and are dropped after them; None for a policy of its own.
+        follows: the table whose policy this one shares, because this one's rows record
+            what happened to that table's rows, and are dropped after them; None if it
+            has a policy of its own.
     """
 
     parent_table: str
@@ -78,7 +79,7 @@ def change_policy(
         premake: with a new interval the default is two days of hours, seven days or
             four weeks.
         minimum: the longest time after which a message can still reach its consumer,
-            by your delays and retries.
+            given your delays and retries.
         keep_table: True also ends archiving, since nothing is dropped.
         archive: your function, as `schema.function`, which takes (schema text, table
             text, starts_at timestamptz, ends_at timestamptz) and is called before each

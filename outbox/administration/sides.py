@@ -1,4 +1,4 @@
-"""What repair needs of each of the two sides, which are loaded by entry points."""
+"""What repairs need from the outbox and the inbox, which are loaded by entry points."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -45,7 +45,7 @@ class Blocked:
             waits alone.
         consumer: the consumer that refused it; None if the broker did.
         available_at: when it is tried again.
-        last_error: why it was refused, if that is kept.
+        last_error: why it was refused, if that was stored.
     """
 
     key: str | None
@@ -72,7 +72,7 @@ class JobRow:
     """A job of a long handler.
 
     Attributes:
-        worker: the worker that has it, or had it last.
+        worker: the worker that runs it, or ran it last.
         worker_is_gone: whether the lease expired before the job ended.
     """
 

@@ -1,4 +1,4 @@
-"""The upkeep of the partitions by a command instead of pg_cron."""
+"""The upkeep of the partitions, run by a command instead of pg_cron."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
 _PATIENCE: Final = timedelta(hours=6)
 _SEE: Final = "run pillarbox doctor to find the cause"
 _DONE: Final = {"finalize": "finalized", "detach": "detached"}
-# Another upkeep has detached or dropped it, or is about to.
+# Another upkeep has detached or dropped the partition, or is about to.
 _OVERTAKEN: Final = (
     psycopg.errors.ObjectNotInPrerequisiteState,
     psycopg.errors.UndefinedTable,
@@ -90,8 +90,8 @@ def maintain(
             its completion for older transactions; the next run completes the rest.
 
     Raises:
-        UpkeepError: another run is under way, or something failed; then
-            `outbox.upkeep` has the reason, too.
+        UpkeepError: another run is under way, or something failed; in the second case
+            `outbox.upkeep` also records the reason.
     """
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
         raise _locked_out(connection)
@@ -117,7 +117,7 @@ def maintain(
 
 
 def _locked_out(connection: AdministrationConnection) -> UpkeepError:
-    """Return why the lock can't be had; note it if no upkeep holds the lock."""
+    """Return why the lock isn't available; record it if no upkeep holds the lock."""
     found = connection.execute(
         load("outbox", "find_upkeep_holder"),
         {"class": LOCK_CLASS, "object": int(Lock.UPKEEP)},
@@ -148,8 +148,8 @@ def _detach_expired(
     wait: timedelta,
     tell: Callable[[str], None],
 ) -> bool:
-    """Detach what the plan says; return whether anything was detached."""
-    # Detaches that a killed run had recorded, but not begun.
+    """Detach partitions as planned; return whether any was detached."""
+    # Clear the detaches that a killed run recorded but never began.
     _forget_detaches(connection, owner)
     blocked = set()
     has_detached = False

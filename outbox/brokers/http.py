@@ -10,7 +10,7 @@ from outbox.brokers.options import BrokerOptions, Duration, Flag, Number, Text, 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpOptions(BrokerOptions):
-    """The options of the publisher; the rest of the query is for the receiver."""
+    """The options of the publisher; the rest of the query goes to the receiver."""
 
     schemes: ClassVar[tuple[str, ...]] = ("http", "https")
     closed: ClassVar[bool] = False

@@ -8,6 +8,6 @@ from outbox.brokers.options import BrokerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions(BrokerOptions):
-    """No options."""
+    """No options: the broker has none."""
 
     schemes: ClassVar[tuple[str, ...]] = ("memory",)

@@ -1,8 +1,8 @@
 """The options of a broker URL, declared once for the relay and the consumer.
 
-Each broker has a frozen dataclass of its options. One URL serves both sides: each
-side reads all options and uses its own. Options that the dataclass doesn't declare stay
-in the URL, for the client library or, with webhooks, for the receiver.
+Each broker has a frozen dataclass of its options. One URL serves both sides: each side
+reads all options and uses its own. Options that the dataclass doesn't declare stay in
+the URL, for the client library or, with webhooks, for the receiver.
 """
 
 import re
@@ -25,20 +25,20 @@ _METADATA: Final = "option"
 
 
 class Form(Protocol):
-    """How an option's value is written, and which values it may have."""
+    """How an option's value is written, and which values are allowed."""
 
     @property
     def description(self) -> str:
-        """The expected form, worded to follow "write"."""
+        """The expected form, phrased to follow the word "write"."""
 
     def read(self, text: str) -> Any:
-        """Return the value; raise ValueError if the text has another form."""
+        """Return the value; raise ValueError if the text is malformed."""
 
     def write(self, value: Any) -> str:
         """Return a value as text that `read` reads back."""
 
     def allows(self, value: Any) -> bool:
-        """Return whether an option may have the value."""
+        """Return whether the value is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Described(NamedTuple):
     """One row of a table of options.
 
     Attributes:
-        default: the default as it is shown, in Markdown; empty if there is none.
+        default: the default as shown, in Markdown; empty if there is none.
     """
 
     name: str
@@ -235,8 +235,9 @@ def option(
         form: how its value is written.
         default: its value if the URL omits it.
         side: the side that uses it; the other side ignores it.
-        help: what it is for, in Markdown.
-        shown: the default as the table shows it, if it isn't shown as it is written.
+        help: its purpose, in Markdown.
+        shown: the default as the table shows it, if that differs from how it is
+            written.
     """
     return field(
         default=default, metadata={_METADATA: _Option(form, side, shown, help)}
@@ -245,14 +246,13 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerOptions:
-    """The base class of the options of a broker.
+    """The base class of a broker's options.
 
     Attributes:
         schemes: the schemes of its URLs.
-        client: options that the client library reads itself, and that are worth a row
-            in the table.
+        client: options that the client library reads itself, but the table shows.
         refused: options that are rejected, each with the remedy.
-        closed: whether options are rejected that are neither declared here nor among
+        closed: whether to reject options that are neither declared nor among
             `client_names`.
 
     Raises:
@@ -298,7 +298,7 @@ class BrokerOptions:
             quoted, _, text = part.partition("=")
             name = unquote(quoted)
             if "@" in query and cls.closed and name not in cls.client_names():
-                # All of it may be part of a password that contains a question mark.
+                # The query may be part of a password that contains a question mark.
                 raise ConfigError(
                     f"broker URL {without_password(url)}: its options can't be read; "
                     "write ? as %3F and @ as %40"
@@ -330,7 +330,7 @@ class BrokerOptions:
         )
 
     def query(self) -> str:
-        """Return the options that differ from their defaults, as a URL's query."""
+        """Return the options that differ from their defaults, as a URL query."""
         return "&".join(
             f"{name}={quote(declared.form.write(getattr(self, name)), safe=',:/')}"
             for name, declared in _declared(type(self))
@@ -339,7 +339,7 @@ class BrokerOptions:
 
     @classmethod
     def table(cls) -> Sequence[Described]:
-        """Return a row for each option, those of the client library last."""
+        """Return a row for each option, with the client library's options last."""
         ours = [
             Described(name, declared.side, _shown(cls, name, declared), declared.help)
             for name, declared in _declared(cls)
@@ -348,7 +348,7 @@ class BrokerOptions:
 
     @classmethod
     def markdown(cls) -> str:
-        """Return the table as the documentation shows it."""
+        """Return the table of options in Markdown, for the documentation."""
         lines = ["| option | side | default | |", "|---|---|---|---|"]
         lines += [
             f"| `{row.name}` | {row.side} | {row.default} | {row.help} |".replace(
@@ -362,7 +362,7 @@ class BrokerOptions:
 def options_of(broker: str) -> type[BrokerOptions]:
     """Return the options of a broker, by its name or by a scheme of its URLs.
 
-    Neither its client library nor a server is needed.
+    This needs neither the client library nor a server.
 
     Raises:
         UnknownImplementationError: there is no such broker; the message lists the
@@ -378,7 +378,7 @@ def options_of(broker: str) -> type[BrokerOptions]:
 
 
 def brokers() -> dict[str, type[BrokerOptions]]:
-    """Return the options of every installed broker, by its name."""
+    """Return the options of every installed broker, by broker name."""
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     return {point.name: point.load() for point in points}
 
@@ -412,5 +412,5 @@ def _read(form: Form, text: str, name: str, shown: str) -> Any:
 
 
 def _typed(value: object) -> object:
-    """Return a value as it is typed; a duration as -2d, not as -2 days, 0:00:00."""
+    """Return a value as a user types it: a duration as -2d, not as -2 days, 0:00:00."""
     return exact_duration(value) if isinstance(value, timedelta) else value

@@ -36,7 +36,7 @@ def implementation(group: str, url: str) -> Any:
 
 
 def _extra(point: EntryPoint) -> str:
-    # A broker with several schemes has one extra, named after its module.
+    # A broker with several schemes has a single extra, named after its module.
     return point.module.rpartition(".")[2]
 
 

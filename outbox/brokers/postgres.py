@@ -25,8 +25,8 @@ class PostgresOptions(BrokerOptions):
     )
     max_payload_bytes: int = option(
         Number(),
-        # PostgreSQL accepts values of almost 1 GiB, but a dump writes each byte as two,
-        # and a batch with such a payload takes longer than a publish may.
+        # PostgreSQL accepts values of almost 1 GiB, but a dump doubles their size, and
+        # a batch with such a payload takes longer than a publish is allowed to.
         128 * 1024 * 1024,
         side="relay",
         help="a larger payload becomes a dead letter; PostgreSQL itself takes no "
@@ -46,7 +46,7 @@ class PostgresOptions(BrokerOptions):
     @override
     def client_names(cls) -> Collection[str]:
         """Return the names of libpq's parameters."""
-        # libpq may be missing where only the options of all brokers are listed.
+        # Imported here, since listing the options of all brokers must not need libpq.
         from psycopg import pq
 
         return [default.keyword.decode() for default in pq.Conninfo.get_defaults()]

@@ -1,1 +1,1 @@
-"""The command line of the database's side, and what all commands share."""
+"""The commands for the database, and the code that all commands share."""

@@ -1,4 +1,4 @@
-"""What all commands share: options, where URLs come from, logging, and exit status."""
+"""Shared by all commands: options, the sources of URLs, logging, and exit statuses."""
 
 import functools
 import inspect
@@ -26,9 +26,9 @@ from outbox.observability.logging import (
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
 FAILED: Final = 2
-"""The exit status of a command that could not do what it was asked for."""
+"""The exit status of a command that failed."""
 LOGGING: Final = "Logging"
-"""The panel of the help for the options that every command has."""
+"""The help panel for the options that every command has."""
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -99,7 +99,7 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Duration(timedelta):
-    """A duration that prints in the form in which it is typed."""
+    """A duration that prints the way it is typed."""
 
     @classmethod
     def of(cls, duration: timedelta) -> Self:
@@ -226,7 +226,7 @@ def _parameters_of(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
 
 
 def _chosen(context: typer.Context, name: str, value: str | None) -> str | None:
-    """Return an option allowed before and after the command; the latter wins."""
+    """Return an option that may precede or follow the command; the latter wins."""
     source = context.get_parameter_source(name)
     if source is not None and source.name == "COMMANDLINE":
         return value
@@ -238,7 +238,7 @@ def _set_up_logging(level: str, form: str) -> None:
     handler.setFormatter(_json_formatter() if form == "json" else _text_formatter())
     handler.addFilter(TraceContext())
     if level == "debug":
-        # At DEBUG the brokers' clients log whole requests, and so payloads.
+        # At DEBUG, the brokers' clients log whole requests, including payloads.
         logging.getLogger("pillarbox").setLevel(logging.DEBUG)
         level = "info"
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -269,7 +269,7 @@ def _json_formatter() -> logging.Formatter:
     return EventFormatter(
         "%(levelname)s %(name)s %(message)s",
         rename_fields={"levelname": "level", "name": "logger", "values": "fields"},
-        timestamp="time",  # in UTC, in the form of ISO 8601
+        timestamp="time",  # in UTC, in ISO 8601 format
         json_default=lambda it: (
             it.isoformat("T", "milliseconds")
             if isinstance(it, datetime)
@@ -297,7 +297,7 @@ def database_url(value: str | None) -> str:
     """Return the URL of the database.
 
     Raises:
-        ConfigError: as `url_of`.
+        ConfigError: as for `url_of`.
     """
     return url_of(value, "database", DATABASE_VARIABLE)
 
@@ -306,7 +306,7 @@ def broker_url(value: str | None) -> str:
     """Return the URL of the broker.
 
     Raises:
-        ConfigError: as `url_of`.
+        ConfigError: as for `url_of`.
     """
     return url_of(value, "broker", BROKER_VARIABLE)
 

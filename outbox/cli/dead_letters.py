@@ -137,7 +137,7 @@ class Filters:
 
 
 class _Found(NamedTuple):
-    """A dead letter and where it is."""
+    """A dead letter and its side."""
 
     side: Side
     letter: Summary
@@ -404,10 +404,10 @@ async def _choose_to_retry(
     criteria: Criteria,
     limit: int | None,
 ) -> tuple[list[_Found], dict[str, Retrier]]:
-    """Choose what to retry, and return the retriers that were opened for that.
+    """Choose what to retry; return it with the retriers that were opened for that.
 
-    If a consumer is given, the inbox is the one in that consumer's database; the rest
-    needs no broker.
+    If a consumer is given, the inbox is read from that consumer's database, through a
+    retrier. Everything else is read directly, without a broker.
     """
     retriers: dict[str, Retrier] = {}
     tables: list[tuple[Side, DeadLetterTable | _Fetched]] = []

@@ -150,18 +150,17 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    A known failure prints one line on standard error, and returns `FAILED`.
+    For a known failure, print one line on standard error, and return `FAILED`.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not sys.stdout.isatty():
-        # Makes help in a file wide enough for the names of the variables.
+        # Help that goes to a file must be wide enough for the names of the variables.
         os.environ.setdefault("TERMINAL_WIDTH", "120")
     try:
         status = _run(arguments or ["--help"])
         sys.stdout.flush()
     except BrokenPipeError:
-        # Otherwise the interpreter would try to write what is still buffered when it
-        # exits.
+        # Otherwise the interpreter would try to write buffered output when it exits.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
@@ -169,8 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    # When a pipe is closed, Typer ends the process by itself, with a status that has
-    # another meaning in `doctor`.
+    # When a pipe is closed, Typer itself ends the process, with a status that means
+    # something else in `doctor`.
     try:
         status = typer.main.get_command(app).main(
             arguments, prog_name="pillarbox", standalone_mode=False

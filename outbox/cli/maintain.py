@@ -43,7 +43,7 @@ def _maintain(
         bool, typer.Option("--json", help="With --dry-run: print JSON.")
     ] = False,
 ) -> None:
-    """Create partitions ahead and drop expired ones, where pg_cron does not."""
+    """Create future partitions and drop expired ones, where pg_cron doesn't."""
     if json and not dry_run:
         raise ConfigError("--json: only --dry-run has a list to print; add it")
     with administration(

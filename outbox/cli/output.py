@@ -55,7 +55,7 @@ def draw_table(
     table = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in table.columns:
         column.overflow = "fold"
-        # Ids and numbers stay whole; what may be long is in the last column.
+        # Ids and numbers are never folded; long values are in the last column.
         column.no_wrap = not fold
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))

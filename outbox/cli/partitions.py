@@ -1,4 +1,4 @@
-"""`pillarbox partitions`: what exists, drawn as a timeline."""
+"""`pillarbox partitions`: the partitions, drawn as a timeline."""
 
 from dataclasses import asdict
 

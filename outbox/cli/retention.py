@@ -1,4 +1,4 @@
-"""`pillarbox retention`: how long rows stay, what is held longer, and how to set it."""
+"""`pillarbox retention`: how long rows are kept, what is held longer, how to set it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

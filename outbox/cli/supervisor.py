@@ -1,4 +1,4 @@
-"""Runs a process of ours until it is stopped, with its background tasks."""
+"""Run a relay, a consumer or a similar process, with background tasks."""
 
 import asyncio
 import signal
@@ -31,10 +31,10 @@ _DEFAULT: Final = RetrySchedule()
 
 
 class Stoppable(Protocol):
-    """A process of ours that runs until it is stopped."""
+    """A process that runs until it is stopped."""
 
     def stop(self) -> None:
-        """Ask it to finish what it is doing."""
+        """Ask it to finish its current work and stop."""
 
     async def run(self) -> None:
         """Run until it is stopped."""
@@ -178,7 +178,7 @@ class Schedule:
 
 
 class Supervisor:
-    """Runs a process with background tasks, which never end by themselves.
+    """Runs a process with background tasks, which don't end on their own.
 
     They are cancelled when the process has ended. If one fails, the process is stopped,
     and the error is raised once it has drained.
@@ -253,7 +253,7 @@ def run_until_stopped(
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> int:
-    """Run a coroutine to its end; unwrap our own error from a task group's.
+    """Run a coroutine to its end; unwrap an `OutboxError` from a task group's error.
 
     Raises:
         OutboxError: the first one that the tasks raised.

@@ -45,7 +45,7 @@ _STEPS: Final = ("at (UTC)", "after", "step", "who", "details")
 _MESSAGES: Final = ("message", "added (UTC)", "topic", "state", "consumers")
 _DAY: Final = timedelta(days=1)
 _MAX_REASON: Final = 200
-# What Mermaid shows unchanged; everything else is written as its code point.
+# The characters that Mermaid shows unchanged; others are written as code points.
 _PLAIN: Final = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:/_-+"
 )

@@ -168,8 +168,8 @@ async def _serve(
         @override
         def handle_exit(self, sig: int, frame: object) -> None:
             loop.call_soon_threadsafe(made.state.frame.streams.stop)
-            # uvicorn's own handler would end the process by the signal, not with status
-            # 0.
+            # uvicorn's own handler would kill the process with the signal, instead of
+            # exiting with status 0.
             self.force_exit = self.should_exit and sig == signal.SIGINT
             self.should_exit = True
 
@@ -218,7 +218,8 @@ def _tell(
     )
     if token is not None:
         write_line(f"Log in at {address}/login#{token}")
-        # In a pipe or a file the link would otherwise appear when the server ends.
+        # In a pipe or a file, the link would otherwise appear only when the server
+        # ends.
         sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""The form of a message as fields: a mapping of bytes to bytes.
+"""A message as fields: a mapping of bytes to bytes.
 
 The body is the field `payload`; everything else is metadata. Headers of the message
 are fields of their own, so that other readers find them without decoding anything.

@@ -30,7 +30,7 @@ _VALUE: Final = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 # The ASCII characters that the HTTP binding leaves as they are: not space, " and %.
 _SAFE: Final = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
-# Headers of the transport, and those meant for the receiver of the request alone.
+# Headers of the transport, and those meant only for the receiver of the request.
 _RESERVED: Final = frozenset(
     {
         "accept",
@@ -95,7 +95,7 @@ def from_request(headers: Mapping[str, str], payload: bytes) -> Message:
 
     A header that `pillarbox-headers` lists is accepted only under a name that
     `to_request` writes: never `Authorization`, a cookie, or another header that is
-    meant for the receiver alone.
+    meant only for the receiver.
 
     Raises:
         InvalidMessageError: an attribute is missing or invalid, or one of the message's
@@ -145,7 +145,7 @@ def _own_headers(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _original(name: str) -> str:
-    """Return the original name of a header that `_own_headers` may have written.
+    """Return the original name of a header that `_own_headers` could have written.
 
     Raises:
         InvalidMessageError: `_own_headers` never writes such a header.

@@ -1,7 +1,7 @@
 """Lossless conversion of bytes from other producers to text.
 
-Metadata of a dead letter is text. Bytes that aren't UTF-8 become a `data:` URL in
-base64 (RFC 2397), from which they can be recovered.
+A dead letter's metadata is text. Bytes that aren't UTF-8 become a `data:` URL in base64
+(RFC 2397), from which they can be recovered.
 """
 
 import json
@@ -15,7 +15,7 @@ _BASE64: Final = "data:;base64,"
 def text_of(data: bytes) -> str:
     """Decode bytes as UTF-8, or write them as a `data:` URL.
 
-    Different bytes give different texts, and no text has a NUL, which PostgreSQL
+    Different bytes give different texts, and no text contains a NUL, which PostgreSQL
     rejects.
     """
     try:

@@ -60,7 +60,7 @@ class Secret:
 
     @override
     def __repr__(self) -> str:
-        """Show nothing of the secret."""
+        """Hide the secret."""
         return "Secret(…)"
 
 

@@ -1,9 +1,10 @@
 """Dead letters of both sides: one table layout, one implementation.
 
-`letter` holds what is kept of a message that was given up. `criteria` selects dead
-letters, `inspect` lists, shows and discards them. `retry` retries them with a
-`Retrier`: the relay's publishes, the inbox's calls the handler. `schedule` does so at
-fixed times, in one replica at a time. The commands are in `outbox.cli.dead_letters`.
+`letter` defines what is stored about a message that was dead-lettered. `criteria`
+selects dead letters, `inspect` lists, shows and discards them. `retry` retries them
+with a `Retrier`: the relay's publishes, the inbox's calls the handler. `schedule` does
+so at fixed times, in one replica at a time. The commands are in
+`outbox.cli.dead_letters`.
 """
 
 from outbox.dead_letters.criteria import Criteria

@@ -17,7 +17,7 @@ _PREFIX: Final = re.compile(r"[0-9a-f]+(-[0-9a-f]+)*-?", re.ASCII)
 
 
 class ListPosition(NamedTuple):
-    """Where a dead letter is in a list by time."""
+    """The position of a dead letter in a list ordered by time."""
 
     created_at: datetime
     id: UUID
@@ -29,13 +29,13 @@ class Criteria:
 
     Attributes:
         topic: a topic, or a prefix followed by `*`.
-        error: part of the reason, in upper or lower case.
-        origin: what gave the message up: `publisher:redis`, `consumer:billing`.
-        newer_than: given up within this time.
-        older_than: given up before this time.
-        reason: the first 80 characters of the reason, as they are.
-        since: given up then or later.
-        until: given up then or earlier.
+        error: part of the reason; upper and lower case are the same.
+        origin: what dead-lettered the message: `publisher:redis`, `consumer:billing`.
+        newer_than: dead-lettered within this time.
+        older_than: dead-lettered longer ago than this time.
+        reason: the first 80 characters of the reason, exactly.
+        since: dead-lettered then or later.
+        until: dead-lettered then or earlier.
         before: only those that come after this one in a list, newest first.
         after: only those that come after this one in a list, oldest first.
         max_rows: at most this many.
@@ -104,7 +104,7 @@ class IdPrefix:
 
         Raises:
             ConfigError: the text can't be the beginning of an id, or is so short that
-                it may be a typing error.
+                it may be a typo.
         """
         typed = text.strip().lower()
         digits = typed.replace("-", "")

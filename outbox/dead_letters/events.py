@@ -73,12 +73,12 @@ class RetryRunSkipped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunWithheld(Event):
-    """A session that is no replica of ours holds the schedule's lock.
+    """A session that isn't one of pillarbox's replicas holds the schedule's lock.
 
     While it does, the schedule retries nothing.
 
     Attributes:
-        holders: these sessions, with process id, role and application.
+        holders: the sessions, with process id, role and application.
         remedy: how to end them.
     """
 
@@ -94,7 +94,7 @@ class RetryRunWithheld(Event):
 class RetryRunFailed(Event):
     """The database or the broker was unavailable during a run of the schedule.
 
-    The dead letters that were left are retried in the next run.
+    The remaining dead letters are retried in the next run.
 
     Attributes:
         reason: the error.

@@ -1,4 +1,4 @@
-"""A dead letter: the message as it was, and why it was given up."""
+"""A dead letter: the message as it was, and why it was dead-lettered."""
 
 import json
 from base64 import b64encode
@@ -39,7 +39,7 @@ class Summary:
 
     Attributes:
         id: the id of the dead letter; `message_id` is the id of the message.
-        attempts: how often it failed before it was given up.
+        attempts: how often it failed before it was dead-lettered.
         retry_count: how many retries have failed since.
         retry_after: when the schedule may retry it; None if it is retried only by hand.
     """

@@ -1,4 +1,4 @@
-"""Retry dead letters: one after the other, each in a transaction of its own.
+"""Retry dead letters: one at a time, each in its own transaction.
 
 PENDING ──the retry succeeded──▶ SUCCEEDED
 PENDING ──the retry failed──▶ PENDING, retry_count + 1, a new reason, retry_after
@@ -25,7 +25,7 @@ from outbox.postgres.advisory_lock import Lock, LockHolder
 
 
 class Candidate(NamedTuple):
-    """A dead letter to retry or discard, unless another process does first."""
+    """A dead letter to retry or discard, unless another process does so first."""
 
     id: UUID
     created_at: datetime
@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
 
 
 class Outcome(Enum):
-    """The outcome of a retry; SKIPPED: another process had it, or it is settled."""
+    """The outcome of a retry; SKIPPED: another process holds it, or it is settled."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -63,8 +63,8 @@ class Failure:
     """Why a retry failed, as it is stored and reported.
 
     Attributes:
-        delay: the delay that the broker or the handler asked for; then no failed retry
-            is counted, and the schedule doesn't apply.
+        delay: the delay that the broker or the handler asked for; if given, no failed
+            retry is counted, and the schedule doesn't apply.
     """
 
     reason: str
@@ -134,13 +134,13 @@ class Retrier(Protocol):
         """Hold the schedule's lock for the block; yield False if it is taken."""
 
     async def foreign_holders(self) -> Sequence[LockHolder]:
-        """Return the sessions that hold the schedule's lock but are no replicas."""
+        """Return the sessions that hold the schedule's lock but aren't replicas."""
 
 
 async def find_foreign_holders(
     retrier: Retrier, lock_class: int
 ) -> Sequence[LockHolder]:
-    """Find the sessions that hold a schedule's lock but may retry no dead letters."""
+    """Find the sessions that hold a schedule's lock but may not retry dead letters."""
     rows = await retrier.fetch(
         Statement.FIND_FOREIGN_HOLDERS,
         {"lock_class": lock_class, "lock": int(Lock.DEAD_LETTERS)},
@@ -157,7 +157,7 @@ async def find(retrier: Retrier, criteria: Criteria) -> list[Candidate]:
 async def find_due(
     retrier: Retrier, *, origin: str | None, max_retries: int, max_rows: int
 ) -> list[Candidate]:
-    """Find the dead letters that the schedule must retry, the longest overdue first."""
+    """Find the dead letters that are due by the schedule, the longest overdue first."""
     rows = await retrier.fetch(
         Statement.FIND_DUE,
         {"origin": origin, "max_retries": max_retries, "max_rows": max_rows},
@@ -184,7 +184,7 @@ async def retry_all(
             early = earliest - time.monotonic()
             if early > 0:
                 await asyncio.sleep(early)
-            # Don't catch up after a slow one: the next ones would come in a burst.
+            # Don't catch up after a slow retry: the next ones would run in a burst.
             earliest = max(earliest, time.monotonic()) + 1 / max_per_second
         outcome = await retrier.retry(candidate)
         counts[outcome.value] += 1

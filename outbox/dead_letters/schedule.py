@@ -1,9 +1,9 @@
 """Retry dead letters at intervals, in one replica at a time.
 
 Every replica wakes at the same times, whole multiples of the interval since 1970, and
-tries to take the same advisory lock. The one that gets it retries what is due, and
-holds the lock a while longer, so that a replica whose clock is behind finds it taken.
-If two run nevertheless, only one of them can lock each dead letter.
+tries to take the same advisory lock. The replica that gets it retries the dead letters
+that are due, and holds the lock a while longer, so that a replica whose clock is behind
+finds it taken. If two run nevertheless, only one of them can lock each dead letter.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ class RetrySchedule:
 
     Attributes:
         interval: the time between two runs.
-        batch: at most this many retries in one run.
-        max_retries: maximum automatic retries of one dead letter; after that, retry it
-            by hand.
+        batch: the maximum number of retries in one run.
+        max_retries: the maximum number of automatic retries of one dead letter; after
+            that, retry it by hand.
         first_delay: the shortest delay after a failed retry.
         max_delay: the longest; slightly less than `interval`, or the dead letter would
             miss a run.

@@ -11,8 +11,8 @@ Schema: TypeAlias = Literal["outbox", "inbox"]
 class Statement(StrEnum):
     """The files in `outbox/sql` with a placeholder for the schema.
 
-    Those with the placeholder `{selected}`, too, read from `select_dead_letters`, so
-    that listing, counting and retrying select dead letters alike.
+    Those that also have the placeholder `{selected}` read from `select_dead_letters`,
+    so that listing, counting and retrying select the same dead letters.
     """
 
     LIST = "list_dead_letters"

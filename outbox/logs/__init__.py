@@ -1,1 +1,1 @@
-"""What a log shows of an event, and of the text of others."""
+"""How logs show events, and text from other sources."""

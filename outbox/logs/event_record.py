@@ -11,7 +11,7 @@ from outbox.events import Event
 from outbox.logs.printable import printable
 
 STACKTRACE: Final = "stacktrace"
-"""The field of an event that is logged on lines of its own, unless it is None."""
+"""The field of an event that is logged on separate lines, unless it is None."""
 
 _MAX_VALUE: Final = 300
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -29,8 +29,8 @@ def log_event(
     """Log one event, its fields also as `extra`.
 
     Args:
-        level: the event's own if left out.
-        more: what to say beside its fields.
+        level: by default the event's own.
+        more: values to log in addition to its fields.
     """
     level = level or event.level
     values = {it.name: getattr(event, it.name) for it in fields(event) if it.repr}
@@ -41,7 +41,7 @@ def log_event(
     trace_id = trace_id_of(getattr(event, "traceparent", None))
     if trace_id is not None:
         extra["trace_id"] = trace_id
-    # Too long for one line, and for a summary.
+    # A stack trace is too long for one line, and for a summary.
     trace = values.pop(STACKTRACE, None)
     text = " ".join(f"{name}={_short(value)}" for name, value in values.items())
     if trace is not None and not more:

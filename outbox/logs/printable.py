@@ -1,14 +1,15 @@
-"""Text as it may be shown: others' text that no terminal obeys, and numbers."""
+"""Text that is safe to show: text from other sources, escaped, and numbers."""
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    """Escape what a terminal would not show, or would obey, so that it stays one line.
+    """Escape what a terminal would hide or interpret; the text stays on one line.
 
-    That is whatever Unicode counts as control (C0, C1), format (overrides of direction
-    among them), surrogate, private or separator, but the space.
+    These are the characters that Unicode classifies as control (C0, C1), format
+    (direction overrides among them), surrogate, private use or separator, except the
+    space.
 
     Args:
-        lines: line breaks and tabs stay as they are.
+        lines: leave line breaks and tabs as they are.
     """
     text = str(text)
     if text.isprintable():
@@ -21,5 +22,5 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """Write a number with a noun of regular plural: `1 lane`, `1,204 lanes`."""
+    """Write a number with a noun whose plural is regular: `1 lane`, `1,204 lanes`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""One line per interval about what a process has done, as an event."""
+"""Report what a process has done as one event per interval."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from outbox.errors import ConfigError
 from outbox.events import Event
 
 IDLE_INTERVALS: Final = 60
-"""After this many intervals without activity, the process reports nevertheless."""
+"""After this many intervals without activity, the process reports anyway."""
 
 
 class Counts(Protocol):
@@ -30,8 +30,8 @@ class Counts(Protocol):
 class Activity:
     """Reports what a process has done, at intervals. For one event loop.
 
-    Nothing is reported for an interval without activity, except after
-    `IDLE_INTERVALS` of them in a row: so silence means that the process is gone.
+    An interval without activity is reported only after `IDLE_INTERVALS` of them in a
+    row, so a longer silence means that the process is gone.
 
     Args:
         counts: an observer of the process.
@@ -60,7 +60,7 @@ class Activity:
         self._idle = 0
 
     async def run(self) -> None:
-        """Report at intervals until cancelled, and then report the rest."""
+        """Report at intervals until cancelled, and then once more if active."""
         try:
             while True:
                 await asyncio.sleep(self._interval)
@@ -70,7 +70,7 @@ class Activity:
                 self.report()
 
     def report(self) -> None:
-        """End an interval, and report it if there is anything to report."""
+        """End an interval, and report it unless there is nothing to report."""
         if not self._counts.is_active:
             self._idle += 1
             if self._idle < IDLE_INTERVALS:

@@ -1,9 +1,9 @@
 """Measure the database at intervals, in one of the replicas, and report it as an event.
 
-The replica that holds an advisory lock measures. The lock belongs to its session, so it
-is released as soon as the process is gone; if the process hangs, the server ends the
-session. A relay measures everything, so consumers measure only where no relay does,
-with a lock of their own, for which relays don't wait.
+Only the replica that holds an advisory lock measures. The lock belongs to its session:
+it is released as soon as the process is gone, and if the process hangs, the server ends
+the session. A relay measures everything, so consumers measure only where no relay does.
+They use a separate lock, which relays ignore.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ APPLICATION_NAME: Final = "pillarbox metrics"
 """The application_name of the session that measures, in `pg_stat_activity`."""
 
 _SHARE: Final = 50
-"""It measures for at most a 50th of the time."""
+"""Measuring takes up at most a 50th of the time."""
 _RIGHTS: Final = (
     "run pillarbox migrate, which grants relays and consumers what they need"
 )
@@ -39,12 +39,12 @@ _RIGHTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurer:
-    """Who measures, and what its role may read.
+    """A kind of process that measures, and the parts that its role can read.
 
     Attributes:
-        lock: the replica that holds it measures.
-        yields_to: while this lock is held, these replicas don't measure; None if there
-            is none.
+        lock: only the replica that holds it measures.
+        yields_to: these replicas don't measure while this lock is held; None if they
+            yield to no other lock.
     """
 
     parts: Sequence[Part]
@@ -66,24 +66,27 @@ CONSUMER: Final = Measurer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseMeasured(Event):
-    """The database was measured: by one of the replicas, for all of them.
+    """One replica measured the database, on behalf of all of them.
 
     Attributes:
-        backlog: messages that are not settled, estimated where there are many. It is
-            None, as is `waited`, if they could not be counted, or a consumer measured.
-        waited: how long the oldest one that is due has waited.
-        ahead: partitions that have not begun yet, by table.
-        gaps: partitions that are missing between those, and for now, by table.
-        held: partitions past their retention that unsettled rows keep, by table.
-        bytes: size of all partitions with their indexes, by table.
+        backlog: the number of unsettled messages, estimated if there are many. It is
+            None, as is `waited`, if they could not be counted or a consumer measured.
+        waited: how long the oldest due message has waited.
+        ahead: the number of partitions that have not begun yet, by table.
+        gaps: the number of missing partitions, between those and for the current time,
+            by table.
+        held: the number of partitions past their retention that unsettled rows hold, by
+            table.
+        bytes: the size of all partitions with their indexes, by table.
         pinned_for: how long the oldest transaction has been in use, as far as this role
-            can see, or since it was first noticed.
-        pinned_by: how many transactions have begun since.
-        upkeep_age: time since the upkeep last succeeded, or was first due. It is None,
-            as is `upkeep_is_failing`, if that could not be read.
-        upkeep_is_failing: whether it has failed since, or distrusts the clock.
-        missing: parts that could not be measured, with the reason.
-        seconds: how long measuring took.
+            can see; otherwise, the time since it was first noticed.
+        pinned_by: how many transactions have begun since then.
+        upkeep_age: the time since the upkeep last succeeded, or since it was first due.
+            It is None, as is `upkeep_is_failing`, if that could not be read.
+        upkeep_is_failing: whether the upkeep has failed since then, or distrusts the
+            clock.
+        missing: the parts that could not be measured, with the reason.
+        seconds: how long the measurement took.
     """
 
     level = logging.DEBUG
@@ -105,14 +108,14 @@ class DatabaseMeasured(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseMeasuredElsewhere(Event):
-    """Another replica measures the database now."""
+    """Another replica is measuring the database."""
 
     level = logging.DEBUG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseNotMeasured(Event):
-    """The database could not be measured; the next attempt is an interval away."""
+    """The database could not be measured; the next attempt is one interval later."""
 
     level = logging.INFO
     about = ()
@@ -124,14 +127,14 @@ Notify: TypeAlias = Callable[[Event], None]
 
 
 class DatabaseMeasure:
-    """Measures the database, or waits until the replica that does is gone.
+    """Measures the database, or stands by while another replica does.
 
-    For one event loop; it measures in a thread of its own.
+    For one event loop; measurements run in a separate thread.
 
     Args:
-        url: the URL of the database, or a function that returns it; an error of ours
-            that the function raises is reported.
-        seconds: the interval. It is stretched if measuring takes long.
+        url: the URL of the database, or a function that returns it; if the function
+            raises an `OutboxError`, the error is reported as an event.
+        seconds: the interval, which grows if measuring takes long.
         measurer: RELAY or CONSUMER.
         grace: if a measurement is late by more than this, another replica takes over.
     """
@@ -189,7 +192,7 @@ class DatabaseMeasure:
             thread.shutdown(wait=False)
 
     def _measure(self) -> DatabaseMeasured | None:
-        """Measure if this replica may; return None if another one measures."""
+        """Measure if it is this replica's turn; return None if another one measures."""
         try:
             url = self._url if isinstance(self._url, str) else self._url()
             if not self._is_direct:
@@ -204,7 +207,7 @@ class DatabaseMeasure:
                 overview = read_overview(self._connection, self._scope)
                 took = time.monotonic() - started
                 self._pause = max(self._seconds, took * _SHARE)
-                # If the process hangs meanwhile, the server ends its session.
+                # If the process hangs, the server ends its session.
                 silence = int((self._pause + self._grace) * 1000)
                 self._connection.execute(
                     "SELECT set_config('idle_session_timeout', %s, false)",
@@ -264,8 +267,8 @@ class DatabaseMeasure:
         )
 
     def _find_oldest(self, pins: tuple[Pin, ...]) -> timedelta:
-        # Without pg_monitor, this role sees that others need an old transaction, and
-        # which one, but not since when.
+        # Without pg_monitor, this role can see that other sessions need an old
+        # transaction, and which one, but not since when.
         now = time.monotonic()
         seen = {(it.kind, it.name, it.pid, it.xid): it for it in pins}
         self._pins = {key: self._pins.get(key, now) for key in seen}

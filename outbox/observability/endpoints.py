@@ -1,4 +1,4 @@
-"""What a process serves over HTTP, and where: `--health-listen`, `--metrics-listen`."""
+"""The HTTP endpoints of a process: `--health-listen` and `--metrics-listen`."""
 
 import logging
 import re
@@ -28,9 +28,9 @@ class ListenAddress:
     """An address and a port to listen on.
 
     Attributes:
-        host: a name or an IP address, IPv6 without brackets; if empty, all addresses,
-            IPv4 and IPv6.
-        port: if 0, any free port.
+        host: a name or an IP address, IPv6 without brackets; if empty, all IPv4 and
+            IPv6 addresses.
+        port: the port; 0 for any free one.
     """
 
     host: str
@@ -58,13 +58,14 @@ class ListenAddress:
         """Open a socket that listens on this address.
 
         Raises:
-            ConfigError: the address can't be listened on; the error names the option.
+            ConfigError: the process can't listen on the address; the error names the
+                option.
         """
         try:
             if not self.host:
                 return self._listen_everywhere()
-            # The first address is the one that the system prefers; a name may have
-            # several.
+            # A name can have several addresses; the first is the one that the system
+            # prefers.
             family, _, _, _, address = socket.getaddrinfo(
                 self.host,
                 self.port,
@@ -106,20 +107,20 @@ class Endpoint(Protocol):
 
 
 class Endpoints:
-    """What a process serves over HTTP. Endpoints on one address share a server."""
+    """The HTTP endpoints of a process. Endpoints on one address share a server."""
 
     def __init__(self) -> None:
         self._endpoints: dict[ListenAddress, dict[str, Endpoint]] = {}
 
     def add(self, name: str, address: str | None, endpoint: Endpoint) -> None:
-        """Add an endpoint to serve on an address, or not at all if there is none.
+        """Add an endpoint to serve on an address; without an address, do nothing.
 
         Args:
             name: `health` or `metrics`; the option is `health-listen` or
                 `metrics-listen`.
 
         Raises:
-            ConfigError: the address has no valid form, or aiohttp isn't installed.
+            ConfigError: the address is malformed, or aiohttp isn't installed.
         """
         if address is None:
             return
@@ -137,7 +138,7 @@ class Endpoints:
         """Answer requests for as long as the block runs.
 
         Raises:
-            ConfigError: an address can't be listened on.
+            ConfigError: the process can't listen on an address.
         """
         if not self._endpoints:
             yield

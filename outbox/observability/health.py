@@ -1,8 +1,8 @@
 """Liveness and readiness, for supervisors and load balancers.
 
-`/live` is answered by the event loop, so the answer itself is the proof. `/ready` tells
+The event loop answers `/live`, so any answer proves that it is running. `/ready` tells
 whether the process has started and can reach its broker and its database, according to
-its events. Their outages end by themselves, so let only `/live` cause a restart.
+its events. A restart doesn't end their outages, so let only `/live` cause one.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +23,8 @@ class Health:
 
     Args:
         started: the event after which the process is ready.
-        found: for each event that reports a loss, the event that ends it.
-        more: further pages, as JSON, by path.
+        found: for each event that reports a loss, the event that reports its end.
+        more: additional pages, as JSON, by path.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Health:
         self._start: str | None = "start"
 
     def __call__(self, event: Event) -> None:
-        """Update the readiness by an event."""
+        """Update the readiness from an event."""
         kind = type(event)
         if kind not in self._telling:
             return
@@ -58,7 +58,7 @@ class Health:
             self._away.pop((self._found[kind], queue), None)
 
     def stopping(self) -> None:
-        """Stop being ready."""
+        """Stop reporting that the process is ready."""
         self._start = "end"
 
     @property
@@ -68,7 +68,7 @@ class Health:
         return start + sorted(self._away.values())
 
     def handlers(self) -> "Mapping[str, Handler]":
-        """Return the handlers of requests, by path; needs aiohttp."""
+        """Return the request handlers, by path; needs aiohttp."""
         from outbox.observability.http_server import answer
 
         async def live(_: "web.BaseRequest") -> "web.StreamResponse":

@@ -1,7 +1,7 @@
 """The heartbeat of a process: proof that its event loop is running.
 
-It says nothing about the database or the broker: their outages end by themselves, and
-restarting the process meanwhile wouldn't help.
+It says nothing about the database or the broker: restarting the process wouldn't end
+their outages.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Heartbeat:
     """Touches a file and notifies systemd every five seconds, if they are given.
 
     Args:
-        file: its modification time is that of the last heartbeat.
+        file: a file whose modification time is that of the last heartbeat.
         systemd: the socket on which systemd expects notifications.
     """
 
@@ -39,7 +39,7 @@ class Heartbeat:
     def from_environment(
         cls, environment: Mapping[str, str] = os.environ
     ) -> "Heartbeat":
-        """Read both from the variables that an image or systemd sets."""
+        """Read both from the variables that the image or systemd sets."""
         file = environment.get(HEARTBEAT_VARIABLE)
         return cls(Path(file) if file else None, environment.get(SYSTEMD_VARIABLE))
 
@@ -65,7 +65,7 @@ class Heartbeat:
             yield
         finally:
             beating.cancel()
-            # So that systemd waits for the drain.
+            # This makes systemd wait for the drain.
             with suppress(OSError):
                 self._notify("STOPPING=1")
 

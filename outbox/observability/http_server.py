@@ -1,9 +1,9 @@
 """The HTTP server for health, readiness and metrics; needs aiohttp.
 
-It runs on the process's own event loop, so an answer proves that the loop runs. What
-clients can do to the process is bounded: each connection carries one request and lives
-for a few seconds at most, and when too many are open, the oldest is closed, so that a
-crowd of silent clients can't keep a probe from being answered.
+It runs on the process's own event loop, so an answer proves that the loop is running.
+Clients can do the process little harm: each connection carries one request and lasts a
+few seconds at most, and when too many are open, the oldest is closed, so that idle
+clients can't keep a probe from being answered.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ MAX_CONNECTIONS: Final = 100
 """How many connections may be open at once."""
 _METHODS: Final = frozenset({"GET", "HEAD"})
 
-# aiohttp logs a traceback for each request it can't parse: anyone could fill the log.
+# aiohttp logs a traceback for each request it can't parse; anyone could fill the log.
 _discarded: Final = logging.getLogger("pillarbox.http_server")
 _discarded.disabled = True
 
@@ -43,7 +43,7 @@ async def serve(
 ) -> AsyncIterator[None]:
     """Answer requests on a listening socket for as long as the block runs.
 
-    Takes over the socket, and closes it at the end.
+    Takes ownership of the socket, and closes it at the end.
 
     Args:
         handlers: the handlers of GET and HEAD requests, by path.

@@ -1,4 +1,4 @@
-"""How long things took: a distribution in buckets, cheap enough for every message."""
+"""Distributions of durations, in buckets, cheap enough to update for every message."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ LONG: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
     *(60, 300, 900, 3600, 21600, 86400),
 )
-"""The same for handlers and for the path of a message, which may wait for hours."""
+"""The same for handlers and for a message's whole path, which can take hours."""
 _SAMPLE: Final = 64
 _MOST_NEW: Final = 256
 
@@ -20,7 +20,7 @@ _MOST_NEW: Final = 256
 class Latencies:
     """Durations, counted in buckets. For one event loop.
 
-    What ended before it began, because the clocks of two hosts differ, took 0 s.
+    A negative duration counts as 0 s; it occurs if the clocks of two hosts differ.
     """
 
     __slots__ = (
@@ -39,7 +39,7 @@ class Latencies:
 
     @property
     def counts(self) -> list[int]:
-        """The count of each bucket alone; the last one is above all bounds."""
+        """The count of each bucket, not cumulative; the last is above all bounds."""
         self._count_new()
         return self._counts
 
@@ -57,7 +57,7 @@ class Latencies:
 
     @property
     def count(self) -> int:
-        """How many durations there are."""
+        """The number of durations."""
         return sum(self.counts)
 
     def add(self, seconds: float) -> None:
@@ -68,7 +68,7 @@ class Latencies:
             self._count_new()
 
     def _count_new(self) -> None:
-        # Assigning many at once to their buckets takes a fraction of the time.
+        # Assigning many durations to buckets at once takes a fraction of the time.
         new = self._new
         if not new:
             return
@@ -111,7 +111,8 @@ class Latencies:
         else:
             moments = sorted(moments)
             left = total
-            # What began at this moment or later is in this bucket, or one before it.
+            # A duration that began at this moment or later is in this bucket or a
+            # lower one.
             for bucket, bound in enumerate(self.bounds):
                 begun = bisect_left(moments, now - timedelta(seconds=bound), 0, left)
                 self._counts[bucket] += left - begun
@@ -133,9 +134,9 @@ class Latencies:
         return recent
 
     def quantile(self, share: float) -> float | None:
-        """Return the duration that this share of all doesn't exceed; None without any.
+        """Return the duration that this share of all doesn't exceed; None if empty.
 
-        It is interpolated within a bucket, so it is approximate.
+        The result is interpolated within a bucket, so it is approximate.
         """
         rank = share * self.count
         if not rank:

@@ -18,14 +18,15 @@ from outbox.events import Event
 from outbox.logs.event_record import log_event
 from outbox.logs.printable import printable
 
-# The number of subjects whose repetitions are counted.
+# The maximum number of subjects whose repetitions are counted.
 _MAX_REPEATED: Final = 10_000
 
 
 class PrintableFormatter(logging.Formatter):
     """Escapes control characters, and indents all lines of a record but the first.
 
-    So foreign text, in a record of any library, can't look like another record.
+    As a result, text from outside can't look like another record, whatever library
+    logs it.
     """
 
     @override
@@ -37,9 +38,8 @@ class PrintableFormatter(logging.Formatter):
 class TraceContext(logging.Filter):
     """Adds the `trace_id` and `span_id` of OpenTelemetry's current span to each record.
 
-    It is meant for a handler, and imports nothing: without OpenTelemetry in the
-    process, or outside a span, a record keeps the trace id of its event, if the event
-    has one.
+    Add it to a handler. It imports nothing: if the process doesn't use OpenTelemetry,
+    or outside a span, a record keeps the trace id of its event, if the event has one.
     """
 
     @override
@@ -57,15 +57,15 @@ class TraceContext(logging.Filter):
 class LogEvents:
     """An observer that logs each event at its level; payloads never appear.
 
-    Repetitions about one subject are logged as one line with a count: the first event
-    is logged at once, the following ones are summed up after `repeats`, when an event
-    ends them, and when the process ends. At DEBUG each of them is logged, too. What
-    still repeats after `repeats` is logged at the event's `lasting_level`. Safe to call
-    from any thread.
+    Repeated events about one subject are logged as one line with a count: the first
+    event is logged at once, and the following ones are summed up after `repeats`, when
+    an event ends them, and when the process ends. At DEBUG, each of them is logged,
+    too. An event that still repeats after `repeats` is logged at its `lasting_level`.
+    Safe to call from any thread.
 
     Args:
-        logger: `pillarbox` if left out.
-        repeats: for how long repetitions are collected.
+        logger: `pillarbox` if omitted.
+        repeats: how long repetitions are collected.
         clock: returns seconds; for tests.
     """
 
@@ -82,7 +82,7 @@ class LogEvents:
         weakref.finalize(self, self._repeats.sum_up_all)
 
     def __call__(self, event: Event) -> None:
-        """Log one event, its fields also as `extra`."""
+        """Log one event, with its fields also as `extra`."""
         if self._repeats.has_any:
             self._repeats.sum_up_due()
             if event.ends:
@@ -103,7 +103,7 @@ class _Repeated:
 
 
 class _Repeats:
-    """Events that were logged already, by their subject, oldest first."""
+    """Events that have been logged, by subject, oldest first."""
 
     def __init__(
         self, logger: logging.Logger, seconds: float, clock: Callable[[], float]
@@ -117,7 +117,7 @@ class _Repeats:
 
     @property
     def has_any(self) -> bool:
-        """Whether an event has been logged that may be repeated."""
+        """Whether an event that can repeat has been logged."""
         return bool(self._told)
 
     def is_first(self, event: Event) -> bool:
@@ -168,7 +168,7 @@ class _Repeats:
                     lasts = told.until <= self._clock()
                     over.append((told, lasts))
                     if lasts:
-                        # It still repeats, so the next one is summed up, too.
+                        # It is still repeating, so the next ones are summed up, too.
                         until = self._clock() + self._seconds
                         self._told[subject] = _Repeated(until, told.last)
         for told, lasts in over:

@@ -1,9 +1,9 @@
 """The life of a message, and of the messages that it caused, from all tables.
 
-`pillarbox trace` and the page's Messages show what is read here. A message is looked up
-in the days around the moment in its id; if the id has no moment, or a wrong one, in all
-days. No payload is read, and of the headers only the two that say what led to the
-message, so the monitor's rights are enough.
+`pillarbox trace` and the page's section Messages show the result. A message is looked
+up in the days around the moment in its id, or in all days if the id contains no moment
+or a wrong one. No payload is read, and the only headers read are the two that tell what
+led to the message, so the monitor's privileges are enough.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _DEEPEST: Final = 50
 _SKEW: Final = timedelta(days=1)
 """How much the clocks of writers and databases may differ."""
 _BIN: Final = timedelta(minutes=15)
-"""A mark's created_at is that of its messages, rounded down to this."""
+"""A mark's created_at is that of its messages, rounded down to a multiple of this."""
 _BINS_FROM: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _EVER: Final = ("-infinity", "infinity")
 _TABLES: Final = {
@@ -66,7 +66,7 @@ _WORDS: Final = {
     ("", "job_timed_out"): "job timed out",
     ("", "job_skipped"): "job skipped: handled before",
 }
-# The rows of one message are found by indexes, whatever a new day's statistics say.
+# Forces index scans for the rows of one message, whatever a new day's statistics say.
 _PLAN: Final = (
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off;"
     " SET LOCAL enable_mergejoin = off; SET LOCAL jit = off; SET LOCAL timezone = 'UTC'"
@@ -100,11 +100,11 @@ class Progress(StrEnum):
     Attributes:
         DELIVERED: in the queue of the postgres broker, and not finished.
         WAITING: returned to the queue, to be redelivered.
-        BLOCKED: an earlier message of its key waits.
+        BLOCKED: waiting behind an earlier message of its key.
         STARTED: its handler was started, and no outcome is known.
         QUEUED: its job waits for a worker.
         ENDED: its job was cancelled, timed out or skipped.
-        ACKED: finished, without a receipt that still exists.
+        ACKED: finished, but no receipt exists.
     """
 
     DELIVERED = "delivered"
@@ -125,7 +125,7 @@ class Envelope:
     """A message without its content, as it was added.
 
     Attributes:
-        database: the name, as given, of the database that has it.
+        database: the name, as given, of the database that contains it.
         available_at: the time for which it was scheduled; None if it was due at once.
         causation_id: the message whose handler added it.
     """
@@ -156,15 +156,15 @@ class LifeStep:
     """One thing that happened to a message.
 
     Attributes:
-        at: when it was recorded, by the clock of its database; of `handled`, when the
+        at: when it was recorded, by the clock of its database; for `handled`, when the
             handler's transaction began.
         what: as in the views `outbox.message_life` and `inbox.message_life`.
         source: the table that records it.
-        consumer: the consumer whose step it is; None if it is the outbox's.
+        consumer: the consumer whose step it is; None for a step of the outbox.
         run: 0 for the first publication, n for the n-th replay.
         attempts: how often the message had failed, or had been started.
         due_at: when the next step is due, or a lease ends.
-        by: who requested the step, did it, or gave up.
+        by: who requested the step, carried it out, or dead-lettered the message.
     """
 
     at: datetime
@@ -180,7 +180,7 @@ class LifeStep:
 
     @property
     def said(self) -> str:
-        """What happened, in words."""
+        """The step in words."""
         side = "inbox" if self.source.startswith("inbox.") else "outbox"
         return _WORDS.get((side, self.what)) or _WORDS.get(("", self.what), self.what)
 
@@ -203,13 +203,13 @@ class Handling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """What is known of one message.
+    """What is known about one message.
 
     Attributes:
-        envelopes: as it was added; more than one if its id was used again, none if its
-            day was dropped, or it was added elsewhere.
-        steps: in the order of their moments.
-        state: its state in the outbox; None if no outbox that was read has it.
+        envelopes: the message as it was added; more than one if its id was used again,
+            none if its day was dropped or it was added elsewhere.
+        steps: what happened to it, in chronological order.
+        state: its state in the outbox; None if no outbox that was read contains it.
         waits: why it isn't published yet, in a sentence; None if it doesn't wait.
     """
 
@@ -231,7 +231,7 @@ class Life:
 
     @property
     def added_at(self) -> datetime | None:
-        """When it was added; if no table has that, the moment in its id."""
+        """When it was added; if no table shows that, the moment in its id."""
         if self.envelopes:
             return self.envelopes[0].created_at
         return _moment_in(_uuid(self.id))
@@ -248,7 +248,7 @@ class Life:
 
     @property
     def handlings(self) -> tuple[Handling, ...]:
-        """How far each consumer is that is known to have received it, by name."""
+        """The progress of each consumer known to have received it, by name."""
         names = sorted({it.consumer for it in self.steps if it.consumer is not None})
         return tuple(
             _handling(name, [it for it in self.steps if it.consumer == name])
@@ -261,7 +261,7 @@ class Branch:
     """A message and the messages that its handlers added.
 
     Attributes:
-        is_cut: whether not all of what it caused was read.
+        is_cut: whether some of the messages it caused were not read.
     """
 
     life: Life
@@ -269,7 +269,7 @@ class Branch:
     is_cut: bool = False
 
     def walk(self) -> Iterator["Branch"]:
-        """Yield this branch and all below it."""
+        """Yield this branch and all branches below it."""
         yield self
         for branch in self.caused:
             yield from branch.walk()
@@ -280,8 +280,8 @@ class Trace:
     """A message, what led to it, and what it caused.
 
     Attributes:
-        causes: what led to it, from the first message to the direct cause.
-        unknown: what the databases don't have any more, or never had, in sentences.
+        causes: the messages that led to it, from the first to the direct cause.
+        unknown: what the databases don't contain any more, or never did, in sentences.
     """
 
     found: Found
@@ -297,10 +297,10 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lives:
-    """Messages of a key, the newest first.
+    """Messages of a key, newest first.
 
     Attributes:
-        since: they were added at this time or later; older ones were not searched for.
+        since: only messages added at this time or later were searched for.
         unknown: as in `Trace`.
     """
 
@@ -323,11 +323,11 @@ def read_trace(
         databases: those of the outboxes and of the consumers, in any order.
         id: the id of the message; one that isn't a UUID is looked up in foreign
             receipts.
-        max_messages: how many messages of the tree are read, at most.
+        max_messages: the most messages of the tree to read.
 
     Raises:
         psycopg.Error: as raised by the connections; `InsufficientPrivilege` if a role
-            lacks the monitor's rights.
+            lacks the monitor's privileges.
     """
     with _planned_for_one_message(databases):
         uuid = _uuid(id)
@@ -360,8 +360,8 @@ def read_lives_of_key(
 ) -> Lives:
     """Read the lives of the newest messages of a key that were added since a moment.
 
-    All messages of the key's lanes are read, newest first, until enough are found;
-    these are about 6 % of all messages since that moment.
+    All messages of the key's lanes are read, newest first, until enough are found.
+    These lanes hold about 6 % of all messages added since that moment.
     """
     with _planned_for_one_message(databases):
         reader = _Reader(databases)
@@ -391,14 +391,14 @@ def read_lives_of_key(
 
 
 class _Reader:
-    """Reads envelopes and lives of messages, by one or two statements per database."""
+    """Reads envelopes and lives of messages, in one or two statements per database."""
 
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
         self._envelopes: dict[UUID, list[Envelope]] = {}
 
     def find(self, ids: Sequence[UUID]) -> None:
-        """Find messages by id: around the moments in the ids, or else in all days."""
+        """Find messages by id: near the moments in the ids, or else in all days."""
         windows = [it for it in map(_moment_in, ids) if it is not None]
         if windows:
             self._find(ids, (min(windows) - _SKEW, max(windows) + 2 * _SKEW))
@@ -407,7 +407,7 @@ class _Reader:
             self._find(missing, _EVER)
 
     def find_causes(self, id: UUID) -> list[UUID]:
-        """Find what led to a message, the first message first."""
+        """Find the messages that led to a message, starting with the first."""
         causes: list[UUID] = []
         while len(causes) < _DEEPEST:
             envelopes = self._envelopes.get(causes[0] if causes else id)
@@ -421,9 +421,9 @@ class _Reader:
     def find_tree(
         self, id: UUID, most: int
     ) -> tuple[dict[UUID, list[UUID]], set[UUID]]:
-        """Find what a message caused, level by level: the children of each.
+        """Find the messages that a message caused, level by level: children by parent.
 
-        Also returns the messages of which some children were left out.
+        Also returns the messages that have children which were left out.
         """
         children: dict[UUID, list[UUID]] = {}
         cut: set[UUID] = set()
@@ -513,16 +513,16 @@ class _Reader:
             noted.append(envelope)
 
     def _since(self, id: UUID) -> datetime | None:
-        """Return the earliest moment at which anything can have happened to it."""
+        """Return the earliest moment at which a message can have a step."""
         known = [it.created_at for it in self._envelopes.get(id, ())]
         moment = _moment_in(id)
         return min([*known, *([] if moment is None else [moment])], default=None)
 
     def _may_be_dead(self, id: UUID, name: str, steps: Sequence[LifeStep]) -> bool:
-        """Return whether this outbox may have a dead letter of a message.
+        """Return whether this outbox can contain a dead letter of a message.
 
-        The log records that it was given up. If no table has the message any more, the
-        dead letter may be all that is left.
+        The log records that a message was dead-lettered. If no table contains the
+        message any more, the dead letter can be all that is left.
         """
         return id not in self._envelopes or any(
             it.what == "dead_lettered" and it.database == name for it in steps
@@ -596,7 +596,7 @@ class _Reader:
         steps: Mapping[UUID, list[LifeStep]],
     ) -> None:
         moments = [it for it in map(_moment_in, ids) if it is not None]
-        # Only ids that contain their moment have receipts.
+        # Only messages whose id contains a moment have receipts.
         first, last = (min(moments), max(moments)) if moments else (_EVER[1], _EVER[0])
         values = {
             "ids": list(ids),
@@ -619,7 +619,7 @@ class _Reader:
     def _delivered_until(
         self, ids: Sequence[UUID], steps: Mapping[UUID, Sequence[LifeStep]]
     ) -> _Bound:
-        """Return until when they can have been delivered: a day after the last step."""
+        """Return when the last delivery is possible: a day after the last step."""
         ends = []
         for id in ids:
             last = _last_run(steps[id])
@@ -641,7 +641,7 @@ class _Reader:
 
 
 def _state(envelope: Envelope, steps: Sequence[LifeStep]) -> State:
-    """Return the state that outbox.message_status has for a message."""
+    """Return the state that outbox.message_status shows for a message."""
     last = _last_run(steps)
     due_at = envelope.available_at
     match last:
@@ -731,9 +731,9 @@ def _what_is_missing(connection: AdministrationConnection, lane: int) -> str:
 
 
 def _handling(consumer: str, steps: Sequence[LifeStep]) -> Handling:
-    """Return how far a consumer is, from its steps in order."""
+    """Return how far a consumer is with a message, from its steps in order."""
     done = [it for it in steps if it.what in _PROGRESS]
-    # A receipt is final, whatever was recorded later; so is a discard.
+    # A receipt or a discard is final, whatever was recorded later.
     best = max(done, key=lambda it: (_FINAL.get(it.what, 0), it.at), default=None)
     if best is None:
         return Handling(
@@ -781,7 +781,7 @@ _FINAL: Final = {
 
 
 def _without_marks_of_ends(steps: Sequence[LifeStep]) -> list[LifeStep]:
-    """Leave out the marks of given-up messages if the log has them, with the reason."""
+    """Leave out marks of dead letters if the log has them, with the reason."""
     is_logged = any(
         it.what == "dead_lettered" and it.source == "outbox.deferral" for it in steps
     )
@@ -795,9 +795,9 @@ def _without_marks_of_ends(steps: Sequence[LifeStep]) -> list[LifeStep]:
 
 
 def _without_receipts_of_discards(steps: Sequence[LifeStep]) -> list[LifeStep]:
-    """Leave out the receipts by which a discard keeps a message from its handler.
+    """Leave out the receipts that a discard writes to keep a message from its handler.
 
-    They are written in the transaction of the discard, and so have its moment.
+    They are written in the discard's transaction, so both have the same moment.
     """
     discards = {(it.consumer, it.at) for it in steps if it.what == "discarded"}
     return [
@@ -834,7 +834,7 @@ def _below(children: Mapping[UUID, Sequence[UUID]], id: UUID) -> Iterator[UUID]:
 
 
 def _read_foreign(databases: Databases, id: str) -> Trace:
-    """Read what is known of an id that isn't a UUID."""
+    """Read what is known about an id that isn't a UUID."""
     steps: list[LifeStep] = []
     for name, connection in databases.items():
         with connection.cursor(row_factory=dict_row) as cursor:
@@ -854,7 +854,7 @@ def _read_foreign(databases: Databases, id: str) -> Trace:
 
 
 def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
-    """Return what can't be known of a message, and whether all of it may be gone."""
+    """Return what can't be known about a message, and whether all of it may be gone."""
     at = life.added_at
     said: list[str] = []
     is_gone = at is None
@@ -895,7 +895,7 @@ def _low_water(
 
 @contextmanager
 def _planned_for_one_message(databases: Databases) -> Iterator[None]:
-    """Read in one transaction of each database, with settings that end with it."""
+    """Open a transaction in each database, with settings that end with it."""
     with ExitStack() as transactions:
         for connection in databases.values():
             transactions.enter_context(connection.transaction())

@@ -1,14 +1,15 @@
 """OpenTelemetry traces, from `add` to the handler; needs the extra `otel`.
 
     create orders.placed             outbox.add, in the caller's trace
-    ├── send orders.placed           the relay; a batch is linked with its traces
-    ├── retry, dead_letter, …        what became of it otherwise
+    ├── send orders.placed           the relay; a batch is linked to its traces
+    ├── retry, dead_letter, …        any other outcome
     └── process orders.placed        the handler
         └── create orders.billed     what it adds
 
-`instrument()` turns tracing on in a process, and so does `opentelemetry-instrument` in
-front of any command. Names and attributes follow OpenTelemetry's semantic conventions
-for messaging. Only its API is needed here; without an SDK, nothing is recorded.
+`instrument()` turns tracing on in a process, and so does running any command under
+`opentelemetry-instrument`. Names and attributes follow OpenTelemetry's semantic
+conventions for messaging. This module needs only OpenTelemetry's API; without an SDK,
+nothing is recorded.
 """
 
 import asyncio
@@ -63,9 +64,9 @@ _POSTPONE: Final = "postpone"  # requested by the handler
 _SAMPLED: Final = frozenset("13579bdf")
 _TRACE_ID_END: Final = len("00-") + 32
 _CONVERSATION: Final = "correlation-id"
-# By default, the SDK keeps this many links of a span.
+# The number of links per span that the SDK keeps by default.
 _MAX_LINKS: Final = 128
-# A larger payload may be near the limit of its broker, which counts headers, too.
+# A larger payload can be close to its broker's limit, which includes headers.
 _MAX_INJECTED_BYTES: Final = 64 * 1024
 _VERSION_0: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
@@ -92,17 +93,17 @@ def instrument(
     settings. It sets `outbox.tracing.tracer`, and also returns it.
 
     Args:
-        tracer_provider: by default the one with which OpenTelemetry's SDK is set up,
-            even if that happens later.
+        tracer_provider: by default, the one that OpenTelemetry's SDK is set up with,
+            even if it is set up later.
         process_parent: the parent of a handler's span. `"auto"`: the current span, such
-            as that of a web framework, or else the context in which the message was
-            added. `"producer"`: always the latter. `"ambient"`: the current span, or
-            else a new trace. In each case the handler's span is linked with the context
-            in which the message was added.
+            as a web framework's, or else the context in which the message was added.
+            `"producer"`: always the latter. `"ambient"`: the current span, or else a
+            new trace. In each case, the handler's span is linked to the context in
+            which the message was added.
         create_spans: if False, `add` creates no span, and messages carry the context of
             the caller's span.
-        attributes: returns more attributes for a message's spans. By default they show
-            neither its key nor its tenant, and never its payload.
+        attributes: returns more attributes for a message's spans. By default, spans
+            contain neither its key nor its tenant. They never contain its payload.
 
     Raises:
         ConfigError: `process_parent` is unknown.
@@ -114,12 +115,12 @@ def instrument(
 
 
 def uninstrument() -> None:
-    """Trace no message from now on."""
+    """Stop tracing messages."""
     tracing.tracer = None
 
 
 class Instrumentor:
-    """What `opentelemetry-instrument` calls in every process that it starts."""
+    """The hooks that `opentelemetry-instrument` calls in every process it starts."""
 
     def instrument(self, **options: Any) -> None:
         """Call `instrument` with the value of PILLARBOX_TRACE_PROCESS_PARENT."""
@@ -129,7 +130,7 @@ class Instrumentor:
                 tracer_provider=options.get("tracer_provider"), process_parent=chosen
             )
         except ConfigError as error:
-            # The application doesn't depend on it, and must start.
+            # The application doesn't depend on tracing, and must start.
             LogEvents()(TracingRefused(reason=f"{PROCESS_PARENT}: {error}"))
 
     def uninstrument(self, **_: Any) -> None:
@@ -138,7 +139,7 @@ class Instrumentor:
 
 
 class Tracing:
-    """The `outbox.tracing.Tracer` that `instrument` makes."""
+    """The `outbox.tracing.Tracer` that `instrument` creates."""
 
     def __init__(
         self,
@@ -206,11 +207,11 @@ class Tracing:
         return _Processing(self, messages, consumer, system, decisions)
 
     def receive(self, system: str, notify: Observer | None = None) -> None:
-        """Record the broker, and leave the span in which the consumer was started."""
+        """Record the broker, and detach from the span that started the consumer."""
         try:
             _system.set(system)
             if notify is not None:
-                # Tracing may fail in a handler that runs in a thread.
+                # Tracing can fail in a handler that runs in a thread.
                 _notify.set(partial(_pass_on, asyncio.get_running_loop(), notify))
             otel_context.attach(Context())
         except Exception as error:  # noqa: BLE001 (no trace may cost a message)
@@ -261,7 +262,7 @@ class Tracing:
         links: Sequence[Link] = (),
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> Span:
-        """Start a span, named as in the conventions."""
+        """Start a span, named as the conventions prescribe."""
         topics = {message.topic for message in messages}
         topic = topics.pop() if len(topics) == 1 else None
         said: dict[str, AttributeValue] = {
@@ -296,7 +297,7 @@ class Tracing:
         return said
 
     def fail(self, error: Exception) -> None:
-        """Report a failure of tracing, which has no other consequence."""
+        """Report that tracing failed; this has no other effect."""
         event = TracingFailed(reason=one_line(error))
         try:
             (_notify.get() or self._log)(event)
@@ -306,9 +307,9 @@ class Tracing:
 
 
 class _Sending:
-    """The spans of one call of a publisher, each with as many links as a span may have.
+    """The spans of one publisher call; none has more links than a span can hold.
 
-    The context of the first one is current. If all messages belong to one trace, so
+    The context of the first span is current. If all messages belong to one trace, so
     does their span.
     """
 
@@ -331,8 +332,8 @@ class _Sending:
     def _start(self) -> None:
         messages = self.messages
         parents = [message.headers.get(TRACEPARENT) for message in messages]
-        # The relay sends tens of thousands a second, so if a message isn't sampled,
-        # nothing else is read of its context.
+        # The relay sends tens of thousands of messages a second, so the rest of a
+        # context is read only if the message is sampled.
         sampled = _sampled(messages, parents)
         if len(sampled) <= _MAX_LINKS:
             self._spans.append(self._start_one(messages, parents, sampled))
@@ -378,7 +379,7 @@ class _Sending:
         )
 
     def refused(self, reasons: Sequence[str]) -> None:
-        """Record how many messages the broker refused; each has a span of its own."""
+        """Record how many messages the broker refused; each gets its own span."""
         try:
             for span in self._spans:
                 span.set_attribute("pillarbox.refused", len(reasons))
@@ -490,8 +491,8 @@ class _Processing:
                 self._outcome = "retry"
             elif isinstance(error, Exception):
                 self._outcome = "failed"
-                # Its text may quote the payload; the event of the retry reports a
-                # reason.
+                # The error's text can quote the payload; the event of the retry
+                # reports a reason.
                 fail(self._span, name_of(error))
             else:
                 self._outcome = "cancelled"
@@ -531,7 +532,7 @@ def context_of(message: Traced) -> SpanContext | None:
         found = _TRACE_CONTEXT.extract(message.headers, Context())
         origin = trace.get_current_span(found).get_span_context()
     else:
-        # The same as the propagator, in a fifth of the time.
+        # Does what the propagator does, in a fifth of the time.
         origin = SpanContext(
             int(parent[3:35], 16),
             int(parent[36:52], 16),
@@ -578,7 +579,7 @@ def _is_sampled(message: Traced) -> bool:
 
 def _are_of_one_trace(parents: Sequence[str | None]) -> bool:
     first, last = parents[0], parents[-1]
-    # For most batches, this is enough to know that they aren't.
+    # For most batches, this comparison already shows that they aren't.
     if (first and first[:_TRACE_ID_END]) != (last and last[:_TRACE_ID_END]):
         return False
     return len({parent and parent[:_TRACE_ID_END] for parent in parents}) == 1
@@ -589,7 +590,7 @@ def _pass_on(loop: asyncio.AbstractEventLoop, notify: Observer, event: Event) ->
 
 
 def _injected(messages: Sequence[Message], span: Span) -> Sequence[Message]:
-    """Add the context of a span to messages that were added without one."""
+    """Add the context of a span to messages that were added without a context."""
     if not span.is_recording():
         return messages
     carrier: dict[str, str] = {}

@@ -1,8 +1,9 @@
-"""What no process sees, measured from the database: what waits, what fails, who runs.
+"""Measure backlogs, failures and connected processes from the database.
 
-`pillarbox status`, the page and the metrics share this one reader. Its cost depends on
-what waits, not on what is kept: it starts at the watermarks, counts up to a limit, and
-reads no payloads. Members of `pillarbox_monitor` may read all of it.
+No single process sees all of this. `pillarbox status`, the page and the metrics share
+this reader. Its cost depends on what waits, not on what is kept: it starts at the
+watermarks, counts up to a limit, and reads no payloads. Members of `pillarbox_monitor`
+can read all of it.
 """
 
 from collections import Counter, defaultdict
@@ -85,21 +86,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """How much is measured.
+    """What to measure, and how much of it.
 
     Attributes:
         parts: the parts to measure; the others are empty.
         window: the window of the rates and latencies.
-        letters_window: the window of the dead letters that count as new.
-        per_lane: how many messages of a lane are counted, at most.
-        rows: how many dead letters, jobs and receipts are counted, at most.
-        marks: how many marks of each lane the rate is measured from, at most.
-        groups: how many topics, tenants and reasons are named, the largest first.
-        sizes: whether to add up the bytes of the tables, which looks at every file.
+        letters_window: the window in which a dead letter counts as new.
+        per_lane: the most messages counted in a lane.
+        rows: the most dead letters, jobs and receipts counted.
+        marks: the most marks per lane from which the rate is measured.
+        groups: the most topics, tenants and reasons listed, largest first.
+        sizes: whether to add up the bytes of the tables, which checks every file.
         pins_from: how long a transaction must have been open to be listed.
         pins_behind: how many transactions one must lie behind to be listed, if this
             role can't see how long it has been open.
-        patience: a part that takes longer is missing.
+        patience: how long a part can take; if it takes longer, it is missing.
     """
 
     parts: Collection[Part] = PARTS
@@ -120,8 +121,8 @@ class BacklogGroup:
     """The messages of a backlog that share a priority, a topic or a tenant.
 
     Attributes:
-        name: what they share; None for messages without a tenant.
-        waited: how long the oldest one that is due has waited; None if none is due.
+        name: the value they share; None for messages without a tenant.
+        waited: how long the oldest due message has waited; None if none is due.
     """
 
     name: str | None
@@ -131,19 +132,19 @@ class BacklogGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What is not settled: messages of the outbox, or deliveries of a consumer.
+    """Unsettled messages of the outbox, or unsettled deliveries of a consumer.
 
     Attributes:
-        messages: how many were counted; all, if it is complete.
-        is_complete: whether counting ended before its limit; if not, there are more
+        messages: the number counted; if `is_complete`, all of them.
+        is_complete: whether the count ended before its limit; if not, there are more
             than were counted, in the groups as well.
-        estimated: about how many there are; the number counted, if it is complete.
+        estimated: the approximate number; if `is_complete`, the number counted.
         ready: how many of those counted are due.
         scheduled: how many are not due yet.
         refused: how many were refused and will be tried again.
         blocked: how many wait behind another one of their key.
-        waited: how long the oldest one that is due has waited; None if none is due.
-        tenants: empty if no message has one.
+        waited: how long the oldest due one has waited; None if none is due.
+        tenants: the tenants; empty if no message has one.
     """
 
     messages: int
@@ -161,14 +162,14 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How fast messages were published, or handled, in the last minutes.
+    """How fast messages were published or handled in the last minutes.
 
     Attributes:
-        per_second: 0 if there were none.
+        per_second: messages per second; 0 if there were none.
         dead_lettered: dead letters per second; None if they aren't measured.
-        median: the median of the time since a message was added; None if none has a
-            moment.
-        slow: the time that 19 of 20 messages didn't exceed.
+        median: the median of the time since a message was added; None if no such time
+            is known.
+        slow: the 95th percentile of that time.
     """
 
     window: timedelta
@@ -180,13 +181,13 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process of ours, as its sessions show it.
+    """A pillarbox process, as its sessions show it.
 
     Attributes:
         kind: relay, consumer (of the postgres broker) or command.
         name: a relay's host and process, or a consumer's name.
         replicas: how many hold or wait for lanes.
-        since: when the first of its sessions began; None if that can't be seen.
+        since: when its first session began; None if this role can't see that.
     """
 
     kind: str
@@ -201,13 +202,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """Who is connected, and which lanes nobody holds.
+    """The connected processes, and the lanes that no relay holds.
 
     Attributes:
         lanes: the number of lanes of the outbox.
         free: lanes that no relay holds.
-        sees_all: whether this role sees when the sessions of others began.
-        role: this role, as SQL.
+        sees_all: whether this role can see when other roles' sessions began.
+        role: the name of this role, as written in SQL.
     """
 
     relays: tuple[Process, ...]
@@ -227,9 +228,9 @@ class ConsumerStatus:
         is_subscribed: whether it has subscribed to topics of the postgres broker. Only
             for that broker does the database show what waits and who is connected;
             other brokers keep that themselves.
-        replicas: how many are connected; None if it has another broker.
-        lag: its deliveries that are not acked; None if it has another broker.
-        rate: the rate of the messages that were added within the window.
+        replicas: how many are connected; None if it uses another broker.
+        lag: its deliveries that are not acked; None if it uses another broker.
+        rate: how fast it handled the messages that were added within the window.
     """
 
     name: str
@@ -244,9 +245,9 @@ class BlockedSummary:
     """Messages that were refused and wait for their next attempt.
 
     Attributes:
-        keys: how many keys they block.
-        without_key: how many of them block no key.
-        oldest: the refused messages, oldest first, 20 at most.
+        keys: how many keys these messages block.
+        without_key: how many of the messages block no key.
+        oldest: the oldest of the messages, oldest first, 20 at most.
     """
 
     side: Schema
@@ -261,7 +262,7 @@ class Reason:
 
     Attributes:
         reason: the first 80 characters of the reason.
-        new: how many of them were given up within the window.
+        new: how many were dead-lettered within the window.
         topic: one of their topics.
         age: the age of the oldest one.
     """
@@ -280,9 +281,10 @@ class DeadLetters:
     """The pending dead letters of one side.
 
     Attributes:
-        pending: how many there are, not only within the window, if it is complete.
-        new: how many of them were given up within the window.
-        is_complete: whether counting ended before its limit: if not, the newest ones
+        pending: how many were counted, not only within the window; if `is_complete`,
+            all of them.
+        new: how many of them were dead-lettered within the window.
+        is_complete: whether the count ended before its limit; if not, the newest ones
             were counted, and there are more.
         age: the age of the oldest one; None if there is none.
         reasons: the reasons, most frequent first.
@@ -302,12 +304,11 @@ class OpenJobs:
     """The jobs of a consumer that have not ended.
 
     Attributes:
-        cancelling: how many were asked to stop, and have not ended yet.
+        cancelling: how many were asked to stop and have not ended yet.
         abandoned: how many are running or cancelling, but their worker's lease expired.
-        queued_for: how long the first of them has been queued; None if none is queued.
-        running_for: how long the first of them has been running; None if none is
-            running.
-        is_complete: whether counting ended before its limit.
+        queued_for: the longest time in the queue; None if none is queued.
+        running_for: the longest running time; None if none is running.
+        is_complete: whether the count ended before its limit.
     """
 
     consumer: str
@@ -322,12 +323,12 @@ class OpenJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPartition:
-    """A partition past its retention that is still there.
+    """A partition past its retention that has not been dropped.
 
     Attributes:
         overdue: how long it has been past its retention.
-        unsettled: the rows that hold it, counted up to 1,000; None if not counted.
-        reason: what holds it, without values from rows.
+        unsettled: how many rows hold it, counted up to 1,000; None if not counted.
+        reason: why it is held, without values from rows.
     """
 
     partition: str
@@ -346,11 +347,11 @@ class Table:
         follows: the table whose partitions it follows; None if it has its own.
         oldest: when the first partition begins; None if there is none.
         ahead: how many partitions have not begun yet.
-        has_today: whether current rows have a partition; if not, they are refused.
+        has_today: whether current rows have a partition; if not, they are rejected.
         gaps: how many partitions are missing between future ones.
-        held: partitions past their retention that unsettled rows keep, oldest first.
+        held: partitions past their retention that unsettled rows hold, oldest first.
         expired: how many partitions are past their retention, for any reason.
-        bytes: the size of all partitions with their indexes; None if not asked for.
+        bytes: the size of all partitions with their indexes; None if not requested.
     """
 
     table: str
@@ -369,7 +370,7 @@ class Table:
 
     @property
     def days_ahead(self) -> float:
-        """For how many days there are partitions after the current one."""
+        """How many days the partitions after the current one cover."""
         return self.ahead * self.span / timedelta(days=1)
 
 
@@ -382,8 +383,8 @@ class UpkeepState:
         age: the time since its last success, or since the tables were created.
         failure: what it couldn't do; None if it has succeeded since.
         clock_problem: why the server's clock isn't trusted; None if it is.
-        next_at: when pg_cron starts it next, if that can be seen.
-        late_at: if it hasn't succeeded by then, it is late.
+        next_at: when pg_cron starts it next, if that is known.
+        late_at: when it becomes late, unless it succeeds before.
         is_late: whether it is late.
     """
 
@@ -399,11 +400,11 @@ class UpkeepState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What keeps an old snapshot or transaction in use.
+    """Something that keeps an old snapshot or transaction in use.
 
-    Meanwhile partitions can't be detached, and dead rows can't be removed. A
+    Until it ends, partitions can't be detached, and dead rows can't be removed. A
     transaction that writes also keeps relays from forgetting what they have claimed
-    since.
+    since it began.
 
     Attributes:
         kind: session, prepared transaction, replication slot or standby.
@@ -436,19 +437,19 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What the database says about messages, processes and partitions.
+    """The state of messages, processes and partitions, as the database shows it.
 
-    A part that wasn't asked for, or that is missing, is None or empty.
+    A part that wasn't requested, or that is missing, is None or empty.
 
     Attributes:
         at: the time of the measurement, by the server's clock.
         is_standby: whether this server is a standby, which doesn't show who is
             connected to its primary.
-        findings: what is wrong and its remedy, worst first; empty if all is well.
-        outbox: the messages that are not settled.
+        findings: problems and their remedies, worst first; empty if all is well.
+        outbox: the unsettled messages.
         rate: how fast messages were published.
         jobs: the open jobs of each consumer that has any.
-        pins: what keeps old snapshots or transactions in use, the longest first.
+        pins: what keeps old snapshots or transactions in use, longest first.
         missing: the parts that couldn't be measured, and why.
     """
 
@@ -471,9 +472,9 @@ class Overview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What happened in each of the last minutes, the oldest first.
+    """Counts for each of the last minutes, oldest first.
 
-    If a minute had many rows, its number is extrapolated from the rate of the first
+    If a minute has many rows, its count is extrapolated from the rate of the first
     ones.
 
     Attributes:
@@ -495,13 +496,13 @@ class History:
 def read_history(
     connection: AdministrationConnection, minutes: int = 60, *, most: int = 200
 ) -> History:
-    """Count what happened in each of the last minutes before the current one.
+    """Count messages and dead letters in each of the last full minutes.
 
     Args:
-        most: how many rows of each minute are counted, at most.
+        most: the most rows counted per minute.
 
     Raises:
-        psycopg.Error: it can't be read, for example for lack of a privilege.
+        psycopg.Error: the history can't be read, for example for lack of a privilege.
     """
     found: dict[tuple[str, str | None], list[float]] = {}
     with connection.transaction():
@@ -531,7 +532,7 @@ def read_history(
 
 
 def read_minute(connection: AdministrationConnection) -> datetime:
-    """Return when the current minute began, which is where a history ends."""
+    """Return the start of the current minute, where a history ends."""
     ((began,),) = connection.execute(load("outbox", "find_minute")).fetchall()
     assert isinstance(began, datetime)
     return began
@@ -553,14 +554,14 @@ def _limit(
 def read_overview(
     connection: AdministrationConnection, scope: Scope | None = None
 ) -> Overview:
-    """Measure everything; for one thread, in autocommit mode or in a transaction.
+    """Measure the parts of a scope, in autocommit mode or in a transaction.
 
-    A part that fails, for example for lack of a privilege, is missing; the others are
-    there.
+    For one thread. A part that fails, for example for lack of a privilege, is missing;
+    the others are still measured.
 
     Raises:
         psycopg.Error: the connection was lost.
-        UpkeepError: the database has no schema of ours.
+        UpkeepError: the database has no pillarbox schema.
     """
     reading = _Reading(connection, scope or Scope())
     return reading.run()
@@ -701,12 +702,13 @@ class _Reading:
     def _find_unverified(
         self, held: Collection[int]
     ) -> Iterator[tuple[datetime, list[dict[str, Any]]]]:
-        """Yield the day from which to look, and lanes with what was verified of them.
+        """Yield the day from which to count, and lanes with their watermarks.
 
         Opening all days takes much longer than looking for messages, so only recent
-        days are opened, if that is enough. What a lane has verified there holds for all
-        days before. A lane that has nothing there, neither verified nor to be verified,
-        has nothing before that either, if a relay holds it and verifies other lanes.
+        days are opened if that is enough. A watermark of recent days holds for all
+        earlier days. A lane with neither a watermark nor a message in recent days has
+        nothing to count before them either, if a relay holds the lane and verifies
+        other lanes.
         """
         since = self._recent
         lanes = self._read_progress(since)
@@ -731,7 +733,7 @@ class _Reading:
 
     @cached_property
     def _recent(self) -> datetime:
-        """The start of the partition that has the messages of a day ago."""
+        """The start of the partition that holds the messages of a day ago."""
         since = self._at - _RECENT
         (row,) = self._rows(load("outbox", "find_recent_days"), since=since)
         starts_at: datetime | None = row["starts_at"]
@@ -827,8 +829,8 @@ class _Reading:
     def _read_blocked(
         self, refused: Mapping[Schema, int | None], side: Side
     ) -> BlockedSummary:
-        # Skipped if nothing was counted as refused, since reading the log again takes
-        # time.
+        # Skipped if no message was counted as refused, since reading the log again
+        # takes time.
         counted = BlockedCount(0, 0)
         oldest: Sequence[Blocked] = ()
         if refused[side.schema] != 0:
@@ -939,7 +941,7 @@ class _Reading:
 
 
 class _Tally:
-    """Adds up what several statements have counted."""
+    """Adds up the counts of several statements."""
 
     def __init__(self) -> None:
         self._parts: dict[str, dict[str | None, Counter[str]]] = defaultdict(
@@ -992,7 +994,7 @@ class _Tally:
 
 
 def _count_refused(backlogs: Sequence[Backlog | None]) -> int | None:
-    """Return how many were refused; None if that wasn't counted, or not completely."""
+    """Return how many were refused; None if a count is missing or incomplete."""
     counts = [it.refused if it and it.is_complete else None for it in backlogs]
     return None if None in counts else sum(it or 0 for it in counts)
 
@@ -1014,7 +1016,7 @@ _NOTHING: Final = Backlog(
 
 
 def _next_run(now: datetime) -> datetime:
-    # As migrations/schedule.sql schedules it: 7 * * * *.
+    # migrations/schedule.sql schedules the upkeep as 7 * * * *.
     at = now.replace(minute=7, second=0, microsecond=0)
     return at if at > now else at + timedelta(hours=1)
 
@@ -1030,12 +1032,12 @@ class _Session:
 
 
 def read_processes(connection: AdministrationConnection) -> Processes:
-    """Return who is connected now, as their sessions show it."""
+    """Return the connected processes, as their sessions show them."""
     try:
         with connection.transaction():
             consumers = read_consumers(connection)
     except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
-        consumers = []  # without their names their lanes are not known
+        consumers = []  # without their names, their lanes are unknown
     classes = [LOCK_CLASS, *(consumer_class(name) for name in consumers)]
     with connection.cursor(row_factory=class_row(_Session)) as cursor:
         sessions = cursor.execute(
@@ -1101,12 +1103,12 @@ def _replicas(connected: Mapping[str, int], consumer: str) -> int:
 
 
 def _is_cut(shown: str, name: str) -> bool:
-    # The last word of it, such as "lease", may be cut off as well.
+    # Its last word, such as "lease", can be cut off as well.
     return len((_CONSUMER + shown).encode()) > _MAX_NAME - 7 and name.startswith(shown)
 
 
 def _judge(overview: Overview) -> Iterator[Finding]:
-    """Yield what is wrong in an overview, and its remedy."""
+    """Yield the problems that an overview shows, with their remedies."""
     yield from _judge_outbox(overview)
     yield from _judge_consumers(overview)
     yield from _judge_failures(overview)

@@ -1,8 +1,8 @@
 """Turn events into metrics for Prometheus; needs the extra `metrics`.
 
-Every event is counted under its name, so a new event has a metric without code here.
-What relay and consumer measure beyond that is in `relay/metrics.py` and
-`inbox/consuming/metrics.py`, which share the registry and the labels for topics.
+Every event is counted by name, so a new event needs no code here. Relay and consumer
+define further metrics in `relay/metrics.py` and `inbox/consuming/metrics.py`, which
+share the registry and the topic labels.
 """
 
 import time
@@ -35,7 +35,7 @@ from outbox.observability.http_server import Handler
 from outbox.observability.latency import Latencies
 
 OTHER: Final = "other"
-"""The label of all topics that have none of their own."""
+"""The label shared by all topics without their own label."""
 DEFAULT_TOPICS: Final = 100
 _MAX_LABEL: Final = 200
 
@@ -43,11 +43,11 @@ _MAX_LABEL: Final = 200
 class TopicLabels:
     """The values of the label `topic`: the first topics that occur, and `other`.
 
-    Each topic has its own time series, so their number must be bounded, even if a
-    producer invents topics. For one event loop.
+    Each label has its own time series, so their number must be bounded, even if a
+    producer keeps inventing topics. For one event loop.
 
     Args:
-        limit: how many topics have a label of their own.
+        limit: how many topics get their own label.
 
     Raises:
         ConfigError: the limit is negative.
@@ -70,7 +70,7 @@ class TopicLabels:
 
 
 class Tally:
-    """One counter; its users add to `count`."""
+    """One counter; callers add to `count`."""
 
     __slots__ = ("count",)
 
@@ -79,11 +79,13 @@ class Tally:
 
 
 class Tallies(Collector):
-    """Counters with labels, cheap enough for every message. For one event loop.
+    """Counters with labels, cheap enough to update for every message.
+
+    For one event loop.
 
     Args:
-        labels: the names of their labels.
-        registry: where they register themselves.
+        labels: the names of the labels.
+        registry: where the counters register themselves.
     """
 
     def __init__(
@@ -107,12 +109,12 @@ class Tallies(Collector):
         return tally
 
     def describe(self) -> Iterable[CounterMetricFamily]:
-        """Return their name, so that no other metric may have it."""
+        """Return the counters' name, so that no other metric can use it."""
         return [self._family()]
 
     @override
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """Return their samples."""
+        """Return the counters' samples."""
         family = self._family()
         for values, tally in self._tallies.items():
             family.add_metric(values, tally.count)
@@ -123,12 +125,12 @@ class Tallies(Collector):
 
 
 class LatencyHistogram(Collector):
-    """A histogram that takes the durations of a whole batch at once.
+    """A histogram that accepts the durations of a whole batch at once.
 
     Args:
-        registry: where it registers itself.
-        labels: the names of its labels.
-        bounds: the upper bounds of its buckets, in seconds.
+        registry: where the histogram registers itself.
+        labels: the names of the labels.
+        bounds: the upper bounds of the buckets, in seconds.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class LatencyHistogram(Collector):
         registry.register(self)
 
     def share(self, latencies: Latencies, *values: str) -> None:
-        """Export durations that are added elsewhere; their buckets must be the same."""
+        """Export durations that are collected elsewhere, in the same buckets."""
         self._latencies[values] = latencies
 
     def of(self, *values: str) -> Latencies:
@@ -160,12 +162,12 @@ class LatencyHistogram(Collector):
         return latencies
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
-        """Return its name, so that no other metric may have it."""
+        """Return the histogram's name, so that no other metric can use it."""
         return [self._family()]
 
     @override
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Return its samples."""
+        """Return the histogram's samples."""
         family = self._family()
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         for values, latencies in self._latencies.items():
@@ -183,11 +185,11 @@ class LatencyHistogram(Collector):
 
 
 class PrometheusEvents:
-    """An observer that keeps the metrics that relay and consumer have in common.
+    """An observer that maintains the metrics common to relay and consumer.
 
     Args:
-        registry: where they are registered; a new one if left out.
-        topics: the labels for topics, which all metrics of the process share.
+        registry: where the metrics are registered; a new one if omitted.
+        topics: the topic labels, which all metrics of the process share.
     """
 
     def __init__(
@@ -257,16 +259,16 @@ class PrometheusEvents:
             self._upkeep_age.set(event.age.total_seconds())
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Return the handlers of scrapes, by path."""
+        """Return the handlers of scrape requests, by path."""
         handler = make_aiohttp_handler(self.registry)
-        # It only reads the query and the headers of the request.
+        # It reads only the query and the headers of the request.
         return {"/metrics": cast("Handler", handler)}
 
 
 class DatabaseMetrics(Collector):
-    """An observer that keeps what was measured; the database's name is a label.
+    """An observer that exports the last measurement, labelled with the database's name.
 
-    Only in the replica that measures; in the others these metrics have no samples.
+    These metrics have samples only in the replica that measures.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -275,14 +277,14 @@ class DatabaseMetrics(Collector):
         registry.register(self)
 
     def __call__(self, event: Event) -> None:
-        """Keep what an event reports."""
+        """Keep the measurement that an event reports."""
         if isinstance(event, DatabaseMeasured):
             self._measured, self._at = event, time.time()
         elif isinstance(event, DatabaseMeasuredElsewhere | DatabaseNotMeasured):
             self._measured = None
 
     def describe(self) -> Iterable[Metric]:
-        """Return the names, so that no other metric may have them."""
+        """Return the names, so that no other metric can use them."""
         return self._collect(None)
 
     @override

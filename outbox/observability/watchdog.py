@@ -1,9 +1,9 @@
 """The watchdog: ends a process whose event loop is blocked, and shows where.
 
-A blocked loop sends no heartbeats, so the server has long released the process's
-leases, but nothing would restart the process. A thread notices this. It counts its own
-ticks instead of reading a clock, so that a process that was frozen isn't ended when it
-is resumed: its watchdog was frozen, too.
+A blocked loop sends no heartbeats, so the server releases the process's leases, but
+nothing else would restart the process. The watchdog is a thread. It counts its own
+ticks instead of reading a clock: if the whole process is frozen, so is its watchdog,
+and the process isn't ended when it is resumed.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ class Watchdog:
     """Watches the running event loop from a thread.
 
     Args:
-        limit: for how many seconds the loop may be blocked.
-        on_blocked: called in that thread, with the limit, when it was blocked for
-            longer.
+        limit: how many seconds the loop may be blocked.
+        on_blocked: called in that thread, with the limit, when the loop has been
+            blocked for longer.
 
     Raises:
         ConfigError: the limit isn't a positive number of seconds.

@@ -1,1 +1,1 @@
-"""The use of a PostgreSQL server: connections, leases, locks, NOTIFY, SQL."""
+"""Use a PostgreSQL server: connections, leases, locks, NOTIFY, SQL."""

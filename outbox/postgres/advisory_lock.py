@@ -1,4 +1,4 @@
-"""Our advisory locks in PostgreSQL: each is a class and an object, both int4.
+"""pillarbox's advisory locks in PostgreSQL: each has a class and an object, both int4.
 
 The migrations use the same numbers. One class belongs to the outbox and to the
 doorbells; every consumer of the postgres broker has a class of its own.
@@ -17,7 +17,7 @@ END_FOREIGN: Final = (
     "run SELECT pg_terminate_backend(PID) to end them; to keep others out, REVOKE"
     " CONNECT ON DATABASE … FROM PUBLIC and GRANT it to the roles that need it"
 )
-"""The remedy for sessions that hold our locks but aren't ours."""
+"""The remedy for other clients' sessions that hold pillarbox's locks."""
 
 
 @unique
@@ -36,7 +36,7 @@ class Lock(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """A session that holds one of our advisory locks.
+    """A session that holds one of pillarbox's advisory locks.
 
     Attributes:
         client: the client's address; None if it is local or not visible.

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, for our own processes: async psycopg, autocommit."""
+"""Connections to PostgreSQL for pillarbox's processes: async psycopg, autocommit."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -33,14 +33,15 @@ _PINNED: Final = {
 PIN_SESSION: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
 """Settings our sessions rely on, whatever ALTER ROLE and ALTER DATABASE say; one query.
 
-With another search_path, our sessions would call routines and operators of anyone who
-may create them in `public`, with our privileges: one that matches its arguments better
-than the catalog's is preferred. In another DateStyle, psycopg can't read timestamps.
+With another search_path, our sessions could call, with our privileges, routines and
+operators that any role created in `public`: PostgreSQL prefers one that matches the
+arguments better than the catalog's. In another DateStyle, psycopg can't read
+timestamps.
 """
 PIN_SESSION_LOCALLY: Final = PIN_SESSION.replace("SET ", "SET LOCAL ")
 """The same settings until the transaction ends."""
 PIN_SEARCH_PATH_LOCALLY: Final = "SET LOCAL search_path = pg_catalog, pg_temp"
-"""The first of them until the transaction ends, for a transaction of the user."""
+"""Only the search_path, until the transaction ends, for a transaction of the user's."""
 # A peer that vanished silently is noticed within about 25 s.
 _SETTINGS: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
@@ -54,7 +55,7 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
     """Return libpq's connection string for a URL, also for `postgresql+driver://`.
 
-    Settings in the URL override ours.
+    Settings in the URL override pillarbox's.
 
     Raises:
         ConfigError: it isn't a valid PostgreSQL URL.
@@ -68,8 +69,8 @@ def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
     try:
         given = conninfo_to_dict(f"postgresql://{rest}")
     except (psycopg.ProgrammingError, UnicodeError) as error:
-        # After the colon libpq quotes the URL or the password; or the name of an
-        # option, which is part of a password if an @ follows it.
+        # After the colon, libpq quotes the URL, the password, or the name of an option;
+        # that name is part of a password if an @ follows it.
         problem, _, quoted = str(error).partition(":")
         if problem == _UNKNOWN_OPTION and "@" not in rest.partition("?")[2]:
             problem += f" {quoted.strip()}"
@@ -155,7 +156,7 @@ async def server_cursor(
 
 
 class Link:
-    """One connection, reopened after it broke.
+    """One connection, reopened after it breaks.
 
     For one task at a time: tasks that share it hold its `lock` while they use it.
     """

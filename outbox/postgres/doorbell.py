@@ -1,14 +1,14 @@
 """The doorbell: writers pay for a NOTIFY only while a process sleeps.
 
 A NOTIFY on every commit costs half of the writers' throughput, because its lock
-serialises commits. So an idle process holds an advisory lock exclusively and listens.
+serializes commits. So an idle process holds an advisory lock exclusively and listens.
 The insert trigger tries that lock in shared mode and sends a NOTIFY only if that fails.
 It keeps the lock until its transaction ends, so `arm` fails while a writer's
 transaction is open, and no process falls asleep before it sees that writer's rows.
 
-Of several sleeping processes one holds the lock, and all hear the bell. When the holder
-becomes busy, it notifies the others; when it dies, they find out at their next poll.
-Polling always works, with or without the bell.
+Of several sleeping processes, one holds the lock, and all hear the bell. When the
+holder becomes busy, it notifies the others; when it dies, they find out at their next
+poll. Polling always works, with or without the bell.
 """
 
 import asyncio

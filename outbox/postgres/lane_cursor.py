@@ -15,11 +15,11 @@ so a claim may find 12 and miss 11, whose transaction is still open. With the fl
 2. The floor rises to that number with the first later look whose snapshot shows that
    every transaction with a lower id has ended: that look saw all that they committed.
 
-A backlog is read faster than that: each claim would read again what the previous claim
-had read. So the owner of the cursors notes from time to time which number was the last
-one drawn, and then gets a transaction id. If every transaction with a lower id has
-ended when a look takes its snapshot, every row with that number or a lower one is
-committed or never will be, and the look raises the floor itself.
+A backlog is read faster than that: each claim would read again what the previous one
+had read. So the owner of the cursors records, from time to time, the last number drawn,
+and then gets a transaction id. If every transaction with a lower id has ended when a
+look takes its snapshot, every row with that number or a lower one is committed or never
+will be, and the look raises the floor itself.
 
 Anything that makes a row claimable again rewinds the cursor: the floor is lowered, and
 the remembered number is forgotten. A look in progress then raises nothing, and the next
@@ -32,7 +32,7 @@ from typing import NamedTuple, Self
 
 
 class Snapshot(NamedTuple):
-    """What a statement could see, as far as a lane's floor depends on it."""
+    """The part of a statement's snapshot that a lane's floor depends on."""
 
     xmin: int
     """Every transaction with a lower id had ended."""

@@ -1,4 +1,4 @@
-"""How late a message may arrive, and the tables that must keep its day until then."""
+"""How late a message can arrive, and the tables that must keep its day until then."""
 
 import logging
 from collections.abc import Iterable, Iterator

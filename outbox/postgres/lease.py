@@ -17,8 +17,8 @@ the fair share of each: a member with more returns idle lanes, one with fewer ta
 lanes.
 
 Anyone who can connect to the database can take these locks. So a session counts as a
-member only if its role has the privileges of ours, and other sessions that are in the
-way are reported.
+member only if its role has the privileges of our own role; other sessions that are in
+the way are reported.
 """
 
 import asyncio
@@ -56,8 +56,8 @@ class Obstruction:
             long time.
         bell_holders: sessions that hold the doorbell exclusively and are neither
             relays nor consumers, so that every insert sends a NOTIFY.
-        bell_sharers: sessions that have held the doorbell in shared mode, as writers
-            do, for as long as a lease without writing, so that it can't be armed.
+        bell_sharers: sessions that have held the doorbell in shared mode for as long as
+            a lease, as writers do, but without writing, so that it can't be armed.
     """
 
     foreign: tuple[LockHolder, ...] = ()
@@ -91,10 +91,10 @@ class _Seen(NamedTuple):
 
 
 class Ownership:
-    """Which lanes are ours, until when, and how many should be. No I/O, no clock.
+    """Which lanes we hold, until when, and how many we should hold. No I/O, no clock.
 
-    Times are seconds of one monotonic clock. `tests/models/test_lease.py` tries all
-    that can happen to two instances.
+    Times are seconds of one monotonic clock. `tests/models/test_lease.py` tries
+    everything that can happen to two instances.
 
     Attributes:
         held: the lanes whose locks our session holds.
@@ -119,7 +119,7 @@ class Ownership:
         return now < self._valid_until
 
     def holds(self, lanes: Collection[int], now: float) -> bool:
-        """Return whether all of `lanes` are ours at this moment."""
+        """Return whether we hold all of `lanes` at this moment."""
         return self.is_valid(now) and self.held.issuperset(lanes)
 
     def has_expired(self, now: float) -> bool:
@@ -147,7 +147,7 @@ class Ownership:
         """Move towards a fair share of a group.
 
         Returns:
-            The lanes to unlock, which no longer count as ours, and the number of lanes
+            The lanes to unlock, which no longer count as held, and the number of lanes
             to lock.
         """
         share = math.ceil(len(group) / members)
@@ -165,7 +165,7 @@ class Ownership:
         self.held = self.held.union(lanes)
 
     def lose_all(self) -> frozenset[int]:
-        """Forget everything, since the session is gone; return the lanes it held."""
+        """Forget everything, since the session has ended; return the lanes it held."""
         lost, self.held = self.held, frozenset()
         self.leaving = frozenset()
         self._valid_until = -math.inf
@@ -182,7 +182,7 @@ class Lease:
         groups: groups of lanes; each is shared fairly.
         limit: how long a process keeps its lanes after its last heartbeat.
         relation: the table whose inserts ring the doorbell.
-        marks: the table into which members may insert, to record what is done.
+        marks: the table into which members may insert, to settle messages.
         doorbell: the object of the doorbell's lock in this class, if it has one.
         patience: how long to wait without a lane, while others have more than their
             share, before reporting them: longer than their batches may take.
@@ -296,7 +296,7 @@ class Lease:
         await self._lose_all()
 
     async def beat(self) -> None:
-        """Send one heartbeat and move towards the fair share."""
+        """Send one heartbeat and move towards the fair share of lanes."""
         if self._own.has_expired(time.monotonic()):
             await self._lose_all()
         sent = time.monotonic()
@@ -350,7 +350,7 @@ class Lease:
         ]
         holders = [each for each in others if each.holds_bell and not each.trusted]
         greedy = self._greedy(others, members)
-        # As a writer begins or ends, only one of its two locks may be visible.
+        # When a writer begins or ends, only one of its two locks may be visible.
         self._sharing = Counter(
             {
                 each.pid: self._sharing[each.pid] + 1
@@ -358,7 +358,7 @@ class Lease:
                 if each.shares_bell and not each.trusted
             }
         )
-        # Only if seen twice: a session that is about to end isn't in the way.
+        # Report only sessions seen twice: one that is about to end isn't in the way.
         suspected = frozenset(each.pid for each in (*foreign, *holders))
         known, self._suspected = self._suspected, suspected
         obstruction = Obstruction(
@@ -403,8 +403,8 @@ class Lease:
     async def _rest(self) -> None:
         """Wait for the next heartbeat; raise as soon as the server ends the session.
 
-        No notification ever arrives, but a connection that waits for one learns of its
-        end at once. That matters, because others take the lanes without delay.
+        No notification ever arrives, but a connection that waits for one notices its
+        end at once. That matters, because other processes take the lanes without delay.
         """
         connection = await self._link.connection()
         async for _ in connection.notifies(timeout=self._limit / _BEATS):
@@ -415,7 +415,7 @@ class Lease:
     ) -> None:
         free, wanted = self._own.balance(group, members)
         if free:
-            # Before another process can take them.
+            # Report the loss before another process can take them.
             self._on_lose(free)
             await self._execute(connection, "release_lanes", lanes=list(free))
         elif wanted:

@@ -69,8 +69,8 @@ async def _has_own_session(one: Connection, other: Connection) -> bool:
     first, second, others = [await _process(each) for each in (one, one, other)]
     if first != second or second == others:
         return False
-    # A process id that isn't the server's was made up by something in between. Then we
-    # may have got these sessions by chance, because of other clients' traffic.
+    # If the server didn't report this process id, something in between made it up. Then
+    # we may have got these sessions by chance, because of other clients' traffic.
     return one.info.backend_pid == first or await _is_rung(one, other)
 
 
@@ -84,8 +84,8 @@ async def _process(connection: Connection) -> int:
 async def _is_rung(one: Connection, other: Connection) -> bool:
     """Return whether a notification from `other` reaches `one`, which sends nothing.
 
-    It can't if `one` has no session between its transactions. The LISTEN that is then
-    left behind is for a name that is never used again.
+    It can't if `one` has no session between its transactions. In that case a LISTEN is
+    left behind, for a name that is never used again.
     """
     channel = f"pillarbox_{uuid4().hex}"
     await one.execute(SQL("LISTEN {}").format(Identifier(channel)))

@@ -1,4 +1,4 @@
--- Does:  Take the operation that is due longest, or one whose process is gone, and lease it.
+-- Does:  Claim the operation that has been due longest, or one whose process is gone, and lease it.
 -- Takes: worker, lease
 -- Gives: id; no row if none is due
 -- Index: operation_open_idx

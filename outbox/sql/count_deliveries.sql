@@ -9,7 +9,7 @@ WITH fresh AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT d.topic, d.created_at
              FROM inbox.delivery AS d
-            -- Compared as a row: else the planner may read the seqs of all lanes by the primary key.
+            -- Compared as a row: otherwise the planner may read the seqs of all lanes by the primary key.
             WHERE d.consumer = p.consumer AND d.lane = p.lane AND (d.lane, d.seq) > (p.lane, p.verified_up_to)
               AND d.created_at >= p.starts_at AND d.created_at < p.ends_at
               AND (d.seq > p.marked_up_to

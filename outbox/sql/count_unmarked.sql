@@ -23,7 +23,7 @@ WITH unmarked AS MATERIALIZED (
 ), sampled AS (
     SELECT u.lane, count(*) AS messages, min(u.seq) AS first_seq, max(u.seq) AS last_seq FROM unmarked AS u GROUP BY u.lane
 ), estimate AS (
-    -- As many for each number as in the sample, up to the last one.
+    -- Assumes as many messages for each seq as in the sample, up to the last seq.
     SELECT count(*) FILTER (WHERE s.messages > %(most)s) AS more,
            sum(s.messages + CASE WHEN s.messages > %(most)s
                                  THEN (last.seq - s.last_seq) * s.messages / (s.last_seq - s.first_seq + 1) ELSE 0 END)::bigint AS estimated

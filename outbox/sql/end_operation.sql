@@ -1,4 +1,4 @@
--- Does:  End an operation with its last counts.
+-- Does:  End an operation with its final counts.
 -- Takes: id, worker, state, succeeded, failed, skipped, reached, problem
 -- Gives: nothing
 -- Index: operation_pkey

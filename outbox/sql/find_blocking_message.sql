@@ -1,4 +1,4 @@
--- Does:  Find the first message of a key that waits, which blocks the others.
+-- Does:  Find the first waiting message of a key, which blocks the others.
 -- Takes: lane, key, seq (of one that is blocked), since (created_at of the first day to look in)
 -- Gives: id, cause, due_at, attempts
 -- Index: deferral_key_idx and deferral_message_idx of each partition from since on

@@ -1,4 +1,4 @@
--- Does:  Find the dead letters that the schedule should retry now, longest due first.
+-- Does:  Find the dead letters that the schedule should retry now, the longest overdue first.
 -- Takes: origin (null: any), max_retries, max_rows
 -- Gives: id, created_at
 -- Index: dead_letter_retry_idx

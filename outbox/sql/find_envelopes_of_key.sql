@@ -1,5 +1,5 @@
 -- Does:  Find the messages of a key, the newest of each lane first.
--- Takes: key, lanes (that it has, one for each priority), since (created_at), max_rows (of each lane)
+-- Takes: key, lanes (of the key, one for each priority), since (created_at), max_rows (of each lane)
 -- Gives: as find_envelopes.sql
 -- Index: message_lane_idx of each partition from since on: all messages of the lanes are read until there are enough
 SELECT found.*

@@ -1,4 +1,4 @@
--- Does:  Find the sessions that hold an advisory lock, but whose role may retry no dead letters.
+-- Does:  Find the sessions that hold an advisory lock, but whose role may not retry dead letters.
 -- Takes: lock_class, lock
 -- Gives: pid, role, application, client (null: local or not visible)
 -- Index: none, reads pg_locks and pg_stat_activity

@@ -1,5 +1,5 @@
--- Does:  Tell when the current minute began.
+-- Does:  Read when the current minute began.
 -- Takes: nothing
--- Gives: that moment
+-- Gives: that time
 -- Index: none
 SELECT date_trunc('minute', now())

@@ -1,4 +1,4 @@
--- Does:  Clear detaches that pillarbox maintain has recorded but not done, so that a later one counts as done by hand.
+-- Does:  Clear detaches that pillarbox maintain has recorded but not done, so that a later detach counts as done by hand.
 -- Takes: nothing
 -- Gives: nothing
 -- Index: none

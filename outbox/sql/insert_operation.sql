@@ -1,4 +1,4 @@
--- Does:  Record what somebody wants done with dead letters; it starts after a delay.
+-- Does:  Record an operation on dead letters that a person asked for; it starts after a delay.
 -- Takes: kind, selection, reason, asked_by, expected, delay
 -- Gives: id
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Check whether PUBLIC may connect to this database, as by default.
+-- Does:  Check whether PUBLIC may connect to this database, as it may by default.
 -- Takes: nothing
 -- Gives: the database as an identifier, true or false
 -- Index: none

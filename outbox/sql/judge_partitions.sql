@@ -1,4 +1,4 @@
--- Does:  Compare every partition with what we would create.
+-- Does:  Compare every partition with the one that pillarbox would create.
 -- Takes: nothing
 -- Gives: parent_table, partition, schema and a name to put it aside by, control (the column), is_default, starts_at, ends_at, ahead, owner, wanted_owner, five faults
 -- Index: none
@@ -11,12 +11,12 @@ SELECT p.parent_table, x.partition::text AS partition, quote_ident(n.nspname) AS
        x.starts_at <> date_trunc(CASE WHEN x.ends_at - x.starts_at < interval '1 day'
                                  THEN 'hour' ELSE 'day' END, x.starts_at, 'UTC')
            AS is_off,
-       -- One of 23 or 25 hours, from a zone whose clocks change: what follows it is off.
+       -- A day of 23 or 25 hours, from a time zone whose clocks change: the partitions after it are off.
        coalesce(x.ends_at = x.next_starts_at
                 AND x.next_starts_at <> date_trunc(CASE WHEN x.next_ends_at - x.next_starts_at < interval '1 day'
                                                    THEN 'hour' ELSE 'day' END, x.next_starts_at, 'UTC'), false)
            AS ends_off,
-       -- The four formats of outbox.name_format(); other names are not ours to judge.
+       -- The four formats of outbox.name_format(); other names aren't judged.
        o.relname ~ '_p\d{4}_?\d\d_?\d\d(_\d{4,6})?$' AND NOT EXISTS (
            SELECT FROM unnest(ARRAY['YYYY_MM_DD', 'YYYY_MM_DD_HH24MI', 'YYYYMMDD',
                                     'YYYYMMDD_HH24MISS']) AS format

@@ -1,4 +1,4 @@
--- Does:  Compare the owner, the maintainer and the detacher with what we would create.
+-- Does:  Compare the owner, the maintainer and the detacher with the roles that pillarbox would create.
 -- Takes: owner, maintainer, detacher
 -- Gives: role, may_not_login, may_login, is_no_member
 -- Index: none

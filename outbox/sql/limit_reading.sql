@@ -1,4 +1,4 @@
--- Does:  Limit each statement of this transaction, let none be compiled, which takes seconds with many partitions, keep stale statistics from making sequential scans look cheap, and give moments in UTC, since in a time zone that repeats an hour they can't be subtracted.
+-- Does:  Limit each statement of this transaction, turn off compilation, which takes seconds with many partitions, and sequential scans, which stale statistics can make look cheap, and return moments in UTC, since those in a time zone that repeats an hour can't be subtracted.
 -- Takes: patience (with its unit), seqscan (on for a statement that reads a log anyway, else off)
 -- Gives: nothing of use
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Read pg_partman's configuration of our tables.
+-- Does:  Read pg_partman's configuration of pillarbox's tables.
 -- Takes: partman (its schema)
 -- Gives: parent_table, forgotten, retention, is_automatic (although the policy disables it)
 -- Index: none

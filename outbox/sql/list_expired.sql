@@ -1,6 +1,6 @@
--- Does:  List the partitions past their retention that are still attached, but for those that follow others.
+-- Does:  List the partitions past their retention that are still attached, except those of tables that follow others.
 -- Takes: nothing
--- Gives: parent_table, partition, starts_at, ends_at, overdue (since when it is past its retention, as an interval)
+-- Gives: parent_table, partition, starts_at, ends_at, overdue (how long it has been past its retention)
 -- Index: none, reads the catalog
 SELECT p.parent_table, x.partition::text AS partition, x.starts_at, x.ends_at, now() - p.retention - x.ends_at AS overdue
   FROM outbox.partition_policy AS p

@@ -1,6 +1,6 @@
--- Does:  List sessions that hold or wait for our advisory locks, but whose role is no member of ours.
--- Takes: class (int4 of the outbox's locks), classes (int4 of all our locks), member (the object that members hold in shared mode), outbox_bell, inbox_bell (the doorbells' objects), roles
--- Gives: pid, role, application, client (null: unknown), locks (how many, doorbells apart), rings (holds a doorbell), muffles (holds a doorbell in shared mode, and has written nothing)
+-- Does:  List sessions that hold or wait for pillarbox's advisory locks, but whose role isn't a member of pillarbox's roles.
+-- Takes: class (int4 of the outbox's locks), classes (int4 of all of pillarbox's locks), member (the object that members hold in shared mode), outbox_bell, inbox_bell (the doorbells' objects), roles
+-- Gives: pid, role, application, client (null: unknown), locks (how many, without doorbells), rings (holds a doorbell), muffles (holds a doorbell in shared mode, and has written nothing)
 -- Index: none, reads pg_locks
 WITH of_upkeep AS (
     SELECT pg_catalog.hashtextextended(pg_catalog.format('%%s %%s.%%s', step.name, n.nspname, c.relname), 0) AS key

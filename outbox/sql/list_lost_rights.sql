@@ -1,4 +1,4 @@
--- Does:  List those of the given privileges that their roles lack.
+-- Does:  List which of the given privileges their roles lack.
 -- Takes: roles, kinds, objects, privileges, columns (null: the whole object), arrays of one length
 -- Gives: number of the privilege, from 1
 -- Index: none

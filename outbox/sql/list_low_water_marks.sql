@@ -1,6 +1,6 @@
--- Does:  Find where tables begin: the days before were dropped, or never were.
+-- Does:  Find the low-water marks of tables: earlier days were dropped or never existed.
 -- Takes: tables, at (a moment; null: none)
--- Gives: parent_table, begins_at (null: it has no partition), detached (the table beside it that has the rows of that moment, if any)
+-- Gives: parent_table, begins_at (null: it has no partition), detached (the detached table with the rows of that moment, if any)
 -- Index: none, reads pg_inherits
 SELECT p.parent_table,
        (SELECT min(q.starts_at) FROM outbox.partitions(p.parent_table) AS q) AS begins_at,

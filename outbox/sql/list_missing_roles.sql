@@ -1,4 +1,4 @@
--- Does:  List those of the given roles that don't exist.
+-- Does:  List which of the given roles don't exist.
 -- Takes: roles
 -- Gives: role
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  List those of the given routines that PUBLIC may run.
+-- Does:  List which of the given routines PUBLIC may run.
 -- Takes: routines, as name(types)
 -- Gives: routine
 -- Index: none

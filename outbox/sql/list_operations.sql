@@ -1,4 +1,4 @@
--- Does:  List what people had the page do, those that have not ended first, then the newest.
+-- Does:  List the operations that people started on the page, those that have not ended first, then the newest.
 -- Takes: id (null: any), max_rows
 -- Gives: the fields of outbox.web.operations.Operation
 -- Index: operation_pkey where an id is given

@@ -1,4 +1,4 @@
--- Does:  List the partitions of every table, also those that are detached or kept.
+-- Does:  List the partitions of every table, including those that are detached or kept.
 -- Takes: nothing
 -- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes, its schema and an unused name for it, control (the column)
 -- Index: none

@@ -1,6 +1,6 @@
--- Does:  List tables that look like our partitions, but are neither attached nor recorded.
+-- Does:  List tables that look like pillarbox's partitions, but are neither attached nor recorded.
 -- Takes: nothing
--- Gives: parent_table, partition, starts_at, ends_at, follows; those first that other rows need
+-- Gives: parent_table, partition, starts_at, ends_at, follows; partitions that other rows need come first
 -- Index: none
 SELECT s.parent_table, s.partition::text, s.starts_at, s.ends_at, p.follows
   FROM outbox.strays() AS s

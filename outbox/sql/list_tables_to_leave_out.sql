@@ -1,4 +1,4 @@
--- Does:  List the tables that no models have: partitions, tables of extensions, pg_partman's templates.
+-- Does:  List the tables that have no models: partitions, tables of extensions, pg_partman's templates.
 -- Takes: nothing
 -- Gives: schema, table
 -- Index: none

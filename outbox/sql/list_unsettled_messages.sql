@@ -1,4 +1,4 @@
--- Does:  List messages that wait and match, the oldest first.
+-- Does:  List waiting messages that match, the oldest first.
 -- Takes: since (created_at), topic, topic_prefix, tenant, state (each null: any), max_rows
 -- Gives: as list_messages.sql
 -- Index: message_lane_idx above the watermarks; reads the log

@@ -1,4 +1,4 @@
--- Does:  Tell the time, which database this is, and whether it has our schema.
+-- Does:  Read the time, the database's name, and whether it has pillarbox's schema.
 -- Takes: nothing
 -- Gives: now, database, whether outbox.message exists
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Read a dead letter as the monitor may, and whether this role may read the rest.
+-- Does:  Read the part of a dead letter that the monitor may read, and whether this role may read the rest.
 -- Takes: id
 -- Gives: the columns of outbox.dead_letters.letter.Summary; schema_version, content_type, whether payload, headers and stack trace can be read
 -- Index: dead_letter_pkey

@@ -1,4 +1,4 @@
--- Does:  Measure from their receipts how many of the messages that were added of late each consumer has handled, and how soon.
+-- Does:  Measure from receipts how many recently added messages each consumer has handled, and how soon.
 -- Takes: since, until (moments), most (receipts)
 -- Gives: consumer, handled (a second), median, slow (the 95th percentile)
 -- Index: receipt_pkey, the latest messages

@@ -1,5 +1,5 @@
--- Does:  Count what was added, published, handled and given up in each minute of a time, up to a number of rows of each minute.
--- Takes: minutes (before the current one), most (rows of each minute; where there are more, their rate is taken for the whole minute)
+-- Does:  Count the messages that were added, published, handled and dead-lettered in each minute of a period, up to a number of rows for each minute.
+-- Takes: minutes (before the current one), most (rows of each minute; if there are more, their rate is used for the whole minute)
 -- Gives: series (added, published, handled or given_up), name (of the consumer, or the side), minute (0: the latest complete one), messages
 -- Index: message_pkey, settlement_settled_idx, receipt_pkey, dead_letter_status_idx
 WITH minute AS MATERIALIZED (
@@ -28,7 +28,7 @@ WITH minute AS MATERIALIZED (
     SELECT 'published', NULL, m.n, m.starts_at, m.ends_at, CASE WHEN r.outcome = 'published' THEN r.messages ELSE 0 END, r.settled_at
       FROM minute AS m
      CROSS JOIN LATERAL (
-           -- Ids of 16 bytes each and a header of 20, without reading those that are stored apart.
+           -- Ids of 16 bytes each and a header of 20, without reading arrays that are stored out of line.
            SELECT s.settled_at, s.outcome, (pg_column_size(s.ids) - 20) / 16 AS messages
              FROM outbox.settlement AS s
             WHERE s.settled_at >= m.starts_at AND s.settled_at < m.ends_at

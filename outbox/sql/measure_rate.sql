@@ -1,5 +1,5 @@
 -- Does:  Measure from the latest marks how many messages were settled, and how long after they were added.
--- Takes: window (an interval), since (where a partition begins; marks of older messages are not looked for), most (marks of each lane)
+-- Takes: window (an interval), since (where a partition begins; marks of older messages are left out), most (marks of each lane)
 -- Gives: published and dead_lettered (a second; null: no mark in the window), median, slow (the 95th percentile), each null if unknown
 -- Index: settlement_lane_idx, the latest marks of each lane
 WITH mark AS MATERIALIZED (
@@ -15,7 +15,7 @@ WITH mark AS MATERIALIZED (
            ) AS s
      WHERE s.settled_at > now() - %(window)s::interval
 ), lane AS (
-    -- The marks of a busy lane don't reach back that far: they are measured over a shorter time.
+    -- The marks of a busy lane don't reach back over the window: its rate is measured over a shorter time.
     SELECT sum(m.messages) FILTER (WHERE m.outcome = 'published') AS published,
            sum(m.messages) FILTER (WHERE m.outcome = 'dead_lettered') AS dead_lettered,
            CASE WHEN bool_or(m.is_last) THEN greatest(extract(epoch FROM clock_timestamp() - min(m.settled_at)), 0.001)
@@ -23,7 +23,7 @@ WITH mark AS MATERIALIZED (
       FROM mark AS m
      GROUP BY m.lane
 ), latency AS (
-    -- A UUIDv7 begins with the milliseconds at which it was made.
+    -- A UUIDv7 begins with the time at which it was generated, in milliseconds.
     SELECT greatest(m.settled_at - to_timestamp(('x' || encode(substring(uuid_send(m.id) FROM 1 FOR 6), 'hex'))::bit(48)::bigint / 1000.0),
                     interval '0') AS waited
       FROM mark AS m

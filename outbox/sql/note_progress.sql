@@ -1,4 +1,4 @@
--- Does:  Write down how far an operation is, and renew its lease.
+-- Does:  Record the progress of an operation, and renew its lease.
 -- Takes: id, worker, succeeded, failed, skipped, reached, problem, lease
 -- Gives: state; no row if another process has it
 -- Index: operation_pkey

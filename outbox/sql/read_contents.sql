@@ -1,4 +1,4 @@
--- Does:  Read what a message says.
+-- Does:  Read the contents of a message.
 -- Takes: id, created_at
 -- Gives: content_type, headers, payload
 -- Index: message_pkey of one partition

@@ -1,9 +1,9 @@
--- Does:  Read what is known of an id that isn't a UUID, of another producer.
+-- Does:  Read what is known about a message of another producer, whose id isn't a UUID.
 -- Takes: id (as text)
 -- Gives: at, step, source, consumer, attempts, due_at, by, reason
--- Index: foreign_receipt_pkey, once for each of its sources; the dead letters are read from end to end
+-- Index: foreign_receipt_pkey, once for each of its sources; reads all dead letters
 WITH RECURSIVE named (source) AS (
-    -- From source to source, one descent each.
+    -- Steps from source to source, with one index descent each.
     (SELECT f.source FROM inbox.foreign_receipt AS f ORDER BY f.source LIMIT 1)
      UNION ALL
     SELECT (SELECT f.source FROM inbox.foreign_receipt AS f WHERE f.source > n.source ORDER BY f.source LIMIT 1)

@@ -1,4 +1,4 @@
--- Does:  Read what the outbox knows to have happened to messages.
+-- Does:  Read what happened to messages, as far as the outbox knows.
 -- Takes: ids, first and last (of their created_at), first_bin and last_bin (of their marks' created_at), since (of the first day with dead letters)
 -- Gives: message_id, message_at, at, step, source, run, attempts, due_at, by, reason
 -- Index: message_pkey, settlement_lane_idx and deferral_message_idx of each partition between first and last; dead_letter_life_idx from since on

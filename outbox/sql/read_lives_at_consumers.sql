@@ -1,4 +1,4 @@
--- Does:  Read what the inbox knows to have happened to messages.
+-- Does:  Read what happened to messages, as far as the inbox knows.
 -- Takes: ids, first and last (of the moments in the ids), delivered_from and delivered_until (when they may have been delivered), first_bin (of the marks of these deliveries), since (of the first day with dead letters)
 -- Gives: message_id, at, step, source, consumer, attempts, due_at, by, reason
 -- Index: receipt_pkey, suspect_pkey and job_pkey of each partition between first and last; delivery_message_idx, ack_lane_idx and redelivery_delivery_idx where they may have been delivered; dead_letter_life_idx from since on

@@ -3,7 +3,7 @@
 -- Gives: lane, verified_up_to and marked_up_to (null: no such row in these partitions), has_messages (it has some in these partitions)
 -- Index: watermark_pkey, settlement_lane_idx and message_lane_idx of these partitions
 SELECT l.lane,
-       -- Not one from before the sequence was set back.
+       -- Ignores a watermark from before the sequence was set back.
        CASE WHEN verified.up_to <= (SELECT q.last_value FROM outbox.message_seq AS q) THEN verified.up_to END AS verified_up_to,
        marked.last_seq AS marked_up_to,
        coalesce(message.exists, false) AS has_messages

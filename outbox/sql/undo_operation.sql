@@ -1,4 +1,4 @@
--- Does:  Undo an operation that has not started, or have one that runs stop.
+-- Does:  Undo an operation that has not started, or stop a running one.
 -- Takes: id, person
 -- Gives: state; no row if it has ended
 -- Index: operation_pkey

@@ -1,8 +1,9 @@
 """Helpers for tests: added messages, events to wait for, and real servers.
 
-`added` returns the messages that were added to a session. `outbox.testing.events` has
-an observer that a test can wait for, `outbox.testing.postgres` and its siblings start
-servers that run during a `with` block, and `outbox.testing.plugin` provides fixtures.
+`added` returns the messages that were added to a session. `outbox.testing.events`
+provides an observer that lets a test wait for events, `outbox.testing.postgres` and its
+siblings start servers that run during a `with` block, and `outbox.testing.plugin`
+provides fixtures.
 """
 
 from outbox.testing.added import added

@@ -19,8 +19,8 @@ _SEEN: Final = "outbox.testing.messages_written"
 def added(session: AnySession, topic: str | None = None) -> list[Message]:
     """Return the messages that were added to `session`, in order.
 
-    These include messages that are waiting for the next flush, that were flushed, and
-    that this session committed; but not those that were rolled back, with or without a
+    They include messages that are waiting for the next flush, that were flushed, and
+    that this session committed, but not those that were rolled back, with or without a
     savepoint. There is no I/O, so there is nothing to await, and the role needs no
     privilege to read the outbox.
 
@@ -41,7 +41,7 @@ def added(session: AnySession, topic: str | None = None) -> list[Message]:
     for pending in target.new:
         if isinstance(pending, Added):
             messages += pending.messages
-            # A test that has checked them may close the session without sending them.
+            # A test that has checked them can close the session without sending them.
             pending.is_settled = True
     return [m for m in messages if topic is None or m.topic == topic]
 
@@ -79,7 +79,7 @@ def _keep_committed(session: Session) -> None:
 
 @event.listens_for(Session, "after_transaction_end")
 def _forget_unfinished(session: Session, transaction: SessionTransaction) -> None:
-    # Closed without a commit: a rollback for which no event is sent.
+    # The session was closed without a commit: a rollback that sends no event.
     if transaction.parent is None:
         written: list[_Written] = session.info.get(_SEEN, [])
         written[:] = [one for one in written if not one.transactions]

@@ -39,8 +39,8 @@ SETTINGS = {
 }
 
 # Commits still reach the kernel, so a crash of the server alone loses none of them. For
-# many partitions, the planner estimates costs so high that it would JIT-compile
-# statements that read three rows, which takes seconds.
+# many partitions, the planner's cost estimates are so high that PostgreSQL would
+# JIT-compile statements that read three rows, which takes seconds.
 NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "jit": "off"}
 
 
@@ -59,7 +59,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The main database."""
+        """The URL of the main database."""
         return f"postgresql://postgres@127.0.0.1:{self._port}/pillarbox"
 
     @property
@@ -79,7 +79,7 @@ class Cluster:
             *("initdb", "--pgdata", self._data, "--username=postgres", "--auth=trust"),
             *("--encoding=UTF8", "--locale=C", "--no-sync"),
         )
-        # pg_cron's launcher expects its database when the server first starts.
+        # pg_cron's launcher expects its database to exist when the server first starts.
         self._run(
             *("postgres", "--single", "-F", "-D", self._data, "postgres"),
             commands="CREATE DATABASE pillarbox;\n",
@@ -119,19 +119,19 @@ class Cluster:
                 return
 
     def start(self) -> None:
-        """Start, and return when connections are accepted."""
+        """Start the server, and return when it accepts connections."""
         options = f"--options=-p {self._port}"
         self._run("pg_ctl", "start", *self._common(), "--log", self._log, options)
 
     def stop(self, mode: StopMode) -> None:
-        """Stop as `pg_ctl stop` does in this mode, and return when it has stopped."""
+        """Stop the server with `pg_ctl stop -m mode`, and wait until it has stopped."""
         self._run("pg_ctl", "stop", *self._common(), "--mode", mode)
 
     def _common(self) -> tuple[str | Path, ...]:
         return ("--pgdata", self._data, "--silent", "--wait", "--timeout=60")
 
     def _run(self, program: str, *arguments: str | Path, commands: str = "") -> None:
-        # Not a pipe: the server would keep it open for as long as it runs.
+        # Not a pipe, because the server would keep it open for as long as it runs.
         output = self._directory / f"{Path(program).name}.out"
         with output.open("w") as file:
             done = subprocess.run(
@@ -163,10 +163,10 @@ atexit.register(_kept.close)
 
 @cache
 def initialized(binaries: Path, user: pwd.struct_passwd | None) -> Path:
-    """Return the data directory of a cluster that was never started, to be copied.
+    """Return the data directory of a cluster that was never started, for copying.
 
-    To copy one takes a fifth of the half second of CPU time that initdb takes, and
-    tests start dozens of servers. It is removed when this process ends.
+    initdb takes half a second of CPU time, a copy a fifth of that, and tests start
+    dozens of servers. The directory is removed when this process ends.
     """
     directory = _kept.enter_context(
         private_directory("pillarbox-initdb-", owner=user, durable=False)
@@ -181,8 +181,8 @@ def private_cluster(
 ) -> Iterator[Cluster]:
     """Yield a running cluster; remove it after the block, or when this process ends.
 
-    `settings` are lines for postgresql.conf. A cluster that isn't `durable` doesn't
-    wait for the disk, and may be kept in memory.
+    `settings` go into postgresql.conf. A cluster that isn't `durable` doesn't wait for
+    the disk, and can be kept in memory.
     """
     binaries = find_binaries()
     user = unprivileged_user()
@@ -201,7 +201,7 @@ def private_cluster(
 
 @contextmanager
 def private_standby(primary: str) -> Iterator[Cluster]:
-    """Yield a running standby of the cluster at a URL; remove it after the block."""
+    """Yield a running standby of the server at `primary`; remove it after the block."""
     user = unprivileged_user()
     with private_directory("pillarbox-standby-", owner=user, durable=False) as folder:
         standby = Cluster(find_binaries(), folder, user)
@@ -215,7 +215,7 @@ def private_standby(primary: str) -> Iterator[Cluster]:
 
 
 def find_binaries() -> Path:
-    """Return the directory of the newest server's programs with both extensions."""
+    """Return the program directory of the newest server that has both extensions."""
     servers = [
         directory
         for directory in server_directories()
@@ -238,7 +238,7 @@ def find_binaries() -> Path:
 
 
 def server_directories() -> Iterator[Path]:
-    """Yield directories that may hold a server's programs, the newest first."""
+    """Yield directories that can contain a server's programs, newest version first."""
     versions = Path("/usr/lib/postgresql").glob("[0-9]*")
     for version in sorted(versions, key=lambda path: float(path.name), reverse=True):
         yield version / "bin"

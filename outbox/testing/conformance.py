@@ -1,4 +1,4 @@
-"""Run the conformance suites of publishers and sources; they need only pytest."""
+"""The base of the conformance suites of publishers and sources; needs only pytest."""
 
 import asyncio
 import functools
@@ -18,15 +18,15 @@ _GRACE: Final = 10.0
 
 
 def capability(meaning: str, *, default: bool = True) -> Any:
-    """Declare a field of a Capabilities class; skipped tests show its `meaning`."""
+    """Declare a field of a Capabilities class; a skipped test shows its `meaning`."""
     return field(default=default, metadata={"meaning": meaning})
 
 
 class BrokerCase:
-    """Actions on the broker that the cases of both sides need.
+    """Actions on the broker that both suites need.
 
     Attributes:
-        patience: seconds within which a call must end, whatever the broker does.
+        patience: the seconds within which a call must end, whatever the broker does.
     """
 
     patience: ClassVar[float] = 60.0
@@ -49,7 +49,7 @@ class BrokerCase:
         self.start_broker()
 
     def stall_broker(self) -> None:
-        """Let nothing through, with connections open. For `stalls`."""
+        """Let nothing through, but keep connections open. For `stalls`."""
         raise NotImplementedError
 
     def resume_broker(self) -> None:
@@ -60,9 +60,10 @@ class BrokerCase:
 def checks(
     *needed: str,
 ) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
-    """Make a test of a coroutine method; skip it if a needed capability is absent.
+    """Turn a coroutine method into a test, skipped if a needed capability is absent.
 
-    The test gets its own event loop, must end within 240 s, and must leave no task.
+    The test gets its own event loop, must end within 240 s, and must leave no task
+    running.
     """
 
     def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -89,6 +90,6 @@ async def _leaving_no_task(test: Coroutine[Any, Any, None]) -> None:
         await test
     left = asyncio.all_tasks() - {asyncio.current_task()}
     if left:
-        # A task that is about to end was not left behind.
+        # A task that is about to end doesn't count as left behind.
         _, left = await asyncio.wait(left, timeout=_GRACE)
     assert not left, f"tasks left behind: {[str(task.get_coro()) for task in left]}"

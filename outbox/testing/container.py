@@ -22,12 +22,12 @@ IMAGE = "pillarbox-postgres"
 SIGNALS = {"smart": "SIGTERM", "fast": "SIGINT", "immediate": "SIGQUIT"}
 START_SECONDS = 120
 
-# Removes the container when our end of the pipe is closed, for whatever reason.
+# Removes the container when this process's end of the pipe closes, for any reason.
 WATCHDOG = 'cat >/dev/null; exec "$1" rm --force --volumes "$2"'
 
 
 class Container:
-    """One container of the image, on a local port that stays the same."""
+    """One container of the image, on a local port that survives restarts."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         from testcontainers.core.container import DockerContainer
@@ -47,7 +47,7 @@ class Container:
 
     @property
     def url(self) -> str:
-        """The main database."""
+        """The URL of the main database."""
         return f"postgresql://postgres@127.0.0.1:{self._port}/pillarbox"
 
     @property
@@ -55,12 +55,12 @@ class Container:
         return self.container.get_wrapped_container()
 
     def start(self) -> None:
-        """Start, and return when connections are accepted."""
+        """Start the container, and return when it accepts connections."""
         self._wrapped.start()
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        """Wait until the database is initialized and connections are accepted."""
+        """Wait until the database is initialized and accepts connections."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -77,7 +77,7 @@ class Container:
                 return
 
     def stop(self, mode: StopMode) -> None:
-        """Stop with the signal of this mode, and return when it has stopped."""
+        """Stop the server with the signal for `mode`, and wait until it has stopped."""
         self._wrapped.kill(signal=SIGNALS[mode])
         self._wrapped.wait()
 
@@ -95,7 +95,7 @@ def private_container(
         )
     from testcontainers.core.config import testcontainers_config
 
-    # Its own watchdog is an image that must be pulled from a registry.
+    # testcontainers' own watchdog is an image that must be pulled from a registry.
     testcontainers_config.ryuk_disabled = True
     container = Container(settings if durable else NOT_DURABLE | dict(settings))
     with watched(program, container.name):
@@ -115,7 +115,7 @@ def watched(program: str, container: str) -> Iterator[None]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # Control-C in the terminal must reach only us; we then stop everything cleanly.
+        # Control-C in the terminal must reach only this process, which then cleans up.
         start_new_session=True,
         cwd="/",
     )

@@ -11,9 +11,9 @@ E = TypeVar("E", bound=Event)
 
 
 class RecordedEvents:
-    """An observer that records every event and lets a test wait for some.
+    """An observer that records every event, and lets a test wait for some of them.
 
-    Use it in one event loop: all events must come from there.
+    For one event loop, from which all events must come.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class RecordedEvents:
         """Wait until `count` events of a kind have happened since the start.
 
         Raises:
-            TimeoutError: they didn't happen in time; it lists those that did.
+            TimeoutError: they didn't happen in time; the message lists those that did.
         """
         found: list[E] = []
         seen = 0

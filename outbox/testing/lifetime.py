@@ -1,8 +1,9 @@
 """Ports, directories and watchdogs of private servers.
 
-A server must not outlive the process that started it, even if that was killed. So each
-server has a watchdog: a process that reads a pipe from us. When we end, for whatever
-reason, the pipe is closed, and the watchdog stops the server.
+A server must not outlive the process that started it, even if that process is killed.
+So each server has a watchdog: a process that reads a pipe from the one that started the
+server. When that one ends, for any reason, the pipe closes, and the watchdog stops the
+server.
 """
 
 import os
@@ -21,8 +22,8 @@ from pathlib import Path
 
 __all__ = ["free_port", "private_directory", "unprivileged_user", "watched"]
 
-# Below the ports that Linux assigns to clients. A client that keeps trying to reach a
-# stopped server could otherwise be given the server's port, and reach itself.
+# Below the ports that Linux assigns to clients. Otherwise, a client that keeps trying
+# to reach a stopped server could be assigned the server's port, and connect to itself.
 PORTS = range(15_000, 32_000)
 
 
@@ -31,7 +32,7 @@ ROOM = 4 << 30
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that is not in use now."""
+    """Return a port of 127.0.0.1 that is not in use."""
     while True:
         port = random.choice(PORTS)  # noqa: S311 (not a secret)
         with socket.socket() as probe, suppress(OSError):
@@ -41,7 +42,7 @@ def free_port() -> int:
 
 
 def unprivileged_user() -> pwd.struct_passwd | None:
-    """Return the user for servers that refuse root, or None if we aren't root."""
+    """Return a user for servers that refuse root; None if this process isn't root."""
     if os.geteuid() != 0:
         return None
     try:
@@ -54,9 +55,9 @@ def unprivileged_user() -> pwd.struct_passwd | None:
 def private_directory(
     prefix: str, *, owner: pwd.struct_passwd | None = None, durable: bool = True
 ) -> Iterator[Path]:
-    """Yield a temporary directory that only we, or `owner`, can enter.
+    """Yield a temporary directory that only this user, or `owner`, can enter.
 
-    If it isn't `durable`, it is kept in memory, given enough free space there.
+    If it isn't `durable`, it is kept in memory if there is enough free space.
     """
     place = None
     if not durable and "TMPDIR" not in os.environ and has_room(MEMORY):
@@ -82,15 +83,15 @@ def has_room(directory: Path) -> bool:
 
 @contextmanager
 def watched(directory: Path, pid_file: Path, end: signal.Signals) -> Iterator[None]:
-    """Make sure the server is stopped and its directory removed, even if we are killed.
+    """Stop the server and remove its directory, even if this process is killed.
 
-    The first line of `pid_file`, if there is such a file, is the server's process id,
-    and `end` is the signal that stops it at once.
+    The first line of `pid_file`, if the file exists, is the server's process id. `end`
+    is the signal that stops the server at once.
     """
     watchdog = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, pid_file, end.name],
         stdin=subprocess.PIPE,
-        # Control-C in the terminal must reach only us; we then stop everything cleanly.
+        # Control-C in the terminal must reach only this process, which then cleans up.
         start_new_session=True,
         cwd="/",
     )
@@ -101,7 +102,7 @@ def watched(directory: Path, pid_file: Path, end: signal.Signals) -> Iterator[No
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Poll for a condition outside of this process; return whether it came true."""
+    """Poll for a condition outside this process; return whether it became true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -119,7 +120,7 @@ def is_running(pid: int) -> bool:
 
 
 def watch(directory: Path, pid_file: Path, end: signal.Signals) -> None:
-    """Run as the watchdog: wait for the end of the pipe, then clean up."""
+    """Run as the watchdog: wait until the pipe closes, then clean up."""
     sys.stdin.buffer.read()
     if not directory.exists():
         return

@@ -6,10 +6,10 @@
 
 A server starts when the first test needs it, and stops at the end of the run.
 
-A test fails if it leaves messages unsent: in a session that was closed or garbage
-collected while the test ran, without a flush, a rollback or an exception. Messages that
-the test read with `added` don't count, nor does the teardown of fixtures. Mark tests
-that leave messages unsent on purpose with `pillarbox_allow_unsent`.
+A test fails if it leaves messages unsent, that is, in a session that was closed or
+garbage collected during the test without a flush, a rollback or an exception. Messages
+that the test read with `added` don't count, and neither does the teardown of fixtures.
+Mark tests that leave messages unsent on purpose with `pillarbox_allow_unsent`.
 """
 
 import atexit
@@ -39,12 +39,12 @@ __all__ = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; don't report messages still unsent when the run ends."""
+    """Declare the marker; turn off the report of unsent messages when the run ends."""
     config.addinivalue_line(
         "markers", "pillarbox_allow_unsent: the test may leave messages unsent"
     )
     atexit.unregister(unsent.report_at_exit)
-    # Ignore what happens between tests: fixtures close what they opened.
+    # Ignore messages left unsent between tests: fixtures close their own sessions.
     unsent.on_unsent.append(lambda _: None)
 
 
@@ -54,13 +54,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     lost: list[MessagesUnsent] = []
     listener = lost.append
     for waiting in list(unsent.unsettled):
-        waiting.is_settled = True  # not this test's messages
+        waiting.is_settled = True  # not a message of this test
     listeners = unsent.on_unsent
     listeners.append(listener)
     try:
         result = yield
         if not all(waiting.is_settled for waiting in list(unsent.unsettled)):
-            gc.collect()  # a session and its transaction are a cycle
+            gc.collect()  # a session and its transaction form a reference cycle
     finally:
         listeners.remove(listener)
     if lost and item.get_closest_marker("pillarbox_allow_unsent") is None:
@@ -90,7 +90,7 @@ def pillarbox_server() -> "Iterator[PostgresServer]":
 
 @pytest.fixture(scope="session")
 def pillarbox_template(pillarbox_server: "PostgresServer") -> Iterator[str]:
-    """Yield the name of a migrated database, to be copied and left unconnected."""
+    """Yield the name of a migrated database to copy; don't connect to it."""
     from outbox.administration.migrate import migrate
 
     name = f"pillarbox_template_{uuid4().hex}"
@@ -106,7 +106,7 @@ def pillarbox_template(pillarbox_server: "PostgresServer") -> Iterator[str]:
 def pillarbox_database_url(
     pillarbox_server: "PostgresServer", pillarbox_template: str
 ) -> Iterator[str]:
-    """Yield the URL of a database with our schema: `postgresql+psycopg://…`."""
+    """Yield the URL of a database with pillarbox's schema: `postgresql+psycopg://…`."""
     from outbox.postgres.connection import sqlalchemy_url
 
     name = f"pillarbox_{uuid4().hex}"

@@ -1,8 +1,8 @@
 """The PostgreSQL server for tests, demo and benchmarks.
 
-The first that is available: the server of a given URL; a container, if Docker has the
-project's image; a private cluster, created with the server binaries of this machine.
-Each has pg_partman and pg_cron.
+It is the first of these that is available: the server at a given URL; a container, if
+Docker has the project's image; a private cluster, created with this machine's server
+binaries. Each has pg_partman and pg_cron.
 """
 
 import re
@@ -22,21 +22,21 @@ __all__ = ["PostgresServer", "StopMode", "postgres_server"]
 
 
 class Instance(Protocol):
-    """The process or container of a server that we started."""
+    """The process or container of a server that this module started."""
 
     @property
     def url(self) -> str:
         """The URL of the main database, the same after each start."""
 
     def start(self) -> None:
-        """Start, and return when connections are accepted."""
+        """Start the server, and return when it accepts connections."""
 
     def stop(self, mode: StopMode) -> None:
-        """Stop as `pg_ctl stop -m mode` does, and return when it has stopped."""
+        """Stop the server like `pg_ctl stop -m mode`, and wait until it has stopped."""
 
 
 class PostgresServer:
-    """A PostgreSQL server with its main database, in which pg_cron runs.
+    """A PostgreSQL server and its main database, in which pg_cron runs.
 
     Not safe to use from several threads at once.
     """
@@ -52,7 +52,7 @@ class PostgresServer:
         return f"{self._start}/{quote(name, safe='')}{self._query}"
 
     def create_database(self, name: str, template: str | None = None) -> None:
-        """Create a database, as a copy of `template` if that is given.
+        """Create a database, as a copy of `template` if one is given.
 
         No session may be connected to the template.
         """
@@ -79,7 +79,7 @@ class PostgresServer:
         self._own_instance("stop").stop(mode)
 
     def restart(self, mode: StopMode = "fast") -> None:
-        """Stop and start."""
+        """Stop the server, and start it again."""
         self.stop(mode)
         self.start()
 
@@ -100,14 +100,14 @@ def postgres_server(
     durable: bool = True,
     docker: bool | None = None,
 ) -> Iterator[PostgresServer]:
-    """Yield a running server: that of `url`, or one that is removed after the block.
+    """Yield a running server: the one at `url`, or one that is removed after the block.
 
     Args:
         url: an existing server, which keeps its own settings.
-        settings: lines for the private server's postgresql.conf.
+        settings: settings for the private server's postgresql.conf.
         durable: whether commits in the private server wait for the disk, so that they
             survive a crash of the machine.
-        docker: whether to use Docker; None: if it has the project's image.
+        docker: whether to use Docker; None to use it if it has the project's image.
     """
     if url is not None:
         check_reachable(url)
@@ -122,13 +122,13 @@ def postgres_server(
 
 
 def copies_files_fast(connection: psycopg.Connection) -> bool:
-    """Return whether copying a template's files takes less than logging every page.
+    """Return whether copying a template's files is faster than logging every page.
 
-    PostgreSQL 15 logs by default, because copying needs two checkpoints. Without fsync
-    a checkpoint costs next to nothing, and copying half as much as logging.
+    PostgreSQL 15 logs by default, because copying needs two checkpoints. Without fsync,
+    a checkpoint costs next to nothing, and copying costs half as much as logging.
     """
     if connection.info.server_version < 150000:
-        return False  # it always copies, and doesn't know the option
+        return False  # this version always copies, and doesn't know the option
     return connection.execute("SHOW fsync").fetchone() == ("off",)
 
 
@@ -145,7 +145,7 @@ def check_reachable(url: str) -> None:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return the parts of a URL before and after the name of the database."""
+    """Return the parts of a URL before and after the database name."""
     match = re.fullmatch(r"(postgres(?:ql)?://[^/?]*)(?:/[^?]*)?(\?.*)?", url)
     if match is None:
         raise ConfigError(

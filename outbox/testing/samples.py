@@ -22,7 +22,7 @@ __all__ = [
 
 TRACEPARENT: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 BINARY: Final = bytes(range(256)) * 2
-# The writer's default limit, less some room for headers, which many brokers count, too.
+# The writer's default limit, minus room for headers, which many brokers count as well.
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024 - 16 * 1024
 TEXTS: Final = (
     "ä ß é Ω я",
@@ -79,7 +79,7 @@ def numbered(topic: str, count: int, *, keys: int = 1, start: int = 0) -> list[M
 
 
 def numbers_by_key(messages: Sequence[Message]) -> dict[str | None, list[int]]:
-    """Return the numbers of each key in order; of duplicates, the first counts."""
+    """Return the numbers of each key in order, without duplicates after the first."""
     numbers: dict[str | None, list[int]] = {}
     seen: set[UUID] = set()
     for message in messages:

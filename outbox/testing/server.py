@@ -1,4 +1,4 @@
-"""The base of the private servers of brokers: how a process is started and stopped."""
+"""The base class of the brokers' private servers: it starts and stops a process."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ __all__ = ["PrivateServer"]
 
 
 class PrivateServer(ABC):
-    """One server process with its directory and port. Not safe for several threads.
+    """One server process with its directory and port. Not thread-safe.
 
     A subclass defines how to start it (`command`) and when it is ready (`answers`).
     """
@@ -36,7 +36,7 @@ class PrivateServer(ABC):
         """Return whether the server is ready for clients."""
 
     def environment(self) -> Mapping[str, str] | None:
-        """Return the server's environment; None for that of this process."""
+        """Return the server's environment; None to inherit that of this process."""
         return None
 
     @property
@@ -45,10 +45,11 @@ class PrivateServer(ABC):
         return self.directory / "server.pid"
 
     def start(self) -> None:
-        """Start, and return when the server is ready.
+        """Start the server, and return when it is ready.
 
         Raises:
-            OutboxError: it exited, or wasn't ready in time; the message has its output.
+            OutboxError: the server exited, or wasn't ready in time; the message
+                contains its output.
         """
         command = self.command()
         log = self.directory / "server.log"
@@ -60,7 +61,8 @@ class PrivateServer(ABC):
                 stderr=output,
                 cwd=self.directory,
                 env=self.environment(),
-                # Control-C in the terminal must reach only us; we then stop it cleanly.
+                # Control-C in the terminal must reach only this process, which then
+                # stops the server.
                 start_new_session=True,
             )
         self.pid_file.write_text(str(process.pid))
@@ -83,7 +85,7 @@ class PrivateServer(ABC):
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        """Run until the end of the block, or until this process ends."""
+        """Run the server until the end of the block, or until this process ends."""
         with watched(self.directory, self.pid_file, signal.SIGKILL):
             try:
                 self.start()

@@ -66,13 +66,13 @@ _TITLES: Final[dict[type[OutboxError], tuple[int, str]]] = {
 
 
 def web_app(settings: Settings, identify: Identify) -> Starlette:
-    """Create the page, to be served by itself or mounted into another application.
+    """Create the page, to be served alone or mounted in another application.
 
     Args:
-        settings: what it may show and do.
-        identify: returns who sent a request. A `TokenLogin` comes with the page's own
-            login form; anything else belongs to the host application, and viewers that
-            it doesn't know get status 401.
+        settings: what the page may show and do.
+        identify: returns who sent a request. With a `TokenLogin`, the page shows its
+            own login form; with anything else, the host application handles logins, and
+            unknown viewers get status 401.
 
     The application is for one event loop.
     """
@@ -106,7 +106,7 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        # Before the first request: an operation may have been left behind.
+        # Before the first request, since an operation may have been left behind.
         frame.runner.start()
         yield
         await close(app)
@@ -127,8 +127,8 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
 async def close(app: Starlette) -> None:
     """End the streams of a page and close its sessions.
 
-    A server does so by the application's lifespan. Call it yourself if the page is
-    mounted, since the lifespans of mounted applications don't run.
+    A server calls it through the application's lifespan. Call it yourself if the page
+    is mounted, since the lifespans of mounted applications don't run.
     """
     frame = app.state.frame
     frame.streams.stop()
@@ -138,7 +138,7 @@ async def close(app: Starlette) -> None:
 
 
 class _SecurityHeaders:
-    """Adds headers to every response that tell browsers to trust nothing else."""
+    """Adds headers to every response that allow only content from the page itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -157,7 +157,7 @@ class _SecurityHeaders:
 
 
 def _seen(handler: Handler) -> Handler:
-    """Admit only viewers whom the page knows."""
+    """Wrap a handler so that it serves only known viewers."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -177,7 +177,7 @@ async def _admit(request: Request) -> None:
     if viewer is None:
         raise HTTPException(401)
     request.state.viewer = viewer
-    # Started here, since a mounted application has no start of its own.
+    # Started here because the lifespan of a mounted application doesn't run.
     frame.runner.start()
 
 
@@ -192,7 +192,7 @@ async def _static(request: Request) -> Response:
     return Response(
         static_file(name),
         media_type=STATIC[name],
-        # Its address changes with its content.
+        # The file's address changes with its content.
         headers={"Cache-Control": "public, max-age=31536000, immutable"},
     )
 
@@ -327,7 +327,7 @@ async def _broken(request: Request, error: Exception) -> Response:
 
 
 async def _say(request: Request, status: int, title: str, said: str) -> Response:
-    """Return a page that says what is wrong, and what to do about it."""
+    """Return a page that says what went wrong, and what to do about it."""
     try:
         viewer = await frame_of(request).viewer(request)
     except Exception:  # noqa: BLE001 (the host's own code; what is said matters more)

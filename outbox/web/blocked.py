@@ -1,4 +1,4 @@
-"""Blocked keys: messages that were refused, what waits behind them, and why."""
+"""Blocked keys: the refused messages, why, and the messages that wait behind them."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +24,7 @@ class _OfSide:
 def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
-    """Read the refused messages of both sides, the oldest first."""
+    """Read the refused messages of both sides, oldest first."""
     del query
     sides = []
     for side in load_sides(None):

@@ -1,4 +1,4 @@
-"""The page's sessions: a few, which are reopened when they break."""
+"""The page's database sessions: a few, which are reopened when they break."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _MOST: Final = 4
 _SETTINGS: Final = (
     f"{PIN_SESSION}; SET statement_timeout = '10s'; SET lock_timeout = '2s'"
     "; SET idle_in_transaction_session_timeout = '30s'"
-    # Compiling a plan for many partitions would take seconds.
+    # JIT-compiling a plan for many partitions would take seconds.
     "; SET jit = off"
 )
 
@@ -34,7 +34,7 @@ class Database:
     """Runs transactions for the page, at most four at a time. For one event loop.
 
     Args:
-        read_only: whether PostgreSQL refuses every change.
+        read_only: whether PostgreSQL rejects every change.
     """
 
     def __init__(self, url: str, *, read_only: bool) -> None:
@@ -62,7 +62,7 @@ class Database:
             return await asyncio.to_thread(self._run, function)
 
     def close(self) -> None:
-        """Close the sessions that are idle, and the others once they are."""
+        """Close the idle sessions at once, and the others when they become idle."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -100,7 +100,7 @@ class Database:
         if connection is None:
             return None
         try:
-            # An idle session may have ended with its server.
+            # The session may have ended while it was idle.
             connection.execute("SELECT")
         except psycopg.OperationalError:
             connection.close()

@@ -1,4 +1,4 @@
-"""Dead letters: by reason, as a list, and one with everything that was stored."""
+"""Dead letters: grouped by reason, as a list, and one letter in full."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -36,10 +36,10 @@ _MAX_SHOWN: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterGroup:
-    """Dead letters that one origin gave up for one reason.
+    """Dead letters of one origin that share a reason.
 
     Attributes:
-        reason: its first 80 characters.
+        reason: the first 80 characters of the reason.
         topic: the first topic by name.
         total: the number of dead letters in all groups of this side.
         groups: the number of groups of this side.
@@ -66,7 +66,7 @@ class OnSide(NamedTuple):
 def read_groups(
     connection: AdministrationConnection, side: Schema, criteria: Criteria
 ) -> list[DeadLetterGroup]:
-    """Count the dead letters that match by reason and origin."""
+    """Count the matching dead letters by reason and origin."""
     with connection.cursor(row_factory=class_row(DeadLetterGroup)) as cursor:
         return cursor.execute(
             statement(side, Statement.GROUP), criteria.parameters()
@@ -102,7 +102,7 @@ def read_page(
 def _has_earlier(
     connection: AdministrationConnection, sides: Sequence[Schema], selection: Selection
 ) -> bool:
-    """Return whether earlier dead letters match everything but the window."""
+    """Return whether earlier dead letters match all filters except the window."""
     criteria = selection.criteria(datetime.now(UTC))
     if criteria.since is None:
         return False
@@ -219,7 +219,7 @@ def show(
             text = redact(text)
         except Exception as error:  # noqa: BLE001 (the host's own code)
             return f"(not shown: the redact hook raised {type(error).__name__})"
-        # JSON can contain half of a surrogate pair, which a page can't.
+        # JSON can contain half of a surrogate pair; a page can't.
         text = text.encode(errors="backslashreplace").decode()
         if len(text) > _MAX_SHOWN:
             return f"{text[:_MAX_SHOWN]}\n… {len(text) - _MAX_SHOWN:,} characters more"

@@ -17,7 +17,7 @@ class WebStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginRefused(Event):
-    """Somebody tried to log in with an unknown token."""
+    """Someone tried to log in with an unknown token."""
 
     about = ()
 
@@ -26,7 +26,7 @@ class LoginRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRequested(Event):
-    """Somebody asked the page to retry or discard dead letters."""
+    """A viewer asked the page to retry or discard dead letters."""
 
     id: UUID
     kind: str
@@ -36,7 +36,7 @@ class OperationRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationEnded(Event):
-    """What somebody had asked for has ended."""
+    """An operation that a viewer requested has ended."""
 
     id: UUID
     kind: str
@@ -49,10 +49,10 @@ class OperationEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCancelRequested(Event):
-    """Somebody asked the page to cancel a job.
+    """A viewer asked the page to cancel a job.
 
     Attributes:
-        state: of the job afterwards.
+        state: the job's state afterwards.
     """
 
     id: UUID
@@ -63,7 +63,7 @@ class JobCancelRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationsUnavailable(Event):
-    """The page can't look for operations; it tries again each second."""
+    """The page can't look for operations; it tries again every second."""
 
     about = ("reason",)
     lasting_level = logging.WARNING

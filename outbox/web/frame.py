@@ -1,4 +1,4 @@
-"""What all sections of the page share: their parts, the frame, and the viewer."""
+"""Code that all sections of the page share: sections, the frame, and the viewer."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -45,12 +45,12 @@ Read: TypeAlias = Callable[[AdministrationConnection, QueryParams], Mapping[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A page of the navigation, which is kept up to date while it is open.
+    """A section in the navigation, which is kept up to date while it is open.
 
     Attributes:
-        path: below the page's own path; also the name of its template.
-        shortcut: the key that opens it, after g.
-        read: returns what the templates get; called in a thread, in a read-only
+        path: its path below the page's own; also the name of its template.
+        shortcut: the key that opens it when pressed after g.
+        read: returns the values for the templates; called in a thread, in a read-only
             transaction.
     """
 
@@ -66,21 +66,21 @@ class Section:
 
 
 class Runs(Protocol):
-    """Carries out what viewers asked for."""
+    """Carries out the operations that viewers requested."""
 
     def start(self) -> None:
-        """Start, unless already started."""
+        """Start, unless it is already started."""
 
     def wake(self) -> None:
         """Look for new work now."""
 
     async def stop(self) -> None:
-        """Stop; work in progress continues later, or elsewhere."""
+        """Stop; work in progress continues later or in another process."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Frame:
-    """What the handlers of one page share. For one event loop."""
+    """The state that the handlers of one page share. For one event loop."""
 
     settings: Settings
     identify: Identify
@@ -125,7 +125,7 @@ class Frame:
         }
 
     async def viewer(self, request: HTTPConnection) -> Viewer | None:
-        """Return who sent a request, with only those rights that the page grants."""
+        """Return who sent a request, with only the rights that the page grants."""
         found = self.identify(request)
         viewer = await found if inspect.isawaitable(found) else found
         if viewer is None:
@@ -170,7 +170,7 @@ class Frame:
         )
 
     async def form(self, request: Request, viewer: Viewer | None) -> dict[str, str]:
-        """Return the fields of a form, after checking that it is ours.
+        """Return the fields of a form, after checking that this page created it.
 
         Args:
             viewer: the viewer for whom the page with the form was rendered.
@@ -197,7 +197,7 @@ class Frame:
         """Return who wants to change something, and the fields of the form.
 
         Raises:
-            HTTPException: 403 if that isn't allowed, with what would allow it.
+            HTTPException: 403 if that isn't allowed; the message says what allows it.
         """
         viewer = request.state.viewer
         assert isinstance(viewer, Viewer)
@@ -218,14 +218,14 @@ class Frame:
 
 
 def frame_of(request: HTTPConnection) -> Frame:
-    """Return the frame of the page that a request is for."""
+    """Return the frame of the page to which a request was sent."""
     frame = request.app.state.frame
     assert isinstance(frame, Frame)
     return frame
 
 
 def base_of(request: HTTPConnection) -> str:
-    """Return the path at which the page is mounted, without a slash at its end."""
+    """Return the path at which the page is mounted, without a trailing slash."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
@@ -241,7 +241,7 @@ def with_query(query: Mapping[str, str], **changes: object) -> str:
 
 
 def age(at: datetime | None) -> str:
-    """Return how long ago a moment is, or how far ahead."""
+    """Return how long ago a moment was, or how far ahead it is."""
     if at is None:
         return "never"
     passed = datetime.now(UTC) - at

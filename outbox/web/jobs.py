@@ -1,4 +1,4 @@
-"""Jobs: what the long handlers do, and how to cancel one."""
+"""Jobs: show the jobs of long handlers, and cancel them."""
 
 from datetime import datetime
 from typing import Any, Final

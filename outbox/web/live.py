@@ -1,4 +1,4 @@
-"""What an open page receives: its content, whenever that has changed."""
+"""Send an open page its content whenever that has changed."""
 
 import asyncio
 import time
@@ -11,11 +11,11 @@ from outbox.errors import OutboxError
 _MOST_STREAMS: Final = 200
 _SECONDS_OPEN: Final = 300.0
 _SHARE: Final = 20
-"""A page that takes long to read is read less often: at most for 1/20 of the time."""
+"""A page that is slow to read is read less often: for at most 1/20 of the time."""
 
 
 class Cache:
-    """Reads once for all viewers of the same page at the same time."""
+    """Reads a page once for all viewers who have it open at the same time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -23,7 +23,7 @@ class Cache:
         self._locks: BoundedDict[str, asyncio.Lock] = BoundedDict(_MOST_STREAMS)
 
     async def get(self, key: str, read: Callable[[], Awaitable[str]]) -> str:
-        """Return what was read within the last seconds, or read it."""
+        """Return the page if it was read in the last few seconds; otherwise read it."""
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
@@ -43,7 +43,7 @@ class Streams:
     """The streams of server-sent events that are open. For one event loop.
 
     Args:
-        seconds: the interval in which a stream looks for changes.
+        seconds: the interval at which a stream checks for changes.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -57,7 +57,7 @@ class Streams:
         return self._open >= _MOST_STREAMS
 
     def stop(self) -> None:
-        """End all streams, so that a server can stop; pages reconnect by themselves."""
+        """End all streams so that a server can stop; pages reconnect automatically."""
         self._stopped.set()
 
     async def stream(self, read: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:

@@ -1,4 +1,4 @@
-"""Viewers: logins by token, and the proof that a form is ours."""
+"""Viewers: logins by token, and protection against forged forms."""
 
 import hmac
 import secrets
@@ -29,10 +29,10 @@ _MAX_NAME: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
-    """Who is looking at the page.
+    """Someone who is looking at the page.
 
     Attributes:
-        name: recorded with everything that the viewer does.
+        name: the name recorded with everything that the viewer does.
         may_act: whether this viewer may act, if the page allows actions.
         sees_payloads: whether payloads, headers and stack traces are shown to this
             viewer, if the page shows any.
@@ -50,13 +50,13 @@ Identify: TypeAlias = Callable[
 
 
 class TokenLogin:
-    """A login for each token; the cookie that it sets is valid for 12 hours.
+    """A login by token; it sets a cookie that is valid for 12 hours.
 
     Args:
-        viewers: by their tokens.
+        viewers: the viewers by token.
 
     Raises:
-        ConfigError: a token is too short to be a secret, or there is none.
+        ConfigError: a token is too short to be a secret, or there are no tokens.
     """
 
     def __init__(self, viewers: Mapping[str, Viewer]) -> None:
@@ -68,8 +68,8 @@ class TokenLogin:
                     f"the token of {shorten(viewer.name)} has {len(token)} characters:"
                     f" use at least {_SHORTEST}, as openssl rand -hex 24 makes them"
                 )
-        # Logins survive a restart, and end when any token is removed. No cookie reveals
-        # the key.
+        # The key depends on the tokens only: logins survive a restart, and end when any
+        # token is removed. No cookie reveals the key.
         self._key = sha256(
             b"\0".join([b"pillarbox login", *sorted(it.encode() for it in viewers)])
         ).digest()
@@ -78,7 +78,7 @@ class TokenLogin:
 
     @property
     def is_locked(self) -> bool:
-        """Whether so many logins failed in the last minute that none is accepted."""
+        """Whether logins are rejected because too many failed in the last minute."""
         return (
             len(self._failures) == _FAILURES
             and time.monotonic() - self._failures[0] < _PER_SECONDS
@@ -99,7 +99,7 @@ class TokenLogin:
         return f"{said}.{self._sign(said)}"
 
     def __call__(self, connection: HTTPConnection) -> Viewer | None:
-        """Return the viewer whose cookie came with a request."""
+        """Return the viewer whose login cookie a request contains; None without one."""
         said, _, signature = connection.cookies.get(LOGIN_COOKIE, "").rpartition(".")
         if not hmac.compare_digest(self._sign(said).encode(), signature.encode()):
             return None
@@ -113,10 +113,10 @@ class TokenLogin:
 
 
 def read_tokens(path: str) -> dict[str, Viewer]:
-    """Read a file of tokens: a line for each viewer, as `NAME TOKEN [act] [payloads]`.
+    """Read a token file with one line per viewer: `NAME TOKEN [act] [payloads]`.
 
     Raises:
-        ConfigError: the file can't be read, or a line has another form.
+        ConfigError: the file can't be read, or a line is malformed.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -151,7 +151,7 @@ def read_tokens(path: str) -> dict[str, Viewer]:
 def set_cookie(
     response: Response, connection: HTTPConnection, name: str, value: str
 ) -> None:
-    """Set a cookie that scripts can't read and that other sites' requests lack."""
+    """Set a cookie that scripts can't read and other sites' requests don't carry."""
     response.set_cookie(
         name,
         value,
@@ -163,24 +163,25 @@ def set_cookie(
 
 
 class FormTokens:
-    """Proves that a form was made by this page for the browser that sends it.
+    """Proves that this page created a form for the browser that submits it.
 
     Args:
-        secret: the same in all processes that serve the page: a form that one of them
-            made may be sent to another one, or come after a restart.
+        secret: a secret shared by all processes that serve the page, since a form can
+            be submitted to another process than the one that created it, or after a
+            restart.
     """
 
     def __init__(self, secret: str) -> None:
         self._key = sha256(b"pillarbox forms\0" + secret.encode()).digest()
 
     def token(self, cookie: str, viewer: str) -> str:
-        """Return what a form must contain, for the browser with this cookie."""
+        """Return the token that a form must contain in the browser with this cookie."""
         return hmac.new(self._key, f"{cookie} {viewer}".encode(), sha256).hexdigest()
 
     def is_ours(
         self, connection: HTTPConnection, viewer: str, given: str | None
     ) -> bool:
-        """Return whether a form came from a page of ours that this viewer has open."""
+        """Return whether a form came from this page, as rendered for this viewer."""
         headers = connection.headers
         if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
             return False

@@ -1,4 +1,4 @@
-"""Messages: search them by what is known, and show the life of one."""
+"""Messages: search for them, and show the life of one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _WINDOWS: Final = {
 }
 _WAITS: Final = (State.READY, State.SCHEDULED, State.WAITING, State.BLOCKED)
 _STATES: Final = ("any", "unsettled", *_WAITS, State.PUBLISHED, State.DEAD_LETTERED)
-# As in read_trace: a few rows are found by indexes, whatever the statistics say.
+# As in read_trace: forces index scans for a few rows, whatever the statistics say.
 _PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off"
 
 
@@ -47,7 +47,7 @@ class Row:
     """A message in the list.
 
     Attributes:
-        available_at: when it is due next; None if at once, or never.
+        available_at: when it is next due; None if it is due at once, or never again.
     """
 
     id: UUID
@@ -113,7 +113,7 @@ class _Search:
         return datetime.now(UTC) - _WINDOWS[self.window][1]
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters of both statements."""
+        """Return the parameters that both statements share."""
         is_prefix = self.topic.endswith("*")
         return {
             "since": self.since,
@@ -201,7 +201,7 @@ def _row_of(life: Life) -> Row:
 
 
 async def show_message(request: Request) -> Response:
-    """Show the life of a message, and the tree of what it caused."""
+    """Show the life of a message, and the tree of messages that it caused."""
     frame, viewer = frame_of(request), request.state.viewer
     assert isinstance(viewer, Viewer)
     id: UUID = request.path_params["id"]

@@ -1,4 +1,4 @@
-"""Operations: retries and discards started on the page, and what carries them out.
+"""Operations: retries and discards started on the page, and their execution.
 
 waiting ──undone by a person──▶ undone
 waiting ──its delay is over──▶ running ──▶ done | failed
@@ -6,7 +6,7 @@ running ──stopped by a person──▶ stopping ──▶ stopped
 
 An operation is a row, so no page needs to stay open. The process that runs it holds a
 lease; if that process dies, another one continues after the last dead letter that was
-recorded. Those of the last second before the crash may be tried once more.
+recorded. Dead letters of the last second before the crash can be tried again.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ _Act: TypeAlias = Callable[[Candidate], Awaitable[Outcome]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What a viewer asked for, and its progress."""
+    """A retry or discard that a viewer requested, and its progress."""
 
     id: UUID
     kind: str
@@ -99,7 +99,7 @@ class Operation:
 def read_operations(
     connection: AdministrationConnection, id: UUID | None = None
 ) -> list[Operation]:
-    """Return the operations, those that have not ended first, or the one with an id."""
+    """Return the operations, unfinished ones first, or only the one with an id."""
     with connection.cursor(row_factory=class_row(Operation)) as cursor:
         return cursor.execute(
             load("outbox", "list_operations"), {"id": id, "max_rows": _MOST_ROWS}
@@ -151,9 +151,9 @@ class Runner:
     """Carries out operations, one at a time. For one event loop.
 
     Args:
-        database: used for reading.
-        store: used for writing.
-        notify: called with the events.
+        database: sessions for reading.
+        store: sessions for writing.
+        notify: called with each event.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Runner:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start looking for operations, unless already started."""
+        """Start looking for operations, unless it is already started."""
         if self._settings.allow_actions and self._task is None:
             self._task = asyncio.create_task(self._run(), name="pillarbox operations")
 
@@ -234,7 +234,7 @@ class Runner:
         )
 
     async def _give_back(self, operation: Operation, progress: _Progress) -> None:
-        """Release an operation, so that another process can take it at once."""
+        """Release an operation, so that another process can continue it at once."""
         with suppress(OutboxError):
             await self._note(operation, progress, timedelta(0))
 
@@ -242,7 +242,7 @@ class Runner:
     async def _noting(
         self, operation: Operation, progress: _Progress
     ) -> AsyncIterator[Callable[[], bool]]:
-        """Record the progress each second; yield whether to stop, as a function."""
+        """Record the progress each second; yield a function that tells when to stop."""
         state = operation.state
 
         async def note() -> None:
@@ -289,7 +289,7 @@ class Runner:
                         try:
                             outcome = await act(candidate)
                         except ConfigError as error:
-                            # This one fails; the others may succeed.
+                            # This dead letter fails; others can still succeed.
                             outcome, progress.problem = Outcome.FAILED, str(error)
                         progress.note(side.schema, candidate, outcome)
 
@@ -303,7 +303,7 @@ class Runner:
 
     @asynccontextmanager
     async def _hand(self, operation: Operation, side: Side) -> AsyncIterator[_Act]:
-        """Yield the function that retries or discards one dead letter of a side."""
+        """Yield a function that retries or discards one dead letter of a side."""
         if operation.kind == "retry":
             async with self._retrier(side) as retrier:
                 yield retrier.retry
@@ -359,7 +359,7 @@ def why_not(settings: Settings, side: Side) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What an operation would do, as found by the dry run."""
+    """The result of a dry run: what an operation would do."""
 
     selection: Selection
     now: datetime
@@ -369,7 +369,7 @@ class _Plan:
 
 
 def _plan(connection: AdministrationConnection, selection: Selection) -> _Plan:
-    """Count exactly what is selected now; later dead letters are left out."""
+    """Count exactly what is selected now, without later dead letters."""
     ((now,),) = connection.execute("SELECT clock_timestamp()").fetchall()
     selection = replace(selection.frozen(now), status=Status.PENDING.value)
     sides = sides_of(selection)
@@ -471,7 +471,7 @@ async def ask(request: Request) -> Response:
 
 
 async def undo(request: Request) -> Response:
-    """Undo an operation that hasn't started, or stop one that runs."""
+    """Undo an operation that hasn't started, or stop one that is running."""
     frame = frame_of(request)
     viewer, form = await frame.acting(request)
     try:

@@ -1,4 +1,4 @@
-"""The first page: whether all is well, a picture of the flow, and the last hour."""
+"""The first page: the state at a glance, a picture of the flow, and the last hour."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _LATE: Final = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spark:
-    """Numbers of the last hour, one for each minute, as a line.
+    """A line that shows one number for each minute of the last hour.
 
     Attributes:
         per_second: the rate over the last 5 minutes.
@@ -51,7 +51,7 @@ class Spark:
 
 
 def spark(title: str, minutes: Sequence[float]) -> Spark:
-    """Draw a series; the newest minute is at the right."""
+    """Draw a series, with the newest minute on the right."""
     highest = max(minutes, default=0.0)
     return Spark(
         title=title,
@@ -66,7 +66,7 @@ def spark(title: str, minutes: Sequence[float]) -> Spark:
 
 
 def recent(minutes: Sequence[float]) -> float:
-    """Return the messages a second over the last 5 minutes."""
+    """Return the messages per second over the last 5 minutes."""
     last = minutes[-_RECENT_MINUTES:]
     return sum(last) / (60 * len(last)) if last else 0.0
 
@@ -78,7 +78,7 @@ class Box:
     Attributes:
         y: its upper edge.
         said: what it does, in a few words.
-        rate: messages a second that it takes.
+        rate: the messages per second that it publishes or handles.
         is_well: whether it runs as it should.
     """
 
@@ -90,13 +90,13 @@ class Box:
 
     @property
     def middle(self) -> float:
-        """Where lines to it end."""
+        """The height at which lines to it end."""
         return self.y + _BOX / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A lane in the picture; it is held by a relay, or by nobody."""
+    """A lane in the picture, and whether a relay holds it."""
 
     x: int
     y: int
@@ -109,7 +109,7 @@ class Picture:
     """The flow of messages, from writers through lanes and brokers to consumers.
 
     Attributes:
-        added: messages added per second, over the last 5 minutes; None if that can't be
+        added: messages added per second over the last 5 minutes; None if that can't be
             read.
     """
 
@@ -125,7 +125,7 @@ class Picture:
 
     @staticmethod
     def width(rate: float) -> str:
-        """Return the thickness of the line for a rate."""
+        """Return the width of the line for a rate."""
         return f"{1.5 + 1.5 * math.log10(1 + rate):.1f}"
 
 
@@ -158,9 +158,9 @@ _LOCK: Final = Lock()
 
 
 def _history(connection: AdministrationConnection) -> History | None:
-    """Return the last hour; None if this role may not read it, or it takes too long.
+    """Return the last hour; None if this role can't read it, or it takes too long.
 
-    It ends with the last complete minute, so it is read once a minute.
+    The hour ends with the last complete minute, so it is read once a minute.
     """
     info = connection.info
     database = f"{info.user} {info.host} {info.port} {info.dbname} {info.options}"
@@ -188,7 +188,7 @@ def _sparks(history: History) -> Iterator[Spark]:
 
 
 def draw(overview: Overview, history: History | None) -> Picture:
-    """Place everything in the picture."""
+    """Lay out the picture."""
     free = set(overview.processes.free) if overview.processes else set()
     rate = overview.rate.per_second if overview.rate else 0.0
     backlog = overview.outbox
@@ -238,7 +238,7 @@ def _runs(consumer: ConsumerStatus) -> bool:
 
 
 def consumer_said(consumer: ConsumerStatus) -> str:
-    """Describe in a few words what a consumer does."""
+    """Describe in a few words what a consumer is doing."""
     if consumer.lag is None:
         return "of another broker"
     if not consumer.replicas:
@@ -247,7 +247,7 @@ def consumer_said(consumer: ConsumerStatus) -> str:
 
 
 def backlog_said(backlog: Backlog | None) -> str:
-    """Describe in a few words what waits."""
+    """Describe a backlog in a few words."""
     if backlog is None:
         return "unknown"
     if not backlog.messages:
@@ -263,7 +263,7 @@ def backlog_said(backlog: Backlog | None) -> str:
 def _stack(
     boxes: Sequence[tuple[str, str, float, bool]], height: int
 ) -> tuple[Box, ...]:
-    """Place boxes below each other; what doesn't fit becomes one box."""
+    """Place boxes below each other, and merge those that don't fit into one."""
     drawn = list(boxes[:_MOST_DRAWN])
     if rest := boxes[_MOST_DRAWN:]:
         drawn.append(

@@ -1,4 +1,4 @@
-"""Partitions: the days as a strip, what holds them, and the upkeep."""
+"""Partitions: shown as a strip, with whatever holds them, and the upkeep."""
 
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ _MOST_COUNTED: Final = 1000
 def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
-    """Read the partitions of every table, and what the upkeep did and would do."""
+    """Read the partitions of every table, and the upkeep's last run and next steps."""
     del query
     steps = plan_upkeep(connection)
     tables = read_partitions(connection, steps)

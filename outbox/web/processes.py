@@ -1,4 +1,4 @@
-"""Processes: which relays and consumers are connected, their lanes, and what waits."""
+"""Processes: the connected relays and consumers, their lanes, and their backlogs."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +24,7 @@ class PriorityLanes:
     """The lanes of a priority.
 
     Attributes:
-        holders: for each lane the number of the relay that holds it; None if none does.
+        holders: for each lane, the number of the relay that holds it, or None.
         waiting: the messages that wait; None if there are none.
     """
 
@@ -36,7 +36,7 @@ class PriorityLanes:
 def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
-    """Read who is connected now, and what waits for them."""
+    """Read the connected processes, and the messages that wait for them."""
     del query
     overview = read_overview(connection, _SCOPE)
     processes = overview.processes
@@ -64,7 +64,7 @@ def read_page(
 
 
 def _holders(processes: Processes | None) -> dict[int, int]:
-    """Return the number in the list of the relay that holds each held lane."""
+    """Return, for each held lane, the number of its relay in the list."""
     if processes is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""The selection of dead letters: filters that can be combined, in a stated window."""
+"""The selection of dead letters: filters that can be combined, and a time window."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -26,14 +26,14 @@ _MAX_LENGTH: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a viewer chose on the page; empty text matches anything.
+    """The filters that a viewer chose on the page; empty text matches anything.
 
     Attributes:
-        side: outbox, inbox, or both.
+        side: outbox or inbox; empty for both.
         topic: a topic, or a prefix followed by `*`.
         reason: the first 80 characters of a reason.
         error: text that the reason contains.
-        window: a name of `WINDOWS`; `since` and `until` take its place if given.
+        window: a name in `WINDOWS`; `since` and `until` replace it if given.
         id: the id of one dead letter.
     """
 
@@ -140,7 +140,7 @@ class Selection:
 
 
 def read_place(text: str) -> ListPosition | None:
-    """Read where a page of a list begins, as `write_place` writes it.
+    """Parse the start of a page of a list, as `write_place` formats it.
 
     Raises:
         ConfigError: the text is malformed.
@@ -157,7 +157,7 @@ def read_place(text: str) -> ListPosition | None:
 
 
 def write_place(place: ListPosition) -> str:
-    """Return where a page of a list begins, as text."""
+    """Format the start of a page of a list as text."""
     return f"{place.created_at.isoformat()}_{place.id}"
 
 

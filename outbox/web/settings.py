@@ -9,7 +9,7 @@ from outbox.administration.sides import RetryOptions
 from outbox.events import Observer
 
 Redact: TypeAlias = Callable[[str], str]
-"""Takes a text from a message, and returns the text to show."""
+"""Receives a text from a message, and returns the text to show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Settings:
     """What the page may show and do.
 
     Attributes:
-        database: the URL of the database. What its role may not read is not shown.
+        database: the URL of the database. Nothing is shown that its role can't read.
         allow_actions: whether anything can be changed at all.
         show_payloads: whether payloads, headers and stack traces are shown to viewers
             who may see them.
@@ -25,8 +25,8 @@ class Settings:
             shown. If it raises, the text is not shown.
         retry: how to retry dead letters; None if they can't be retried here.
         refresh: how often an open page looks for changes.
-        undo: how long an action waits before it starts, and can be undone.
-        observers: receive the page's events.
+        undo: how long an action waits before it starts; until then it can be undone.
+        observers: observers that receive the page's events.
     """
 
     database: str

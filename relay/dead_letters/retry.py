@@ -1,4 +1,4 @@
-"""Retries the dead letters of the outbox: publishes each once more."""
+"""Retries the dead letters of the outbox by publishing each once more."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -42,10 +42,10 @@ _APPLICATION: Final = "pillarbox relay dead letters"
 class PublishingRetrier:
     """Publishes dead letters one by one, each with its row locked.
 
-    An ack makes it SUCCEEDED; a nack counts as a failed retry, unless the broker
-    requested a delay. Unlike in the relay, a transaction stays open while waiting for
-    the broker: it keeps one dead letter from being retried twice at once. A dead letter
-    is published after the messages of its key that were published in the meantime.
+    An ack makes a dead letter SUCCEEDED; a nack counts as a failed retry, unless the
+    broker requested a delay. Unlike in the relay, a transaction stays open while this
+    waits for the broker, so that a dead letter isn't retried twice at once. A dead
+    letter is published after the messages of its key published in the meantime.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class PublishingRetrier:
         """Take the schedule's lock on a separate connection; yield whether it was free.
 
         Raises:
-            DatabaseUnavailableError: the lock can't be requested, or was lost in the
-                block.
+            DatabaseUnavailableError: the lock can't be requested, or was lost inside
+                the block.
         """
         async with await connect(
             self._url, application_name=_APPLICATION
@@ -118,7 +118,7 @@ class PublishingRetrier:
                 raise lost_turn(error) from error
 
     async def foreign_holders(self) -> Sequence[LockHolder]:
-        """Return the sessions that hold the schedule's lock but are no relays."""
+        """Return the sessions that hold the schedule's lock but aren't relays."""
         return await find_foreign_holders(self, LOCK_CLASS)
 
     async def _publish(self, letter: Letter, publisher: Publisher) -> Nacked | None:
@@ -160,7 +160,7 @@ class PublishingRetrier:
                 raise lost
 
     async def _connected(self) -> Publisher:
-        # Connect only when there is something to publish: most runs find nothing due.
+        # Connect only when there is something to publish; usually nothing is due.
         if self._publisher is None:
             await refuse_pooler_async(self._url)
             self._publisher = await self._stack.enter_async_context(
@@ -176,8 +176,8 @@ class PublishingRetrier:
                     await connect(
                         self._url,
                         application_name=_APPLICATION,
-                        # The transaction waits for the broker, within our own time
-                        # limit.
+                        # The transaction waits for the broker, which the publish
+                        # timeout limits.
                         settings={"idle_in_transaction_session_timeout": "0"},
                     )
                 )
@@ -204,9 +204,9 @@ async def publishing_retrier(
     """Open a retrier for the dead letters of the outbox, for one task.
 
     Args:
-        url: of the database.
+        url: the database's URL.
         make_publisher: creates the publisher, which is entered at the first retry.
-        config: of the relay; its codec and its time limit for the broker apply.
+        config: the relay's settings; its codec and publish timeout apply.
         schedule: determines when a failed dead letter is retried.
     """
     async with AsyncExitStack() as stack:

@@ -32,7 +32,7 @@ class LaneBoard:
         self._concurrency = concurrency
         self._credit = dict.fromkeys(PRIORITIES, 0)
         self._known: dict[int, Lane] = {}
-        # The lane served last is at the end.
+        # The lane served last is at the end of its queue.
         self._turns = {p: deque(lanes_of(p)) for p in PRIORITIES}
         self._look_everywhere = True
         self._work = asyncio.Event()
@@ -42,7 +42,7 @@ class LaneBoard:
         self._most_rows = _ALL
         self.horizon = XidHorizon()
         self.log_horizon = XidHorizon()
-        """The same for the entries of the log."""
+        """Like `horizon`, for the entries in the log."""
         self.aside: set[UUID] = set()
         """Rows being moved to the dead letters; claims leave them out."""
 
@@ -59,10 +59,10 @@ class LaneBoard:
         self._tell()
 
     def wake(self, *, refresh: bool = False) -> None:
-        """Claim from every lane again; with `refresh`, as if it were new.
+        """Make claims read every lane again; with `refresh`, as if it were new.
 
         Another process may have settled the message that blocked a key, or made a
-        message ready that lies below the floor.
+        message below the floor ready.
         """
         for lane in self._known.values():
             lane.wake()
@@ -71,7 +71,7 @@ class LaneBoard:
         self._tell()
 
     def look_aside(self) -> None:
-        """Claim again from idle lanes, each priority in its turn."""
+        """Make claims read idle lanes again, each priority in its turn."""
         for lane in self._known.values():
             if lane.idle:
                 lane.wake()
@@ -100,7 +100,7 @@ class LaneBoard:
         if chosen:
             self._tell()
         else:
-            # The lease withholds them until its next heartbeat.
+            # The lease withholds the waiting lanes until its next heartbeat.
             self._work.clear()
         return chosen
 
@@ -114,7 +114,7 @@ class LaneBoard:
     def rows_worth_reading(self, batch_size: int) -> int:
         """Return how many rows a claim should read, `batch_size` at most.
 
-        The server has to read a row's headers to know their size. While a few rows
+        The server has to read a row's headers to determine their size. While a few rows
         fill a claim, reading hundreds each time would make all lanes wait.
         """
         return min(batch_size, self._most_rows)
@@ -127,9 +127,9 @@ class LaneBoard:
             self._most_rows = min(_ALL, 2 * self._most_rows)
 
     def owns(self, lanes: Iterable[Lane]) -> bool:
-        """Return whether this relay has held these lanes without a break since `pick`.
+        """Return whether this relay has held these lanes continuously since `pick`.
 
-        A lane that was lost and taken again is a new object.
+        A lane that was lost and leased again is a new object.
         """
         lanes = list(lanes)
         return all(self._known.get(lane.number) is lane for lane in lanes) and (
@@ -167,7 +167,7 @@ class LaneBoard:
         return datetime.now(UTC) + self._clock_offset
 
     def bounds(self, lanes: Sequence[Lane]) -> tuple[datetime, datetime]:
-        """Return bounds of `created_at`, so that the planner skips all other days."""
+        """Return bounds on `created_at`, so that the planner skips all other days."""
         newest = self.now() + SKEW
         return (
             min((lane.oldest for lane in lanes), default=BEGINNING),

@@ -1,14 +1,15 @@
 """What this relay remembers about the waiting messages of a lane.
 
-The log, `outbox.deferral`, has all of them; this module keeps only what a claim must
-know at once: which keys are blocked, which of those may continue, and what is due. So
-memory grows with the number of blocked keys, not with the messages behind them.
+The log, `outbox.deferral`, contains all of them. This module keeps only what a claim
+needs immediately: which keys are blocked, which of these can continue, and which
+messages are due. So memory grows with the number of blocked keys, not with the messages
+behind them.
 
 A key is *blocked* from the refusal of a message until none of its messages waits. When
 its refused message, the *head*, is due or settled, the key *drains*: claims read its
 messages from the log, in order of seq, up to the next head. Messages added in the
-meantime go to the log as well, behind them. Only a claim that has read the log of a key
-to its end takes new messages of it, in the same batch and after those from the log.
+meantime go to the log as well, behind them. Only a claim that reads the log of a key to
+its end includes new messages of the key, in the same batch, after those from the log.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -27,7 +28,7 @@ _UNKEYED_CAUSES: Final = {"scheduled", "replayed"}
 
 
 class WaitingMessage(NamedTuple):
-    """A message that waits: where it is, and its last entry in the log."""
+    """A waiting message: where it is, and its last entry in the log."""
 
     lane: int
     seq: int
@@ -41,12 +42,12 @@ class WaitingMessage(NamedTuple):
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether it waits for a point in time, not for its key."""
+        """Whether it waits for a point in time rather than for its key."""
         return self.key is None or self.cause in _UNKEYED_CAUSES
 
 
 class KeyEnd(Enum):
-    """What follows the messages of a key that may continue."""
+    """What follows those messages of a key that can continue."""
 
     NOTHING = auto()
     HEAD = auto()
@@ -56,7 +57,7 @@ class KeyEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """A draining key, and those of its messages in the log that may continue."""
+    """A draining key, and those of its messages in the log that can continue."""
 
     key: str
     places: Sequence[WaitingMessage]
@@ -74,8 +75,8 @@ class Draining:
 
         Args:
             waiting: the waiting messages of the key, in order of seq, each with whether
-                it is due; None if it only waits for its key.
-            is_cut: the log may have more messages of the key.
+                it is due; None if it waits only for its key.
+            is_cut: whether the log may contain more messages of the key.
         """
         places: list[WaitingMessage] = []
         for place, is_due in waiting:
@@ -88,14 +89,14 @@ class Draining:
 
 
 class LogOfKey(NamedTuple):
-    """What the log says of a key, or of all messages that wait for a point in time.
+    """What the log says about a key, or about messages that wait for a point in time.
 
     Attributes:
         key: None for messages that don't block their key.
-        has_head: a refused message of the key waits.
-        has_ended: a message of the key has stopped waiting.
-        seq, due_at, created_at: the lowest of the messages that wait; None if none
-            waits.
+        has_head: whether a refused message of the key waits.
+        has_ended: whether a message of the key has stopped waiting.
+        seq, due_at, created_at: the lowest values among the waiting messages; None if
+            none waits.
     """
 
     key: str | None
@@ -111,13 +112,13 @@ class Deferrals:
 
     Attributes:
         blocked: keys whose new messages must wait.
-        draining: blocked keys that may continue, each with a seq at or below which none
+        draining: blocked keys that can continue, each with a seq at or below which none
             of its messages waits.
         due: messages that are due, except the heads of keys.
         log: how far the log has been read.
-        due_up_to: the moment and the entry up to which due messages were found.
-        since: no waiting message was created earlier; None if none waits.
-        more_is_due: the last scan reached its limit.
+        due_up_to: the time and the entry up to which due messages were found.
+        since: a time before which no waiting message was created; None if none waits.
+        more_is_due: whether the last scan reached its limit.
     """
 
     __slots__ = (
@@ -145,16 +146,16 @@ class Deferrals:
 
     @property
     def size(self) -> int:
-        """How many messages and keys may be claimed, as far as known."""
+        """The number of messages and keys known to be claimable."""
         return len(self.draining) + len(self.due)
 
     @property
     def has_work(self) -> bool:
-        """Whether something that waited may be claimed."""
+        """Whether messages that waited can be claimed."""
         return bool(self.draining or self.due)
 
     def read(self, log: LogOfKey) -> None:
-        """Process new entries of the log, including those of other relays."""
+        """Process new log entries, including those of other relays."""
         if log.created_at is not None:
             self.note_created(log.created_at)
         if log.due_at is not None:
@@ -172,11 +173,11 @@ class Deferrals:
             self.drain(log.key)
 
     def note_created(self, moment: datetime) -> None:
-        """Record that a message created at this moment waits."""
+        """Record that a message created at this time waits."""
         self.since = moment if self.since is None else min(self.since, moment)
 
     def block(self, key: str) -> None:
-        """Block a key: a message of it was refused."""
+        """Block a key, because one of its messages was refused."""
         self.blocked.add(key)
         self.draining.pop(key, None)
 
@@ -193,16 +194,16 @@ class Deferrals:
             self._restarted.add(key)
 
     def begin_claim(self) -> None:
-        """Start reading the keys that drain; the claim ends with `claimed` for each."""
+        """Start reading the draining keys; the claim ends with `claimed` for each."""
         self._restarted.clear()
 
     def claimed(
         self, draining: Draining, left: Container[UUID], *, is_free: bool
     ) -> None:
-        """Record that a claim has taken messages of a key, except those in `left`.
+        """Record that a claim included the messages of a key, except those in `left`.
 
         Args:
-            is_free: the claim has taken all that wait, so new messages may follow.
+            is_free: whether the claim included all that wait, so new ones can follow.
         """
         key, places = draining.key, draining.places
         taken = [place for place in places if place.id not in left]
@@ -210,10 +211,10 @@ class Deferrals:
             self.blocked.discard(key)
             self.draining.pop(key, None)
         elif key in self._restarted:
-            # Its head has become due since then.
+            # Its head has become due since the claim began.
             pass
         elif draining.end is KeyEnd.HEAD and len(taken) == len(places):
-            # It stops draining until its head is due.
+            # The key stops draining until its head is due.
             self.draining.pop(key, None)
         elif taken and key in self.draining:
             self.draining[key] = taken[-1].seq
@@ -231,7 +232,7 @@ class Deferrals:
         return sorted(islice(self.due.values(), most), key=lambda place: place.seq)
 
     def took(self, ids: Iterable[UUID]) -> None:
-        """Forget due messages that a claim has taken."""
+        """Forget due messages that a claim included."""
         for id in ids:
             self.due.pop(id, None)
 
@@ -246,6 +247,6 @@ class Deferrals:
             self.due_up_to = max(self.due_up_to, up_to)
 
     def expect(self, due_at: datetime) -> None:
-        """Record that an entry is due at this moment, which may have passed."""
+        """Record that an entry is due at this time, which may have passed."""
         self._moves += 1
         self.due_up_to = min(self.due_up_to, (due_at, -1))

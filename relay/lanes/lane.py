@@ -5,10 +5,10 @@ They leave out every message that has a mark. So each message passes through one
 and leaves it with a mark: published, dead-lettered or deferred. A deferred message is
 in the log; see `relay/lanes/deferrals.py`.
 
-The *watermark* is a floor that was verified and stored: each message of the lane up to
-it has a mark. A relay that takes over the lane starts from there. Every few seconds a
-sweep verifies, in all partitions, what the floor has passed since the last sweep, and
-looks for the first message above the floor without a mark.
+The *watermark* is a floor that was verified and stored: every message of the lane up to
+it has a mark. A relay that takes over the lane starts there. Every few seconds, a sweep
+verifies the messages that the floor has passed since the last sweep, in all partitions,
+and looks for the first message above the floor without a mark.
 """
 
 from collections.abc import Mapping
@@ -51,13 +51,13 @@ class Lane:
         self.oldest = BEGINNING
         self.newest = BEGINNING
         self.watermark = -1
-        """As far as this relay knows; see `outbox.watermark`."""
+        """The highest stored one that this relay knows; see `outbox.watermark`."""
         self.raised_at = BEGINNING
         """When the watermark was last raised."""
         self.verified = -1
         """Up to this seq, this relay has seen a mark for each message."""
         self.verified_by: object = None
-        """The connection on which it has seen them."""
+        """The connection on which it saw these marks."""
         self.unwritten: dict[datetime, int] = {}
         """How many messages were verified above the watermark, by partition."""
         self.is_new = True
@@ -99,22 +99,22 @@ class Lane:
         self.is_new = False
 
     def note_verified(self, up_to: int, messages: Mapping[datetime, int]) -> None:
-        """Record that each message up to a seq has a mark, and how many there are.
+        """Record that every message up to a seq has a mark, and how many there are.
 
         Args:
-            messages: their number, by the start of their partition.
+            messages: the number of messages, by the start of their partition.
         """
         self.verified = up_to
         for starts_at, count in messages.items():
             self.unwritten[starts_at] = self.unwritten.get(starts_at, 0) + count
 
     def forget_verified(self) -> None:
-        """Forget what was verified above the watermark; it is verified again."""
+        """Forget what was verified above the watermark, to verify it again."""
         self.verified = self.watermark
         self.unwritten.clear()
 
     def watermark_written(self, now: datetime) -> None:
-        """Record that what was verified is stored.
+        """Record that the verified stretch has been stored.
 
         If there was nothing to store, the watermark stays: stretches form a chain.
         """
@@ -129,7 +129,7 @@ class Lane:
         self.needs_refresh = True
 
     def go_back_to(self, floor: int) -> None:
-        """Undo a claim that failed halfway: the messages it read are claimed again."""
+        """Undo a claim that failed halfway; the messages it read are claimed again."""
         self.cursor.fall_back(floor)
         self.wake()
 
@@ -145,14 +145,14 @@ class Lane:
         self.woken = True
 
     def found_empty(self) -> None:
-        """Treat the lane as idle until it is woken, unless that has just happened."""
+        """Mark the lane as idle until it is woken, unless it was just woken."""
         self.idle = not self.woken and not self.deferrals.has_work
 
     def looked_up_to(self, seq: int, snapshot: Snapshot, drawn: int = -1) -> None:
         """Raise the floor as far as no open transaction may still commit a row.
 
         Args:
-            seq: up to which the look saw every row.
+            seq: the seq up to which the look saw every row.
             drawn: see `LaneCursor.looked`.
         """
         # The look may not have seen a row that was rewound in the meantime.
@@ -163,7 +163,8 @@ class Lane:
 
         Args:
             head: seq and `created_at` of its first message without a mark.
-            since: when the first of the open transactions may have begun to write.
+            since: the earliest time at which an open transaction can have begun to
+                write.
         """
         self.needs_refresh = False
         oldest = since if head is None else min(head[1], since)

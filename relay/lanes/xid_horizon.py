@@ -1,10 +1,10 @@
-"""How far back an open transaction may have begun to write: in time, and in seqs.
+"""How far back an open transaction may have begun to write, in time and in seqs.
 
 A transaction that stays open for hours commits rows whose `created_at` is hours old. A
 claim that reads only the last hour would publish later messages of the same key first.
-So the relay records from time to time the last transaction id that was assigned. A
-transaction that is open, and began to write after such a record, has a higher id. The
-same applies to the last seq that was drawn: see `outbox/postgres/lane_cursor.py`.
+So the relay periodically records the last transaction id that was assigned. An open
+transaction that began to write after such a record has a higher id. The same applies to
+the last seq that was drawn; see `outbox/postgres/lane_cursor.py`.
 """
 
 from datetime import datetime, timedelta
@@ -12,13 +12,13 @@ from typing import Final
 
 from relay.lanes.lane import BEGINNING
 
-# Claims look back further than necessary by at most this much.
+# Claims look back at most this much further than necessary.
 _APART: Final = timedelta(minutes=1)
 _MOST_NOTES: Final = 100
 
 
 class XidHorizon:
-    """Moments, each with the highest transaction id assigned by then."""
+    """Points in time, each with the highest transaction id assigned by then."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, datetime]] = []
@@ -30,7 +30,7 @@ class XidHorizon:
             self._noted.append((given_out, now))
 
     def since(self, oldest_open: int) -> datetime:
-        """Return a moment before which no transaction from `oldest_open` on wrote.
+        """Return a time before which no transaction from `oldest_open` on wrote.
 
         Return `BEGINNING` if that transaction may be older than the first record.
         """
@@ -51,7 +51,7 @@ class XidHorizon:
         self._drawn.append((transaction_id, seq))
 
     def drawn_before(self, oldest_open: int) -> int:
-        """Return a seq below all that transactions from `oldest_open` on have drawn.
+        """Return a seq below all those drawn by transactions from `oldest_open` on.
 
         Return -1 if none is known.
         """

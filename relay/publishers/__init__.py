@@ -1,1 +1,1 @@
-"""One module per broker, found by entry point; importing this package loads none."""
+"""One module per broker, found by entry point and not loaded by this package."""

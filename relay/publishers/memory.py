@@ -1,4 +1,4 @@
-"""A publisher that appends to a list: for tests, and to measure the relay alone."""
+"""A publisher that appends to a list, for tests and for measuring the relay alone."""
 
 from collections.abc import Sequence
 from typing import Self

@@ -1,7 +1,7 @@
 """A publisher that inserts into `inbox.delivery`: PostgreSQL as the broker.
 
-The database of the URL may be that of the outbox or another one. A batch is one
-statement in one transaction, so all of it arrives or none.
+The URL's database can be that of the outbox or a different one. A batch is inserted by
+one statement in one transaction, so all of it arrives or nothing does.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class PostgresPublisher:
     """Publishes to every consumer that subscribes to the topic.
 
     Args:
-        url: of the database with the schema `inbox`, with the options of
+        url: the URL of the database with the schema `inbox`, with the options of
             `PostgresOptions` and of libpq.
 
     Raises:
@@ -117,8 +117,8 @@ class PostgresPublisher:
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Insert the deliveries of a batch, in order.
 
-        A message to whose topic no consumer subscribes is nacked, so that it stays
-        visible in the outbox; a later attempt succeeds once a consumer does.
+        A message whose topic has no subscribers is nacked, so that it stays visible in
+        the outbox. A later attempt succeeds once a consumer subscribes.
 
         Raises:
             BrokerUnavailableError: the connection broke, the table has no partition for
@@ -134,8 +134,8 @@ class PostgresPublisher:
             unsubscribed = await self._insert(sound) if sound else set()
         except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded) as error:
             if len(batch) > 1:
-                # A value that can't be stored must not be charged to the other
-                # messages.
+                # The other messages must not be charged for a value that can't be
+                # stored.
                 return [(await self.publish([message]))[0] for message in batch]
             return [
                 Nacked(f"PostgreSQL refused it: {message_of(error)}", permanent=True)
@@ -179,7 +179,7 @@ class PostgresPublisher:
             except DatabaseUnavailableError as error:
                 raise BrokerUnavailableError(message_of(error)) from error
             except psycopg.errors.ProgramLimitExceeded:
-                raise  # an OperationalError, but caused by one value in an index
+                raise  # an OperationalError, but caused by one indexed value
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 raise BrokerUnavailableError(
                     f"the connection to {self._name} broke: {message_of(error)}"

@@ -2,8 +2,8 @@
 
 A batch is one MULTI … EXEC in one round trip: a server that is out of memory or has
 become a replica accepts all of it or nothing, so order is preserved. Redis can refuse
-single entries only if the name of a topic belongs to a value other than a stream; later
-messages of the key to other topics then overtake the refused one.
+a single entry only if the topic names a key that isn't a stream; later messages of the
+same ordering key to other topics then overtake the refused one.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class RedisPublisher:
         self._url = address
         self._entered = False
         self._client = redis_client(address)
-        # Redis doesn't remove acked entries.
+        # Redis doesn't remove acked entries; trimming limits the stream.
         self._trim = () if options.maxlen is None else ("MAXLEN", "~", options.maxlen)
         self._max_payload_bytes = options.max_payload_bytes
 
@@ -108,8 +108,8 @@ class RedisPublisher:
             if len(sent) == 1:
                 answers[sent[0]] = Nacked(str(error))
                 return answers
-            # A topic that we lack the privilege to write to must not cost the others an
-            # attempt.
+            # If the user may not write to one topic, messages to others must not be
+            # charged an attempt.
             for i in sent:
                 (answers[i],) = await self.publish([batch[i]])
             return answers

@@ -1,6 +1,6 @@
--- Does:  Compare how many messages of a lane and a partition there are up to a seq with how many were verified.
+-- Does:  Compare the number of messages in a lane and a partition up to a seq with the number that were verified.
 -- Takes: lane, starts_at and ends_at (of the partition), up_to
--- Gives: one row: whether there are as many
+-- Gives: one row: whether the numbers are equal
 -- Index: message_lane_idx and watermark_pkey of the partition
 SELECT (SELECT count(*)
           FROM outbox.message AS m

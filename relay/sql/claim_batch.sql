@@ -1,9 +1,9 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
 -- Takes: lanes, floors (same length), oldest (rounded down to 15 minutes) and newest created_at, aside (ids to leave out), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
--- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers, schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, next: left for the next claim, settle or aside: too large), too_large (the field that is over its limit), snapshot (in the first row)
+-- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers, schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, next: left for the next claim, settle or aside: too large), too_large (the field that exceeds its limit), snapshot (in the first row)
 -- Index: message_lane_idx and settlement_lane_idx on each partition between oldest and newest
--- Every claim plans it again, and the time that takes grows with the statement. So what is needed
--- only for rows that are not loaded comes last, and each level leaves little to repeat.
+-- Every claim plans this again, and planning time grows with the length of the statement. So the
+-- expressions needed only for rows that are not loaded come last, and the levels repeat little.
 SELECT lane, seq, id, created_at,
        -- Of a row that is not loaded, only the beginning of the topic leaves the server.
        CASE WHEN loaded THEN topic ELSE left(topic, 80) END AS topic,

@@ -1,8 +1,8 @@
--- Does:  Read messages that waited, bounded in bytes. Locks nothing.
--- Takes: ids, created_ats, lanes, seqs, runs, entries (the last ones known; same length), first and last of created_ats, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
--- Gives: position (from 1), topic, key, tenant, payload, content_type, headers, schema_version, due_at (the first time in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: too large, published or dead_lettered: marked so, gone: there is a later entry, missing: there is no such message), too_large (the field that is over its limit)
+-- Does:  Read messages from the log, bounded in bytes. Locks nothing.
+-- Takes: ids, created_ats, lanes, seqs, runs, entries (the last known ones; same length), first and last of created_ats, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
+-- Gives: position (from 1), topic, key, tenant, payload, content_type, headers, schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: too large, published or dead_lettered: marked so, gone: a later entry exists, missing: the message does not exist), too_large (the field that exceeds its limit)
 -- Index: message_pkey, deferral_message_idx and settlement_lane_idx on each partition between first and last
--- See claim_batch.sql, which it resembles.
+-- This resembles claim_batch.sql; see its comments.
 SELECT position,
        CASE WHEN loaded THEN topic ELSE left(topic, 80) END AS topic,
        CASE WHEN loaded THEN key END AS key,

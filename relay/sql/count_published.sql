@@ -1,7 +1,7 @@
 -- Does:  Count the messages that a replay would publish again, by topic.
--- Takes: as find_published.sql
+-- Takes: the same as find_published.sql
 -- Gives: topic, messages, oldest and newest created_at
--- Index: none; reads the days between since and until from end to end, and the marks of what matches
+-- Index: none; reads all days between since and until, and the marks of matching messages
 SELECT topic, count(*) AS messages, min(created_at) AS oldest, max(created_at) AS newest
   FROM outbox.message_status
  WHERE created_at >= %(since)s

@@ -1,7 +1,7 @@
 -- Does:  Count the messages that were nacked and wait for their next attempt.
 -- Takes: nothing
--- Gives: keys (that are blocked), without_key (messages without a key, which block none)
--- Index: none, reads the log
+-- Gives: keys (the number blocked), without_key (the number of messages without a key, which block nothing)
+-- Index: none; reads the log
 SELECT count(DISTINCT key) AS keys, count(*) FILTER (WHERE key IS NULL) AS without_key
   FROM outbox.deferred_message
  WHERE state = 'waiting'

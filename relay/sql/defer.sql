@@ -1,7 +1,7 @@
--- Does:  Write down that messages wait, why and until when.
+-- Does:  Record that messages wait, why, and until when.
 -- Takes: ids, created_ats, lanes, seqs, runs, attempts, causes, keys, delays (seconds; null unless refused or postponed), reasons (same length), first and last of created_ats
--- Gives: lane, due_at (the first of the lane)
--- Index: message_pkey for what is scheduled, on each partition between first and last
+-- Gives: lane, due_at (the earliest in the lane)
+-- Index: message_pkey for scheduled messages, on each partition between first and last
 WITH added AS (
     INSERT INTO outbox.deferral (id, created_at, lane, seq, run, attempts, cause, key, reason, due_at)
     SELECT d.id, d.created_at, d.lane, d.seq, d.run, d.attempts, d.cause, d.key, d.reason,

@@ -1,7 +1,7 @@
--- Does:  Write down that messages that waited wait no more, and what became of them.
+-- Does:  Record that messages have stopped waiting, and their outcomes.
 -- Takes: ids, created_ats, lanes, seqs, runs, attempts, outcomes, keys (same length)
 -- Gives: nothing
--- Index: deferral_settled_idx, for the conflict: another relay has written it
+-- Index: deferral_settled_idx, for conflicts: another relay may have recorded the same
 INSERT INTO outbox.deferral (id, created_at, lane, seq, run, attempts, cause, outcome, key)
 SELECT id, created_at, lane, seq, run, attempts, 'settled', outcome, key
   FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[], %(lanes)s::smallint[], %(seqs)s::bigint[],

@@ -1,6 +1,6 @@
 -- Does:  Find messages that are due: scheduled ones, retries and replays.
--- Takes: lanes, moments and entries (up to which they were found before; same length), since (created_at of the oldest that waits), max_rows (of each lane)
--- Gives: lane, now, due_at, seq, id, created_at, run, attempts, entry, cause, key (null from due_at on where there is none)
+-- Takes: lanes, moments and entries (how far the previous search got; same length), since (created_at of the oldest waiting message), max_rows (for each lane)
+-- Gives: lane, now, due_at, seq, id, created_at, run, attempts, entry, cause, key (all null from due_at on if the lane has none)
 -- Index: deferral_due_idx and deferral_message_idx on each partition from since on
 SELECT leased.lane, now(), due.due_at, due.seq, due.id, due.created_at, due.run, due.attempts, due.entry, due.cause, due.key
   FROM unnest(%(lanes)s::smallint[], %(moments)s::timestamptz[], %(entries)s::bigint[]) AS leased (lane, due_at, entry)

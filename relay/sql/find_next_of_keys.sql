@@ -1,6 +1,6 @@
--- Does:  Find the messages of blocked keys that wait, each key in order of seq.
--- Takes: lanes, keys, seqs (above which to look; same length), since (created_at of the oldest that waits), max_rows
--- Gives: position of the key (from 1), seq, id, created_at, run, attempts, entry, cause, is_due (null: waits for its key alone)
+-- Does:  Find the waiting messages of blocked keys, each key in order of seq.
+-- Takes: lanes, keys, seqs (above which to look; same length), since (created_at of the oldest waiting message), max_rows
+-- Gives: position of the key (from 1), seq, id, created_at, run, attempts, entry, cause, is_due (null: waits only for its key)
 -- Index: deferral_key_idx and deferral_message_idx on each partition from since on
 SELECT wanted.position, waiting.*
   FROM unnest(%(lanes)s::smallint[], %(keys)s::text[], %(seqs)s::bigint[])

@@ -1,4 +1,4 @@
--- Does:  Find messages of a lane and a partition without a mark, up to a seq.
+-- Does:  Find messages without a mark in a lane and a partition, up to a seq.
 -- Takes: lane, starts_at and ends_at (of the partition), up_to, max_rows
 -- Gives: seq, id, created_at, key (null if it is too long), topic (its beginning)
 -- Index: message_lane_idx and settlement_lane_idx of the partition

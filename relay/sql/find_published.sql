@@ -1,7 +1,7 @@
 -- Does:  Find published messages, in the order in which they were added.
 -- Takes: since, until (created_at), topic, topic_prefix, key, tenant, max_rows; null for any
 -- Gives: id, created_at
--- Index: none; reads the days between since and until from end to end, and the marks of what matches
+-- Index: none; reads all days between since and until, and the marks of matching messages
 SELECT id, created_at
   FROM outbox.message_status
  WHERE created_at >= %(since)s

@@ -1,4 +1,4 @@
--- Does:  Find the first message of each lane that has no mark, in all partitions.
+-- Does:  Find each lane's first message without a mark, in all partitions.
 -- Takes: lanes, aboves and up_tos (seqs; same length)
 -- Gives: lane, seq and created_at (null: all are marked), following (the next seq of the lane above up_to), snapshot (xmin and age)
 -- Index: message_lane_idx and settlement_lane_idx on every partition

@@ -1,6 +1,6 @@
 -- Does:  Insert one delivery for each message and each consumer subscribed to its topic, in order.
--- Takes: arrays of one length: ids, lanes, schema_versions, topics, keys, tenants, content_types, headers, payloads
--- Gives: topic, for each topic that nobody subscribes to
+-- Takes: arrays of the same length: ids, lanes, schema_versions, topics, keys, tenants, content_types, headers, payloads
+-- Gives: topic, one row for each topic without a subscriber
 -- Index: none; inbox.subscription is small
 WITH message AS (
     SELECT *

@@ -1,4 +1,4 @@
--- Does:  List the partitions that have or had messages.
+-- Does:  List the partitions whose time has begun, except those being detached.
 -- Takes: nothing
 -- Gives: starts_at, ends_at, newest first
 -- Index: none

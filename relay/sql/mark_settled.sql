@@ -1,5 +1,5 @@
--- Does:  Write marks: the messages between two positions of ids have this outcome.
--- Takes: ids, and of one length: bins (created_at rounded down to 15 minutes), lanes, first_seqs, last_seqs, outcomes, starts and ends (positions in ids, from 1)
+-- Does:  Write marks, each with the outcome of the messages between two positions in ids.
+-- Takes: ids, and arrays of the same length: bins (created_at rounded down to 15 minutes), lanes, first_seqs, last_seqs, outcomes, starts and ends (positions in ids, from 1)
 -- Gives: nothing
 -- Index: none
 INSERT INTO outbox.settlement (created_at, lane, first_seq, last_seq, outcome, ids)

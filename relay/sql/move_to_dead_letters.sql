@@ -1,7 +1,7 @@
--- Does:  End the runs of messages as dead letters and copy those there that nobody has ended, in one statement.
--- Takes: ids, created_ats, lanes, seqs, runs, keys, reasons, attempts (started so far; same length), origin, by_hand (no scheduled retry), max_topic_bytes, topic_header (where a longer one is kept), first and last of created_ats
+-- Does:  Dead-letter messages in one statement: end their runs, and copy those that no other relay has ended.
+-- Takes: ids, created_ats, lanes, seqs, runs, keys, reasons, attempts (started so far; same length), origin, by_hand (no scheduled retry), max_topic_bytes, topic_header (the header that keeps a longer topic), first and last of created_ats
 -- Gives: nothing
--- Index: message_pkey and settlement_lane_idx on each partition between first and last, deferral_settled_idx for the conflict
+-- Index: message_pkey and settlement_lane_idx on each partition between first and last, deferral_settled_idx for conflicts
 WITH given_up AS (
     INSERT INTO outbox.deferral (id, created_at, lane, seq, run, attempts, cause, outcome, key, reason)
     SELECT id, created_at, lane, seq, run, attempts, 'settled', 'dead_lettered', key, reason

@@ -1,4 +1,4 @@
--- Does:  Read the database's clock, the last seq and the last entry that were assigned, and a new transaction id.
+-- Does:  Read the database's clock, the last assigned seq and entry, and a new transaction id.
 -- Takes: nothing
 -- Gives: one row: now, seq, entry, transaction_id
 -- Index: none

@@ -1,6 +1,6 @@
--- Does:  Read the log above an entry: which keys have messages that wait, and when the first of them is due.
+-- Does:  Read the log above an entry: which keys have waiting messages, and when the first is due.
 -- Takes: lanes, entries (same length; -1: read all of it)
--- Gives: lane, key (null: of messages that don't hold back their key), has_head (a refused message waits), has_ended (one waits no more), seq (the first), due_at (the first), created_at (the first), all of what waits
+-- Gives: lane, key (null: messages that don't block their key), has_head (a refused message waits), has_ended (a message has stopped waiting), and the lowest seq, due_at and created_at of the waiting messages
 -- Index: deferral_pkey on every partition
 SELECT lane, key, bool_or(waits AND cause <> 'blocked') AS has_head, bool_or(NOT waits) AS has_ended,
        min(seq) FILTER (WHERE waits), min(due_at) FILTER (WHERE waits), min(created_at) FILTER (WHERE waits)

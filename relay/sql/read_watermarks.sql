@@ -1,5 +1,5 @@
--- Does:  Read up to which seq each lane was verified to have only marked messages.
--- Takes: lanes, drawn (the last seq that was drawn: what is above is of a sequence that went back)
+-- Does:  Read the seq up to which every message of a lane was verified to have a mark.
+-- Takes: lanes, drawn (the last seq drawn; a higher watermark predates a reset of the sequence)
 -- Gives: lane, seq (-1: nothing was verified)
 -- Index: watermark_pkey on every partition, from its end
 SELECT leased.lane, coalesce(verified.up_to, -1)

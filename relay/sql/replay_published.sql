@@ -1,6 +1,6 @@
--- Does:  Request that published messages are published again.
+-- Does:  Request that published messages be published again.
 -- Takes: ids, first and last created_at of the batch
--- Gives: nothing; the row count
+-- Gives: nothing but the row count
 -- Index: message_pkey, settlement_lane_idx and deferral_message_idx on each partition between first and last
 INSERT INTO outbox.deferral (created_at, due_at, seq, id, run, lane, cause, key, requested_by)
 SELECT created_at, clock_timestamp(), seq, id, run + 1, lane, 'replayed', key, session_user

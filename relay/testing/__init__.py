@@ -1,4 +1,4 @@
-"""The conformance suite of publishers: `relay.testing.publisher_suite`."""
+"""The conformance suite for publishers: `relay.testing.publisher_suite`."""
 
 import pytest
 

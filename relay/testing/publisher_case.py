@@ -1,4 +1,4 @@
-"""The hooks and capabilities that bind an adapter to the publisher suite."""
+"""The hooks and capabilities that connect an adapter to the publisher suite."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ __all__ = ["Capabilities", "PublisherCase"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a publisher and its broker can do; tests of the rest are skipped."""
+    """What a publisher and its broker can do; tests that need more are skipped."""
 
     ordered_by_key: bool = capability("Messages of one key arrive in order.")
     empty_payload: bool = capability("A payload may be empty.")
@@ -44,15 +44,14 @@ class Capabilities:
 class PublisherCase(BrokerCase, ABC):
     """The abstract part: override the hooks that your capabilities require.
 
-    A hook may be called several times in a test. To use a fixture, write one of your
-    own:
+    A hook can be called several times in a test. To use a fixture, write your own:
 
         @pytest.fixture(autouse=True)
         def broker(self, acme_url: str) -> None:
             self.url = acme_url
 
     Attributes:
-        capabilities: declare absent what the adapter can't do.
+        capabilities: set those that the adapter lacks to `False`.
         max_payload_bytes: the largest payload that `publisher()` accepts.
         patience: seconds within which a call must end, whatever the broker does.
     """
@@ -80,7 +79,7 @@ class PublisherCase(BrokerCase, ABC):
         return Message(topic, bytes(self.max_payload_bytes + 1), key="key-0")
 
     async def refused_message(self) -> Message:
-        """Return a message that is refused temporarily. For `refuses_alone`."""
+        """Return a message that the broker refuses temporarily. For `refuses_alone`."""
         raise NotImplementedError
 
     async def fresh_topic(self) -> str:
@@ -108,7 +107,7 @@ class PublisherCase(BrokerCase, ABC):
     async def publish_on_and_on(
         self, publisher: Publisher, batch: Sequence[Message]
     ) -> None:
-        """Publish a batch again and again, until cancelled."""
+        """Publish a batch repeatedly until cancelled."""
         while True:
             await self.until_answered(publisher, batch)
             await asyncio.sleep(0)

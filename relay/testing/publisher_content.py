@@ -21,7 +21,7 @@ __all__ = ["PublisherContent"]
 
 
 class PublisherContent(PublisherCase):
-    """Fields, payloads, texts and order survive the transfer through the broker."""
+    """Fields, payloads, texts and order are preserved on the way through the broker."""
 
     @checks()
     async def test_every_field_arrives_unchanged(self) -> None:

@@ -1,4 +1,4 @@
-"""The publisher suite: a broker that is unavailable, recovers, is cut off, or hangs."""
+"""The publisher suite: a broker is unavailable, recovers, is cut off, or hangs."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ __all__ = ["PublisherOutage"]
 
 
 class PublisherOutage(PublisherCase):
-    """No hang while the broker is unavailable, and no loss once it is back."""
+    """Nothing hangs while the broker is unavailable, and no message is lost."""
 
     @checks("goes_away")
     async def test_an_unavailable_broker_is_reported_at_start(self) -> None:

@@ -1,4 +1,4 @@
-"""The conformance suite of publishers, for our adapters and for yours.
+"""The conformance suite for publishers: Pillarbox's own and yours.
 
     class TestAcmePublisher(PublisherSuite):
         capabilities = Capabilities(deduplicates=True)
@@ -6,8 +6,8 @@
         def publisher(self) -> Publisher: ...
         async def received(self, topic: str, count: int) -> Sequence[Message]: ...
 
-It needs pytest without plug-ins: the tests are plain functions that run their own event
-loop. A test that needs a capability declared absent is skipped and says which.
+It needs pytest but no plug-ins: the tests are plain functions that run their own event
+loop. A test that requires a capability set to `False` is skipped and names it.
 """
 
 from relay.testing.publisher_answers import PublisherAnswers

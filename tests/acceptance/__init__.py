@@ -1,1 +1,1 @@
-"""The promises, with real processes that are killed, stopped and cut off."""
+"""Test the guarantees with real processes that are killed, stopped and disconnected."""

@@ -1,7 +1,7 @@
-"""A broker in trouble under a relay, the same for every broker: a suite to bind.
+"""Broker faults under a running relay: a test suite that each broker subclasses.
 
-Whatever happens to the broker, nothing is lost, keys keep their order by first
-appearance, no attempt is charged, and the relay goes on with its next trial.
+Whatever happens to the broker, no message is lost, keys keep their order by first
+appearance, no attempt is charged, and the relay resumes with its next trial.
 """
 
 import re
@@ -23,24 +23,24 @@ TOPIC = "numbers.counted"
 _BATCH = 50
 CONCURRENCY = 2
 IN_FLIGHT = _BATCH * CONCURRENCY
-# More bytes than any cut lets through.
+# The messages added before a cut: more bytes than any cut lets through.
 TO_BE_CUT = 200
-# No promise: what is promised is counted in trials, and in the waits between them.
+# Not a guarantee: recovery is guaranteed in trials and the waits between them.
 _RECOVERY = 90.0
 LONGEST_WAIT = 15.0
-# The trial under way may still meet the broker that was away.
+# A trial already under way can still fail after the broker is back.
 _FAILED_TRIALS = 1
 
 Arrival: TypeAlias = tuple[str, str, int]
-# Without the lines that sum up several.
+# Excludes the lines that summarize several events.
 _LOST = re.compile(r"BrokerLost .*\bseconds=([0-9.]+)$", re.MULTILINE)
 _SUMMARY = re.compile(r"BrokerLost .*\brepeated=")
 Figures: TypeAlias = Callable[[str, object], None]
 
 
 def announced_waits(relay: RunningProcess) -> list[float]:
-    """Return the seconds until the next trial for each time the broker was lost."""
-    # The last line may still be on its way.
+    """Return the announced wait for the next trial, for each loss of the broker."""
+    # The last line may be incomplete.
     log = relay.log().rpartition("\n")[0]
     waits = [float(seconds) for seconds in _LOST.findall(log)]
     assert len(waits) == log.count("BrokerLost") - len(_SUMMARY.findall(log))
@@ -48,7 +48,7 @@ def announced_waits(relay: RunningProcess) -> list[float]:
 
 
 def by_first_appearance(arrivals: Sequence[Arrival]) -> dict[str, list[int]]:
-    """Return the numbers of each key, from the id, key and number of each arrival."""
+    """Return the numbers of each key in the order in which their ids first appeared."""
     numbers: dict[str, list[int]] = {}
     seen = set()
     for id, key, number in arrivals:
@@ -59,11 +59,12 @@ def by_first_appearance(arrivals: Sequence[Arrival]) -> dict[str, list[int]]:
 
 
 class BrokerFaults(ABC):
-    """Bind it: a fixture of your own that sets up the broker, and the hooks.
+    """Subclass it with a fixture that sets up the broker, and implement the hooks.
 
     Attributes:
-        ordered: whether the broker keeps the order of a key at all.
-        publish_timeout: seconds in which it answers on any machine, unless it stalls.
+        ordered: whether the broker keeps the order of each key.
+        publish_timeout: seconds within which it answers on any machine unless it
+            stalls.
     """
 
     ordered: ClassVar[bool] = True
@@ -88,7 +89,7 @@ class BrokerFaults(ABC):
 
     @abstractmethod
     def broker_url(self) -> str:
-        """Return the URL of the broker, ready for `TOPIC`; without the proxy."""
+        """Return the broker's own URL, not the proxy's; it is ready for `TOPIC`."""
 
     @abstractmethod
     def arrivals(self) -> Sequence[Arrival]:
@@ -96,17 +97,17 @@ class BrokerFaults(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End the broker as a crash does."""
+        """Kill the broker, as a crash would."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start it again, with its data."""
+        """Restart the broker with its data."""
 
     @pytest.mark.timeout(900)
     def test_killed_and_restarted_in_mid_drain(self) -> None:
         relay = self.drain()
         self.kill()
-        # However late the fault came, there is work left for it.
+        # So that there is work to interrupt, however late the fault came.
         self.writer.add(TO_BE_CUT)
         relay.wait_for_log("BrokerLost", times=2)
         assert self.inspection.unsettled()
@@ -117,8 +118,8 @@ class BrokerFaults(ABC):
     def test_connection_cut_in_mid_batch(self) -> None:
         relay = self.drain()
         for cut in range(1, 6):
-            # Nothing flows until there is something to cut: a relay may be done sooner
-            # than this process gets to its next line.
+            # Hold all traffic until the cut is armed: otherwise the relay could finish
+            # before this process reaches its next line.
             self.proxy.stall()
             self.writer.add(TO_BE_CUT)
             left = self.inspection.unsettled()
@@ -142,31 +143,31 @@ class BrokerFaults(ABC):
         self.expect_all(relay, self.proxy.resume)
 
     def drain(self, *options: str) -> RunningProcess:
-        """Start a relay, and return in the midst of its work."""
+        """Start a relay, and return while it is draining."""
         self.writer.add(self.count)
         self.proxy, url = self.make_proxy(self.broker_url())
-        # So that the work lasts long enough to fall into it.
+        # So that the fault comes before the work is done.
         self.proxy.slow(0.01)
         relay = self.relays.start(
             url,
             f"--batch-size={_BATCH}",
             f"--concurrency={CONCURRENCY}",
-            "--log-level=debug",  # each time that the broker is lost
+            "--log-level=debug",  # logs every loss of the broker
             *options,
         )
         enough = self.count * 9 // 10
         wait_for("some is published", lambda: self.inspection.unsettled() < enough)
-        # Nor may it end before the fault comes, however late that is.
+        # Slow enough that the drain is unfinished when the fault comes, however late.
         self.proxy.slow(0.05)
         return relay
 
     def expect_all(
         self, relay: RunningProcess, go_on: Callable[[], None] = lambda: None
     ) -> None:
-        """End a trouble, and compare what arrived in the end with what was added.
+        """End the fault, and check that everything added arrived.
 
         Args:
-            go_on: ends the trouble. What is left is counted before.
+            go_on: ends the fault. The unsettled messages are counted before.
         """
         left = self.inspection.unsettled()
         assert left
@@ -189,14 +190,14 @@ class BrokerFaults(ABC):
         if not self.ordered:
             arrived = {key: sorted(numbers) for key, numbers in arrived.items()}
         assert arrived == expected
-        # Each time that the broker was lost, what was in flight may be there twice.
+        # Each loss of the broker can duplicate the messages in flight.
         lost = relay.log().count("BrokerLost")
         assert len(arrivals) <= self.writer.added + lost * IN_FLIGHT
         assert self.inspection.charged() == 0
         relay.wait_for_log("BrokerRecovered")
 
     def wait_for_progress(self, left: int) -> None:
-        """Wait until fewer than `left` messages are left."""
+        """Wait until fewer than `left` messages are unsettled."""
         wait_for(
             "it goes on",
             lambda: self.inspection.unsettled() < left,

@@ -1,4 +1,4 @@
-"""The brokers that counters can have: their lives, and what waits in them."""
+"""Brokers for counters: start and kill them, and count their unacked messages."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from tests.fixtures.postgres import new_database
 from tests.fixtures.relay import execute
 
 _STREAM: Final = "NUMBERS"
-# Those that are handed over and not acked, too, which AMQP doesn't tell.
+# Includes delivered messages that are unacked, which AMQP doesn't report.
 _WAITING_IN_RABBITMQ: Final = (
     f'Name = rabbit_misc:r(<<"/">>, queue, <<"{NAME}">>),'
     " {ok, Queue} = rabbit_amqqueue:lookup(Name),"
@@ -32,15 +32,15 @@ _SUBSCRIBE: Final = "INSERT INTO inbox.subscription SELECT %s, unnest(%s::text[]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Broker:
-    """A server of the test's own that loses nothing when it is killed.
+    """A test's private server that loses nothing when killed.
 
     Attributes:
         url: for relays and counters alike.
-        waiting: tells how many messages the counters have not acked.
-        kill: ends it as a crash does.
-        start: starts it again, with what it had.
-        ordered: whether keys are in order with several counters.
-        write: has on disk what was made of late.
+        waiting: returns how many messages the counters have not acked.
+        kill: kills it, as a crash would.
+        start: restarts it with its data.
+        ordered: whether keys stay in order with several counters.
+        write: writes the list of recently created queues to disk.
     """
 
     url: str
@@ -112,7 +112,7 @@ BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
 
 
 def _waiting_in_postgres(url: str) -> int:
-    """Count deliveries that are not acked."""
+    """Return the number of unacked deliveries."""
     query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
     with psycopg.connect(url) as connection:
         ((count,),) = connection.execute(query).fetchall()

@@ -1,6 +1,6 @@
-"""A consumer to count at: it writes down each message that it handles.
+"""A consumer that records each message it handles, so that tests can count them.
 
-Nothing but the inbox keeps a message from being written down twice.
+Nothing but the inbox prevents a message from being recorded twice.
 """
 
 import os
@@ -25,7 +25,7 @@ COUNTED: Final = "numbers.counted"
 DOUBTED: Final = "numbers.doubted"
 TOPICS: Final = (COUNTED, DOUBTED)
 HOLD: Final = timedelta(seconds=2)
-"""After this, another counter gets what a vanished one held."""
+"""After this, another counter receives the messages that a dead one held."""
 
 
 class Base(DeclarativeBase):
@@ -33,7 +33,7 @@ class Base(DeclarativeBase):
 
 
 class Counted(Base):
-    """One handling of a message; `position` grows within a key."""
+    """One handling of a message; `position` increases within a key."""
 
     __tablename__ = "counted"
 
@@ -56,7 +56,7 @@ async def count(session: AsyncSession, message: Message) -> None:
 
 
 async def count_unless_in_doubt(session: AsyncSession, message: Message) -> None:
-    """Count, but raise as long as the table `doubt` has a row."""
+    """Count the message, but raise while the table `doubt` contains a row."""
     await count(session, message)
     await session.flush()
     if await session.scalar(text("SELECT count(*) FROM doubt")):
@@ -64,7 +64,7 @@ async def count_unless_in_doubt(session: AsyncSession, message: Message) -> None
 
 
 def counter() -> Consumer:
-    """Make the consumer; without a broker its database is that, too."""
+    """Create the consumer; without a broker URL, its database is also its broker."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
     sessions = async_sessionmaker(create_async_engine(sqlalchemy_url(url), pool_size=8))
     consumer = Consumer(
@@ -80,7 +80,7 @@ def counter() -> Consumer:
 
 
 def source_of(url: str) -> Source | str:
-    """Create a source that soon takes over what a dead counter held."""
+    """Create a source that soon takes over the messages of a dead counter."""
     if url.startswith("redis:"):
         return RedisSource(url, consumer=NAME, topics=TOPICS, reclaim_after=HOLD)
     if url.startswith("nats:"):

@@ -1,4 +1,4 @@
-"""Counter processes of one database, and what they have counted."""
+"""Counter processes on one database, and the messages they have counted."""
 
 import itertools
 from collections import defaultdict
@@ -35,7 +35,7 @@ _SHARES = """
 
 
 class Counters:
-    """Starts counters, subscribed from the start; stops them at the end."""
+    """Subscribes counters, starts them, and kills them on exit."""
 
     def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
         self._url = as_role(url, "pillarbox_consumer")
@@ -48,9 +48,9 @@ class Counters:
     def start(
         self, broker: str | None = None, consumer: str = COUNTER
     ) -> RunningProcess:
-        """Start one more, and return when it has reached database and broker.
+        """Start another counter, and return once it has reached database and broker.
 
-        Its broker is the database, or is at a URL.
+        Its broker is at the URL `broker`, or is the database.
         """
         environment = {"PILLARBOX_DATABASE_URL": self._url}
         if broker is not None:
@@ -65,65 +65,65 @@ class Counters:
         return counter
 
     def count(self) -> int:
-        """How often a message was handled."""
+        """Return how many times messages were handled."""
         ((count,),) = self._inspection.rows("SELECT count(*) FROM counted")
         return int(count)
 
     def count_of(self, pid: int) -> int:
-        """How often one counter has handled a message."""
+        """Return how many times one counter has handled a message."""
         query = "SELECT count(*) FROM counted WHERE pid = %s"
         ((count,),) = self._inspection.rows(query, pid)
         return int(count)
 
     def shares(self) -> list[int]:
-        """How many lanes of the broker each counter holds."""
+        """Return how many of the broker's lanes each counter holds."""
         rows = self._inspection.rows(_SHARES, consumer_class("counter") & 0xFFFFFFFF)
         return [int(share) for (share,) in rows]
 
     def wait_for_count(self, count: int) -> None:
-        """Wait until messages have been handled this often, while it makes progress."""
+        """Wait until messages were handled `count` times; fail if progress stops."""
         while (counted := self.count()) < count:
             wait_for("it goes on", partial(self._has_more, counted), pause=0.05)
 
     def receipts(self) -> int:
-        """How many messages have a receipt."""
+        """Return the number of messages with a receipt."""
         query = "SELECT count(*) FROM inbox.receipt WHERE consumer = 'counter'"
         ((count,),) = self._inspection.rows(query)
         return int(count)
 
     def dead_letters(self) -> int:
-        """How many messages were given up."""
+        """Return the number of dead letters."""
         ((count,),) = self._inspection.rows("SELECT count(*) FROM inbox.dead_letter")
         return int(count)
 
     def waiting(self) -> int:
-        """How many deliveries are not acked, if the database is the broker."""
+        """Return the number of unacked deliveries, if the database is the broker."""
         query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
         ((count,),) = self._inspection.rows(query)
         return int(count)
 
     def duplicates(self) -> int:
-        """How many deliveries were not the first of their message, by that broker."""
+        """Return how many deliveries were not the first of their message, likewise."""
         query = "SELECT count(*) - count(DISTINCT message_id) FROM inbox.delivery"
         ((count,),) = self._inspection.rows(query)
         return int(count)
 
     def numbers(self) -> dict[str, list[int]]:
-        """The numbers of each key's messages, each time that they were handled."""
+        """Return the numbers of each key's messages, in the order of handling."""
         numbers: dict[str, list[int]] = defaultdict(list)
         query = "SELECT key, number FROM counted ORDER BY position"
         for key, number in self._inspection.rows(query):
             numbers[key].append(number)
         return dict(numbers)
 
-    def told(self, event: str) -> list[int]:
-        """How often each counter logged an event."""
+    def logged(self, event: str) -> list[int]:
+        """Return how many times each counter has logged an event."""
         return [counter.log().count(event) for counter in self._started]
 
-    def all_told(self, event: str, before: Sequence[int]) -> bool:
-        """Whether each has told of an event since `told` gave `before`."""
+    def all_have_logged(self, event: str, before: Sequence[int]) -> bool:
+        """Return whether each has logged an event since `logged` returned `before`."""
         return all(
-            now > then for now, then in zip(self.told(event), before, strict=True)
+            now > then for now, then in zip(self.logged(event), before, strict=True)
         )
 
     def _has_more(self, counted: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the acceptance tests share: relays as processes, a sink, a look inside."""
+"""Fixtures of the acceptance tests: relay processes, a sink, database queries."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def show(process: RunningProcess) -> None:
-    """Write the end of a log to where pytest finds it for a test that failed."""
+    """Print the end of a log, which pytest shows if the test fails."""
     sys.stdout.write(f"--- {process.log_file.name}\n{process.log()[-3000:]}\n")
 
 
@@ -51,7 +51,7 @@ def writer(database_url: str) -> Iterator[Writer]:
 
 @pytest.fixture
 def relays(database_url: str, tmp_path: Path) -> Iterator[Relays]:
-    """Starts relays of `database_url`; their logs are shown when a test fails."""
+    """Start relays of `database_url`; their logs are shown if the test fails."""
     with Relays(database_url, tmp_path) as started:
         yield started
         for relay in started:
@@ -62,7 +62,7 @@ def relays(database_url: str, tmp_path: Path) -> Iterator[Relays]:
 def counters(
     database_url: str, tmp_path: Path, inspection: Inspection
 ) -> Iterator[Counters]:
-    """Starts consumers that count in `database_url`, which is also their broker."""
+    """Start consumers that count in `database_url`, which is also their broker."""
     with Counters(database_url, tmp_path, inspection) as started:
         yield started
         for counter in started:
@@ -71,19 +71,19 @@ def counters(
 
 @pytest.fixture
 def sink(tmp_path: Path) -> Sink:
-    """A sink that acks at once."""
+    """Return a sink that acks at once."""
     return Sink(tmp_path / "arrivals")
 
 
 @pytest.fixture
 def slow_sink(tmp_path: Path) -> Sink:
-    """A sink that acks after a while: batches are in flight most of the time."""
+    """Return a sink that acks after a delay: batches are usually in flight."""
     return Sink(tmp_path / "arrivals", latency=0.05)
 
 
 @pytest.fixture
 def private_database_url(private_server: PostgresServer) -> Iterator[str]:
-    """A migrated database on a server that the test may stop."""
+    """Yield a migrated database on a server that the test can stop."""
     with new_database(private_server, "pillarbox_test") as name:
         migrate(private_server.database_url(name), with_cron=False)
         yield private_server.database_url(name)
@@ -93,11 +93,11 @@ def private_database_url(private_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def figures(record_property: Figures) -> Figures:
-    """Records the name and value of a measurement, printed at the end."""
+    """Return a function that records a measurement, which is printed at the end."""
     return record_property
 
 
 @pytest.fixture
 def full(pytestconfig: pytest.Config) -> bool:
-    """Whether faults are to be tested in their full numbers, which takes minutes."""
+    """Return whether to test faults at full scale, which takes minutes."""
     return bool(pytestconfig.getoption("full"))

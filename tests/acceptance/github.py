@@ -1,8 +1,8 @@
-"""An application that takes GitHub's webhooks, and a consumer of what it says.
+"""An application that stores GitHub's webhooks, and a consumer of its messages.
 
-Each webhook is a business transaction: its repository, its sender and its event, and
-a message under the key of the repository. Several writers work at once; the row of
-the repository, which each locks first, puts the messages of a key in order.
+Each webhook is a business transaction: it writes the repository, the sender and the
+event, and adds a message whose key is the repository. Several writers run at once.
+Each locks the row of its repository first, which puts the messages of a key in order.
 """
 
 import gzip
@@ -53,7 +53,7 @@ class Event(Base):
 
 
 class Received(Base):
-    """What the consumer got; `number` counts within a repository."""
+    """A message that the consumer received; `number` counts within a repository."""
 
     __tablename__ = "received"
     position: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
@@ -77,8 +77,8 @@ class Webhook:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A message as it was added, or as it was received."""
+class Content:
+    """The parts of a message to compare, as added and as received."""
 
     topic: str
     key: str | None
@@ -102,7 +102,7 @@ def _webhook(
     return Webhook(event, action, repository, owner, sender.get("login"), payload)
 
 
-def record(session: Session, position: int, webhook: Webhook) -> tuple[UUID, Said]:
+def record(session: Session, position: int, webhook: Webhook) -> tuple[UUID, Content]:
     """Record a webhook in the transaction of `session`, and add its message."""
     number = 0
     if webhook.repository is not None:
@@ -136,29 +136,29 @@ def record(session: Session, position: int, webhook: Webhook) -> tuple[UUID, Sai
         headers={"number": str(number)},
     )
     outbox.add(session, message)
-    return message.id, _said(message)
+    return message.id, _content_of(message)
 
 
-def _said(message: Message) -> Said:
+def _content_of(message: Message) -> Content:
     digest = sha256(message.payload).hexdigest()
-    return Said(message.topic, message.key, digest, int(message.headers["number"]))
+    return Content(message.topic, message.key, digest, int(message.headers["number"]))
 
 
 async def receive(session: AsyncSession, message: Message) -> None:
-    said = _said(message)
+    content = _content_of(message)
     session.add(
         Received(
             message_id=message.id,
-            topic=said.topic,
-            key=said.key,
-            digest=said.digest,
-            number=said.number,
+            topic=content.topic,
+            key=content.key,
+            digest=content.digest,
+            number=content.number,
         )
     )
 
 
 def consumer() -> Consumer:
-    """Make the consumer; its database is its broker, too."""
+    """Create the consumer; its database is also its broker."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
     sessions = async_sessionmaker(create_async_engine(sqlalchemy_url(url), pool_size=8))
     consumer = Consumer(url, sessions, name="github", max_in_flight=8)

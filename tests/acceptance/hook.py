@@ -1,7 +1,7 @@
-"""A receiver of webhooks in a process of its own, to count at or to be killed.
+"""A webhook receiver in its own process, which tests can query and kill.
 
-`recorder` appends to a file whatever it takes, one line for each request. `counting`
-handles messages in a database, by the endpoint that we ship.
+`recorder` appends each request it accepts to a file, one per line. `counting` handles
+messages in a database with the endpoint of `inbox.webhook`.
 """
 
 import os
@@ -26,14 +26,14 @@ _FILE = "PILLARBOX_TEST_ARRIVALS"
 
 
 async def recorder(scope: dict[str, Any], receive: Receive, send: Send) -> None:
-    """Write id, key and number down before they are acked."""
+    """Write the id, key and number of a message to the file, then answer."""
     body, more = b"", True
     while more:
         event = await receive()
         body += event.get("body", b"")
         more = event.get("more_body", False)
     arrivals = Path(os.environ[_FILE])
-    if closed_sign(arrivals).exists():
+    if closed_file(arrivals).exists():
         await answer(send, 503)
         return
     headers = {n.decode(): v.decode() for n, v in scope["headers"]}
@@ -50,13 +50,13 @@ async def answer(send: Send, status: int) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def closed_sign(arrivals: Path) -> Path:
-    """Where the file lies that makes the recorder answer 503."""
+def closed_file(arrivals: Path) -> Path:
+    """Return the path of the file whose existence makes the recorder answer 503."""
     return arrivals.with_suffix(".closed")
 
 
 def counting() -> Any:
-    """Make the endpoint; its effects are rows in `counted`."""
+    """Create the endpoint; its effects are rows in `counted`."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
     engine = create_async_engine(sqlalchemy_url(url), pool_size=8)
     return webhook_app(
@@ -70,7 +70,7 @@ def counting() -> Any:
 
 
 class Hook:
-    """A receiver under uvicorn, on one port for all its lives."""
+    """A receiver under uvicorn, which keeps its port across restarts."""
 
     def __init__(self, app: str, directory: Path, *options: str, **env: str) -> None:
         self.port = free_port()
@@ -90,29 +90,29 @@ class Hook:
         return f"http://127.0.0.1:{self.port}/hook"
 
     def start(self) -> None:
-        """Start it, and return when it listens."""
+        """Start it, and return once it listens."""
         self._lives += 1
         self._process = RunningProcess(self._line, self._log, self._environment)
         self._process.wait_for_log("Uvicorn running on", times=self._lives)
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill it, as a crash would."""
         assert self._process is not None
         self._process.kill()
 
     def close(self) -> None:
-        """Let the recorder refuse everything."""
-        closed_sign(self.file).touch()
+        """Make the recorder refuse all requests."""
+        closed_file(self.file).touch()
 
     def open(self) -> None:
-        """Let it take everything again."""
-        closed_sign(self.file).unlink()
+        """Let the recorder accept requests again."""
+        closed_file(self.file).unlink()
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
     def arrivals(self) -> list[tuple[str, str, int]]:
-        """Id, key and number of whatever the recorder took."""
+        """Return the id, key and number of all messages the recorder accepted."""
         lines = self.file.read_text().splitlines()
         rows = (line.split() for line in lines)
         return [(id, key, int(number)) for id, key, number in rows]

@@ -1,4 +1,4 @@
-"""A counter whose transactions may be idle for only 2 s."""
+"""A counter whose transactions can be idle for at most 2 s."""
 
 import os
 from datetime import timedelta
@@ -11,7 +11,7 @@ from tests.acceptance.counter import NAME, count, source_of
 
 
 def counter() -> Consumer:
-    """Make the consumer; without a broker its database is that, too."""
+    """Create the consumer; without a broker URL, its database is also its broker."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
     sessions = async_sessionmaker(create_async_engine(sqlalchemy_url(url), pool_size=8))
     consumer = Consumer(

@@ -1,4 +1,4 @@
-"""A look into the database: what is settled, who holds lanes, who is connected."""
+"""Queries about the database: settled messages, lane holders, connections."""
 
 from collections import defaultdict
 from functools import partial
@@ -34,7 +34,7 @@ _BACKENDS = """
 
 
 class Inspection:
-    """Queries with its own superuser connection, reopened when it breaks."""
+    """Runs queries on its own superuser connection, which it reopens when it breaks."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -48,7 +48,7 @@ class Inspection:
             self._connection.close()
 
     def rows(self, query: str, *parameters: object) -> list[Any]:
-        """Run a query and give its rows."""
+        """Run a query and return its rows."""
         if self._connection is None or self._connection.closed:
             self._connection = psycopg.connect(self.url, autocommit=True)
             # Compiling a plan for many partitions would take seconds.
@@ -61,13 +61,13 @@ class Inspection:
             return self.rows(query, *parameters)
 
     def run(self, script: str) -> None:
-        """Run statements that give nothing."""
+        """Run statements that return no rows."""
         with psycopg.connect(self.url) as connection:
             connection.execute(script.encode())
 
     def unsettled(self) -> int:
-        """How many messages are neither published nor given up."""
-        # Not by outbox.unsettled_message, which trusts the watermarks.
+        """Return the number of messages neither published nor dead-lettered."""
+        # Doesn't use outbox.unsettled_message, because that trusts the watermarks.
         return int(self._count("state NOT IN ('published', 'dead_lettered')"))
 
     def wait_until_settled(self, *, seconds: float = 90) -> None:
@@ -80,16 +80,16 @@ class Inspection:
         return self.unsettled() < unsettled
 
     def published(self) -> set[str]:
-        """The ids of those marked as published."""
+        """Return the ids of the messages marked as published."""
         query = "SELECT id::text FROM outbox.message_status WHERE state = 'published'"
         return {id for (id,) in self.rows(query)}
 
     def charged(self) -> int:
-        """How many messages were charged an attempt, or given up."""
+        """Return the number of messages charged an attempt or dead-lettered."""
         return int(self._count("attempts > 0 OR state = 'dead_lettered'"))
 
     def lanes(self) -> dict[int, set[int]]:
-        """Which lanes each relay holds, by its process id."""
+        """Return the lanes that each relay holds, by process id."""
         held: dict[int, set[int]] = defaultdict(set)
         for pid, lane in self.rows(_HOLDERS, LOCK_CLASS):
             assert all(lane not in others for others in held.values())
@@ -97,17 +97,17 @@ class Inspection:
         return held
 
     def backends(self, relay: int, part: Part) -> set[int]:
-        """The server processes behind a part of a relay."""
+        """Return the server processes that serve a part of a relay."""
         return {pid for (pid,) in self.rows(_BACKENDS, f"% {relay} {part}")}
 
     def terminate(self, relay: int, part: Part) -> set[int]:
-        """End the server processes behind a part of a relay, and give them."""
+        """Terminate and return the server processes that serve a part of a relay."""
         pids = wait_for(f"a connection for {part}", lambda: self.backends(relay, part))
         self.rows("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [*pids])
         return pids
 
     def wait_for_shares(self, shares: list[int]) -> None:
-        """Wait until each relay holds this many lanes."""
+        """Wait until the relays hold these numbers of lanes."""
 
         def shared() -> bool:
             return sorted(map(len, self.lanes().values())) == sorted(shares)

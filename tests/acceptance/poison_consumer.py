@@ -1,4 +1,4 @@
-"""A consumer whose process is killed by one of its messages."""
+"""A consumer with a message that kills its process."""
 
 import os
 import signal
@@ -23,16 +23,16 @@ POISON = b"poison"
 TOPIC = "numbers.fatal"
 MAX_ATTEMPTS = 3
 HOLD = timedelta(seconds=2)
-"""After which the messages of a dead consumer go to another at the latest."""
+"""The longest time until another consumer receives the messages of a dead one."""
 
 
 async def note(session: AsyncSession, message: Message) -> None:
-    """Note the number of a message, or die."""
+    """Note the number of a message, or kill the process."""
     await note_many(session, [message])
 
 
 async def note_many(session: AsyncSession, messages: Sequence[Message]) -> None:
-    """Note the numbers of messages, or die."""
+    """Note the numbers of messages, or kill the process."""
     if any(message.payload == POISON for message in messages):
         os.kill(os.getpid(), signal.SIGKILL)
     await session.execute(
@@ -42,21 +42,21 @@ async def note_many(session: AsyncSession, messages: Sequence[Message]) -> None:
 
 
 def consumer() -> Consumer:
-    """Make a consumer that handles one message after the other."""
+    """Create a consumer that handles messages one by one."""
     made = make()
     made.handles(TOPIC)(note)
     return made
 
 
 def consumer_of_batches() -> Consumer:
-    """Make a consumer that handles many messages at once."""
+    """Create a consumer that handles messages in batches."""
     made = make()
     made.handles(TOPIC, batch=20)(note_many)
     return made
 
 
 def make() -> Consumer:
-    """Make a consumer without a handler."""
+    """Create a consumer without a handler."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
     return Consumer(
         source_of(os.environ["PILLARBOX_BROKER_URL"]),
@@ -69,7 +69,7 @@ def make() -> Consumer:
 
 
 def source_of(url: str) -> Source | str:
-    """Make a source that takes over the messages of a dead consumer soon."""
+    """Create a source that soon takes over the messages of a dead consumer."""
     if url.startswith("redis:"):
         return RedisSource(url, consumer=NAME, topics=[TOPIC], reclaim_after=HOLD)
     if url.startswith("nats:"):

@@ -1,6 +1,6 @@
-"""Consumers with a long handler: it prints pages as long as there is paper.
+"""Consumers with a long handler, which prints pages while there is paper.
 
-Each page is an effect in a transaction of its own, the report one in the last.
+Each page is an effect in its own transaction; the report is one in the last.
 """
 
 import logging
@@ -39,7 +39,7 @@ _PID: Final = {"pid": os.getpid()}
 
 
 def printer() -> Consumer:
-    """Make one whose handler is a coroutine: it is cancelled when it is to end."""
+    """Create a consumer whose handler is a coroutine, which is simply cancelled."""
     consumer = _consumer(async_sessionmaker(create_async_engine(_url())))
 
     @consumer.handles(TOPIC, lease=LEASE)
@@ -57,7 +57,7 @@ def printer() -> Consumer:
 
 
 def polite() -> Consumer:
-    """Make one whose handler is a plain function: it returns when it is to end."""
+    """Create a consumer whose handler is a function that returns when cancelled."""
     consumer = _consumer(sessionmaker(create_engine(_url())))
 
     @consumer.handles(TOPIC, lease=LEASE)
@@ -77,9 +77,9 @@ def polite() -> Consumer:
 
 
 def stubborn() -> Consumer:
-    """Make one whose handler never looks whether it is to end.
+    """Create a consumer whose handler never checks whether it was cancelled.
 
-    It waits for its paper with the page in an open transaction.
+    It waits for paper with the page in an open transaction.
     """
     consumer = _consumer(
         sessionmaker(create_engine(_url())), max_idle=timedelta(minutes=5)

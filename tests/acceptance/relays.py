@@ -1,4 +1,4 @@
-"""Relay processes of one database."""
+"""Relay processes on one database."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -12,20 +12,20 @@ _ENTRY_POINT = "[relay.publishers]\nsink = tests.acceptance.sink:SinkPublisher\n
 
 
 def as_role(url: str, role: str) -> str:
-    """Return the URL for a connection with the rights of a role, and no others."""
+    """Return the URL for a connection with the privileges of one role only."""
     separator = "&" if "?" in url else "?"
     return f"{url}{separator}options=-c%20role%3D{role}"
 
 
 class Relays:
-    """Starts relays with a relay's privileges; stops them at the end."""
+    """Starts relays with a relay's privileges, and kills them on exit."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self._url = as_role(url, "pillarbox_relay")
         self._directory = directory
         self._numbers = itertools.count(1)
         self._started: list[RunningProcess] = []
-        # As if a distribution with the sink's publisher were installed.
+        # Look like an installed distribution that provides the sink's publisher.
         installed = directory / "installed" / "sink-1.dist-info"
         installed.mkdir(parents=True)
         (installed / "METADATA").write_text("Name: sink\nVersion: 1\n")
@@ -33,21 +33,21 @@ class Relays:
         self._environment = {"PYTHONPATH": f"{installed.parent}:{ROOT}"}
 
     def start(self, broker: str, *options: str) -> RunningProcess:
-        """Start one more, and return when it has reached database and broker."""
+        """Start another relay, and return once it has reached database and broker."""
         relay = self.start_without_waiting(broker, *options)
         relay.wait_for_log("RelayStarted")
         return relay
 
     def start_without_waiting(self, broker: str, *options: str) -> RunningProcess:
-        """Start one more; it may well fail."""
+        """Start another relay, without checking that it starts."""
         return self.command("relay", broker=broker, options=options)
 
     def command(
         self, *words: str, broker: str, options: Sequence[str] = ()
     ) -> RunningProcess:
-        """Start another command, for the same database."""
+        """Start a command on the same database."""
         ours = (f"--database={self._url}", f"--broker={broker}")
-        # Of an option that stands twice the last one counts.
+        # If an option is given twice, the last one counts.
         line = command_line("pillarbox", *words, *ours, *options)
         log = self._directory / f"relay-{next(self._numbers)}.log"
         relay = RunningProcess(line, log, self._environment)

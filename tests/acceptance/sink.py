@@ -1,8 +1,8 @@
-"""A broker to count at: a file to which relays append whatever they publish.
+"""A broker that tests can count in: a file to which relays append their messages.
 
-A batch is one write in append mode, so it survives the process that wrote it and is
-never mixed with another's. Its acks come after `latency`, during which a relay can
-be killed with the batch in flight.
+A batch is one write in append mode, so it survives its process and is never mixed
+with another batch. Its acks follow after `latency`, during which a relay can be killed
+with the batch in flight.
 """
 
 import os
@@ -23,7 +23,7 @@ _LINE: Final = re.compile(r"(\d+) ([\d.]+) (\S+) (\S+) (\d+);")
 
 
 class SinkPublisher:
-    """Publishes to `sink:///path?latency=SECONDS`, as a third party's would."""
+    """A third-party publisher for `sink:///path?latency=SECONDS`."""
 
     def __init__(self, path: Path, latency: float) -> None:
         self._path = path
@@ -44,7 +44,7 @@ class SinkPublisher:
         os.close(self._file)
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        # What a killed writer has left of its last line is ended first.
+        # Begin with a newline, to end a line that a killed writer left unfinished.
         lines = [""]
         start = f"{os.getpid()} {time.monotonic()}"
         lines += [f"{start} {m.id} {m.key} {m.payload.decode()};" for m in batch]
@@ -66,7 +66,7 @@ class Arrival:
 
 
 class Sink:
-    """What has arrived, in the order of its arrival."""
+    """The messages that have arrived, in order of arrival."""
 
     def __init__(self, path: Path, *, latency: float = 0.0) -> None:
         self._path = path
@@ -78,11 +78,11 @@ class Sink:
         self._by_pid: Counter[int] = Counter()
 
     def url_with(self, *, latency: float) -> str:
-        """Return the URL with another latency."""
+        """Return the URL for this latency."""
         return f"sink://{self._path}?latency={latency}"
 
     def arrivals(self) -> list[Arrival]:
-        """Everything that is there, duplicates included."""
+        """Return all arrivals, including duplicates."""
         if self._path.exists():
             with self._path.open() as file:
                 file.seek(self._read_up_to)
@@ -98,29 +98,29 @@ class Sink:
         return self._arrivals
 
     def count(self) -> int:
-        """How many messages are there, duplicates left out."""
+        """Return the number of messages, excluding duplicates."""
         self.arrivals()
         return len(self._ids)
 
     def count_of(self, pid: int) -> int:
-        """How many messages one relay has published, duplicates included."""
+        """Return how many messages one relay has published, including duplicates."""
         self.arrivals()
         return self._by_pid[pid]
 
     def wait_for_count(self, count: int) -> None:
-        """Wait until there are this many messages."""
+        """Wait until `count` different messages have arrived."""
         wait_for(f"{count} messages arrive", lambda: self.count() >= count)
 
     def wait_for_relay(self, pid: int) -> None:
-        """Wait until a relay has published something."""
+        """Wait until a relay has published a message."""
         wait_for(f"relay {pid} publishes", lambda: self.count_of(pid))
 
     def duplicates(self) -> int:
-        """How many arrivals were not the first of their message."""
+        """Return how many arrivals were not the first of their message."""
         return len(self.arrivals()) - self.count()
 
     def numbers(self) -> dict[str, list[int]]:
-        """The numbers of each key's messages, by first appearance."""
+        """Return the numbers of each key's messages, in order of first appearance."""
         first = {arrival.id: arrival for arrival in reversed(self.arrivals())}
         numbers: dict[str, list[int]] = defaultdict(list)
         for arrival in self.arrivals():

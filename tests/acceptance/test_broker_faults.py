@@ -1,4 +1,4 @@
-"""Redis and PostgreSQL as brokers in trouble, by the suite of faults."""
+"""The suite of broker faults, with Redis and PostgreSQL as brokers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.fault
 class TestRedis(BrokerFaults):
     @pytest.fixture(autouse=True)
     def broker(self) -> Iterator[None]:
-        # It loses nothing when it is killed.
+        # With these settings, Redis loses nothing when killed.
         durable = {"appendonly": "yes", "appendfsync": "always"}
         with redis_server(durable) as self.server:
             yield

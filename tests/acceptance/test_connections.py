@@ -16,7 +16,7 @@ PARTS: tuple[Part, ...] = ("lease", "doorbell", "sweep", "worker")
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_relay_reconnects_by_itself(
+def test_a_relay_reconnects_when_one_of_its_connections_is_cut(
     part: Part,
     relays: Relays,
     slow_sink: Sink,
@@ -46,7 +46,7 @@ def test_a_relay_reconnects_by_itself(
 def test_a_lease_is_lost_at_once_when_its_connection_is_cut(
     relays: Relays, sink: Sink, inspection: Inspection
 ) -> None:
-    # A lease of ten minutes makes a heartbeat every minute.
+    # With a lease of ten minutes, heartbeats are a minute apart.
     relay = relays.start(sink.url, "--lease=10m")
     relay.wait_for_log("LeaseTaken", times=3)
     inspection.terminate(relay.pid, "lease")

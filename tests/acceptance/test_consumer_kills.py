@@ -23,7 +23,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 
 @pytest.mark.timeout(3600)
-def test_every_message_takes_effect_once_although_consumers_are_killed(
+def test_every_message_takes_effect_once_when_consumers_are_killed(
     broker: Broker,
     relays: Relays,
     counters: Counters,
@@ -54,4 +54,4 @@ def test_every_message_takes_effect_once_although_consumers_are_killed(
     assert counters.receipts() == writer.added
     assert counters.dead_letters() == 0
     figures("kills, messages", (kills, writer.added))
-    figures("duplicates skipped", sum(counters.told("DuplicateSkipped")))
+    figures("duplicates skipped", sum(counters.logged("DuplicateSkipped")))

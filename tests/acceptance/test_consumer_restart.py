@@ -1,4 +1,4 @@
-"""PostgreSQL, and each broker, is restarted under running consumers."""
+"""PostgreSQL and each broker are restarted under running consumers."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
 
-# More than one counter alone can have at work.
+# More handlers than one counter can run.
 _BOTH_AT_WORK: Final = """
     SELECT count(*) > 8
       FROM pg_stat_activity
@@ -35,7 +35,7 @@ def rounds(full: bool) -> int:
 
 @pytest.fixture
 def count(full: bool) -> int:
-    """How many messages are added in each round."""
+    """Return how many messages to add in each round."""
     return 2_500 if full else 500
 
 
@@ -45,7 +45,7 @@ class TestABroker:
         with BROKERS[request.param]() as running:
             yield running
 
-    def test_killed_with_handlers_at_work_and_at_any_moment(
+    def test_killed_while_handlers_run_and_at_random_moments(
         self,
         broker: Broker,
         relays: Relays,
@@ -61,20 +61,27 @@ class TestABroker:
         relays.start(broker.url)
         for _ in range(rounds):
             with psycopg.connect(inspection.url) as gate:
-                # Handlers stop at their insert, until the block ends.
+                # Handlers wait at their INSERT until the block ends.
                 gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
                 writer.add(count)
                 wait_for(
                     "both are at work",
                     lambda: inspection.rows(_BOTH_AT_WORK) == [(True,)],
                 )
-                told = counters.told("SourceLost"), counters.told("SourceRecovered")
+                logged = (
+                    counters.logged("SourceLost"),
+                    counters.logged("SourceRecovered"),
+                )
                 broker.kill()
-            # They end without it, and their acks have to wait.
-            wait_for("it is missed", partial(counters.all_told, "SourceLost", told[0]))
+            # Handlers finish without the broker, and their acks have to wait.
+            wait_for(
+                "it is missed",
+                partial(counters.all_have_logged, "SourceLost", logged[0]),
+            )
             broker.start()
             wait_for(
-                "it is found", partial(counters.all_told, "SourceRecovered", told[1])
+                "it is found",
+                partial(counters.all_have_logged, "SourceRecovered", logged[1]),
             )
         expect_each_once(counters, writer, broker.waiting, ordered=broker.ordered)
         for _ in range(rounds):
@@ -91,7 +98,7 @@ class TestABroker:
 class TestPostgreSQL:
     @pytest.fixture
     def database_url(self, private_database_url: str) -> str:
-        """In place of one on the server that all tests share."""
+        """Replace the database on the shared server."""
         return private_database_url
 
     def test_restarted_as_database_and_broker(
@@ -142,7 +149,7 @@ class TestPostgreSQL:
 def expect_each_once(
     counters: Counters, writer: Writer, waiting: Callable[[], int], *, ordered: bool
 ) -> None:
-    """Wait until each message has had its effect, once, and is acked."""
+    """Wait until every message is acked; check that each took effect once."""
     counters.wait_for_count(writer.added)
     wait_until_none("deliveries wait", waiting)
     numbers = counters.numbers()

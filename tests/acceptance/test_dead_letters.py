@@ -1,4 +1,4 @@
-"""Two schedules at once, and a poison message among thousands."""
+"""Concurrent retries of dead letters, and their metrics in Prometheus."""
 
 import re
 from functools import partial
@@ -137,7 +137,7 @@ def test_a_relay_exports_what_it_published_to_prometheus(
         "pillarbox_relay_breaker_open 0.0",
         "pillarbox_relay_add_to_publish_seconds_count 4.0",
     ):
-        wait_for(wanted, partial(is_in, wanted, relay), seconds=60)
+        wait_for(wanted, partial(is_exported, wanted, relay), seconds=60)
     counts = re.findall(rf"^{published}{{topic=.*}} (.*)$", scrape(relay), re.MULTILINE)
     assert len(counts) == 2
     assert sum(map(float, counts)) == 4
@@ -160,13 +160,13 @@ async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus
         f"pillarbox_consumer_handler_duration_seconds_count{labels}",
         'pillarbox_events_total{consumer="billing",event="MessageHandled"} 1.0',
         f'dead_letter_total{{{origin},status="PENDING"}} 1.0',
-        # No relay does it.
+        # The consumer measures the database, as there is no relay.
         "\npillarbox_database_measured_timestamp_seconds{",
         'table="inbox.receipt"} ',
     ):
-        wait_for(wanted, partial(is_in, wanted, consumer), seconds=60)
+        wait_for(wanted, partial(is_exported, wanted, consumer), seconds=60)
     assert f"dead_letter_age_seconds{{{origin}}}" in scrape(consumer)
 
 
-def is_in(wanted: str, process: RunningProcess) -> bool:
+def is_exported(wanted: str, process: RunningProcess) -> bool:
     return wanted in scrape(process)

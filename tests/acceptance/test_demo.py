@@ -1,4 +1,4 @@
-"""The demo over every broker: it counts by itself, and ends with 0 if all is right."""
+"""The demo over every broker: it checks its own counts, and exits with 0 on success."""
 
 import os
 import re
@@ -47,13 +47,13 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("broker", [BY_DEFAULT, *map(as_variant, OTHERS)])
-def test_everything_holds(broker: str) -> None:
+def test_all_checks_of_the_demo_pass(broker: str) -> None:
     shown = demo("--orders", "200", "--duplicates", "20", "--broker", broker)
 
     assert shown.returncode == 0, shown.stdout[-6000:] + shown.stderr
     assert "everything holds" in shown.stdout
     assert "effects that happened twice" in shown.stdout
-    if broker != "http":  # an endpoint has no process that fails by itself
+    if broker != "http":  # an endpoint has no consumer process to kill
         assert "SIGKILL billing" in shown.stdout
         assert "LedgerDownError: the ledger does not answer" in shown.stdout
         assert counted(shown.stdout, "dead letters of billing") > 0
@@ -62,7 +62,7 @@ def test_everything_holds(broker: str) -> None:
 
 @pytest.mark.fault
 @pytest.mark.timeout(600)
-def test_the_page_stays_open_on_the_shop_until_ctrl_c(tmp_path: Path) -> None:
+def test_the_web_page_of_the_shop_stays_open_until_ctrl_c(tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     with shown.open("wb") as output:
         demo = subprocess.Popen(

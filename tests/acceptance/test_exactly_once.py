@@ -1,4 +1,4 @@
-"""From the writer's commit to the handler's, with relays and consumers killed."""
+"""Each message is handled once, although relays and consumers are killed."""
 
 import random
 
@@ -24,8 +24,8 @@ HOLD_BACK = f"""
     CREATE TABLE held_back AS SELECT seq, lane, {_COLUMNS} FROM inbox.delivery;
     DELETE FROM inbox.delivery;
 """
-# The second time in another lane, which is that of another process. Of half of the keys
-# that copy comes first: else the process that is a little ahead handles all of them.
+# The second copy is in a lane of the other process. For half of the keys it comes
+# first: otherwise, whichever process is slightly ahead would handle all messages.
 LET_GO_TWICE = f"""
     INSERT INTO inbox.delivery (lane, {_COLUMNS})
     SELECT (lane + shift) % 16, {_COLUMNS}
@@ -35,7 +35,7 @@ LET_GO_TWICE = f"""
 
 
 @pytest.mark.timeout(1800)
-def test_every_message_is_handled_once_although_relays_and_consumers_are_killed(
+def test_every_message_is_handled_once_when_relays_and_consumers_are_killed(
     relays: Relays,
     counters: Counters,
     writer: Writer,

@@ -1,4 +1,4 @@
-"""A poison message among thousands delays none but its own key, on either side."""
+"""A poison message among thousands delays only its own key, on either side."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def count(full: bool) -> int:
 
 
 def messages_with_poison(count: int) -> Sequence[Message]:
-    """One is bad, early on; its key has as many behind it as any other."""
+    """Return messages with one early poison message; all keys have as many messages."""
     return [
         Message("orders", POISON if n == KEYS else b"%d" % n, key=f"key {n % KEYS}")
         for n in range(count)
@@ -41,7 +41,7 @@ def messages_with_poison(count: int) -> Sequence[Message]:
 
 
 def published(events: RecordedEvents) -> int:
-    """How many messages the relay reported as published."""
+    """Return how many messages the relay reported as published."""
     return sum(batch.published for batch in events.of(BatchSettled))
 
 
@@ -68,7 +68,7 @@ async def test_a_poison_message_holds_back_its_key_in_a_consumer(
 
         of_its_key = count // KEYS
         async with running(consumer) as events:
-            # All of the others, while the poison waits for its retry, in an hour.
+            # All others are handled while the poison message waits for its retry.
             others = count - of_its_key + 1
             await events.wait_for(MessageHandled, others, timeout=240)
             await events.wait_for(HandlerFailed, timeout=60)
@@ -89,7 +89,7 @@ async def test_a_poison_message_holds_back_its_key_in_a_relay(
     insert(database_url, *messages_with_poison(count))
     publisher = ScriptedPublisher(refuse_poison)
     retry = RetryPolicy(first_delay=HOUR, max_delay=HOUR)
-    left = count // KEYS - 1  # the poison, and what waits behind it
+    left = count // KEYS - 1  # the poison message and those waiting behind it
     async with running_relay(database_url, publisher, retry=retry) as relay:
         await asyncio.to_thread(
             wait_for,

@@ -34,7 +34,7 @@ def is_shared(inspection: Inspection, members: list[RunningProcess]) -> bool:
     )
 
 
-def test_lanes_are_shared_by_the_members_present(
+def test_running_relays_share_the_lanes(
     relays: Relays, sink: Sink, inspection: Inspection, figures: Figures
 ) -> None:
     members: list[RunningProcess] = []

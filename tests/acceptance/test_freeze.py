@@ -67,5 +67,5 @@ def test_a_thawed_relay_does_not_overtake_the_one_that_took_its_lanes(
     inspection.wait_until_settled()
 
     assert slow_sink.numbers() == writer.numbers()
-    # What was in flight when it froze comes from the other again, and nothing else.
+    # Only the messages in flight at the freeze are published again, by the other relay.
     assert slow_sink.duplicates() <= IN_FLIGHT

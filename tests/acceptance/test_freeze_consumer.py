@@ -23,7 +23,7 @@ COUNT = 1_000
 def impatient(
     database_url: str, tmp_path: Path, counters: Counters
 ) -> Iterator[list[RunningProcess]]:
-    """Two counters that are given 2 s where they stand still in a transaction."""
+    """Yield two counters whose transactions can be idle for at most 2 s."""
     consumers = [
         RunningProcess(
             command_line(
@@ -58,7 +58,7 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
     frozen, other = impatient
     wait_for("they share the lanes", lambda: len(counters.shares()) == 2)
     with psycopg.connect(inspection.url) as gate:
-        # Handlers stop at their insert: there is work in the frozen one for sure.
+        # Handlers wait at their INSERT, so the frozen process is certain to have some.
         gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
         writer.add(COUNT)
         wait_for(
@@ -72,14 +72,14 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
             ),
         )
         frozen.freeze()
-        # The server ends the frozen one's lease: 10 s.
+        # The server ends the lease of the frozen process after 10 s.
         wait_for("its lanes are taken", lambda: counters.shares() == [16])
     wait_for("the other handles all of it", lambda: counters.count() == COUNT)
     assert counters.count_of(other.pid) == COUNT
     wait_until_none("deliveries wait", counters.waiting)
 
     frozen.thaw()
-    # What it had begun it begins again, and finds the receipts.
+    # It restarts the handlers it had begun, and finds the receipts.
     frozen.wait_for_log("HandlerDatabaseLost")
     frozen.wait_for_log("DuplicateSkipped")
     wait_for("they share again", lambda: len(counters.shares()) == 2, seconds=120)

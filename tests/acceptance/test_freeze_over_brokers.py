@@ -1,4 +1,4 @@
-"""A consumer that is frozen until its broker gives its messages to another."""
+"""A consumer that is frozen until its broker redelivers its messages to another."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -15,7 +15,7 @@ from tests.fixtures.waiting import wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(1800)]
 
-# RabbitMQ's lease is its connection: it ends when two heartbeats are missed.
+# RabbitMQ's lease is the connection, which ends after two missed heartbeats.
 OPTIONS: Final = {"redis": "", "rabbitmq": "&heartbeat=2", "nats": ""}
 _BOTH_AT_WORK: Final = """
     SELECT count(*) > 8
@@ -50,7 +50,7 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
     frozen, other = (counters.start(url, IMPATIENT) for _ in range(2))
     relays.start(broker.url)
     with psycopg.connect(inspection.url) as gate:
-        # Handlers stop at their insert: there is work in the frozen one for sure.
+        # Handlers wait at their INSERT, so the frozen process is certain to have some.
         gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
         writer.add(count)
         wait_for(
@@ -62,7 +62,7 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
     wait_until_none("deliveries wait", broker.waiting)
 
     frozen.thaw()
-    # What it had begun it begins again, and finds the receipts.
+    # It restarts the handlers it had begun, and finds the receipts.
     frozen.wait_for_log("HandlerDatabaseLost")
     frozen.wait_for_log("DuplicateSkipped")
 

@@ -1,4 +1,4 @@
-"""Rows that a role with INSERT chooses: the relay stays small, and others go on."""
+"""Hostile rows from a role with INSERT neither exhaust memory nor delay others."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ UNSETTLED = (
 
 
 def peak_memory(pid: int) -> int:
-    """Return the most that a process ever had in memory, in bytes."""
+    """Return the peak memory of a process, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
     assert found is not None
@@ -49,7 +49,7 @@ def settled(inspection: Inspection) -> bool:
 
 @pytest.fixture
 def broker(database_url: str, inspection: Inspection) -> str:
-    """PostgreSQL, which gets the messages of the neighbours and drops the others."""
+    """Return a PostgreSQL broker that keeps only the neighbours' messages."""
     inspection.run("INSERT INTO inbox.subscription VALUES ('neighbour', 'neighbour')")
     return as_role(database_url, "pillarbox_relay") + "&unsubscribed=drop"
 
@@ -71,7 +71,7 @@ def test_hostile_rows_of_every_kind_cost_little_memory_and_are_all_settled(
     wait_for("the neighbours arrive", partial(arrived, inspection), seconds=200)
     wait_for("all is settled", partial(settled, inspection), seconds=200)
 
-    # Nothing is lost: what is too large is whole in the dead letters.
+    # Nothing is lost: oversized messages are dead-lettered whole.
     assert inspection.rows(
         "SELECT count(*) FROM outbox.dead_letter d JOIN outbox.message m"
         " ON m.id::text = d.message_id AND m.payload = d.payload"
@@ -98,12 +98,12 @@ def test_messages_behind_oversized_rows_do_not_wait(
     wait_for("the neighbours arrive", partial(arrived, inspection), seconds=200)
     wait_for("all is settled", partial(settled, inspection), seconds=200)
 
-    # They had arrived before the last of the large ones was moved.
+    # They arrived before the last of the oversized messages was dead-lettered.
     assert inspection.rows(
         "SELECT (SELECT max(created_at) FROM inbox.delivery) < max(dead_lettered_at)"
         "  FROM outbox.message_status"
     ) == [(True,)]
-    # Nothing is lost, and no schedule loads them: they are retried by hand.
+    # Nothing is lost, and no schedule loads them: they must be retried by hand.
     assert inspection.rows(
         "SELECT count(*) FROM outbox.dead_letter d JOIN outbox.message m"
         " ON m.id::text = d.message_id AND m.payload = d.payload"

@@ -1,4 +1,4 @@
-"""Relays that are killed."""
+"""Relays that are killed at random moments."""
 
 import random
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.fault
 
 BATCH_SIZE = 20
 CONCURRENCY = 2
-# More than two relays publish to a slow sink before a kill.
+# More messages than two relays publish to a slow sink before a kill.
 ENOUGH = 2_000
 OPTIONS = (
     f"--batch-size={BATCH_SIZE}",
@@ -41,7 +41,7 @@ def test_relays_killed_at_random_lose_nothing_and_keep_each_key_in_order(
         victim = running.pop()
 
         def published(pid: int = victim.pid) -> int:
-            # However long its start takes, there is work left for it.
+            # So that there is work left for it, however long its start takes.
             if inspection.unsettled() < ENOUGH:
                 writer.add(ENOUGH)
             return slow_sink.count_of(pid)

@@ -15,8 +15,8 @@ from tests.acceptance.sink import Sink
 KEY = "late"
 
 
-def a_neighbour() -> str:
-    """Return another key of the same lane."""
+def neighbour_key() -> str:
+    """Return another key of the same lane as `KEY`."""
     own, neighbours = Message("t", b"", key=KEY), map("neighbour-{}".format, range(999))
     lane = lane_of(KEY, own.id, Priority.DEFAULT)
     return next(k for k in neighbours if lane_of(k, own.id, Priority.DEFAULT) == lane)
@@ -36,10 +36,10 @@ def test_a_message_that_commits_late_is_not_overtaken_by_later_ones_of_its_key(
     engine = create_engine(sqlalchemy_url(inspection.url))
     with Session(engine) as late, late.begin():
         add(late, KEY, 0)
-        # It draws its place in the order later, and commits earlier.
+        # These draw a later seq, but commit earlier.
         for count in range(neighbours):
             with Session(engine) as quick, quick.begin():
-                add(quick, a_neighbour(), count)
+                add(quick, neighbour_key(), count)
             sink.wait_for_count(count + 1)
     with Session(engine) as next_of_key, next_of_key.begin():
         add(next_of_key, KEY, 1)

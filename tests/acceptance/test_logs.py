@@ -1,4 +1,4 @@
-"""What real processes log: lines that a machine reads, few of them, and no payloads."""
+"""Real processes log few, machine-readable lines without payloads."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ JSON = ("--log-format=json", *QUICK)
 
 
 def records(process: RunningProcess) -> list[dict[str, Any]]:
-    # The last line may not be whole yet.
+    # The last line may be incomplete.
     return [json.loads(line) for line in process.log().split("\n")[:-1]]
 
 
@@ -26,7 +26,7 @@ def fields_of(process: RunningProcess, event: str) -> list[dict[str, Any]]:
     return [it["fields"] for it in records(process) if it.get("event") == event]
 
 
-def test_a_relay_says_in_one_line_what_it_did(
+def test_a_relay_summarizes_its_work_in_one_line(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     relay = relays.start_without_waiting(sink.url, *JSON)
@@ -49,7 +49,7 @@ def test_a_relay_says_in_one_line_what_it_did(
     assert "confidential" not in relay.log()
 
 
-def test_what_is_published_just_before_a_stop_is_reported(
+def test_messages_published_just_before_a_stop_are_reported(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     relay = relays.start(sink.url, "--log-interval=1h")
@@ -63,13 +63,13 @@ def test_what_is_published_just_before_a_stop_is_reported(
 def test_a_relay_with_nothing_to_do_is_silent(relays: Relays, sink: Sink) -> None:
     relay = relays.start(sink.url, "--log-interval=0.1s")
     relay.wait_for_log("LeaseTaken")
-    # After 60 intervals it shows that it is alive.
+    # After 60 intervals it logs a sign of life.
     relay.wait_for_log("RelayActive", seconds=60)
     (line,) = [it for it in relay.log().splitlines() if "RelayActive" in it][:1]
     assert "published=0" in line
 
 
-async def test_a_consumer_says_in_one_line_what_it_did_and_warns_with_a_remedy(
+async def test_a_consumer_summarizes_its_work_in_one_line_and_warns_with_a_remedy(
     site: Site,
 ) -> None:
     good = [Message("orders", b"confidential") for _ in range(20)]

@@ -1,4 +1,4 @@
-"""Long handlers in processes of their own: stopped, killed, frozen and cancelled."""
+"""Processes with long handlers are stopped, killed, frozen and cancelled."""
 
 import itertools
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from tests.fixtures.waiting import wait_for
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 BEFORE = 3
-"""Pages that are printed before the fault."""
+"""The number of pages printed before the fault."""
 
 
 class Printers:
-    """Consumer processes that print reports, and their output."""
+    """Starts consumer processes that print reports, and reads their output."""
 
     def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
         self._environment = {
@@ -38,7 +38,7 @@ class Printers:
         )
 
     def start(self, kind: str = "printer") -> RunningProcess:
-        """Start one more, and return when it has reached its database."""
+        """Start another process, and return once it has reached its database."""
         printer = self._command(
             "--log-level=debug", "consume", f"tests.acceptance.printer:{kind}"
         )
@@ -46,7 +46,7 @@ class Printers:
         return printer
 
     def cancel(self, message: Message) -> int:
-        """Run `pillarbox cancel`, and give its exit status."""
+        """Run `pillarbox cancel`, and return its exit status."""
         return self._command("cancel", str(message.id)).wait()
 
     async def order(self) -> Message:
@@ -57,10 +57,10 @@ class Printers:
         return message
 
     def give_paper(self, sheets: int) -> None:
-        """Let this many pages be printed in total."""
+        """Provide paper for this many pages in total."""
         self._inspection.run(f"UPDATE paper SET sheets = {sheets}")
 
-    def who_works(self) -> RunningProcess:
+    def wait_for_worker(self) -> RunningProcess:
         """Wait until the first pages are printed and saved; return the process."""
         self.give_paper(BEFORE)
         wait_for("pages are printed", lambda: self.job()[2] == BEFORE)
@@ -69,28 +69,28 @@ class Printers:
         return worker
 
     def pages(self) -> list[tuple[int, int]]:
-        """Each page, and the process that printed it."""
+        """Return each page and the process that printed it."""
         return self._inspection.rows(
             "SELECT number, pid FROM page ORDER BY number, pid"
         )
 
     def reports(self) -> list[int]:
-        """Who finished a report."""
+        """Return the processes that finished a report."""
         return [pid for (pid,) in self._inspection.rows("SELECT pid FROM report")]
 
     def receipts(self) -> int:
-        """How many receipts there are."""
+        """Return the number of receipts."""
         ((count,),) = self._inspection.rows("SELECT count(*) FROM inbox.receipt")
         return int(count)
 
     def job(self) -> tuple[Any, ...]:
-        """State, attempts and checkpoint of the job."""
+        """Return the state, attempts and checkpoint of the job."""
         query = "SELECT state, attempts, checkpoint FROM inbox.job"
         found: list[tuple[Any, ...]] = self._inspection.rows(query)
         return found[0] if found else (None, None, None)
 
     def wait_for_acks(self) -> None:
-        """Wait until nothing is left to deliver."""
+        """Wait until all deliveries are acked."""
         query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
         wait_for("all is acked", lambda: self._inspection.rows(query) == [(0,)])
 
@@ -121,7 +121,7 @@ def printers(
 
 
 def printed_by(first: RunningProcess, second: RunningProcess) -> list[tuple[int, int]]:
-    """All pages once, the second going on where the first was."""
+    """Return all pages once, with the second process continuing after the first."""
     return [
         (number, (first if number < BEFORE else second).pid) for number in range(PAGES)
     ]
@@ -133,7 +133,7 @@ async def test_after_a_deploy_another_process_resumes_the_job(
 ) -> None:
     both = {printers.start(kind), printers.start(kind)}
     await printers.order()
-    stopped = printers.who_works()
+    stopped = printers.wait_for_worker()
     (other,) = both - {stopped}
 
     stopped.terminate()
@@ -151,7 +151,7 @@ async def test_a_job_of_a_killed_process_is_taken_over_after_its_lease(
 ) -> None:
     both = {printers.start(), printers.start()}
     await printers.order()
-    killed = printers.who_works()
+    killed = printers.wait_for_worker()
     (other,) = both - {killed}
 
     killed.kill()
@@ -169,14 +169,14 @@ async def test_a_process_frozen_for_longer_than_its_lease_prints_nothing_more(
 ) -> None:
     both = {printers.start(kind), printers.start(kind)}
     await printers.order()
-    frozen = printers.who_works()
+    frozen = printers.wait_for_worker()
     (other,) = both - {frozen}
 
     frozen.freeze()
     printers.give_paper(PAGES)
     wait_for("the other has done it", printers.reports, seconds=400)
     frozen.thaw()
-    # Waits until it learns that, from its own transaction or the next heartbeat.
+    # It learns this from its own transaction or its next heartbeat.
     if kind == "stubborn":
         frozen.wait_for_log("told: JobLostError")
     frozen.wait_for_log("DuplicateSkipped")
@@ -188,12 +188,12 @@ async def test_a_process_frozen_for_longer_than_its_lease_prints_nothing_more(
 
 
 @pytest.mark.parametrize("kind", ["printer", "polite"])
-async def test_a_cancel_reaches_whichever_process_has_the_job(
+async def test_a_cancel_reaches_the_process_that_runs_the_job(
     printers: Printers, kind: str
 ) -> None:
     both = {printers.start(kind), printers.start(kind)}
     message = await printers.order()
-    worker = printers.who_works()
+    worker = printers.wait_for_worker()
     (other,) = both - {worker}
 
     assert printers.cancel(message) == 0

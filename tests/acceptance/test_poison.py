@@ -1,4 +1,4 @@
-"""A message that kills its process each time ends in the dead letters, nothing else."""
+"""A message that always kills its process is dead-lettered, and no other message is."""
 
 import asyncio
 import signal
@@ -33,11 +33,11 @@ _CONSUMERS = "tests.acceptance.poison_consumer"
 
 
 class Supervisor:
-    """Starts the consumer, and again whenever it ended.
+    """Starts the consumer, and restarts it whenever it has exited.
 
     Attributes:
-        deaths: how often it was killed, and didn't end because a broker that is busy
-            with the one before was too slow for its start.
+        deaths: how many times it was killed. Excludes exits because a broker, still
+            busy with the previous process, was too slow to start against.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Supervisor:
         self._environment = environment
         self._process: RunningProcess | None = None
 
-    def look_after(self) -> None:
-        """See that the consumer is running."""
+    def ensure_running(self) -> None:
+        """Start the consumer unless it is running."""
         if self._process is None or not self._process.is_running():
             if self._process is not None:
                 self.deaths += self._process.wait() == -signal.SIGKILL
@@ -66,7 +66,7 @@ class Supervisor:
             )
 
     def end(self) -> None:
-        """Stop the running processes."""
+        """Kill the running process, and show its log."""
         if self._process is not None:
             self._process.kill()
             show(self._process)
@@ -74,11 +74,11 @@ class Supervisor:
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker of consumer and test.
+    """The broker that consumer and test share.
 
     Attributes:
-        uncounted: starts that are not counted: the first one, where the broker says
-            that it delivers the message for the first time.
+        uncounted: how many starts are not counted: 1 if the broker says that the
+            first delivery is the first, else 0.
     """
 
     url: str
@@ -144,10 +144,10 @@ def environment(database_url: str, broker_url: str) -> dict[str, str]:
 
 
 def supervise(supervisor: Supervisor, inspection: Inspection, count: int) -> None:
-    """Keep the consumer running until each of `count` messages has its outcome."""
+    """Keep the consumer running until each of `count` messages has an outcome."""
 
     def is_all_settled() -> bool:
-        supervisor.look_after()
+        supervisor.ensure_running()
         query = """
             SELECT (SELECT count(*) FROM noted)
                  + (SELECT count(*) FROM inbox.dead_letter)
@@ -193,7 +193,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered(
     assert sorted(noted) == [n for n in range(count) if n != poison]
 
 
-async def test_messages_that_kill_their_process_are_picked_out_of_their_batches(
+async def test_messages_that_kill_their_process_are_isolated_from_their_batches(
     database_url: str, inspection: Inspection, tmp_path: Path
 ) -> None:
     count, poisons = 200, (40, 41)
@@ -211,7 +211,7 @@ async def test_messages_that_kill_their_process_are_picked_out_of_their_batches(
         tmp_path, environment(database_url, database_url), "consumer_of_batches"
     )
     supervise(supervisor, inspection, count)
-    # Each death uses up a start of one of them, or of both while they share a batch.
+    # Each death uses up a start of one of them, or of both while in the same batch.
     assert supervisor.deaths <= len(poisons) * MAX_ATTEMPTS
     letters = inspection.rows("SELECT payload, attempts, status FROM inbox.dead_letter")
     assert letters == [(POISON, MAX_ATTEMPTS, "PENDING")] * len(poisons)

@@ -1,4 +1,4 @@
-"""PostgreSQL is restarted under the relays."""
+"""PostgreSQL is restarted under running relays."""
 
 import time
 
@@ -26,7 +26,7 @@ MODES: tuple[StopMode, ...] = ("fast", "immediate")
 
 @pytest.fixture
 def database_url(private_database_url: str) -> str:
-    """In place of one on the server that all tests share."""
+    """Replace the database on the shared server."""
     return private_database_url
 
 
@@ -49,7 +49,7 @@ def test_relays_survive_a_restart_of_postgresql(
     private_server.restart(mode)
     back_at, arrived = time.monotonic(), len(slow_sink.arrivals())
     writer.reconnect()
-    writer.add(1_000)  # a slow machine may have published all others by now
+    writer.add(1_000)  # on a slow machine, all others may be published already
     wait_for("a relay goes on", lambda: len(slow_sink.arrivals()) > arrived + 100)
     figures(f"back after a restart ({mode})", f"{time.monotonic() - back_at:.1f} s")
     inspection.wait_until_settled()

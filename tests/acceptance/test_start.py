@@ -1,4 +1,4 @@
-"""Relays that can't start: one line that says why, and exit status 2."""
+"""A relay that can't start prints one line with the reason and exits with status 2."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.acceptance.relays import Relays
 
 
 def refusal(relays: Relays, broker: str, **settings: str) -> str:
-    """Start a relay that must refuse, and give the one line that it writes."""
+    """Start a relay that must fail, and return the one line that it prints."""
     options = [f"--{name.replace('_', '-')}={settings[name]}" for name in settings]
     relay = relays.start_without_waiting(broker, *options)
     assert relay.wait() == 2, relay.log()
@@ -53,7 +53,7 @@ def test_the_error_for_an_unknown_publisher_lists_the_known_ones(
     line = refusal(relays, broker)
     assert repr(broker.partition(":")[0]) in line
     assert "memory" in line
-    # What a third party has installed is as good as ours.
+    # Third-party publishers are listed, too.
     assert "sink" in line
 
 

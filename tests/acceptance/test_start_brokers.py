@@ -1,4 +1,4 @@
-"""Brokers that neither command can start with: one line why, and exit status 2."""
+"""Given an unusable broker, both commands print the reason and exit with status 2."""
 
 import asyncio
 from pathlib import Path
@@ -46,7 +46,7 @@ LIBRARIES = {
     [
         f"redis://:{PASSWORD}@[::1",
         f"nats://{PASSWORD}@host:port",
-        # Of a byte on the command line that is no UTF-8.
+        # From a byte on the command line that is not valid UTF-8.
         f"postgresql://someone:{PASSWORD}@host/\udcff",
     ],
     ids=ascii,
@@ -150,9 +150,7 @@ async def test_aws_refuses_a_wrong_secret(code: str, refused: Refused) -> None:
     assert "give them in the URL, sqs://key:secret@region/" in line
 
 
-def test_postgres_that_is_read_only_is_named(
-    database_url: str, refused: Refused
-) -> None:
+def test_a_read_only_postgres_is_named(database_url: str, refused: Refused) -> None:
     line = refused(f"{database_url}?options=-cdefault_transaction_read_only%3Don")
     assert "in a read-only transaction" in line
     assert database_url.partition("@")[2] in line
@@ -177,7 +175,7 @@ def test_a_missing_stream_is_named(shared_nats: NatsServer, refused: Refused) ->
     assert "create the stream" in line
 
 
-def test_a_missing_exchange_that_we_may_not_make_is_named(
+def test_a_missing_exchange_that_the_user_cannot_create_is_named(
     shared_rabbitmq: RabbitMQServer, refused: Refused
 ) -> None:
     with user_who_may_make(shared_rabbitmq, "^billing") as url:
@@ -185,7 +183,7 @@ def test_a_missing_exchange_that_we_may_not_make_is_named(
 
 
 def hide(module: str, modules: Path) -> None:
-    """Let a library be missing for processes that import from this folder first."""
+    """Make a library appear missing to processes that import from `modules` first."""
     missing = f"raise ModuleNotFoundError({module!r}, name={module!r})\n"
     (modules / f"{module}.py").write_text(missing)
 

@@ -1,4 +1,4 @@
-"""What only a consumer needs, and is missing: one line why, and exit status 2."""
+"""If a topic or queue is missing, a consumer says which and exits with status 2."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -25,7 +25,7 @@ def test_a_consumers_missing_queue_is_named(
     assert "missing-queue" in refusal_of_consumer(database_url, broker, modules)
 
 
-def test_a_consumers_missing_queue_that_it_may_not_make_is_named(
+def test_a_consumers_missing_queue_that_it_cannot_create_is_named(
     database_url: str, modules: Path, shared_rabbitmq: RabbitMQServer
 ) -> None:
     with user_who_may_make(shared_rabbitmq, "^nothing$") as url:
@@ -35,7 +35,7 @@ def test_a_consumers_missing_queue_that_it_may_not_make_is_named(
     assert "access" in line.lower()
 
 
-def test_a_consumers_missing_exchange_that_it_may_not_make_is_named(
+def test_a_consumers_missing_exchange_that_it_cannot_create_is_named(
     database_url: str, modules: Path, shared_rabbitmq: RabbitMQServer
 ) -> None:
     queue = f"billing-{uuid4().hex}"
@@ -45,7 +45,7 @@ def test_a_consumers_missing_exchange_that_it_may_not_make_is_named(
     assert "exchange 'missing-exchange'" in line
 
 
-def test_a_consumers_topic_that_no_stream_has_is_named(
+def test_a_consumers_topic_that_is_in_no_stream_is_named(
     database_url: str, modules: Path
 ) -> None:
     with nats_server() as server:

@@ -1,4 +1,4 @@
-"""Relays that are stopped."""
+"""Relays that are stopped by signals."""
 
 import signal
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.fault
 OPTIONS = ("--batch-size=20", "--concurrency=2")
 
 
-def test_a_relay_that_is_terminated_settles_what_was_acked(
+def test_a_terminated_relay_settles_every_acked_message(
     relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
 ) -> None:
     writer.add(3_000)
@@ -34,7 +34,7 @@ def test_a_relay_that_is_terminated_settles_what_was_acked(
     assert slow_sink.duplicates() == 0
 
 
-def test_lanes_of_a_terminated_relay_go_over_without_a_duplicate(
+def test_lanes_of_a_terminated_relay_move_without_duplicates(
     relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
 ) -> None:
     writer.add(5_000)
@@ -50,13 +50,13 @@ def test_lanes_of_a_terminated_relay_go_over_without_a_duplicate(
     assert slow_sink.duplicates() == 0
 
 
-def test_an_idle_relay_ends_at_once_when_it_is_terminated(
+def test_an_idle_relay_exits_at_once_when_terminated(
     relays: Relays, sink: Sink, inspection: Inspection
 ) -> None:
     relay = relays.start(sink.url)
     inspection.wait_for_sleepers()
     relay.terminate()
-    # Half of what it would wait for a batch in flight.
+    # Half the time that it would wait for a batch in flight.
     assert relay.wait(seconds=10) == 0
     assert not inspection.lanes()
 
@@ -71,11 +71,11 @@ def test_a_second_signal_ends_a_relay_at_once(
     wait_for("it drains", lambda: not relay.catches(signal.SIGTERM))
     assert relay.is_running()
     relay.terminate()
-    # After its drain it would end with status 0.
+    # After its drain it would exit with status 0.
     assert relay.wait() == -signal.SIGTERM
 
 
-def test_a_silent_broker_delays_a_stop_by_the_drain_at_most(
+def test_a_silent_broker_delays_a_stop_by_at_most_the_drain(
     relays: Relays, sink: Sink, writer: Writer, inspection: Inspection
 ) -> None:
     writer.add(100)

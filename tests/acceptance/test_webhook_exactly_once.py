@@ -1,4 +1,4 @@
-"""From the outbox through a webhook into another database: each message once."""
+"""Each message takes effect once, from the outbox through a webhook to a database."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +16,7 @@ from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.fault
 
-# So that the receiver's death loses the answers of what it has committed.
+# So that killing the receiver loses answers about committed messages.
 OPTIONS = ("--batch-size=50", "--concurrency=2")
 
 
@@ -27,7 +27,7 @@ def hook(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Hook]:
-    """An endpoint with the rights of a consumer, whose effects can be counted."""
+    """Yield an endpoint with a consumer's privileges, whose effects are counted."""
     monkeypatch.setenv(SECRET_ENV, SECRET)
     url = as_role(database_url, "pillarbox_consumer")
     with Hook("counting", tmp_path, "--factory", PILLARBOX_DATABASE_URL=url) as started:
@@ -39,7 +39,7 @@ def reached(counters: Counters, enough: int) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_each_message_takes_effect_once_although_both_sides_are_killed(
+def test_each_message_takes_effect_once_when_both_sides_are_killed(
     hook: Hook,
     counters: Counters,
     relays: Relays,
@@ -55,7 +55,7 @@ def test_each_message_takes_effect_once_although_both_sides_are_killed(
         wait_for("it goes on", partial(reached, counters, enough))
         if part % 2:
             hook.kill()
-            # However late the kill came, there is work left for it.
+            # So that there is work left, however late the kill came.
             writer.add(100)
             relay.wait_for_log("BrokerLost")
             hook.start()

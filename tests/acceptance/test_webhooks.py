@@ -1,4 +1,4 @@
-"""Real payloads on their whole way: application, outbox, relay, broker, consumer."""
+"""Real payloads from end to end: application, outbox, relay, broker, consumer."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.fixtures import show
-from tests.acceptance.github import Base, Said, Webhook, read, record
+from tests.acceptance.github import Base, Content, Webhook, read, record
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays, as_role
 from tests.fixtures.processes import ROOT, RunningProcess, command_line
@@ -54,7 +54,7 @@ def webhooks(pytestconfig: pytest.Config) -> Sequence[Webhook]:
 
 @pytest.fixture
 def application(database_url: str, inspection: Inspection) -> Iterator[Engine]:
-    """The application's engine, with the rights of an application."""
+    """Yield the application's engine, with the privileges of an application."""
     engine = create_engine(sqlalchemy_url(database_url))
     Base.metadata.create_all(engine)
     engine.dispose()
@@ -83,14 +83,14 @@ def consumer(
 
 def write_all(
     application: Engine, webhooks: Sequence[Webhook], transactions: int
-) -> dict[UUID, Said]:
-    """Commit each webhook in a transaction of its own; give what was said.
+) -> dict[UUID, Content]:
+    """Commit each webhook in its own transaction, and return the messages added.
 
-    Some transactions are rolled back at the last moment.
+    Some transactions are rolled back just before their commit.
     """
     work = zip(range(transactions), cycle(webhooks), strict=False)
     turn = threading.Lock()
-    said: dict[UUID, Said] = {}
+    added: dict[UUID, Content] = {}
 
     def write() -> None:
         while True:
@@ -103,12 +103,12 @@ def write_all(
                 session.flush()
                 if position % ROLLED_BACK:
                     session.commit()
-                    said[id] = message
+                    added[id] = message
 
     with ThreadPoolExecutor(WRITERS) as threads:
         for done in [threads.submit(write) for _ in range(WRITERS)]:
             done.result()
-    return said
+    return added
 
 
 @pytest.mark.timeout(1800)
@@ -123,21 +123,21 @@ def test_every_payload_arrives_byte_for_byte_and_in_the_order_of_its_repository(
 ) -> None:
     transactions = 20_000 if full else 1_000
     relays.start(inspection.url)
-    said = write_all(application, webhooks, transactions)
-    assert len(said) == transactions - transactions // ROLLED_BACK
+    added = write_all(application, webhooks, transactions)
+    assert len(added) == transactions - transactions // ROLLED_BACK
 
     query = "SELECT count(*) FROM received"
     wait_for(
         "all is received",
-        lambda: inspection.rows(query) == [(len(said),)],
+        lambda: inspection.rows(query) == [(len(added),)],
         seconds=600,
         pause=0.1,
     )
     rows = inspection.rows(RECEIVED)
-    assert {id: Said(*message) for id, *message in rows} == said
+    assert {id: Content(*message) for id, *message in rows} == added
     numbers: dict[str, list[int]] = defaultdict(list)
     for _, _, key, _, number in rows:
         if key is not None:
             numbers[key].append(number)
     assert all(found == list(range(1, len(found) + 1)) for found in numbers.values())
-    assert len({message.topic for message in said.values()}) > 50
+    assert len({message.topic for message in added.values()}) > 50

@@ -14,7 +14,7 @@ _IN_A_TRANSACTION = 500
 
 
 class Writer:
-    """Adds messages 0, 1, 2, … of each key, with the rights of an application."""
+    """Adds messages 0, 1, 2, … of each key, with the privileges of an application."""
 
     def __init__(self, url: str, *, keys: int = 200) -> None:
         role = {"options": "-c role=pillarbox_application"}
@@ -46,11 +46,11 @@ class Writer:
             self.added = upto
 
     def reconnect(self) -> None:
-        """Forget connections that a restart has broken."""
+        """Discard the connections that a restart has broken."""
         self._engine.dispose()
 
     def numbers(self) -> dict[str, list[int]]:
-        """What a sink has to show by first appearance, once all is there."""
+        """Return the numbers that a sink must contain once all have arrived."""
         rounds, more = divmod(self.added, self._keys)
         return {
             f"key-{key}": list(range(rounds + (key < more)))

@@ -22,7 +22,7 @@ from benchmarks.measure import (
 
 
 def figures(*values: float) -> Callable[[], float]:
-    """A variant's body that gives `values` one after the other."""
+    """Return a variant's body that returns `values` one after the other."""
     left: Iterator[float] = iter(values)
     return lambda: next(left)
 
@@ -60,7 +60,7 @@ def test_one_disturbed_run_does_not_move_the_median() -> None:
     assert Series(label="a", figures=(10, 11, 500)).median == 11
 
 
-def test_noise_does_not_depend_on_which_series_is_the_faster() -> None:
+def test_noise_does_not_depend_on_which_series_is_faster() -> None:
     slow, fast = Series(label="s", figures=(8,)), Series(label="f", figures=(10,))
 
     assert noise(slow, fast) == noise(fast, slow) == 1.25
@@ -73,7 +73,7 @@ def test_a_series_of_zeros_has_no_noise_ratio() -> None:
         noise(zero, zero)
 
 
-def test_no_runs_are_refused() -> None:
+def test_a_measurement_without_runs_is_refused() -> None:
     with pytest.raises(ValueError, match="runs is 0"):
         alternate([Variant(label="a", run=figures(1))], runs=0)
 

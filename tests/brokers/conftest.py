@@ -1,4 +1,4 @@
-"""A test that leaves something open fails itself, and not a later test."""
+"""A test that leaves a resource open fails, rather than a later test."""
 
 import gc
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import pytest
 def nothing_left_open() -> Iterator[None]:
     """Collect garbage after each test: an unclosed socket warns, which is an error.
 
-    What is left is frozen, for looking at it again after each test would take longer
-    than most of them.
+    The remaining objects are frozen, since checking them again after each test would
+    take longer than most tests.
     """
     yield
     gc.collect()

@@ -1,8 +1,8 @@
 """A call to a broker that is cancelled at any moment leaves no connection behind.
 
 The event loop is stepped: a call is cancelled before the first turn of its loop, then
-before the second one, and so on until it ends before it is cancelled. That finds what
-needs one unlucky moment, which a test that cancels at random would find once a month.
+before the second, and so on until it finishes before it is cancelled. This finds bugs
+that need one unlucky moment, which random cancellation would find about once a month.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ _SOON: Final = timedelta(milliseconds=20)
 class _Loop(asyncio.SelectorEventLoop):
     """Cancels a task before one of its turns.
 
-    It sleeps until there is something to do, so that its turns are few, and each of
-    them is a step of somebody.
+    The loop sleeps until there is something to do, so it has few turns, and each of
+    them is a step of some task.
     """
 
     def __init__(self, turn: int | None) -> None:
@@ -70,7 +70,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 @pytest.fixture(autouse=True)
 def little_to_collect() -> None:
-    """Have the many collections here look at the objects of this test alone."""
+    """Limit the many garbage collections here to the objects of this test."""
     gc.collect()
     gc.freeze()
 
@@ -225,14 +225,15 @@ def call(request: pytest.FixtureRequest) -> Call:
     indirect=True,
 )
 def test_a_call_cancelled_at_any_point_leaves_nothing_behind(call: Call) -> None:
-    _call_and_cancel(call, turn=None)  # what a library keeps for the process is made
+    # The first call creates the objects that a library keeps for the whole process.
+    _call_and_cancel(call, turn=None)
     for turn in itertools.count(1):
         sockets = _open_sockets()
         if not _call_and_cancel(call, turn=turn):
             break
 
         def all_closed(sockets: set[str] = sockets) -> bool:
-            # Libraries written in C close with their objects, and some in a thread.
+            # C libraries close sockets when objects are freed, some in a thread.
             gc.collect()
             return _open_sockets() <= sockets
 
@@ -240,7 +241,7 @@ def test_a_call_cancelled_at_any_point_leaves_nothing_behind(call: Call) -> None
 
 
 def _call_and_cancel(call: Call, *, turn: int | None) -> bool:
-    """Call, cancel before a turn of the loop, and return whether that was in time."""
+    """Call, cancel before a turn of the loop, and return whether it was in time."""
     loop = _Loop(turn)
 
     async def main() -> None:

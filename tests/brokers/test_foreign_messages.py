@@ -1,4 +1,4 @@
-"""A foreign message becomes a dead letter that has every byte of it."""
+"""A foreign message becomes a dead letter that contains all of its bytes."""
 
 import asyncio
 import json
@@ -62,7 +62,9 @@ async def test_a_foreign_redis_entry_with_a_payload_is_dead_lettered(
     assert raw_headers(kept) == {RAW, OTHER_RAW}
 
 
-async def test_kafka(database_url: str, shared_kafka: KafkaCluster) -> None:
+async def test_a_foreign_kafka_record_is_dead_lettered(
+    database_url: str, shared_kafka: KafkaCluster
+) -> None:
     topic = f"orders.{uuid4().hex}"
     source = KafkaSource(shared_kafka.url, consumer=topic, topics=[topic])
 
@@ -78,7 +80,7 @@ async def test_kafka(database_url: str, shared_kafka: KafkaCluster) -> None:
     assert {bytes_of(letter.key or "") for letter in kept} == {RAW, OTHER_RAW}
 
 
-async def test_nats(
+async def test_a_foreign_nats_message_is_dead_lettered(
     database_url: str, shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.orders"
@@ -93,7 +95,9 @@ async def test_nats(
     assert raw_headers(kept) == {RAW, OTHER_RAW}
 
 
-async def test_rabbitmq(database_url: str, rabbitmq_url: str) -> None:
+async def test_a_foreign_rabbitmq_message_is_dead_lettered(
+    database_url: str, rabbitmq_url: str
+) -> None:
     source = RabbitMQSource(
         rabbitmq_url.partition("?")[0],
         consumer=f"billing-{uuid4().hex}",
@@ -116,7 +120,9 @@ async def test_rabbitmq(database_url: str, rabbitmq_url: str) -> None:
     assert raw_headers(kept) == {RAW, OTHER_RAW}
 
 
-async def test_sqs(database_url: str, shared_sqs: SqsServer, aws: Aws) -> None:
+async def test_a_foreign_sqs_message_is_dead_lettered(
+    database_url: str, shared_sqs: SqsServer, aws: Aws
+) -> None:
     topic = fresh()
     await aws.create_queue(topic)
     source = SqsSource(
@@ -133,7 +139,7 @@ async def test_sqs(database_url: str, shared_sqs: SqsServer, aws: Aws) -> None:
     assert raw_headers(kept) == {RAW, OTHER_RAW}
 
 
-async def test_postgres(database_url: str) -> None:
+async def test_a_delivery_inserted_by_hand_is_dead_lettered(database_url: str) -> None:
     source = PostgresSource(database_url, consumer="billing", topics=["orders"])
     headers = [[1, "ä"], {"nested": {"n": None}}]
     texts = [*map(json.dumps, headers), DEEP]

@@ -1,4 +1,4 @@
-"""A row that the owner inserts by hand can't give its message another's attributes."""
+"""A row that the owner inserts by hand can't forge its message's attributes."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ Broker: TypeAlias = tuple[Publisher, Source, str]
 
 @pytest.fixture(params=["redis", "nats", "rabbitmq"])
 def broker(request: pytest.FixtureRequest) -> Broker:
-    """A real broker: its publisher, its source, and a topic that no other test uses."""
+    """A real broker's publisher and source, and a topic that no other test uses."""
     asked: Callable[[str], Any] = request.getfixturevalue
     consumer = f"billing-{uuid4().hex}"
     match request.param:
@@ -65,7 +65,7 @@ def insert_by_hand(url: str, topic: str, name: str) -> None:
     )
 
 
-async def test_a_consumer_never_sees_a_tenant_that_a_header_forges(
+async def test_a_consumer_never_sees_a_tenant_forged_by_a_header(
     database_url: str, broker: Broker
 ) -> None:
     publisher, source, topic = broker

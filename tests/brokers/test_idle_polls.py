@@ -1,4 +1,4 @@
-"""Idle replicas don't poll their broker in step."""
+"""Idle replicas don't poll their broker at the same times."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ POLL = timedelta(milliseconds=200)
 ENOUGH = 6
 
 
-def test_a_jittered_wait_is_between_half_and_all_of_it() -> None:
+def test_a_jittered_wait_is_between_half_and_all_of_its_length() -> None:
     waits = [jittered(8.0) for _ in range(1000)]
     assert len(set(waits)) > 990
     assert 4.0 <= min(waits) < 4.5
@@ -35,7 +35,7 @@ async def idle(source: Source, is_enough: Callable[[], bool]) -> None:
 
 
 def whole(waits: list[float]) -> list[float]:
-    """Return those that weren't cut short by something that was due earlier."""
+    """Return the waits that weren't cut short by something due earlier."""
     return [wait for wait in waits if wait >= 0.099]
 
 
@@ -43,7 +43,7 @@ def differ(waits: list[float]) -> bool:
     return max(waits) <= 0.2 and max(waits) - min(waits) > 0.01
 
 
-async def test_reads_of_redis_wait_for_different_times(redis_url: str) -> None:
+async def test_redis_reads_wait_for_different_times(redis_url: str) -> None:
     waits: list[float] = []
     with Redis.from_url(redis_url) as client, client.monitor() as monitor:
 
@@ -64,7 +64,7 @@ async def test_reads_of_redis_wait_for_different_times(redis_url: str) -> None:
     assert differ(whole(waits))
 
 
-async def test_pulls_of_nats_wait_for_different_times(
+async def test_nats_pulls_wait_for_different_times(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     waits: list[float] = []

@@ -1,4 +1,4 @@
-"""An idle relay notices that its broker is unavailable, and available again."""
+"""An idle relay notices when its broker becomes unavailable and available again."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ def publisher_of(url: str) -> Publisher:
 
 
 def waits_for(relay: Running) -> list[str]:
-    """The answer of `/ready` after the events so far."""
+    """Return the answer of `/ready` after the events so far."""
     health = Health(RelayStarted, {BrokerLost: BrokerRecovered})
     for event in relay.events.events:
         health(event)
@@ -119,7 +119,7 @@ async def test_an_idle_relay_is_not_ready_while_its_database_broker_is_down(
         assert settled.published == 1
 
 
-async def test_a_publisher_without_a_check_works_as_before(database_url: str) -> None:
+async def test_a_publisher_without_a_check_works(database_url: str) -> None:
     publisher = ScriptedPublisher()
     assert not isinstance(publisher, Checkable)
     async with running(
@@ -144,7 +144,7 @@ async def test_the_relay_survives_any_error_of_a_check(database_url: str) -> Non
         await relay.events.wait_for(BrokerRecovered)
 
 
-async def test_a_relay_stops_though_a_library_swallows_the_cancellation(
+async def test_a_relay_stops_even_if_a_library_swallows_the_cancellation(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Swallowing(ScriptedPublisher):

@@ -1,4 +1,4 @@
-"""Brokers that deliver but accept no acks: reported, and nothing more is fetched."""
+"""A broker that delivers but refuses acks is reported, and fetching stops."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,8 +49,8 @@ async def put(publisher: Publisher, payload: bytes) -> None:
     assert await publisher.publish([Message(TOPIC, payload)]) == [Acked()]
 
 
-async def until_acks_are_given_up(events: RecordedEvents) -> list[SourceLost]:
-    """Return the events until one is about outcomes, when nothing more is fetched."""
+async def until_outcomes_are_refused(events: RecordedEvents) -> list[SourceLost]:
+    """Return the events up to one about outcomes, after which fetching stops."""
     lost: list[SourceLost] = []
     while not (lost and "outcomes can't be written" in lost[-1].reason):
         lost = await events.wait_for(SourceLost, len(lost) + 1)
@@ -58,7 +58,7 @@ async def until_acks_are_given_up(events: RecordedEvents) -> list[SourceLost]:
 
 
 def without_acks(*, denied: bool) -> dict[str, Any]:
-    """Two users, of whom the second may not settle."""
+    """Return settings with two users, the second of which may not ack if `denied`."""
     deny: dict[str, Any] = {"publish": {"deny": ["$JS.ACK.>"]}} if denied else {}
     users = [
         {"user": "all", "password": "all"},
@@ -83,7 +83,7 @@ async def test_a_nats_user_without_ack_permission_is_reported_and_fetches_no_mor
         async with NatsPublisher.from_url(every) as publisher:
             await put(publisher, b"1")
             async with billing(source, database_url) as events:
-                lost = await until_acks_are_given_up(events)
+                lost = await until_outcomes_are_refused(events)
                 for event in lost:
                     assert "permissions violation for publish" in event.reason
                     assert "grant the user publish on $JS.ACK.>" in event.reason
@@ -103,7 +103,7 @@ async def test_a_nats_user_without_ack_permission_is_reported_and_fetches_no_mor
         assert (durable["num_pending"], durable["num_ack_pending"]) == (0, 0)
 
 
-async def test_a_redis_user_who_may_no_longer_ack_is_reported_and_fetches_no_more(
+async def test_a_redis_user_that_loses_ack_permission_is_reported_and_fetches_no_more(
     database_url: str, private_redis: RedisServer
 ) -> None:
     url = private_redis.url
@@ -121,7 +121,7 @@ async def test_a_redis_user_who_may_no_longer_ack_is_reported_and_fetches_no_mor
         ):
             client.execute_command("ACL SETUSER some -xack")
             await put(publisher, b"1")
-            lost = await until_acks_are_given_up(events)
+            lost = await until_outcomes_are_refused(events)
             assert all("'xack' command" in event.reason for event in lost)
             await put(publisher, b"2")
             await events.wait_for(SourceLost, len(lost) + 2)

@@ -1,4 +1,4 @@
-"""An adapter that others ship passes the suites, installed from outside the tree."""
+"""A third-party adapter, installed from outside the tree, passes the suites."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ SAMPLE = Path(__file__).parents[2] / "examples" / "acme_broker"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with nothing in it but the sample, built and installed."""
+    """A directory with only the sample, built and installed."""
     source = tmp_path_factory.mktemp("source") / "acme_broker"
     shutil.copytree(SAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("installed")
@@ -27,7 +27,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, directory: Path, *command: str) -> str:
-    """Run a Python module that finds the sample; return its output."""
+    """Run a Python module with the sample on its path; return its output."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", *command],
         cwd=directory,

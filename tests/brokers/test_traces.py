@@ -1,4 +1,4 @@
-"""One trace leads from an HTTP request over any broker to what its handlers add."""
+"""One trace leads from an HTTP request through any broker to its handlers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -75,11 +75,11 @@ Handle = Callable[[AsyncSession, Message], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """From a publisher to handlers of two topics, over some broker.
+    """A way through a broker, from a publisher to handlers of two topics.
 
     Attributes:
-        receiving: runs the handler for the block, and yields its events.
-        system: the broker's name by the semantic conventions.
+        receiving: runs the handler during the block, and yields its events.
+        system: the broker's name in the semantic conventions.
     """
 
     publisher: Callable[[], Publisher]
@@ -100,9 +100,9 @@ def way(
     prefix: str = "",
     receives_as: str | None = None,
 ) -> Way:
-    """A way to a `Consumer`."""
+    """Return a way to a `Consumer`."""
     placed, billed = f"{prefix}placed", f"{prefix}billed"
-    # Its groups and durables outlive the test.
+    # The consumer's groups and durables outlive the test.
     name = f"billing-{uuid4().hex}" if prefix else "billing"
 
     @asynccontextmanager
@@ -127,7 +127,7 @@ def way(
 
 
 class Passing(MemoryPublisher):
-    """Hands what it publishes to a source."""
+    """Passes the messages that it publishes to a source."""
 
     def __init__(self, source: MemorySource) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def kafka(shared_kafka: KafkaCluster) -> Way:
 
 @pytest.fixture
 def sqs(shared_sqs: SqsServer, aws: Aws) -> Way:
-    """Straight into the consumer's queues."""
+    """A way directly into the consumer's queues."""
     prefix = f"{fresh()}-"
     for topic in ("placed", "billed"):
         asyncio.run(aws.create_queue(f"{prefix}{topic}.fifo"))
@@ -225,7 +225,7 @@ def sqs(shared_sqs: SqsServer, aws: Aws) -> Way:
 
 @pytest.fixture
 def sns(shared_sqs: SqsServer, aws: Aws) -> Way:
-    """By topics of SNS, which fill the consumer's queues."""
+    """A way through SNS topics, which fill the consumer's queues."""
     prefix = f"{fresh()}-"
     for topic in ("placed", "billed"):
         name = f"{prefix}{topic}.fifo"
@@ -262,7 +262,7 @@ def http(monkeypatch: pytest.MonkeyPatch) -> Way:
         app = webhook_app(
             handle, sessions, name="billing", secrets=[SECRET], observers=[events]
         )
-        # As a server of its own, which starts outside of any span.
+        # Starts outside of any span, as a separate server does.
         token = attach(Context())
         async with served(app, port):
             detach(token)
@@ -287,7 +287,7 @@ def over(request: pytest.FixtureRequest) -> Way:
 def orders_app(
     sessions: async_sessionmaker[AsyncSession], topic: str, spans: Spans
 ) -> Starlette:
-    """An application as a user's, whose web framework makes a span of each request."""
+    """Return an application whose web framework makes a span for each request."""
 
     async def place(request: Request) -> Response:
         with spans.tracer.start_as_current_span("POST /orders", kind=SpanKind.SERVER):
@@ -299,7 +299,7 @@ def orders_app(
 
 
 @pytest.mark.parametrize("over", BROKERS, indirect=True)
-async def test_one_trace_leads_from_a_request_to_what_the_last_handler_does(
+async def test_one_trace_leads_from_a_request_to_the_last_handler(
     over: Way, database_url: str, spans: Spans
 ) -> None:
     handled: list[Message] = []
@@ -315,7 +315,7 @@ async def test_one_trace_leads_from_a_request_to_what_the_last_handler_does(
         served(orders_app(sessions, over.placed, spans)) as url,
         aiohttp.ClientSession() as client,
     ):
-        # Whatever is current when the processes start is no part of any trace.
+        # The span that is current when the processes start belongs to no trace.
         with spans.tracer.start_as_current_span("start"):
             async with (
                 over.receiving(sessions, handle) as consuming,
@@ -353,7 +353,7 @@ async def test_one_trace_leads_from_a_request_to_what_the_last_handler_does(
         about = {name: attributes_of(sent[name]) for name in sent}
         assert {a.get("messaging.message.id") for a in about.values()} == {
             str(message.id),
-            None,  # the application's own
+            None,  # the application's own span
         }
         assert about["create"]["messaging.system"] == "pillarbox"
         assert about["send"]["messaging.system"] == over.system

@@ -1,4 +1,4 @@
-"""Foreign messages with bytes where the brokers' clients expect text."""
+"""Foreign messages with bytes where the broker's client expects text."""
 
 import json
 import struct
@@ -74,7 +74,7 @@ async def test_a_rabbitmq_routing_key_that_is_not_text_is_dead_lettered(
 
 
 def nested(depth: int) -> bytes:
-    """Return a nested AMQP table."""
+    """Return an AMQP table nested to this depth."""
     table = b""
     for _ in range(depth):
         table = b"\x01aF" + struct.pack(">I", len(table)) + table
@@ -127,7 +127,7 @@ async def test_foreign_sqs_bodies_are_dead_lettered(
         "plain",
         '{"order": 1}',
         '{"a":' * 20_000,
-        # A lone surrogate, which no text of UTF-8 has.
+        # A lone surrogate, which UTF-8 can't encode.
         json.dumps(envelope),
     ]
 

@@ -1,12 +1,12 @@
-"""Runs tests while all clocks, the server's and the clients', show another time.
+"""Runs tests with all clocks, the server's and the clients', set to another time.
 
-    python -m tests.clock            all tests of the database at every moment: hours
+    python -m tests.clock            all database tests at every moment: takes hours
     python -m tests.clock --once     each file at one moment, tomorrow at the next one
-    python -m tests.clock --short    what CI runs: what matters most
+    python -m tests.clock --short    the most important tests, as CI runs them
     python -m tests.clock --moment spring --moment autumn
     python -m tests.clock -- tests/outbox/administration/test_upkeep.py -x
 
-What follows `--` goes to pytest. Every test begins at the moment, by libfaketime.
+Arguments after `--` go to pytest. libfaketime starts every test at the moment.
 """
 
 import argparse
@@ -32,13 +32,14 @@ HERE: Final = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When each test begins, and where the server is.
+    """The time at which each test begins, and the server's time zone.
 
     Attributes:
-        name: what `--moment` calls it.
+        name: its name in `--moment`.
         zone: the time zone of the server and of every process.
-        crosses: whether tests begin up to two seconds before it, with a database made
-            before it; otherwise they begin at it, with a database made then.
+        crosses: whether tests begin up to two seconds before the moment, with a
+            database made before it; otherwise tests begin, and the database is made,
+            at the moment.
     """
 
     name: str
@@ -92,12 +93,12 @@ DATABASE: Final = (
     "tests/migrations",
     "tests/plans",
     "tests/brokers/postgres",
-    # What these start has clocks of its own.
+    # The processes that these start have clocks of their own.
     "--ignore=tests/inbox/frameworks",
-    # A browser under another clock is not what is tried there.
+    # These tests are not about a browser with another clock.
     "--ignore=tests/outbox/web/test_in_browser.py",
 )
-# A test checks that each folder is run at other hours, or is here.
+# A test checks that each folder is either run by this program or listed here.
 LEFT_OUT: Final = {
     "tests/acceptance": "lasts longer than a moment; its faults have no time of day",
     "tests/benchmarks": "measures nothing of the database's days",
@@ -116,7 +117,7 @@ FEW: Final = (
     "tests/relay/test_claim.py",
     "tests/inbox/test_receipt.py",
 )
-_NO_TESTS: Final = 5  # what pytest exits with, here for a share without files
+_NO_TESTS: Final = 5  # pytest's exit status for a share without files
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     if os.environ.get("PILLARBOX_DATABASE_URL"):
         parser.error("PILLARBOX_DATABASE_URL is set, but its clock can't be: unset it")
-    # So that what is left in shared memory is removed.
+    # Lets `shared_memory` remove its files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     tests = chosen.pytest or (FEW if chosen.short else DATABASE)
     moments: Sequence[Moment] = SHORT if chosen.short else ALL
@@ -174,7 +175,7 @@ def run(moment: Moment, arguments: Sequence[str], more: Mapping[str, str]) -> in
         TemporaryDirectory(prefix="pillarbox-clock-") as directory,
         shared_memory() as shared,
     ):
-        Path(directory).chmod(0o755)  # the server is another user
+        Path(directory).chmod(0o755)  # the server runs as another user
         clock = Clock(Path(directory) / "offset")
         clock.set(moment.at)
         return subprocess.run(
@@ -193,10 +194,10 @@ def run(moment: Moment, arguments: Sequence[str], more: Mapping[str, str]) -> in
 
 
 def environment(moment: Moment) -> Mapping[str, str]:
-    """Return the variables that make a process and its children follow a clock."""
+    """Return the variables that make a process and its children use a clock."""
     paths = [str(HERE / "sleeping"), os.environ.get("PYTHONPATH", "")]
     return {
-        # What waits for so many seconds waits by that clock.
+        # Waits for a number of seconds use the monotonic clock.
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "NO_FAKE_STAT": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),

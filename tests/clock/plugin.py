@@ -19,7 +19,7 @@ TO_MIGRATE = timedelta(minutes=10)
 
 
 class Moments:
-    """The clock of one worker and of all that it starts."""
+    """The clock of a worker and of all processes that it starts."""
 
     def __init__(
         self, clock: Clock, moment: datetime, seed: str, *, crosses: bool
@@ -30,14 +30,14 @@ class Moments:
         self._crosses = crosses
 
     def lead(self, test: str) -> timedelta:
-        """Choose how long before the moment a test begins: different in every run."""
+        """Choose how long before the moment a test begins; every run differs."""
         return timedelta(seconds=random.Random(self._seed + test).choice(LEADS))
 
     @pytest.fixture(autouse=True)
     def set_up(self, request: pytest.FixtureRequest) -> None:
-        """Set a test up just before the moment, from a template made before that."""
+        """Set up a test shortly before the moment, from a template made earlier."""
         self._clock.set(self._moment - TO_MIGRATE if self._crosses else self._moment)
-        # Ids go on from the last one, which may have been made after the moment.
+        # Ids continue from the last one, which could be from after the moment.
         message_id._last = 0
         if "template" in request.fixturenames:
             request.getfixturevalue("template").name()
@@ -45,7 +45,7 @@ class Moments:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Begin a test at its lead."""
+        """Begin a test at its lead before the moment."""
         if self._crosses:
             lead = self.lead(item.nodeid)
             item.add_report_section("call", "clock", f"begins {lead} before the moment")
@@ -55,7 +55,7 @@ class Moments:
 
 
 class Share:
-    """The files of one share of several."""
+    """One of several shares of the test files."""
 
     def __init__(self, share: str) -> None:
         self._number, self._shares = map(int, share.split("/"))
@@ -67,7 +67,7 @@ class Share:
     def pytest_ignore_collect(
         self, collection_path: Path, config: pytest.Config
     ) -> bool | None:
-        """Leave out the files of the other shares."""
+        """Ignore the files of other shares."""
         is_test = collection_path.name.startswith("test_")
         return (is_test and not self._has(collection_path, config)) or None
 
@@ -75,14 +75,14 @@ class Share:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Leave them out even where the command line names them."""
+        """Deselect tests of other shares, even if the command line names them."""
         others = [item for item in items if not self._has(item.path, config)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if self._has(item.path, config)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Follow a clock of this worker's own, which tests set."""
+    """Use a separate clock for this worker, which its tests set."""
     shared = Path(os.environ["FAKETIME_TIMESTAMP_FILE"])
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
     clock = Clock.fork(shared, shared.with_name(worker))

@@ -1,4 +1,4 @@
-"""libfaketime, and what it reads in every process that follows it."""
+"""libfaketime, and the files that every process under it reads."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 FOLLOWERS: Final[set[Callable[[], None]]] = set()
-"""Called whenever this process has set a clock: what depends on that one."""
+"""Functions that are called whenever this process has set a clock."""
 
 
 class Clock:
@@ -26,15 +26,16 @@ class Clock:
 
     @classmethod
     def fork(cls, original: Path, file: Path) -> Self:
-        """Make another that says the same, for a process that follows the first."""
+        """Make a clock with the same time, for a process that uses the original."""
         clock = cls(file)
         clock._write(float(original.read_text()))
         return clock
 
     def set(self, now: datetime) -> None:
-        """Make it say `now`, at once for all who follow it.
+        """Set it to `now`, at once for every process that uses it.
 
-        The caller has to see what it says, or the right time before it is first set.
+        The calling process has to use this clock, or the true time before the first
+        call.
         """
         self._write(self._ahead + (now - datetime.now(UTC)).total_seconds())
 
@@ -50,10 +51,10 @@ class Clock:
 
 @contextmanager
 def shared_memory() -> Iterator[str]:
-    """Yield what FAKETIME_SHARED says to processes of every user; gone after the block.
+    """Yield a FAKETIME_SHARED for processes of every user; removed after the block.
 
-    Without it a process makes a semaphore and a segment of shared memory for itself
-    and its children, and leaves them behind when it is killed.
+    Without it, a process makes a semaphore and a shared memory segment for itself and
+    its children, and leaves them behind when it is killed.
     """
     name = f"pillarbox_clock_{secrets.token_hex(4)}"
     semaphore = Path("/dev/shm", f"sem.{name}")
@@ -65,10 +66,10 @@ def shared_memory() -> Iterator[str]:
         if not opened:
             raise OSError(ctypes.get_errno(), "sem_open failed", str(semaphore))
         libc.sem_close(ctypes.c_void_p(opened))
-        # Ticks, place in a file, and four moments that aren't known yet.
+        # Ticks, a file position, and four times that aren't known yet.
         segment.write_bytes(struct.pack("QQ" + "qq" * 4, 0, 0, *(0, -1) * 4))
         for path in (semaphore, segment):
-            path.chmod(0o666)  # the server is another user
+            path.chmod(0o666)  # the server runs as another user
         yield f"/{name} /{name}"
     finally:
         semaphore.unlink(missing_ok=True)
@@ -76,10 +77,11 @@ def shared_memory() -> Iterator[str]:
 
 
 def preload(directory: Path) -> str:
-    """Return what LD_PRELOAD says to processes that follow a clock.
+    """Return the LD_PRELOAD of processes that use a clock.
 
     Args:
-        directory: where what is compiled for it is put; the server may read it.
+        directory: where the compiled library is written; the server must be able to
+            read it.
 
     Raises:
         FileNotFoundError: libfaketime or a C compiler isn't installed.
@@ -98,7 +100,7 @@ def preload(directory: Path) -> str:
 
 
 def library() -> Path:
-    """Find libfaketime, in the form for programs with threads.
+    """Find libfaketime's library for programs with threads.
 
     Raises:
         FileNotFoundError: it isn't installed.
@@ -114,7 +116,7 @@ def library() -> Path:
 
 
 def seconds_ahead(environment: Mapping[str, str] = os.environ) -> float:
-    """Return by how much the clock of this process is ahead of the right one."""
+    """Return how many seconds this process's clock is ahead of the true time."""
     if file := environment.get("FAKETIME_TIMESTAMP_FILE"):
         return float(Path(file).read_text())
     return 0.0

@@ -1,9 +1,9 @@
-/* Waits without libfaketime, which shows the true time to a signal handler that
-   interrupts a wait of its own. PostgreSQL's handler of SIGALRM compares that with the
-   end of every timeout: with a clock behind, all of them would expire with the first;
-   with a clock ahead, none would. And what the postmaster forks in a handler, which
-   until PostgreSQL 15 are all background workers, would see the true time for ever.
-   What waits for a length of time needs no clock. */
+/* Functions that wait without libfaketime. While one of libfaketime's own functions
+   waits, a signal handler that interrupts it sees the true time. PostgreSQL's SIGALRM
+   handler compares that time with the end of every timeout: with a clock behind, all of
+   them would expire with the first; with a clock ahead, none would. Processes that the
+   postmaster forks in a handler (up to PostgreSQL 15, all background workers) would see
+   the true time forever. A wait for a length of time needs no clock. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-"""What runs in containers is tested if there is an engine with the images."""
+"""The container tests run only if a Docker engine has the images."""
 
 from collections.abc import Iterator
 from pathlib import Path

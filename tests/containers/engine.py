@@ -1,4 +1,4 @@
-"""The Docker engine under the tests, and projects of docker/compose.yaml in it."""
+"""The Docker engine of the tests, and projects of docker/compose.yaml in it."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         timeout=SECONDS,
         cwd=ROOT,
-        # Compose paints its progress otherwise.
+        # Otherwise Compose writes its progress with terminal codes.
         env={**os.environ, "COMPOSE_ANSI": "never", "NO_COLOR": "1"},
     )
     assert not check or done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
@@ -43,7 +43,7 @@ def inspected(kind: str, name: str) -> dict[str, Any]:
 
 
 def has_image(name: str) -> bool:
-    """Return whether an engine answers that has an image."""
+    """Return whether a Docker engine answers and has an image."""
     try:
         return run("docker", "image", "inspect", name, check=False).returncode == 0
     except OSError:
@@ -51,13 +51,13 @@ def has_image(name: str) -> bool:
 
 
 def compose_program() -> tuple[str, ...]:
-    """Return compose as a plugin of docker, or the program of its own that it was."""
+    """Return the command of Compose: docker's plugin, or else docker-compose."""
     plugin = run("docker", "compose", "version", check=False)
     return ("docker", "compose") if plugin.returncode == 0 else ("docker-compose",)
 
 
 class Project:
-    """The compose file as a project of its own."""
+    """A separate project of the compose file."""
 
     def __init__(self, *options: str) -> None:
         self._name = f"pillarbox-test-{uuid4().hex[:8]}"
@@ -66,7 +66,7 @@ class Project:
     def compose(
         self, *arguments: str, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of compose."""
+        """Run a Compose command."""
         return run(*compose_program(), *self._options, *arguments, check=check)
 
     def pillarbox(
@@ -77,12 +77,12 @@ class Project:
         return self.compose(*once, *arguments, check=check)
 
     def psql(self, query: str) -> str:
-        """Ask the database, as the administrator."""
+        """Query the database, as the administrator."""
         psql = ("psql", "-U", "postgres", "-d", "shop", "-AtX", "-c", query)
         return self.compose("exec", "-T", "database", *psql).stdout.strip()
 
     def container(self, service: str) -> str:
-        """Return the id of a service's container, also of one that ended."""
+        """Return the id of a service's container, even if it has ended."""
         return docker(
             *("ps", "--all", "--quiet", "--filter"),
             f"label=com.docker.compose.project={self._name}",
@@ -91,7 +91,7 @@ class Project:
         )
 
     def state(self, service: str) -> dict[str, Any]:
-        """Return how a service's container is."""
+        """Return the state of a service's container."""
         return dict(inspected("container", self.container(service))["State"])
 
 

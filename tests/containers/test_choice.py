@@ -1,4 +1,4 @@
-"""Where PostgreSQL comes from: a URL, else Docker, else a cluster of this machine."""
+"""The PostgreSQL server of the tests: a URL, else Docker, else a local cluster."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def test_docker_with_the_image_is_used_unless_a_url_is_given() -> None:
             assert given.url == server.url
 
 
-def test_without_an_image_it_is_a_cluster_of_this_machine(
+def test_without_an_image_a_local_cluster_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(postgres, "docker_has_the_image", lambda: False)

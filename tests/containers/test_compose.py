@@ -1,4 +1,4 @@
-"""docker/compose.yaml: it starts in order, does its work, and ends in order."""
+"""docker/compose.yaml starts in order, does its work, and stops in order."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def test_a_missing_partition_is_found_and_made(shop: Project) -> None:
     )
     made = shop.psql(days).splitlines()
     switch = "UPDATE cron.job SET active = {} WHERE jobname = 'pillarbox upkeep'"
-    shop.psql(switch.format("false"))  # it would make the day itself
+    shop.psql(switch.format("false"))  # it would make the partition itself
     try:
         shop.psql(f"DROP TABLE {sorted(made)[-2]}")
         assert "outbox.message" in doctor(shop)
@@ -78,7 +78,7 @@ def test_a_missing_partition_is_found_and_made(shop: Project) -> None:
         shop.psql(switch.format("true"))
 
 
-def test_pg_cron_has_the_upkeep_in_this_database(shop: Project) -> None:
+def test_pg_cron_runs_the_upkeep_in_this_database(shop: Project) -> None:
     jobs = shop.psql("SELECT database, jobname FROM cron.job WHERE active")
     assert "shop|pillarbox upkeep" in jobs.splitlines()
     launcher = "SELECT count(*) FROM pg_stat_activity WHERE backend_type ~ 'pg_cron'"
@@ -95,7 +95,7 @@ def test_the_page_runs_with_a_role_of_its_own(shop: Project) -> None:
     query = (
         "SELECT usename FROM pg_stat_activity WHERE application_name = 'pillarbox web'"
     )
-    # It looks for operations without being asked.
+    # The page polls for operations without any request.
     wait_for("shop_web", lambda: "shop_web" in shop.psql(query), seconds=PATIENCE)
 
 
@@ -104,7 +104,7 @@ def image_of(service: str) -> str:
     return str(services[service]["image"])
 
 
-def test_prometheus_scrapes_every_process_and_has_the_rules(shop: Project) -> None:
+def test_prometheus_scrapes_every_process_and_loads_the_rules(shop: Project) -> None:
     run(str(DOCKER / "local-images"), image_of("prometheus"))
     shop.compose("up", "-d", "--no-build", "prometheus")
 
@@ -176,7 +176,7 @@ def test_the_demo_works_with_another_broker_and_a_stop_drains(broker: str) -> No
 
 
 @pytest.mark.variant
-def test_the_image_with_postgresql_15_does_the_same(
+def test_the_image_with_postgresql_15_passes_the_same_checks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run(str(DOCKER / "build-images"), "15")

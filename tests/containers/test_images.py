@@ -1,4 +1,4 @@
-"""The images: what is in them, and what is not."""
+"""The contents of the images."""
 
 import re
 
@@ -17,7 +17,7 @@ def test_an_image_contains_no_secret_and_no_package_index_of_its_build(
 ) -> None:
     history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
     config = inspected("image", image)["Config"]
-    # A secret's name and place are no secret.
+    # A secret's name and path are not secret.
     assert not SECRET.findall(MOUNT.sub("", history))
     assert not SECRET.findall("\n".join(config["Env"]))
     look = "find /run/secrets /root/.config/pip /root/.pip /etc/pip.conf -type f; true"

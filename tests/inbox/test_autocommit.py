@@ -32,12 +32,12 @@ SETTINGS: Final[dict[str, tuple[dict[str, Any], dict[str, Any], str]]] = {
         "autocommit=True in connect_args",
     ),
 }
-"""Of the engine, its execution options; what the error names."""
+"""The engine's settings, its execution options, and what the error names."""
 CASES: Final = [
     (driver, setting)
     for driver in DRIVERS
     for setting in SETTINGS
-    # Only psycopg can be connected with it.
+    # Only psycopg accepts this setting.
     if setting != "driver" or (driver.startswith("psycopg") and driver != "psycopg2")
 ]
 
@@ -68,7 +68,7 @@ def url(database_url: str) -> str:
 
 
 @pytest.mark.parametrize(("driver", "setting"), CASES)
-async def test_a_consumer_refuses_it_at_start(
+async def test_a_consumer_refuses_autocommit_at_start(
     driver: str, setting: str, url: str
 ) -> None:
     async with sessions_for(url, driver, setting) as sessions:
@@ -82,7 +82,7 @@ async def test_a_consumer_refuses_it_at_start(
 
 
 @pytest.mark.parametrize(("driver", "setting"), CASES)
-async def test_the_guard_refuses_it_before_the_handler_is_called(
+async def test_the_guard_refuses_autocommit_before_it_calls_the_handler(
     driver: str, setting: str, url: str
 ) -> None:
     message = Message("orders", b"1")
@@ -114,7 +114,7 @@ async def test_the_guard_refuses_it_before_the_handler_is_called(
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_webhook_refuses_it_at_start(driver: str, url: str) -> None:
+async def test_a_webhook_refuses_autocommit_at_start(driver: str, url: str) -> None:
     said: list[MutableMapping[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -134,7 +134,9 @@ async def test_a_webhook_refuses_it_at_start(driver: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_mounted_webhook_handles_nothing_in_it(driver: str, url: str) -> None:
+async def test_a_mounted_webhook_handles_nothing_in_autocommit_mode(
+    driver: str, url: str
+) -> None:
     async with sessions_for(url, driver, "option") as sessions:
         app = webhook_app(
             handler_of(driver), sessions, name="billing", secrets=[SECRET]

@@ -1,4 +1,4 @@
-"""A consumer handles each message once, in order per key, whatever handlers do."""
+"""A consumer handles each message once and in order per key, whatever handlers do."""
 
 import asyncio
 import threading
@@ -87,7 +87,7 @@ def test_sync_handlers_run_in_threads_with_a_session(url: str) -> None:
     meet = threading.Barrier(2, timeout=30)
 
     def handle(session: Session, message: Message) -> None:
-        meet.wait()  # both are at work at once, or this breaks
+        meet.wait()  # fails unless both run at once
         session.execute(EFFECT, {"what": message.payload.decode()})
 
     async def consume() -> None:
@@ -128,7 +128,7 @@ async def test_messages_of_a_key_are_handled_in_order_and_keys_concurrently(
     assert {key: sorted(numbers) for key, numbers in seen.items()} == seen
 
 
-async def test_a_key_that_waits_for_a_retry_delays_no_other(
+async def test_a_key_waiting_for_a_retry_delays_no_other(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     bad = [Message("orders", b"bad", key="bad") for _ in range(10)]
@@ -244,7 +244,7 @@ async def test_retry_later_is_not_a_failure(
     assert effects(url) == ["0", "1"]
 
 
-async def test_an_idempotent_handler_is_used_as_it_is(
+async def test_an_idempotent_handler_records_only_its_own_receipt(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = Consumer(MemorySource(*numbered(1)), sessions, name="billing")

@@ -1,4 +1,4 @@
-"""How a consumer is put together, and what it refuses."""
+"""A consumer refuses handlers, settings and sessions that it can't use."""
 
 from datetime import timedelta
 from typing import Any

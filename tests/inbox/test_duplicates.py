@@ -1,4 +1,4 @@
-"""What happens to a duplicate: it is skipped, raises, or replays."""
+"""A duplicate is skipped, raises an error, or replays messages."""
 
 import asyncio
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def test_a_causation_id_set_by_the_handler_is_kept(
     assert execute(database_url, READY) == [("orders.billed", "mine")]
 
 
-def test_a_duplicate_publishes_again_what_the_first_handling_added(
+def test_a_duplicate_republishes_the_messages_that_the_first_handling_added(
     database_url: str, sessions: sessionmaker[Session]
 ) -> None:
     message, other = Message("orders.placed", b""), Message("orders.placed", b"")
@@ -85,7 +85,7 @@ def test_a_duplicate_publishes_again_what_the_first_handling_added(
     ]
 
 
-async def test_an_async_handler_replays_too(database_url: str) -> None:
+async def test_an_async_handler_also_replays(database_url: str) -> None:
     message = Message("orders.placed", b"")
 
     @idempotent(consumer="billing", on_duplicate="replay")
@@ -101,7 +101,7 @@ async def test_an_async_handler_replays_too(database_url: str) -> None:
     assert execute(database_url, READY) == [("orders.billed", str(message.id))]
 
 
-async def test_a_consumer_handles_a_replayed_message_again(database_url: str) -> None:
+async def test_a_duplicate_in_a_consumer_replays_too(database_url: str) -> None:
     message = Message("orders.placed", b"")
     source = MemorySource(message)
     async with async_sessions_of(database_url) as made:
@@ -121,7 +121,7 @@ async def test_a_consumer_handles_a_replayed_message_again(database_url: str) ->
     assert execute(database_url, READY) == [("orders.billed", str(message.id))]
 
 
-def test_a_duplicate_may_be_an_error(sessions: sessionmaker[Session]) -> None:
+def test_a_duplicate_can_raise_an_error(sessions: sessionmaker[Session]) -> None:
     message = Message("orders.placed", b"")
     handle = idempotent(consumer="billing", on_duplicate="raise")(answer)
     with sessions.begin() as session:
@@ -134,7 +134,7 @@ def test_a_duplicate_may_be_an_error(sessions: sessionmaker[Session]) -> None:
         handle(session, message)
 
 
-def test_a_consumer_may_replay_but_change_nothing_else(database_url: str) -> None:
+def test_the_consumers_role_can_replay_messages(database_url: str) -> None:
     url = f"{database_url}?options=-crole%3Dpillarbox_consumer"
     ((count,),) = execute(url, f"SELECT outbox.replay_caused_by('{uuid7()}')")
     assert count == 0

@@ -98,7 +98,7 @@ def test_the_error_for_an_id_in_a_string_says_which_type_to_use(url: str) -> Non
         pass
 
 
-async def test_the_error_for_an_id_in_a_string_says_which_type_to_use_async(
+async def test_the_async_error_for_an_id_in_a_string_says_which_type_to_use(
     url: str,
 ) -> None:
     async with async_sessions_of(url) as sessions, sessions() as session:

@@ -1,4 +1,4 @@
-"""`@idempotent`: receipt and effects together, once."""
+"""`@idempotent` records the receipt with the effects, and handles a message once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ async def test_an_async_duplicate_is_not_handled_again(url: str, driver: str) ->
     assert charges(url) == ["orders"]
 
 
-def test_a_handler_that_raises_leaves_no_receipt_and_no_effects_here(
+def test_a_handler_that_raises_leaves_neither_receipt_nor_effects(
     engine: Engine, url: str
 ) -> None:
     message = Message("orders", b"")

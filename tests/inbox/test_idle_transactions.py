@@ -1,4 +1,4 @@
-"""An idle transaction of a handler is ended, and the message is handled again."""
+"""A handler's idle transaction is terminated, and the message is handled again."""
 
 import asyncio
 from collections import defaultdict
@@ -39,7 +39,7 @@ from tests.fixtures.waiting import wait_for
 
 SECOND: Final = timedelta(seconds=1)
 EFFECT: Final = text("INSERT INTO effect (what) VALUES (:what)")
-STANDING: Final = """
+IDLE: Final = """
     SELECT count(*) FROM pg_stat_activity
      WHERE datname = current_database() AND state = 'idle in transaction'
 """
@@ -70,23 +70,23 @@ def consumer_of(sessions: Any, *messages: Message, **changes: Any) -> Consumer:
 
 
 @pytest.mark.parametrize("batch", [None, 2])
-@pytest.mark.parametrize("touches_it_again", [False, True])
+@pytest.mark.parametrize("uses_it_again", [False, True])
 async def test_after_a_takeover_the_late_process_commits_nothing(
     url: str,
     sessions: async_sessionmaker[AsyncSession],
     batch: int | None,
-    touches_it_again: bool,
+    uses_it_again: bool,
 ) -> None:
     message = Message("orders", b"1")
     begun, thawed = asyncio.Event(), asyncio.Event()
     late, taker = (consumer_of(sessions, message) for _ in range(2))
 
     @late.handles("orders", batch=batch)
-    async def stand_still(session: AsyncSession, _: Any) -> None:
+    async def stall(session: AsyncSession, _: Any) -> None:
         await session.execute(EFFECT, {"what": "late"})
         begun.set()
         await thawed.wait()
-        if touches_it_again:
+        if uses_it_again:
             await session.execute(EFFECT, {"what": "later"})
 
     @taker.handles("orders")
@@ -105,7 +105,7 @@ async def test_after_a_takeover_the_late_process_commits_nothing(
     assert of_late.of(HandlerFailed) == []
 
 
-async def test_a_statement_may_take_longer(
+async def test_a_statement_can_take_longer_than_the_idle_limit(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions, Message("orders", b"1"))
@@ -137,7 +137,7 @@ def note_in_thread(session: Session, _: Message | Sequence[Message]) -> None:
     [(note, None), (note, 2), (idempotent(consumer="billing")(note), None)],
     ids=["one", "batch", "idempotent"],
 )
-async def test_every_kind_of_handler_is_limited(
+async def test_the_idle_limit_applies_to_every_kind_of_handler(
     url: str,
     sessions: async_sessionmaker[AsyncSession],
     handler: Any,
@@ -161,7 +161,7 @@ async def test_every_kind_of_handler_is_limited(
 
 
 @pytest.mark.parametrize("batch", [None, 2])
-async def test_functions_in_threads_are_limited_too(
+async def test_the_idle_limit_applies_to_functions_in_threads(
     url: str, batch: int | None
 ) -> None:
     with sessions_of(url) as made:
@@ -172,7 +172,7 @@ async def test_functions_in_threads_are_limited_too(
     assert effects(url) == ["1s"]
 
 
-async def test_a_retry_of_a_dead_letter_is_limited_too(
+async def test_the_idle_limit_applies_to_the_retry_of_a_dead_letter(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     give_up(url, *numbered(1), schema="inbox")
@@ -196,7 +196,7 @@ async def test_a_job_idle_in_a_transaction_is_restarted(
             await session.execute(EFFECT, {"what": f"start {len(begun)}"})
             if len(begun) == 1:
                 await asyncio.to_thread(
-                    wait_for, "it is ended", lambda: execute(url, STANDING) == [(0,)]
+                    wait_for, "it is ended", lambda: execute(url, IDLE) == [(0,)]
                 )
 
     async with running(consumer) as events:
@@ -222,7 +222,7 @@ def fail_in_job(job: Job, _: Message) -> None:
     ("handler", "outcome", "noted"),
     [(note_in_job, MessageHandled, ["1s", "1s"]), (fail_in_job, HandlerFailed, [])],
 )
-async def test_every_transaction_about_a_job_is_limited(
+async def test_the_idle_limit_applies_to_every_transaction_of_a_job(
     url: str, handler: Any, outcome: type[MessageHandled], noted: list[str]
 ) -> None:
     seen: defaultdict[object, list[str]] = defaultdict(list)
@@ -243,7 +243,7 @@ async def test_every_transaction_about_a_job_is_limited(
         async with running(consumer) as events:
             await events.wait_for(outcome)
 
-    # Each connection by itself, for the transactions of several run side by side.
+    # Checked per connection, because their transactions run concurrently.
     inbox, rights, kept, *first = [
         then for one in seen.values() for this, then in pairwise(one) if this == "BEGIN"
     ]

@@ -1,4 +1,4 @@
-"""The consumer lives through outages, and needs no more than its role's rights."""
+"""The consumer survives outages, and needs only the privileges of its role."""
 
 import asyncio
 from contextlib import suppress
@@ -77,7 +77,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
         async def handle(session: AsyncSession, message: Message) -> None:
             what = message.payload.decode()
             if what == "150":
-                # Otherwise all of them might be handled before the restart.
+                # Otherwise all messages could be handled before the restart.
                 started.set()
                 await restarted.wait()
             await session.execute(
@@ -100,7 +100,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
     assert effects == sorted([*map(str, range(300)), "last"])
 
 
-async def test_a_relay_waits_for_a_read_only_broker_and_loses_nothing(
+async def test_a_consumer_waits_for_a_read_only_broker_and_loses_nothing(
     private_server: PostgresServer, database_url: str
 ) -> None:
     url = private_server.url
@@ -146,7 +146,7 @@ async def test_a_relay_waits_for_a_read_only_broker_and_loses_nothing(
             "ALTER TABLE inbox.gone RENAME TO delivery",
             "does not exist",
         ),
-        # Nothing is claimed without lanes, so nothing but the lease fails.
+        # Nothing is claimed without lanes, so only leasing fails.
         (
             f"ALTER TABLE inbox.delivery RENAME TO gone; {END_LEASE}",
             "ALTER TABLE inbox.gone RENAME TO delivery",
@@ -191,7 +191,9 @@ def set_read_only(url: str, value: str) -> None:
         connection.execute("SELECT pg_reload_conf()")
 
 
-async def test_the_consumers_role_is_enough(database_url: str) -> None:
+async def test_the_consumers_role_has_all_the_privileges_it_needs(
+    database_url: str,
+) -> None:
     as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"
     source = PostgresSource(
         as_consumer,

@@ -1,4 +1,4 @@
-"""Receipts distinguish new messages from duplicates, with each session and driver."""
+"""Receipts distinguish new messages from duplicates, with all sessions and drivers."""
 
 import threading
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ Record: TypeAlias = Callable[..., Awaitable[bool]]
 
 @pytest.fixture(params=["psycopg", "psycopg async", "asyncpg"])
 def record(request: pytest.FixtureRequest, database_url: str) -> Record:
-    """Record a receipt in a transaction of its own."""
+    """Return a function that records a receipt in its own transaction."""
 
     async def in_session(message_id: UUID | ForeignId, consumer: str = "c") -> bool:
         if request.param == "psycopg":
@@ -55,7 +55,7 @@ async def test_the_first_receipt_is_new_and_the_second_is_not(record: Record) ->
 def test_a_missing_row_count_is_an_error_and_not_a_duplicate(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # SQLAlchemy before 2.0.28 keeps no count of the rows.
+    # SQLAlchemy before 2.0.28 does not keep the row count.
     monkeypatch.setattr(CursorResult, "rowcount", -1)
 
     with (
@@ -66,7 +66,7 @@ def test_a_missing_row_count_is_an_error_and_not_a_duplicate(
         record_receipt(session, uuid7(), "c")
 
 
-async def test_each_consumer_has_receipts_of_its_own(record: Record) -> None:
+async def test_each_consumer_has_its_own_receipts(record: Record) -> None:
     message_id = uuid7()
     assert await record(message_id, "billing")
     assert await record(message_id, "shipping")
@@ -139,7 +139,7 @@ def test_a_receipt_is_rolled_back_with_its_transaction(database_url: str) -> Non
             assert record_receipt(session, message_id, "c")
 
 
-def test_after_a_message_that_is_too_old_the_transaction_is_over(
+def test_a_message_that_is_too_old_aborts_the_transaction(
     database_url: str,
 ) -> None:
     with sessions_of(database_url) as sessions, sessions() as session:
@@ -149,7 +149,7 @@ def test_after_a_message_that_is_too_old_the_transaction_is_over(
             session.execute(text("SELECT 1"))
 
 
-async def test_the_longest_key_of_a_receipt_has_room_in_the_index(
+async def test_the_longest_key_of_a_receipt_fits_into_the_index(
     record: Record,
 ) -> None:
     def odd(size: int) -> str:

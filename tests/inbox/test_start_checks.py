@@ -1,4 +1,4 @@
-"""What a consumer checks before it fetches: its role's privileges, and its pool."""
+"""Before it starts, a consumer checks its role's privileges and its connection pool."""
 
 import asyncio
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def consumer_of(sessions: Any, handler: Any = coroutine, **changes: Any) -> Cons
 
 @pytest.fixture
 def reader(database_url: str) -> Iterator[str]:
-    """Yield the URL of a role that may read the inbox, and has little else."""
+    """Yield the URL of a role that can read the inbox and do little else."""
     role = f"reader_{uuid4().hex}"
     execute(database_url, f"CREATE ROLE {role} LOGIN")
     execute(database_url, f"GRANT USAGE ON SCHEMA inbox, outbox TO {role}")
@@ -64,7 +64,7 @@ def reader(database_url: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_role_that_may_not_write_receipts_is_refused(
+async def test_a_role_that_cannot_write_receipts_is_refused(
     reader: str, driver: str
 ) -> None:
     async with async_sessions_of(reader, driver) as sessions:
@@ -77,7 +77,7 @@ async def test_a_role_that_may_not_write_receipts_is_refused(
     assert JOB not in said
 
 
-async def test_the_role_of_plain_functions_is_checked_too(reader: str) -> None:
+async def test_the_role_of_plain_functions_is_also_checked(reader: str) -> None:
     with (
         sessions_of(reader) as sessions,
         pytest.raises(ConfigError, match=f"lacks {RECEIPT}"),
@@ -85,14 +85,14 @@ async def test_the_role_of_plain_functions_is_checked_too(reader: str) -> None:
         await consumer_of(sessions, plain).run()
 
 
-async def test_long_handlers_need_the_jobs_table_too(reader: str) -> None:
+async def test_long_handlers_also_need_the_jobs_table(reader: str) -> None:
     async with async_sessions_of(reader) as sessions:
         consumer = consumer_of(sessions, long, lease=timedelta(seconds=5))
         with pytest.raises(ConfigError, match=JOB):
             await consumer.run()
 
 
-async def test_the_consumers_role_has_what_it_needs(database_url: str) -> None:
+async def test_the_consumers_role_passes_the_check(database_url: str) -> None:
     async with async_sessions_of(as_role(database_url, "pillarbox_consumer")) as it:
         async with running(consumer_of(it)):
             pass
@@ -100,7 +100,7 @@ async def test_the_consumers_role_has_what_it_needs(database_url: str) -> None:
             pass
 
 
-async def test_transactions_that_are_read_only_are_refused(database_url: str) -> None:
+async def test_read_only_transactions_are_refused(database_url: str) -> None:
     url = f"{database_url}?options=-cdefault_transaction_read_only%3Don"
     async with async_sessions_of(url) as sessions:
         with pytest.raises(ConfigError, match="transactions are read-only"):
@@ -119,7 +119,7 @@ def handle(session, message): ...
 """
 
 
-def test_the_process_exits_instead_of_waiting_for_a_right(
+def test_the_process_exits_instead_of_waiting_for_a_privilege(
     reader: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,7 +163,7 @@ async def test_heartbeats_of_long_handlers_need_another_connection(
             pass
 
 
-async def test_a_batch_takes_one_connection(database_url: str) -> None:
+async def test_a_batch_needs_one_connection(database_url: str) -> None:
     async with async_sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions, many, batch=100, max_in_flight=200)
         async with running(consumer):
@@ -180,7 +180,7 @@ async def test_a_batch_takes_one_connection(database_url: str) -> None:
     ],
     ids=str,
 )
-async def test_a_pool_that_is_large_enough_is_left_alone(
+async def test_a_pool_that_is_large_enough_is_accepted(
     pool: dict[str, Any], database_url: str
 ) -> None:
     engine = create_async_engine(sqlalchemy_url(database_url), **pool)
@@ -190,7 +190,7 @@ async def test_a_pool_that_is_large_enough_is_left_alone(
     await engine.dispose()
 
 
-async def test_one_connection_for_all_is_refused(database_url: str) -> None:
+async def test_one_connection_for_all_handlers_is_refused(database_url: str) -> None:
     engine = create_engine(sqlalchemy_url(database_url), poolclass=StaticPool)
     with pytest.raises(ConfigError, match=r"has 1 at most \(StaticPool\)"):
         await consumer_of(sessionmaker(engine), plain, max_in_flight=2).run()
@@ -209,7 +209,7 @@ async def test_the_default_limits_fit_the_pool(database_url: str) -> None:
         if most >= 14:
             is_full.set()
         await is_full.wait()
-        # Whoever else may begin has begun when the server has answered.
+        # By the time the server answers, every handler that can start has started.
         await session.execute(text("SELECT 1"))
         at_work.discard(message.id)
 
@@ -222,7 +222,7 @@ async def test_the_default_limits_fit_the_pool(database_url: str) -> None:
     assert most == 14
 
 
-def test_a_webhook_is_limited_too(database_url: str) -> None:
+def test_a_webhook_checks_its_pool_too(database_url: str) -> None:
     engine = create_engine(sqlalchemy_url(database_url))
     sessions = sessionmaker(engine)
     webhook_app(plain, sessions, name="billing", secrets=[SECRET])

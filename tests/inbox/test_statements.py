@@ -1,4 +1,4 @@
-"""What the guard and the consumer add to a handler's transaction, in statements."""
+"""The statements that guard and consumer add to a handler's transaction."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,8 +27,8 @@ def url(database_url: str) -> str:
 
 
 @contextmanager
-def noted(engine: Engine) -> Iterator[list[str]]:
-    """The first words of what this engine executes, and its commits."""
+def recorded_statements(engine: Engine) -> Iterator[list[str]]:
+    """Record the first words of each statement of this engine, and its commits."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -64,7 +64,7 @@ def handle_in_guard(session: Session, message: Message) -> None:
 def test_the_guard_adds_one_statement(
     guarded: Callable[[Session, Message], None], url: str
 ) -> None:
-    with sessions_of(url) as sessions, noted(sessions.kw["bind"]) as seen:
+    with sessions_of(url) as sessions, recorded_statements(sessions.kw["bind"]) as seen:
         for message in numbered(2):
             with sessions.begin() as session:
                 guarded(session, message)
@@ -77,11 +77,11 @@ async def test_the_consumer_adds_the_receipt_and_nothing_else(url: str) -> None:
         source = MemorySource(*numbered(3))
         consumer = Consumer(source, sessions, name="billing", max_in_flight=1)
         consumer.handles("*")(handle)
-        with noted(sessions.kw["bind"]) as seen:
+        with recorded_statements(sessions.kw["bind"]) as seen:
             async with running(consumer) as events:
                 await events.wait_for(MessageHandled, 3)
 
-    # Before the first: is the inbox there, and are receipts kept for long enough?
+    # At the start: does the inbox exist, and are receipts kept for long enough?
     look = ["SELECT 1 FROM", "-- Does: Look", "-- Does: List"]
     look = [said for one in look for said in (one, "COMMIT")]
     assert seen == look + [*RECEIPT, *OWN] * 3

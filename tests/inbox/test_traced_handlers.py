@@ -1,4 +1,4 @@
-"""Spans of handlers, however they are called, and of what becomes of their messages."""
+"""Spans of handlers, however they are called, and of the outcomes of their messages."""
 
 import asyncio
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def outcome(span: Any) -> str:
 
 
 async def accept(session: AsyncSession, message: Message) -> None:
-    """Handle it."""
+    """Accept the message."""
 
 
 async def test_the_span_of_a_handler_continues_the_messages_trace(
@@ -108,7 +108,7 @@ async def test_each_queue_names_its_own_broker(database_url: str, spans: Spans) 
     assert named == {"orders": "memory", "bills": "acme"}
 
 
-async def test_a_message_of_no_trace_begins_one(
+async def test_a_message_without_a_trace_begins_one(
     database_url: str, spans: Spans
 ) -> None:
     malformed = message(headers={"traceparent": "00-none"})
@@ -140,7 +140,7 @@ async def test_a_plain_function_has_its_span_in_its_thread(
     assert parent_of(spans.one("create bills")) == context_of(work).span_id
 
 
-async def test_each_attempt_is_a_span_and_so_are_retries_and_the_dead_letter(
+async def test_each_attempt_retry_and_dead_letter_has_a_span(
     database_url: str, spans: Spans
 ) -> None:
     async def fail(session: AsyncSession, message: Message) -> None:
@@ -158,7 +158,7 @@ async def test_each_attempt_is_a_span_and_so_are_retries_and_the_dead_letter(
     assert [outcome(span) for span in attempts] == ["failed"] * 3
     for span in attempts:
         assert span.status.status_code is StatusCode.ERROR
-        # A text of the handler's may quote the payload.
+        # The text of a handler's error could quote the payload.
         assert (span.status.description, span.events) == (None, ())
         assert attributes_of(span)["error.type"] == "ValueError"
     settled = [*spans.named("retry orders"), spans.one("dead_letter orders")]
@@ -199,7 +199,9 @@ async def test_a_handler_that_asks_for_a_retry_has_not_failed(
         assert span.status.status_code is StatusCode.UNSET
 
 
-async def test_a_duplicate_is_seen_as_such(database_url: str, spans: Spans) -> None:
+async def test_the_span_of_a_duplicate_has_that_outcome(
+    database_url: str, spans: Spans
+) -> None:
     one = message()
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(MemorySource(one, one), sessions, name="billing")
@@ -237,7 +239,7 @@ async def test_a_retried_dead_letter_is_handled_in_its_own_trace(
     assert context_of(handled).trace_id == TRACE
 
 
-async def test_a_batch_handler_has_one_span_that_is_linked_with_each_message(
+async def test_a_batch_handler_has_one_span_linked_to_each_message(
     database_url: str, spans: Spans
 ) -> None:
     batch = [
@@ -284,7 +286,7 @@ async def test_a_long_handler_has_one_span_over_all_its_transactions(
     assert [parent_of(span) for span in made] == [context_of(processed).span_id] * 2
 
 
-async def test_a_long_handler_that_fails_is_seen_to(
+async def test_the_span_of_a_failed_long_handler_has_that_outcome(
     database_url: str, spans: Spans
 ) -> None:
     async def report(job: AsyncJob, message: Message) -> None:
@@ -298,7 +300,7 @@ async def test_a_long_handler_that_fails_is_seen_to(
     assert outcome(spans.one("process orders")) == "failed"
 
 
-async def test_a_long_handler_out_of_time_has_failed_and_a_stopped_one_has_not(
+async def test_a_timed_out_long_handler_has_failed_and_a_stopped_one_has_not(
     database_url: str, spans: Spans
 ) -> None:
     started = asyncio.Event()
@@ -369,7 +371,7 @@ async def test_an_idempotent_handler_of_a_consumer_has_one_span_for_each_deliver
     assert parent_of(spans.one("create bills")) == context_of(handled).span_id
 
 
-async def test_guards_of_several_consumers_in_one_handler_have_spans_of_their_own(
+async def test_guards_of_several_consumers_in_one_handler_have_their_own_spans(
     database_url: str, spans: Spans
 ) -> None:
     async def handle(session: AsyncSession, message: Message) -> None:
@@ -389,7 +391,7 @@ async def test_guards_of_several_consumers_in_one_handler_have_spans_of_their_ow
     assert list(map(outcome, inner)) == ["handled", "handled", "duplicate"]
 
 
-async def test_the_block_of_a_guard_is_a_span(database_url: str, spans: Spans) -> None:
+async def test_the_block_of_a_guard_has_a_span(database_url: str, spans: Spans) -> None:
     one = message()
     with sessions_of(database_url) as plain:
         for _ in range(2):
@@ -432,7 +434,7 @@ async def test_the_block_of_a_guard_is_a_span(database_url: str, spans: Spans) -
         ("ambient", "request", ["message"]),
     ],
 )
-def test_beside_a_web_frameworks_span_the_parent_is_as_configured(
+def test_within_a_web_frameworks_span_the_parent_is_as_configured(
     chosen: str,
     parent: str,
     links: list[str],
@@ -456,7 +458,7 @@ def test_beside_a_web_frameworks_span_the_parent_is_as_configured(
     assert [names[link.context.span_id] for link in span.links] == links
 
 
-async def test_a_consumer_may_begin_a_trace_for_each_message(
+async def test_a_consumer_can_begin_a_trace_for_each_message(
     database_url: str, record: Record
 ) -> None:
     spans = record(process_parent="ambient")
@@ -488,12 +490,12 @@ async def test_a_webhook_is_handled_in_the_senders_trace(
 
 
 def add_another(session: Session, message: Message) -> None:
-    """Add a message, in the thread of the handler."""
+    """Add a message in the handler's thread."""
     add(session, Message("orders.accepted", message.payload))
 
 
 @pytest.mark.parametrize("handler", [accept, add_another])
-async def test_a_failing_description_fails_no_handler_and_is_reported(
+async def test_a_failing_attributes_function_is_reported_and_fails_no_handler(
     database_url: str, record: Record, handler: Any
 ) -> None:
     def describe(_: Message) -> dict[str, str]:
@@ -511,7 +513,7 @@ async def test_a_failing_description_fails_no_handler_and_is_reported(
     assert all("not describable" in event.reason for event in failed)
 
 
-async def test_what_a_handler_starts_and_leaves_running_keeps_its_trace(
+async def test_a_task_that_a_handler_leaves_running_keeps_its_trace(
     database_url: str, spans: Spans
 ) -> None:
     done = asyncio.Event()

@@ -1,8 +1,8 @@
-"""A handler can't end its transaction, and nothing it loses counts as handled.
+"""A handler can't end its transaction, and lost work never counts as handled.
 
-Each way of `tests.fixtures.endings` through each entry point, and with each driver,
-counting effects, receipts and dead letters. The variants are the whole product: every
-entry point meets every way with every driver.
+The tests try the ways of `tests.fixtures.endings` through each entry point and with
+each driver, and count effects, receipts and dead letters. The variants try every
+combination of entry point, way and driver.
 """
 
 import asyncio
@@ -67,15 +67,15 @@ DONE: Final = {"what": "done"}
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What came of one message: an error that its caller saw, or how it was settled."""
+class Result:
+    """The result of one message: the error its caller saw, or how it was settled."""
 
     raised: Exception | None = None
     is_dead: bool = False
 
 
 def handler_of(driver: str, do: Do) -> Any:
-    """A handler that leaves an effect, and then does it."""
+    """Return a handler that writes an effect, and then calls `do`."""
 
     def handle(session: Session, message: Any) -> None:
         session.execute(EFFECT, DONE)
@@ -87,7 +87,7 @@ def handler_of(driver: str, do: Do) -> Any:
     return handle if is_plain(driver) else handle_async
 
 
-async def settle(consumer: Consumer) -> Seen:
+async def settle(consumer: Consumer) -> Result:
     settled = asyncio.Event()
     dead: list[bool] = []
 
@@ -100,7 +100,7 @@ async def settle(consumer: Consumer) -> Seen:
     async with running(consumer):
         await settled.wait()
     (is_dead,) = dead
-    return Seen(is_dead=is_dead)
+    return Result(is_dead=is_dead)
 
 
 def consumer_of(sessions: Any, message: Message) -> Consumer:
@@ -109,26 +109,26 @@ def consumer_of(sessions: Any, message: Message) -> Consumer:
 
 async def by_consumer(
     sessions: Any, driver: str, message: Message, do: Do, **terms: Any
-) -> Seen:
+) -> Result:
     consumer = consumer_of(sessions, message)
     consumer.handles("*", **terms)(handler_of(driver, do))
     return await settle(consumer)
 
 
-async def by_batch(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
+async def by_batch(sessions: Any, driver: str, message: Message, do: Do) -> Result:
     return await by_consumer(sessions, driver, message, do, batch=2)
 
 
 async def by_idempotent_in_consumer(
     sessions: Any, driver: str, message: Message, do: Do
-) -> Seen:
+) -> Result:
     consumer = consumer_of(sessions, message)
     handler = idempotent(consumer="billing")(handler_of(driver, do))
     consumer.handles("*")(handler)
     return await settle(consumer)
 
 
-async def by_idempotent(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
+async def by_idempotent(sessions: Any, driver: str, message: Message, do: Do) -> Result:
     handler: Any = idempotent(consumer="billing")(handler_of(driver, do))
     try:
         if is_plain(driver):
@@ -137,12 +137,12 @@ async def by_idempotent(sessions: Any, driver: str, message: Message, do: Do) ->
         else:
             async with sessions.begin() as session:
                 await handler(session, message)
-    except Exception as error:  # noqa: BLE001 (which it is, is what is tested)
-        return Seen(error)
-    return Seen()
+    except Exception as error:  # noqa: BLE001 (the test checks which error it is)
+        return Result(error)
+    return Result()
 
 
-async def by_guard(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
+async def by_guard(sessions: Any, driver: str, message: Message, do: Do) -> Result:
     handler = handler_of(driver, do)
     try:
         if is_plain(driver):
@@ -157,9 +157,9 @@ async def by_guard(sessions: Any, driver: str, message: Message, do: Do) -> Seen
                 guard(session, message.id, consumer="billing"),
             ):
                 await handler(session, message)
-    except Exception as error:  # noqa: BLE001 (which it is, is what is tested)
-        return Seen(error)
-    return Seen()
+    except Exception as error:  # noqa: BLE001 (the test checks which error it is)
+        return Result(error)
+    return Result()
 
 
 ENTRIES: Final = {
@@ -181,23 +181,23 @@ def database(server: PostgresServer, template: Template) -> Iterator[str]:
 
 @pytest.fixture
 def url(database: str) -> Iterator[str]:
-    """The database of all tests; each leaves its tables empty."""
+    """Yield the database that these tests share; empty its tables after each test."""
     yield database
     forget(database)
 
 
 EVERYDAY: Final = {"caught error", "commit", "rollback", "close"}
-"""The ways that are everyday mistakes, which every driver is tried with."""
+"""The ways that are everyday mistakes, which are tried with every driver."""
 
 
 class Share:
-    """The part of a list that one of several drivers is tried with."""
+    """Selects the part of a list to try with one driver."""
 
     def __init__(self, *, is_whole: bool) -> None:
         self._is_whole = is_whole
 
     def of(self, things: Iterable[T], driver: str, shift: int = 0) -> list[T]:
-        """Return every fourth; the four drivers have all of them, together."""
+        """Return every fourth item; together, the four drivers cover the list."""
         ours = (DRIVERS.index(driver) + shift) % len(DRIVERS)
         return [
             thing
@@ -206,7 +206,7 @@ class Share:
         ]
 
     def of_ways(self, driver: str, shift: int = 0) -> list[tuple[str, Way]]:
-        """Return the everyday ways, and every fourth of the others."""
+        """Return the everyday ways and every fourth of the others."""
         everyday = [(name, WAYS[name]) for name in sorted(EVERYDAY)]
         others = [(name, way) for name, way in WAYS.items() if name not in EVERYDAY]
         return everyday + self.of(others, driver, shift)
@@ -234,7 +234,7 @@ async def test_ending_or_breaking_the_transaction_is_a_failed_attempt(
             forget(url)
 
 
-def check(name: str, way: Way, seen: Seen, url: str, *, of_job: bool = False) -> None:
+def check(name: str, way: Way, seen: Result, url: str, *, of_job: bool = False) -> None:
     kept = ["done"] if way.is_committed else []
     is_final = way.is_committed or (of_job and way.raises is TransactionEndedError)
     said = [f"{type(seen.raised).__name__}: {seen.raised}"]
@@ -242,18 +242,18 @@ def check(name: str, way: Way, seen: Seen, url: str, *, of_job: bool = False) ->
         assert seen.is_dead, name
         ((reason, attempts),) = dead_letters(url)
         said = [reason]
-        # What is committed isn't tried again, for it would be taken for handled.
+        # Committed work isn't retried, because it would be skipped as a duplicate.
         assert attempts == (1 if is_final else QUICK.max_attempts), name
     (problem,) = said
     assert re.match(rf"{way.raises.__name__}: .*{way.says}", problem), (name, problem)
-    # A long handler's transactions have no receipt, except for the last one.
+    # Of a long handler's transactions, only the last writes a receipt.
     known = 0 if of_job else len(kept)
     assert (name, effects(url), receipts(url)) == (name, kept, known)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_handler_may_use_savepoints(
+async def test_a_handler_can_use_savepoints(
     driver: str, entry: str, url: str, share: Share
 ) -> None:
     ways = share.of(RIGHT_WAYS, driver, shift=list(ENTRIES).index(entry))
@@ -261,14 +261,14 @@ async def test_a_handler_may_use_savepoints(
         for do in ways:
             message = Message("orders", b"1")
             seen = await ENTRIES[entry](sessions, driver, message, do)
-            assert (do, seen) == (do, Seen())
+            assert (do, seen) == (do, Result())
             assert (do, effects(url), receipts(url)) == (do, ["done", "more"], 1)
             assert dead_letters(url) == []
             forget(url)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_an_error_that_is_caught_after_the_block_spoils_the_callers_commit(
+async def test_an_error_caught_after_the_block_makes_the_callers_commit_fail(
     driver: str, url: str
 ) -> None:
     message = Message("orders", b"1")
@@ -278,7 +278,9 @@ async def test_an_error_that_is_caught_after_the_block_spoils_the_callers_commit
             with guard(session, message.id, consumer="billing"):
                 session.execute(EFFECT, DONE)
             catch_an_error(session)
-            for _ in range(2):  # a second attempt doesn't lose it silently, either
+            for _ in range(
+                2
+            ):  # a second attempt also raises, and loses nothing silently
                 with pytest.raises(UnexpectedRollbackError, match="SQLSTATE 23505"):
                     session.commit()
             session.close()
@@ -304,7 +306,7 @@ async def transact(sessions: Any, driver: str, do: Do) -> None:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_receipt_may_be_rolled_back_with_its_savepoint(
+async def test_a_receipt_can_be_rolled_back_with_its_savepoint(
     driver: str, url: str
 ) -> None:
     def handle(session: Session) -> None:
@@ -320,7 +322,7 @@ async def test_a_receipt_may_be_rolled_back_with_its_savepoint(
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_transaction_that_was_ended_after_the_block_is_not_committed(
+async def test_a_transaction_ended_after_the_block_is_not_committed(
     driver: str, url: str
 ) -> None:
     def handle(session: Session) -> None:
@@ -335,7 +337,7 @@ async def test_a_transaction_that_was_ended_after_the_block_is_not_committed(
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_the_session_belongs_to_its_owner_again_after_the_block(
+async def test_the_caller_can_end_the_transaction_again_after_the_block(
     driver: str, url: str
 ) -> None:
     async with sessions_by(url, driver) as sessions:
@@ -361,14 +363,14 @@ async def test_the_session_belongs_to_its_owner_again_after_the_block(
     assert receipts(url) == 2
 
 
-async def by_webhook(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
+async def by_webhook(sessions: Any, driver: str, message: Message, do: Do) -> Result:
     app = webhook_app(
         handler_of(driver, do), sessions, name="billing", secrets=[SECRET]
     )
     async with served(app) as hook:
         statuses = [await status_of(hook, message) for _ in range(2)]
     assert statuses in ([204, 204], [500, 500])
-    return Seen(is_dead=statuses == [204, 204])
+    return Result(is_dead=statuses == [204, 204])
 
 
 @pytest.mark.filterwarnings(
@@ -418,7 +420,7 @@ async def test_a_committed_receipt_is_found_by_the_handlers_own_name_and_key(
         else:
             consumer = consumer_of(sessions, message)
             consumer.handles("*")(handler)
-            assert await settle(consumer) == Seen(is_dead=True)
+            assert await settle(consumer) == Result(is_dead=True)
     ((reason, attempts),) = dead_letters(url)
     assert (reason.partition(":")[0], attempts) == ("TransactionEndedError", 1)
     assert effects(url) == ["done"]
@@ -439,7 +441,7 @@ async def test_the_key_of_a_committed_receipt_is_read_from_the_upcast_message(
         consumer.upcasts("orders", to=2)(lambda message: {"id": 1})
         handler = idempotent(consumer="billing", key=key)(handler_of(driver, do))
         consumer.handles("orders", version=2)(handler)
-        assert await settle(consumer) == Seen(is_dead=True)
+        assert await settle(consumer) == Result(is_dead=True)
     assert effects(url) == ["done"]
 
 
@@ -464,7 +466,7 @@ async def test_a_duplicate_of_an_idempotent_handler_is_reported_as_one(
 
 async def by_job(
     sessions: Any, driver: str, message: Message, do: Do, *, finish: bool
-) -> Seen:
+) -> Result:
     consumer = consumer_of(sessions, message)
 
     def handle(job: Job, message: Message) -> None:
@@ -487,7 +489,7 @@ async def by_job(
 )
 @pytest.mark.parametrize("finish", [False, True], ids=["transaction", "finish"])
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_long_handler_ends_none_of_its_transactions_either(
+async def test_a_long_handler_cannot_end_its_transactions_either(
     driver: str, finish: bool, url: str, share: Share
 ) -> None:
     async with sessions_by(url, driver) as sessions:
@@ -499,7 +501,7 @@ async def test_a_long_handler_ends_none_of_its_transactions_either(
         for do in share.of(RIGHT_WAYS, driver, shift=finish):
             message = Message("orders", b"1")
             seen = await by_job(sessions, driver, message, do, finish=finish)
-            assert (do, seen) == (do, Seen())
+            assert (do, seen) == (do, Result())
             assert (do, effects(url), receipts(url)) == (do, ["done", "more"], 1)
             forget(url)
 
@@ -565,7 +567,7 @@ async def test_a_retry_fails_if_the_handler_breaks_its_transaction(
     assert (effects(url), receipts(url)) == ([], 0)
 
 
-async def test_the_session_of_an_async_scoped_session_is_lent(url: str) -> None:
+async def test_the_session_of_an_async_scoped_session_is_protected(url: str) -> None:
     async with async_sessions_of(url, "asyncpg") as sessions:
         scoped = async_scoped_session(sessions, scopefunc=asyncio.current_task)
         with pytest.raises(UnexpectedRollbackError):

@@ -1,12 +1,12 @@
-"""Install the wheel without the lock file, and have it do what it promises.
+"""Install the wheel without the lock file, and test the installation.
 
     python -m tests.install            the core, README's extras and all extras, and the
-                                       imports of each one alone
-    python -m tests.install --full     each extra alone from `add` to its handler, too
-    python -m tests.install redis nats these extras
+                                       imports of each extra alone
+    python -m tests.install --full     also each extra alone, from `add` to its handler
+    python -m tests.install redis nats only these extras
 
-Each is installed at the lowest versions that pyproject.toml allows, and at the newest.
-Prints a table, and ends with 1 if something failed.
+Each set is installed at the lowest versions that pyproject.toml allows, and at the
+newest. Prints a table, and exits with 1 if something failed.
 """
 
 import argparse
@@ -57,22 +57,22 @@ class Environment:
         self._application = folder / "application"
         run([UV, "venv", "--quiet", "--no-config", "--python", python, folder])
         self.python = run([self._python, "--version"]).split()[1]
-        # Where nothing else is that could be imported.
+        # Contains nothing else that could be imported.
         self._application.mkdir()
         shutil.copy(HERE / "app.py", self._application)
 
     def install(self, wheel: Path, resolution: str, *more: str) -> None:
-        """Install by the wheel's own bounds, whatever is locked.
+        """Install the wheel by its own version bounds, without the lock file.
 
         Args:
-            more: extras beside its own.
+            more: extras in addition to the environment's own.
         """
         extras = [*self._extras, *more]
         chosen = f"[{','.join(extras)}]" if extras else ""
-        # Behind the publisher of webhooks is a server, which is not ours to choose.
+        # Posted webhooks need a server, which pillarbox leaves to the user.
         others = ["uvicorn"] if "http" in self._extras else []
         run(
-            # The bounds are pyproject.toml's: a wheel's own don't count as direct.
+            # pyproject.toml gives the bounds: uv doesn't treat a wheel's as direct.
             [
                 *(UV, "pip", "install", "--quiet", "--no-config"),
                 *("--python", self._python),
@@ -92,7 +92,7 @@ class Environment:
         return {name: version for name, _, version in lines if version}
 
     def probe(self, *arguments: str, **environment: str) -> None:
-        """Run the probe in it."""
+        """Run the probe in this environment."""
         run(
             [self._python, "-I", HERE / "probe.py", *arguments],
             cwd=self._application,
@@ -108,10 +108,10 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a command, and give what it prints.
+    """Run a command, and return its output.
 
     Raises:
-        RuntimeError: it failed; with what it said.
+        RuntimeError: it failed; the message is its output.
     """
     ended = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=cwd, env=env
@@ -122,19 +122,19 @@ def run(
 
 
 def clean_environment() -> dict[str, str]:
-    """Return our environment without variables that name this venv or a database."""
+    """Return this process's environment, less what names this venv or a database."""
     ours = ("PYTHON", "VIRTUAL_ENV", "PILLARBOX_", "APP_", "SHOP_")
     return {name: v for name, v in os.environ.items() if not name.startswith(ours)}
 
 
-def documented() -> list[str]:
-    """Return the extras that README's install line has."""
+def documented_extras() -> list[str]:
+    """Return the extras in README's install line."""
     (line,) = re.findall(r"pip install 'pillarbox\[(.+?)\]'", README.read_text())
     return str(line).split(",")
 
 
-def declared() -> dict[str, list[str]]:
-    """Return the requirements of each extra, as pyproject.toml has them."""
+def declared_requirements() -> dict[str, list[str]]:
+    """Return the requirements of each extra in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
     return extras | {"": project["dependencies"]}
@@ -143,7 +143,7 @@ def declared() -> dict[str, list[str]]:
 def send_messages(
     environment: Environment, extras: Sequence[str], server: PostgresServer
 ) -> None:
-    """From `add` to the handler, in each way that the extras open."""
+    """Send messages from `add` to the handler in each way that the extras offer."""
     for name, sessions, schema in ways(extras):
         database = f"installed_{uuid4().hex}"
         server.create_database(database)
@@ -168,7 +168,7 @@ def send_messages(
 
 
 def ways(extras: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Return broker, sessions and schema of each way that is worth going."""
+    """Yield the broker, sessions and schema of each way that is worth a test."""
     brokers = [BROKERS[extra] for extra in extras if extra in BROKERS]
     drivers = [DRIVERS[extra] for extra in extras if extra in DRIVERS]
     schemas = [extra for extra in extras if extra in SCHEMAS]
@@ -183,13 +183,13 @@ def ways(extras: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def main() -> int:
-    """Try all that the command line asks for."""
+    """Run the tests that the command line asks for."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.install", description=__doc__
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    known = sorted(declared().keys() - {""})
-    names = {"none": [], "readme": documented(), "all": known}
+    known = sorted(declared_requirements().keys() - {""})
+    names = {"none": [], "readme": documented_extras(), "all": known}
     names |= {extra: [extra] for extra in known}
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(names))
     parser.add_argument("--full", action="store_true", help="see above")
@@ -204,7 +204,7 @@ def main() -> int:
         parser.error(f"no such extra: {', '.join(unknown)}")
     sets = [names[name] for name in options.extras or names]
     if "PIP_CERT" in os.environ:
-        # pip's variable, which uv doesn't know.
+        # uv doesn't read pip's variable.
         os.environ.setdefault("SSL_CERT_FILE", os.environ["PIP_CERT"])
     started = time.monotonic()
     results: list[bool] = []
@@ -223,7 +223,7 @@ def main() -> int:
                         folder / uuid4().hex, python, tuple(extras)
                     )
                     results.append(
-                        tried(
+                        passes(
                             environment, extras, resolution, wheel, server, whole=whole
                         )
                     )
@@ -233,7 +233,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def tried(
+def passes(
     environment: Environment,
     extras: Sequence[str],
     resolution: str,
@@ -257,7 +257,7 @@ def tried(
             send_messages(environment, extras, server)
     except (RuntimeError, ConfigError) as error:
         problem = str(error)
-    several = "readme" if list(extras) == documented() else "all"
+    several = "readme" if list(extras) == documented_extras() else "all"
     name = several if len(extras) > 1 else extras[0] if extras else "none"
     shown = f"{resolution}: " + ", ".join(
         f"{package} {version}"
@@ -277,7 +277,7 @@ def tried(
 
 def is_declared(package: str, extras: Sequence[str]) -> bool:
     """Return whether pyproject.toml names a package for these extras."""
-    requirements = declared()
+    requirements = declared_requirements()
     lines = [line for extra in ("", *extras) for line in requirements[extra]]
     names = [line.replace("_", "-").lower() for line in lines]
     return any(name.startswith(package.replace("_", "-").lower()) for name in names)

@@ -1,6 +1,6 @@
-"""An application of nothing but what is installed: `pillarbox consume app:consumer`.
+"""An application of installed packages only: `pillarbox consume app:consumer`.
 
-As `app:hook` it is a webhook's. `APP_SESSIONS` names its sessions: `plain`, or the
+`app:hook` receives webhooks instead. `APP_SESSIONS` names its sessions: `plain`, or the
 driver of async ones. `APP_SCHEMA` names the library that describes its payloads.
 """
 
@@ -26,13 +26,13 @@ IS_TRACED = "otel" in os.environ["APP_EXTRAS"].split()
 
 @dataclass
 class Order:
-    """What an order's payload looks like."""
+    """The payload of an order."""
 
     n: int
 
 
 def schema(library: str) -> Any:
-    """Describe an order in the words of a library."""
+    """Return a schema of an order, made with a library."""
     match library:
         case "jsonschema":
             return {"type": "object", "properties": {"n": {"type": "integer"}}}
@@ -58,7 +58,7 @@ if IS_TRACED:
 
 
 def traced() -> AbstractContextManager[object]:
-    """Be in some trace for the block, if there are any."""
+    """Run the block in a trace, if tracing is installed."""
     if not IS_TRACED:
         return nullcontext()
     from opentelemetry import trace
@@ -68,19 +68,19 @@ def traced() -> AbstractContextManager[object]:
 
 
 def check_trace(message: Message) -> None:
-    """Fail for a message that was added in that trace and has lost it."""
+    """Fail if a message lost the trace in which it was added."""
     if IS_TRACED and f"{1:032x}" not in message.headers.get("traceparent", ""):
         raise ValueError(f"headers {dict(message.headers)}")
 
 
 def handle(session: Session, message: Message) -> None:
-    """Write the number of an order down."""
+    """Store the number of an order."""
     check_trace(message)
     session.execute(EFFECT, message.json())
 
 
 async def handle_async(session: Any, message: Message) -> None:
-    """Do the same in an `AsyncSession`."""
+    """Store the number of an order in an `AsyncSession`."""
     check_trace(message)
     await session.execute(EFFECT, message.json())
 

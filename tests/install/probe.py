@@ -1,10 +1,10 @@
-"""What an environment can do that has the wheel: run with its own interpreter.
+"""Checks an environment that has the wheel; run by that environment's interpreter.
 
     python -I probe.py imports EXTRA…
     python -I probe.py commands
     python -I probe.py messages NAME
 
-Prints what fails, and ends with 1 then.
+Prints each failure, and exits with 1 if there is one.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ EFFECTS = (
     "LISTEN effect",
 )
 
-# The modules of each extra; all others have to do with the core alone.
+# The modules of each extra; all others need only the core.
 MODULES = {
     "faststream": ("inbox.frameworks.faststream",),
     "http": ("relay.publishers.http",),
@@ -88,7 +88,7 @@ MODULES = {
     ),
     "web": ("outbox.web",),
 }
-# These run when Alembic runs them, or in an environment that has pytest.
+# These work only when Alembic runs them, or in an environment that has pytest.
 NOT_TRIED = (
     "inbox.testing",
     "outbox.migrations.env",
@@ -99,7 +99,7 @@ NOT_TRIED = (
 
 
 def check_imports(extras: list[str]) -> Iterator[str]:
-    """Import every module that these extras promise."""
+    """Import every module that these extras provide."""
     for name in modules():
         owner = next((e for e in MODULES if within(name, MODULES[e])), None)
         if owner is None or owner in extras:
@@ -111,7 +111,7 @@ def check_imports(extras: list[str]) -> Iterator[str]:
 
 
 def modules() -> Iterator[str]:
-    """Return the names of all modules of ours."""
+    """Yield the names of all of pillarbox's modules."""
     found = ["outbox", "relay", "inbox", "outbox.migrations", "pillarbox"]
     while found:
         name = found.pop()
@@ -123,7 +123,7 @@ def modules() -> Iterator[str]:
 
 
 def path_of(name: str) -> list[Path]:
-    """Return the folder of a package without importing it; nothing for a module."""
+    """Return a package's folder without importing it; empty for a module."""
     for entry in sys.path:
         folder = Path(entry, *name.split("."))
         if (folder / "__init__.py").exists():
@@ -132,14 +132,14 @@ def path_of(name: str) -> list[Path]:
 
 
 def within(name: str, packages: tuple[str, ...]) -> bool:
-    """Return whether a module is one of these, or in one of them."""
+    """Return whether a module is one of these packages, or inside one of them."""
     return any(
         name == package or name.startswith(f"{package}.") for package in packages
     )
 
 
 def check_refusals(extras: list[str]) -> Iterator[str]:
-    """What an absent extra would do is refused in a sentence that names it."""
+    """Check that errors about a missing extra name it."""
     from outbox import ConfigError
     from outbox.brokers.plugins import implementation
 
@@ -156,7 +156,7 @@ def check_refusals(extras: list[str]) -> Iterator[str]:
             except Exception:  # noqa: BLE001 (a finding like others)
                 yield f"{group} {point.name}: {traceback.format_exc()}"
             else:
-                # Another extra brings its library as well.
+                # Another extra installs its library as well.
                 continue
     if not extras:
         said = run("pillarbox", "--help", status=2)
@@ -182,7 +182,7 @@ def check_refusals(extras: list[str]) -> Iterator[str]:
 
 
 def check_commands() -> Iterator[str]:
-    """The console script starts, and every command has a --help."""
+    """Check that the console script starts, and that every command has a --help."""
     run("pillarbox", "--version")
     typer: Any = importlib.import_module("typer.main")
     cli: Any = importlib.import_module("outbox.cli.main")
@@ -199,10 +199,10 @@ def check_commands() -> Iterator[str]:
 
 
 def check_messages(name: str) -> Iterator[str]:
-    """Add, relay and handle: each order once, and none that was rolled back."""
+    """Add, relay and handle orders: each once, and none that was rolled back."""
     extras = os.environ["APP_EXTRAS"].split()
     if "migrations" in extras:
-        # pg_cron runs in one database of a server, which isn't this one.
+        # pg_cron runs in only one database of a server, and not in this one.
         run("pillarbox", "migrate", "--without-cron")
     import psycopg
 
@@ -229,7 +229,7 @@ def check_messages(name: str) -> Iterator[str]:
             yield consuming.log()
             yield relaying.log()
         for process in (consuming, relaying):
-            # Uvicorn ends by the signal that it was sent.
+            # Uvicorn dies from the signal that it receives.
             if process.status not in {0, -signal.SIGTERM}:
                 yield f"{process.name}: ended with {process.status}: {process.log()}"
 
@@ -259,7 +259,7 @@ def add_orders() -> None:
 
 
 async def add_orders_async(app: Any) -> None:
-    """Do the same in an `AsyncSession`."""
+    """Add the same orders in an `AsyncSession`."""
     from outbox import Message, add
 
     for numbers in ((1, 2), (4,), (3,)):
@@ -271,7 +271,7 @@ async def add_orders_async(app: Any) -> None:
 
 
 def check_metrics(relaying: "Running") -> Iterator[str]:
-    """The relay serves metrics."""
+    """Check that the relay serves metrics."""
     line = relaying.wait_for_line("metrics endpoint listening on")
     address = line.split("listening on ")[1].split()[0]
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
@@ -280,7 +280,7 @@ def check_metrics(relaying: "Running") -> Iterator[str]:
 
 
 def consumer() -> "Running":
-    """Return the handler of the messages."""
+    """Return the process that handles the messages."""
     if "SHOP_SECRET" in os.environ:
         return Running("uvicorn", "app:hook", "--port", os.environ["SHOP_PORT"])
     return Running("pillarbox", "consume", "app:consumer")
@@ -309,7 +309,7 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ask it to end, and wait for that."""
+        """Terminate it, and wait until it ends."""
         self._process.terminate()
         try:
             self._process.wait(timeout=SECONDS)
@@ -319,7 +319,7 @@ class Running:
         self._reader.join()
 
     def is_running(self) -> bool:
-        """Return whether it is still running."""
+        """Return whether the process is still running."""
         return self._process.poll() is None
 
     def log(self) -> str:
@@ -327,10 +327,10 @@ class Running:
         return "".join(self._lines)
 
     def wait_for_line(self, *texts: str) -> str:
-        """Wait for a line with one of these texts.
+        """Wait for a line that contains one of these texts.
 
         Raises:
-            RuntimeError: it ended without one.
+            RuntimeError: the process ended first.
         """
         while line := self._new.get(timeout=SECONDS):
             if any(text in line for text in texts):

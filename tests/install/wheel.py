@@ -1,4 +1,4 @@
-"""A wheel built from a copy of the tree, so that nothing is left in the tree."""
+"""Builds a wheel from a copy of the tree, which leaves no files in the tree."""
 
 import shutil
 import subprocess
@@ -12,13 +12,13 @@ MOUNTS = {
     "inbox": "inbox",
     "migrations": "outbox/migrations",
 }
-"""Where each folder of the tree ends up in the wheel."""
+"""The place of each folder of the tree in the wheel."""
 MODULE = "pillarbox.py"
-"""The module that stands alone, at the root of both."""
+"""The single module at the root of both."""
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build it with what is installed; an empty `folder` gets source and wheel."""
+    """Build the wheel with installed tools; an empty `folder` gets source and wheel."""
     source = folder / "source"
     for name in MOUNTS:
         shutil.copytree(

@@ -1,4 +1,4 @@
-"""The objects of ours in a database, read from the catalog."""
+"""The objects of pillarbox in a database, read from the catalog."""
 
 from typing import Any, TypeAlias
 
@@ -36,7 +36,7 @@ _QUERIES = {
     """,
     "constraints": f"""
         SELECT n.nspname, c.conname, c.conrelid::regclass::text,
-               -- From when on the limits hold is another moment each time.
+               -- The time from which the limits apply differs each time.
                regexp_replace(pg_get_constraintdef(c.oid),
                               'created_at < ''[^'']*''', 'created_at < then')
           FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
@@ -72,7 +72,7 @@ _IF_THERE = {
 
 
 def snapshot(url: str) -> Snapshot:
-    """Everything about our objects but their numbers."""
+    """Return everything about pillarbox's objects, except their oids."""
     with psycopg.connect(url, autocommit=True) as connection:
         found = {
             name: sorted(connection.execute(query).fetchall(), key=repr)
@@ -86,7 +86,7 @@ def snapshot(url: str) -> Snapshot:
 
 
 def drop_roles_of_jobs(url: str, prefix: str) -> None:
-    """Drop what a removal leaves if pg_cron works in another database."""
+    """Drop the roles that a removal leaves if pg_cron runs in another database."""
     left = "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s) ORDER BY 1"
     with psycopg.connect(url, autocommit=True) as connection:
         roles = connection.execute(left, (f"{prefix}_",)).fetchall()

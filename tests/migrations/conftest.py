@@ -1,8 +1,8 @@
-"""Migrations make partitions by the day, so no test may run across midnight."""
+"""Migrations make daily partitions, so no test may run across midnight."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def within_one_day(one_day: None) -> None:
-    """Let no day end while a test counts days."""
+    """Keep each test within one day."""

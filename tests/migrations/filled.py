@@ -1,4 +1,4 @@
-"""A row in every table of ours, and what a database then holds."""
+"""Adds rows to all of pillarbox's tables, and reads the contents of a database."""
 
 from typing import Any, Final, TypeAlias
 
@@ -57,7 +57,7 @@ _ROWS: Final = (
     " VALUES ('outbox.message_moved', 'outbox.message', '2001-01-01Z', '2001-01-02Z')"
     " ON CONFLICT DO NOTHING",
 )
-# Partitions are read through their tables; templates never have a row.
+# Partitions are read through their tables; templates never have rows.
 _TABLES: Final = """
     SELECT n.nspname, c.relname, c.relkind = 'S'
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -67,14 +67,14 @@ _TABLES: Final = """
 
 
 def fill(url: str) -> None:
-    """Add rows where the application, relay, consumer and upkeep write what stays."""
+    """Add a row to each table that the application, relay, consumer or upkeep fills."""
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in _ROWS:
             connection.execute(statement.encode())
 
 
 def contents(url: str) -> Contents:
-    """All rows of each table, and where each sequence stands."""
+    """Return all rows of each table, and the state of each sequence."""
     found = {}
     with psycopg.connect(url, autocommit=True) as connection:
         for schema, name, is_sequence in connection.execute(_TABLES).fetchall():
@@ -87,5 +87,5 @@ def contents(url: str) -> Contents:
 
 
 def empty_tables(found: Contents) -> list[str]:
-    """Name those that hold nothing."""
+    """Return the names of the empty tables."""
     return sorted(table for table, rows in found.items() if not rows)

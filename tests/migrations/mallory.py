@@ -1,13 +1,13 @@
-"""Traps set by a role that may create in public, for unqualified names.
+"""Traps for unqualified names, made by a role that may create objects in public.
 
-With the catalog first in the path, as it mostly is, a routine or an operator of others
-is called where it fits the arguments better: where the catalog's takes another string
-type, any type, or any number of arguments.
+Even with the catalog first in the search path, as it usually is, PostgreSQL calls
+another role's routine or operator if it matches the arguments better: where the
+catalog's takes a different string type, any type, or any number of arguments.
 """
 
 from typing import Final
 
-# What our SQL, SQLAlchemy's and psycopg's call by such arguments.
+# Routines that pillarbox, SQLAlchemy and psycopg call with such arguments.
 _ROUTINES: Final = (
     *("format(text, text)", "format(text, text, text)", "format(text, name, name)"),
     *("format(text, text, int)", "format(text, text, interval)"),
@@ -36,7 +36,7 @@ _OPERATORS: Final = (
 
 
 def traps(role: str) -> str:
-    """Return SQL that makes them in public, for `role` to become a superuser by."""
+    """Return SQL that makes traps in public, which make `role` a superuser."""
     body = (
         "RETURNS {} LANGUAGE plpgsql AS"
         f" $f$BEGIN ALTER ROLE {role} SUPERUSER; RETURN NULL; END$f$"

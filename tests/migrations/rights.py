@@ -1,4 +1,4 @@
-"""What each role may, and what it may not: statements to try."""
+"""Statements that each role may execute, and statements that it may not."""
 
 ADD = "SELECT outbox.add('t', '{}'::jsonb, key => 'k')"
 RECEIVE = """
@@ -82,7 +82,7 @@ NOT_TWICE = [
         "TRUNCATE {}",
     )
 ]
-"""What is written once isn't changed."""
+"""Statements that change rows of tables that are only inserted into."""
 ASK = """
     INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)
     VALUES ('discard', '{}', 'why', 'ann', 1)
@@ -324,7 +324,7 @@ FORBIDDEN = {
         "UPDATE partman.part_config SET retention = '1 day'",
         "CREATE TABLE outbox.mine (id int)",
     ],
-    # Only the owner.
+    # It may become only the owner.
     "detacher": [
         *(f"SET ROLE pillarbox_{role}" for role in ("maintainer", "application")),
         *(f"SET ROLE pillarbox_{role}" for role in ("relay", "consumer", "monitor")),

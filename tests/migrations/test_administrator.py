@@ -1,4 +1,4 @@
-"""The migrating role need not be a superuser, which managed services don't offer."""
+"""The migrating role needn't be a superuser, which managed services don't offer."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ GRANT ALL ON ALL PROCEDURES IN SCHEMA partman TO administrator WITH GRANT OPTION
 
 @pytest.fixture
 def administrator(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
-    """The empty database, by a role that may create roles, and schemas in it."""
+    """The empty database, as a role that may create roles and schemas."""
     name = empty_database_url.rpartition("/")[2].partition("?")[0]
     execute(server.url, "CREATE ROLE administrator LOGIN CREATEROLE")
     execute(server.url, f'GRANT CREATE ON DATABASE "{name}" TO administrator')
@@ -36,7 +36,7 @@ def administrator(server: PostgresServer, empty_database_url: str) -> Iterator[s
     execute(server.url, "DROP ROLE administrator")
 
 
-def test_an_administrator_of_roles_migrates_maintains_and_removes(
+def test_a_role_with_createrole_migrates_maintains_and_removes(
     administrator: str, empty_database_url: str
 ) -> None:
     migrate(administrator, with_cron=False, role_prefix="theirs")

@@ -1,4 +1,4 @@
-"""Other users of pg_partman in the database: their runs leave our tables alone."""
+"""Other uses of pg_partman in the database leave pillarbox's tables alone."""
 
 from collections.abc import Sequence
 from datetime import UTC, timedelta
@@ -30,7 +30,7 @@ SELECT DISTINCT owner::regrole::text, ends_at - starts_at = interval '1 day',
   FROM outbox.partitions('outbox.message')
 """
 THEIRS: Final = "SELECT count(*) FROM outbox.partitions('public.sale')"
-# As a user of pg_partman has it, with a day ahead that is missing.
+# A table of another user of pg_partman, with a missing day ahead.
 SALE: Final = """
 CREATE TABLE public.sale (at timestamptz NOT NULL) PARTITION BY RANGE (at);
 SELECT partman.create_parent(p_parent_table := 'public.sale', p_control := 'at',
@@ -41,7 +41,7 @@ UPDATE partman.part_config SET premake = 5, infinite_time_partitions = true
 
 
 def run_maintenance(url: str, zone: str) -> None:
-    """Run pg_partman's own upkeep, as a superuser of another time zone does."""
+    """Run pg_partman's own maintenance, as a superuser in another time zone does."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SELECT set_config('timezone', %s, false)", (zone,))
         connection.execute("SELECT partman.run_maintenance()")
@@ -60,7 +60,7 @@ def choose_automatic(url: str) -> None:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Auckland"])
-def test_a_foreign_pg_partman_run_makes_no_partitions_of_ours(
+def test_a_pg_partman_run_by_others_makes_no_partitions_of_pillarbox(
     zone: str, database_url: str, doctor: Doctor
 ) -> None:
     ((major,),) = execute(
@@ -82,7 +82,7 @@ def test_a_foreign_pg_partman_run_makes_no_partitions_of_ours(
     assert doctor(database_url)[1] == []
 
 
-def test_the_policy_may_allow_pg_partmans_worker_and_the_doctor_finds_differences(
+def test_the_policy_can_allow_pg_partmans_worker_and_the_doctor_finds_differences(
     database_url: str, doctor: Doctor
 ) -> None:
     automatic = "SELECT DISTINCT automatic_maintenance FROM partman.part_config"
@@ -95,7 +95,7 @@ def test_the_policy_may_allow_pg_partmans_worker_and_the_doctor_finds_difference
     execute(database_url, "UPDATE outbox.partition_policy SET automatic = false")
     status, findings = doctor(database_url)
     assert (status, {f["severity"] for f in findings}) == (1, {"warning"})
-    # The next upkeep obeys.
+    # The next upkeep applies the policy.
     assert main(["maintain", "--database", database_url]) == 0
     assert execute(database_url, automatic) == [("off",)]
     assert doctor(database_url)[1] == []
@@ -128,7 +128,7 @@ def test_the_doctors_remedy_replaces_partitions_made_by_others(
     assert main(["maintain", "--database", database_url]) == 0
 
 
-def test_a_partition_of_somebody_else_is_not_held_for_ever(
+def test_a_partition_of_another_owner_is_not_held_forever(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url)
@@ -161,7 +161,7 @@ def test_a_table_with_the_name_of_a_partition_is_renamed(
 
 
 @pytest.mark.parametrize("hours", [23, 25])
-def test_a_day_on_which_the_clocks_of_others_change_is_replaced_without_a_gap(
+def test_days_of_23_or_25_hours_made_by_others_are_replaced_without_a_gap(
     hours: int, database_url: str, doctor: Doctor
 ) -> None:
     drop_later(database_url, 3)

@@ -1,4 +1,4 @@
-"""An interrupted detach is ended though somebody is always at work in the database."""
+"""An interrupted detach is finished although the database is always busy."""
 
 import threading
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.outbox.administration.test_upkeep import old_partition
 FINISH = "SELECT partition, outcome FROM outbox.finish_detached('outbox.message')"
 ADD = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"
 COUNT = "SELECT count(*) FROM outbox.message"
-# It holds a snapshot for as long as it takes.
+# Holds a snapshot while it runs.
 UNRELATED = "SELECT pg_sleep(%s)"
 AT_WORK = (
     "SELECT count(*) FROM pg_stat_activity"
@@ -32,7 +32,7 @@ WAITS_FOR_A_SNAPSHOT = (
 
 @pytest.fixture
 def interrupted(database_url: str) -> str:
-    """An expired partition whose detach waited for a reader in vain."""
+    """An expired partition whose detach timed out waiting for a reader."""
     old_partition(database_url)
     with (
         psycopg.connect(database_url, autocommit=True) as dba,
@@ -46,7 +46,7 @@ def interrupted(database_url: str) -> str:
 
 @contextmanager
 def busy(url: str) -> Iterator[None]:
-    """Two sessions with statements of a second that overlap."""
+    """Run overlapping statements of a second each in two sessions."""
     stop = threading.Event()
 
     def work(first: float) -> None:
@@ -69,7 +69,7 @@ def busy(url: str) -> Iterator[None]:
 
 @contextmanager
 def long_statement(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A snapshot that stays until the transaction ends."""
+    """Hold a snapshot until the transaction ends."""
     with psycopg.connect(url) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT 1")
@@ -77,7 +77,7 @@ def long_statement(url: str) -> Iterator[psycopg.Connection[Any]]:
         connection.rollback()
 
 
-def test_the_routines_wait_for_statements_of_others(
+def test_the_routines_wait_for_statements_of_other_sessions(
     database_url: str, interrupted: str
 ) -> None:
     with busy(database_url):
@@ -86,26 +86,26 @@ def test_the_routines_wait_for_statements_of_others(
     assert done == [(interrupted, "finalized"), (interrupted, "dropped")]
 
 
-def test_writers_and_readers_go_on_while_the_command_ends_it(
+def test_writers_and_readers_continue_while_the_command_finishes_a_detach(
     database_url: str, interrupted: str
 ) -> None:
     told: list[str] = []
 
-    def end_it() -> None:
+    def finish_it() -> None:
         with psycopg.connect(database_url, autocommit=True) as dba:
             maintain(dba, tell=told.append, detach_wait=timedelta(minutes=5))
 
     with psycopg.connect(database_url) as other:
-        # So the routines leave it to what waits longer than they do.
+        # Makes the routines leave the detach to the command, which waits longer.
         other.execute(AT_THE_NOTES)
         with long_statement(database_url) as working:
-            command = threading.Thread(target=end_it)
+            command = threading.Thread(target=finish_it)
             command.start()
             wait_for("FINALIZE", lambda: execute(database_url, WAITS_FOR_A_SNAPSHOT))
             execute(database_url, ADD)
             publish(f"{database_url}?options=-cstatement_timeout%3D5s")
             assert execute(database_url, COUNT) == [(1,)]
-            # Neither does who looks at the plan, or began before FINALIZE did, wait.
+            # Readers of the plan and older transactions don't wait either.
             assert steps(database_url, "finalize") == ["finalize"]
             assert working.execute(COUNT).fetchall() == [(0,)]
             assert execute(database_url, WAITS_FOR_A_SNAPSHOT) == [(1,)]
@@ -116,7 +116,7 @@ def test_writers_and_readers_go_on_while_the_command_ends_it(
     assert execute(database_url, FINISH) == [(interrupted, "dropped")]
 
 
-def test_the_command_waits_no_longer_than_its_timeout(
+def test_the_command_waits_at_most_for_its_timeout(
     database_url: str, interrupted: str
 ) -> None:
     told: list[str] = []
@@ -133,7 +133,7 @@ def test_the_command_waits_no_longer_than_its_timeout(
     assert "an older statement or transaction is still running; the next" in line
 
 
-def test_it_is_not_ended_while_a_transaction_may_still_read_the_partition(
+def test_a_detach_is_not_finished_while_a_transaction_can_read_the_partition(
     database_url: str,
 ) -> None:
     old_partition(database_url)
@@ -148,7 +148,7 @@ def test_it_is_not_ended_while_a_transaction_may_still_read_the_partition(
         with psycopg.connect(database_url, autocommit=True) as dba:
             maintain(dba, tell=told.append)
         assert "an older transaction is open" in told[0]
-        # So nobody is in its way.
+        # The older transaction therefore needn't wait.
         older.execute("SET LOCAL lock_timeout = '1s'")
         assert older.execute(COUNT).fetchall() == [(0,)]
 

@@ -1,4 +1,4 @@
-"""Row-level security between consumers, by the SQL of the page."""
+"""Row-level security between consumers, with the SQL of docs/database.md."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
@@ -65,7 +65,7 @@ As: TypeAlias = Callable[[str], str]
 
 @pytest.fixture
 def login(private_server: PostgresServer) -> As:
-    """The URL of each login role, in a database with the page's policies."""
+    """A function from login role to URL, for a database with the page's policies."""
     url = private_server.url
     migrate(url)
     for name, role in LOGINS.items():
@@ -89,7 +89,7 @@ async def publish(login: As, *payloads: bytes) -> None:
     assert answers == [Acked()] * len(payloads)
 
 
-async def test_both_consumers_work_and_see_their_own_deliveries_only(
+async def test_both_consumers_work_and_see_only_their_own_deliveries(
     login: As,
 ) -> None:
     execute(login("shipping_app"), SUBSCRIBE, ("shipping",))
@@ -140,7 +140,7 @@ async def test_a_consumer_cannot_read_ack_or_unsubscribe_another(
     assert count(login("billing_app"), "inbox.readable_dead_letter") == 1
 
 
-async def test_the_views_show_a_consumer_its_own_jobs_and_waiting_deliveries_only(
+async def test_the_views_show_a_consumer_only_its_own_jobs_and_waiting_deliveries(
     login: As, private_server: PostgresServer
 ) -> None:
     execute(login("billing_app"), SUBSCRIBE, ("billing",))
@@ -206,7 +206,9 @@ def test_a_consumer_cannot_write_on_behalf_of_another(
             connection.execute(query, ("billing", *more))
 
 
-def test_the_upkeep_runs_as_before(login: As, private_server: PostgresServer) -> None:
+def test_the_upkeep_runs_with_the_policies(
+    login: As, private_server: PostgresServer
+) -> None:
     execute(private_server.url, "CALL outbox.maintain()")
     execute(private_server.url, "SELECT outbox.trim_foreign_receipts_batch()")
     ((failed,),) = execute(

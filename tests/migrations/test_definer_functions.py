@@ -16,7 +16,7 @@ from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.timeout(300)
 
-# Each with a role that may call it.
+# SECURITY DEFINER functions, each with a role that may call it.
 DEFINERS = {
     "outbox.make_partitions(text)": (
         *("maintainer", "SELECT outbox.make_partitions('outbox.message')"),
@@ -58,7 +58,7 @@ DEFINERS = {
         *("maintainer", "SELECT * FROM outbox.finish_detached('outbox.message')"),
     ),
 }
-# No definers, but called by one role with objects of another in the way.
+# Not SECURITY DEFINER, but called by one role while another's objects shadow names.
 OTHERS = {
     "outbox.add": ("application", "SELECT outbox.add('t', '{}'::jsonb, key => 'k')"),
     "outbox.partition_health": ("monitor", "TABLE outbox.partition_health"),
@@ -74,7 +74,7 @@ SOURCES = """
 SELECT string_agg(pg_get_functiondef(p.oid), ' ') FROM pg_proc p
  WHERE p.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
 """
-# Whoever walks into a trap is named by the error. What only C can take is left out.
+# The error names the role that hits a trap. Functions that need C are left out.
 TRAPS = r"""
 CREATE SCHEMA evil;
 CREATE FUNCTION evil.bait() RETURNS boolean LANGUAGE plpgsql
@@ -137,7 +137,7 @@ GRANT USAGE ON SCHEMA evil TO PUBLIC;
 
 @contextmanager
 def trapped(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """Open a session with traps by the names of everything that our routines use."""
+    """Open a session with a trap for every name that pillarbox's routines use."""
     old_partition(url, 20)
     old_partition(url, 25)
     add_old(url, 25)
@@ -164,7 +164,7 @@ def session(
 def hostile(
     session: psycopg.Connection[Any],
 ) -> Iterator[psycopg.Connection[Any]]:
-    """The session with traps, in a transaction that is rolled back."""
+    """The session with traps, in a transaction that is rolled back afterwards."""
     with session.transaction(force_rollback=True):
         yield session
 
@@ -195,7 +195,7 @@ def test_no_routine_calls_a_shadowing_function(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_definer_function_without_a_pinned_path_falls_into_a_trap(
+def test_a_definer_function_without_a_pinned_path_calls_a_trap(
     path: str, hostile: psycopg.Connection[Any]
 ) -> None:
     hostile.execute("ALTER FUNCTION outbox.upkeep_plan(text) RESET search_path")

@@ -1,6 +1,6 @@
-"""A dump goes into another server, which may be newer, and the upkeep goes on there.
+"""A dump is restored into another server, maybe a newer one; the upkeep continues.
 
-The dump is of the server of PILLARBOX_OLDER_DATABASE_URL, or of the tests' own.
+The dump comes from the server at PILLARBOX_OLDER_DATABASE_URL, or from the tests' own.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 
-# Where each table's partitions begin and end, and the application's own table.
+# The bounds of each table's partitions, and the application's own table.
 BESIDE = (
     "SELECT parent_table, x.starts_at, x.ends_at FROM outbox.partition_policy p,"
     " outbox.partitions(p.parent_table) x ORDER BY 1, 2",
@@ -73,7 +73,7 @@ def older(server: PostgresServer, tmp_path: Path) -> Iterator[PostgresServer]:
     ):
         source, target = elsewhere.database_url(plain), server.database_url(copy)
         execute(source, "CREATE TABLE plain (number integer)")
-        # PostgreSQL 17.12 gives every column an option that 18.6 doesn't know.
+        # PostgreSQL 17.12 dumps an option for every column that 18.6 doesn't know.
         if errors := carry(source, target, str(tmp_path / "plain")):
             said = "; ".join(errors)
             pytest.skip(f"no dump of that server can be restored here: {said}")
@@ -81,13 +81,13 @@ def older(server: PostgresServer, tmp_path: Path) -> Iterator[PostgresServer]:
 
 
 def carry(source: str, target: str, file: str) -> list[str]:
-    """Dump a database and restore it into another one; return the errors of that."""
+    """Dump a database and restore it into another; return the errors of the restore."""
     assert run("pg_dump", "--format=custom", "--file", file, source) == []
     return run("pg_restore", "-d", target, file)
 
 
 def run(program: str, *arguments: str) -> list[str]:
-    """Run a program of PostgreSQL to its end, and give its errors in order."""
+    """Run a PostgreSQL program to its end, and return its errors in order."""
     done = subprocess.run(
         [program, *arguments], capture_output=True, text=True, check=False
     )
@@ -97,17 +97,17 @@ def run(program: str, *arguments: str) -> list[str]:
 
 
 def partman(url: str) -> Partman:
-    """The tables of a pg_partman with their columns, and its routines."""
+    """Return pg_partman's tables with their columns, and its routines."""
     return dict(execute(url, COLUMNS)), {name for (name,) in execute(url, ROUTINES)}
 
 
 def losses(older: Partman, newer: Partman) -> list[str]:
-    """The errors that result from differences between two versions of pg_partman."""
+    """Return the errors caused by differences between two versions of pg_partman."""
     (old_tables, old_routines), (new_tables, new_routines) = older, newer
     missing = list(old_routines - new_routines)
     for table, columns in old_tables.items():
         if table not in new_tables:
-            # Its rows, and the owner's rights on it.
+            # One error for its rows, one for the owner's privileges.
             missing += [f'relation "partman.{table}"'] * 2
         else:
             gone = [column for column in columns if column not in new_tables[table]]
@@ -118,7 +118,7 @@ def losses(older: Partman, newer: Partman) -> list[str]:
 
 
 @pytest.mark.timeout(180)
-def test_rows_policy_and_upkeep_survive_a_dump_and_its_restore(
+def test_rows_policy_and_upkeep_survive_a_dump_and_restore(
     older: PostgresServer,
     server: PostgresServer,
     empty_database_url: str,
@@ -143,7 +143,7 @@ def test_rows_policy_and_upkeep_survive_a_dump_and_its_restore(
         beside = [execute(source, query) for query in BESIDE]
         schema, known = snapshot(source), partman(source)
         assert run("pg_dumpall", "--roles-only", "--file", roles, "-d", older.url) == []
-        # Those that are there already are errors, and stay as they are.
+        # Roles that already exist cause errors, and stay as they are.
         run("psql", "-X", "-q", "-f", roles, server.url)
         errors = carry(source, url, file)
 
@@ -152,7 +152,7 @@ def test_rows_policy_and_upkeep_survive_a_dump_and_its_restore(
     assert [execute(url, query) for query in BESIDE] == beside
     if older is server:
         assert snapshot(url) == schema
-    # Marks come along; what was verified there is verified again here.
+    # Marks are restored; verified stretches are verified again on this server.
     assert execute(url, VERIFIED) == [(0,)]
     execute(url, "SELECT outbox.add('t', '{}'::jsonb, 'k')")
     migrate(url, with_cron=False)

@@ -1,4 +1,4 @@
-"""Back to each version and forward again, with rows in every table."""
+"""A downgrade to each version and an upgrade back, with rows in every table."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ _SCRIPTS: Final = ScriptDirectory.from_config(
     migrations._config("pillarbox", "partman")
 )
 VERSIONS: Final = sorted(script.revision for script in _SCRIPTS.walk_revisions())[:-1]
-# What a version writes itself is part of its schema.
+# Rows that a migration itself writes are part of its schema.
 WRITTEN_BY_MIGRATIONS: Final = {
     *("outbox.alembic_version", "outbox.partition_policy", "outbox.retiring_partition"),
     "outbox.upkeep",

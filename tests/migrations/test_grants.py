@@ -1,4 +1,4 @@
-"""The grants are declared once: the SQL files and the doctor take them from there."""
+"""The grants are declared once, for both the SQL files and the doctor."""
 
 from importlib.resources import files
 
@@ -18,24 +18,24 @@ FOLDER = files("outbox.migrations")
 
 
 @pytest.mark.parametrize("file", GRANTS)
-def test_a_grants_file_equals_what_its_rules_render(file: str) -> None:
+def test_a_grants_file_equals_its_rendered_rules(file: str) -> None:
     found = FOLDER.joinpath(file).read_text(encoding="utf-8")
     assert found == render_file(file), "run python -m outbox.migrations.grants"
 
 
-def test_the_grants_on_pg_partman_equal_what_the_rules_render() -> None:
+def test_the_grants_on_pg_partman_equal_the_rendered_rules() -> None:
     found = FOLDER.joinpath("grants_on_partman.sql").read_text(encoding="utf-8")
     assert found.endswith(render_on_partman())
 
 
-def test_no_file_of_grants_is_without_rules() -> None:
+def test_every_grants_file_has_rules() -> None:
     versions = FOLDER.joinpath("versions").iterdir()
     found = {f"versions/{f.name}" for f in versions if f.name.endswith(".grants.sql")}
     assert found == set(GRANTS)
 
 
 def test_the_grants_on_a_table_are_in_one_file() -> None:
-    """Each file first revokes the grants on its tables."""
+    """Each file first revokes all grants on its tables, other files' too."""
     tables = [
         {
             name
@@ -79,7 +79,7 @@ WRITTEN_ONCE = (
 
 
 @pytest.mark.parametrize("table", WRITTEN_ONCE)
-def test_what_is_written_once_nobody_may_change(table: str) -> None:
+def test_no_role_can_change_rows_that_are_written_once(table: str) -> None:
     privileges = {right.privilege for right in rights() if right.name == table}
 
     assert privileges == {"SELECT", "INSERT"}

@@ -1,4 +1,4 @@
-"""A superuser's commands call nothing that others put in the way of the catalog."""
+"""A superuser's commands call nothing by which others shadow the catalog."""
 
 import re
 import subprocess
@@ -46,17 +46,17 @@ def psql(url: str, script: str) -> int:
 
 
 def call(url: str) -> int:
-    """Return 2 for a failure, as the command does."""
+    """Call the upkeep in SQL, and return 2 for its failure, as the command does."""
     with psycopg.connect(url, autocommit=True) as connection:
         path = connection.execute("SHOW search_path").fetchone()
-        # Some of the upkeep fails by the condition, and not by a trap.
+        # The upkeep fails because of the broken condition, not because of a trap.
         with pytest.raises(psycopg.errors.RaiseException, match="nothing"):
             connection.execute("CALL outbox.maintain(2)")
         assert connection.execute("SHOW search_path").fetchone() == path
     return 2
 
 
-# Each with the exit status that it has where a partition's condition is broken.
+# Commands, each with its exit status when a partition's condition is broken.
 COMMANDS: Final[dict[str, tuple[Callable[[str], int], int]]] = {
     "doctor": (lambda url: main(["doctor", "--database", url]), 3),
     "partitions": (lambda url: main(["partitions", "--database", url]), 0),
@@ -110,7 +110,7 @@ NEW: Final[dict[str, Callable[[str], int]]] = {
 
 
 class Sources:
-    """Databases to be copied, for making thousands of traps takes long."""
+    """Databases to copy, since making thousands of traps takes long."""
 
     def __init__(self, server: PostgresServer, databases: ExitStack) -> None:
         self._server = server
@@ -118,7 +118,7 @@ class Sources:
         self._names: dict[tuple[Callable[[str], None], str | None], str] = {}
 
     def name(self, prepare: Callable[[str], None], source: str | None) -> str:
-        """Return the name of a copy of `source`, or a new database, prepared."""
+        """Return the name of a copy of `source`, or of a new database, prepared."""
         if (prepare, source) not in self._names:
             name = f"pillarbox_source_{uuid4().hex}"
             self._databases.callback(self._server.drop_database, name)
@@ -139,7 +139,7 @@ def sources(server: PostgresServer, mallory: str) -> Iterator[Sources]:
 
 @pytest.fixture
 def copy(server: PostgresServer) -> Iterator[Copy]:
-    """Copy a database by name; give the URL."""
+    """A function that copies the database of this name and returns the copy's URL."""
     with ExitStack() as databases:
 
         def copy_of(source: str) -> str:
@@ -153,7 +153,7 @@ def copy(server: PostgresServer) -> Iterator[Copy]:
 
 @pytest.fixture(scope="module")
 def mallory(server: PostgresServer) -> Iterator[str]:
-    """A role that must not change."""
+    """A role that must not gain any privileges."""
     name = f"mallory_{uuid4().hex[:8]}"
     execute(server.url, f"CREATE ROLE {name} LOGIN")
     yield name
@@ -162,7 +162,7 @@ def mallory(server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def lay(mallory: str) -> Lay:
-    """Let mallory lay traps in the schema public of a database."""
+    """A function by which mallory lays traps in a database's schema public."""
 
     def lay_in(url: str) -> None:
         execute(url, f"GRANT CREATE ON SCHEMA public TO {mallory}")
@@ -178,7 +178,7 @@ def is_superuser(server: PostgresServer, role: str) -> bool:
 
 
 def be_busy(url: str) -> None:
-    """Let a partition be held, another be expired, and a condition fail."""
+    """Make one partition held and another expired, and break a condition."""
     old_partition(url, 20)
     old_partition(url, 25)
     add_old(url, 25)
@@ -187,7 +187,7 @@ def be_busy(url: str) -> None:
 
 @pytest.fixture
 def busy(sources: Sources, template: Template) -> str:
-    """The name of a database to be copied, with a lot to find."""
+    """The name of a database to copy, with many findings."""
     return sources.name(be_busy, template.name())
 
 
@@ -198,7 +198,7 @@ def trapped_url(sources: Sources, busy: str, lay: Lay, copy: Copy) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_calls_no_function_that_shadows_one_of_the_catalog(
+def test_a_command_calls_no_function_that_shadows_the_catalogs(
     command: str, trapped_url: str, server: PostgresServer, mallory: str
 ) -> None:
     run, status = COMMANDS[command]
@@ -209,7 +209,7 @@ def test_a_command_calls_no_function_that_shadows_one_of_the_catalog(
 
 
 @pytest.mark.parametrize("command", NEW)
-def test_a_first_migration_calls_no_function_that_shadows_one_of_the_catalog(
+def test_a_first_migration_calls_no_function_that_shadows_the_catalogs(
     command: str,
     sources: Sources,
     copy: Copy,
@@ -236,7 +236,7 @@ def test_the_traps_catch_a_session_without_a_pinned_path(
 ) -> None:
     monkeypatch.setattr(administration, "PIN_SESSION", "SELECT 1")
     try:
-        with suppress(TypeError):  # what the traps give is none of what is expected
+        with suppress(TypeError):  # the traps return unexpected values
             COMMANDS[command][0](trapped_url)
 
         assert is_superuser(server, mallory)
@@ -245,14 +245,14 @@ def test_the_traps_catch_a_session_without_a_pinned_path(
 
 
 def hide_the_catalog(url: str) -> None:
-    """Make a trap for everything in the catalog that our sources name."""
+    """Make a trap for every catalog object that pillarbox's sources name."""
     words = set()
     for folder in ("outbox", "relay", "inbox", "migrations"):
         for file in (ROOT / folder).rglob("*"):
             if file.suffix in {".sql", ".py"}:
                 words |= set(re.findall(r"[a-z_]\w*", file.read_text()))
     names = ",".join(sorted(words))
-    # Our tables are in no path: views of them would only be in the way of a removal.
+    # pillarbox's tables are in no path: views of them would only block a removal.
     own = "n.nspname IN ('outbox', 'inbox', 'partman')"
     assert own in TRAPS
     traps_for_all = TRAPS.replace("{names}", f"'{names}'").replace(own, "false")
@@ -260,7 +260,7 @@ def hide_the_catalog(url: str) -> None:
 
 
 def put_traps_first(server: PostgresServer, url: str) -> str:
-    """Let every session find the traps before the catalog; return the URL."""
+    """Put the traps before the catalog in every session's path; return the URL."""
     name = url.rpartition("/")[2].partition("?")[0]
     path = "SET search_path = evil, public, pg_catalog"
     execute(server.url, f'ALTER DATABASE "{name}" {path}')
@@ -274,7 +274,7 @@ def hidden_url(sources: Sources, busy: str, copy: Copy, server: PostgresServer) 
 
 
 def by_the_catalog(url: str) -> str:
-    """Return the URL for the test's own queries."""
+    """Return a URL with a safe path, for the test's own queries."""
     return f"{url}?options=-csearch_path%3Dpg_catalog"
 
 
@@ -288,7 +288,7 @@ def test_a_command_uses_no_name_that_a_search_path_could_hide(
 
 
 @pytest.mark.parametrize("command", NEW)
-def test_a_first_migration_makes_the_same_whatever_the_path_hides(
+def test_a_first_migration_makes_the_same_schema_whatever_the_path_hides(
     command: str,
     sources: Sources,
     copy: Copy,
@@ -304,7 +304,7 @@ def test_a_first_migration_makes_the_same_whatever_the_path_hides(
     unmigrate(url)
 
 
-def test_a_session_without_a_pinned_path_falls_into_a_trap(
+def test_a_session_without_a_pinned_path_calls_a_trap(
     hidden_url: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -316,7 +316,7 @@ def test_a_session_without_a_pinned_path_falls_into_a_trap(
     assert "trapped as postgres" in capsys.readouterr().err
 
 
-async def test_sessions_of_our_own_have_a_pinned_path(database_url: str) -> None:
+async def test_only_unshared_sessions_have_a_pinned_path(database_url: str) -> None:
     show, found = "SHOW search_path", []
     for shared in (False, True):
         async with await connect(

@@ -1,4 +1,4 @@
-"""A migration that others keep from a lock ends, and names them."""
+"""A migration that can't get a lock fails, and names the sessions that hold it."""
 
 from datetime import timedelta
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 SHORT = timedelta(milliseconds=300)
 
 
-def test_a_foreign_session_with_the_lock_of_migrations_is_named(
+def test_another_session_that_holds_the_migration_lock_is_named(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with psycopg.connect(
@@ -63,7 +63,7 @@ def test_the_printed_sql_has_the_same_lock_timeout(part: str | None) -> None:
         for line in printed.splitlines()
         if line.startswith("SET LOCAL lock_timeout")
     ]
-    # For each transaction, and in the first one more while it waits for its turn.
+    # One for each transaction, and two more in the first, around the wait for its turn.
     assert limits == ["300;", "3600;", "300;", "300;"]
     assert printed.count("BEGIN;") == 2
 

@@ -1,4 +1,4 @@
-"""Lost roles and rights come back by what the doctor says, or by migrating."""
+"""Lost roles and privileges are restored by the doctor's remedy or by migrating."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -105,7 +105,7 @@ RIGHTS = """
 
 @pytest.fixture(scope="module")
 def prefix() -> str:
-    """That of roles which no other test has."""
+    """The prefix of roles that no other test uses."""
     return f"lost_{uuid4().hex[:8]}"
 
 
@@ -121,7 +121,7 @@ def url(server: PostgresServer, prefix: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("lost", LOST)
-def test_what_the_doctor_says_brings_it_back(
+def test_the_doctors_remedy_restores_each_loss(
     lost: str, url: str, prefix: str, doctor: Doctor
 ) -> None:
     breaking, finding = (text.format(prefix) for text in LOST[lost])
@@ -139,7 +139,7 @@ def test_what_the_doctor_says_brings_it_back(
 
 
 @pytest.mark.parametrize("kind", ["roles", "rights"])
-def test_the_next_migration_brings_everything_back(
+def test_the_next_migration_restores_everything(
     kind: str, url: str, prefix: str, doctor: Doctor
 ) -> None:
     before = set(execute(url, RIGHTS, (f"{prefix}_owner",)))
@@ -154,7 +154,9 @@ def test_the_next_migration_brings_everything_back(
     assert set(execute(url, RIGHTS, (f"{prefix}_owner",))) == before
 
 
-def test_an_owner_with_login_is_found(url: str, prefix: str, doctor: Doctor) -> None:
+def test_an_owner_that_can_log_in_is_found(
+    url: str, prefix: str, doctor: Doctor
+) -> None:
     execute(url, f"ALTER ROLE {prefix}_owner LOGIN")
     status, (found,) = doctor(url)
     assert status == 1
@@ -187,7 +189,7 @@ def test_everything_is_removed_although_a_role_is_gone(
 
 
 def test_a_migration_revokes_earlier_grants(database_url: str) -> None:
-    """Databases of earlier versions let these roles update every column."""
+    """Earlier versions let these roles update every column."""
     for schema, role in (("outbox", "relay"), ("inbox", "consumer")):
         execute(
             database_url,

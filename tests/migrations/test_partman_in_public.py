@@ -1,4 +1,4 @@
-"""pg_partman in a schema that it shares with other people's tables."""
+"""pg_partman in a schema that it shares with tables of others."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 
 
 class Names(TypedDict):
-    """As `migrate` and `unmigrate` take them."""
+    """Arguments of `migrate` and `unmigrate`."""
 
     role_prefix: str
     partman_schema: str
@@ -32,7 +32,7 @@ CREATE VIEW public.highest AS SELECT max(amount) FROM public.salary;
 CREATE FUNCTION public.raise_all() RETURNS void LANGUAGE sql AS '';
 REVOKE ALL ON FUNCTION public.raise_all() FROM PUBLIC;
 """
-# Of any of our roles, on anything there that is not the extension's.
+# Privileges of pillarbox's roles in public, on the extension's objects or on others.
 RIGHTS: Final = """
 SELECT a.grantee::regrole::text, o.name, a.privilege_type
   FROM (SELECT 'pg_class'::regclass, oid, relnamespace, oid::regclass::text, relacl
@@ -57,7 +57,7 @@ def shared(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
     execute(server.url, "DROP ROLE IF EXISTS shared_maintainer, shared_detacher")
 
 
-def test_our_roles_may_use_the_extension_and_nothing_else(shared: str) -> None:
+def test_pillarboxs_roles_can_use_only_the_extension(shared: str) -> None:
     with pytest.raises(MigrationError, match="--partman-schema public"):
         migrate(shared, with_cron=False, role_prefix="shared")
     migrate(shared, with_cron=False, **NAMES)
@@ -135,7 +135,7 @@ def test_the_doctor_asks_only_for_the_extensions_privileges(
     call_as_the_maintainer(shared)
 
     assert main(["doctor", "--json", "--database", shared]) == 0
-    # To a test's database every role may connect, at which the doctor hints.
+    # Every role may connect to a test's database, which the doctor reports.
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [f for f in findings if f["check"] != "locks"] == []
 

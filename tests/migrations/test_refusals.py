@@ -1,4 +1,4 @@
-"""What can't be migrated is refused with cause and remedy, and nothing half made."""
+"""A failing migration names the cause and the remedy, and changes nothing."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ OLD_PARTMAN = "SELECT name 'pg_partman' AS name, '4.6.2' AS default_version"
 
 @pytest.fixture
 def powerless(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
-    """The empty database, by a role that may log in and nothing else."""
+    """The empty database, as a role that may only log in."""
     execute(server.url, "CREATE ROLE powerless LOGIN")
     yield empty_database_url.replace("postgres@", "powerless@")
     execute(empty_database_url, "DROP OWNED BY powerless")
@@ -77,7 +77,7 @@ def test_a_role_that_cannot_install_pg_partman_is_refused(
 ) -> None:
     name = empty_database_url.rpartition("/")[2].partition("?")[0]
     execute(empty_database_url, f'GRANT CREATE ON DATABASE "{name}" TO powerless')
-    # Since 5.2 the extension itself asks for no superuser.
+    # Since pg_partman 5.2, the extension itself needs no superuser.
     execute(empty_database_url, "CREATE SCHEMA partman")
 
     text = refusal(powerless, with_cron=False)
@@ -118,7 +118,7 @@ def test_a_database_encoding_other_than_utf8_is_refused(server: PostgresServer) 
 
 
 def offer(url: str, extensions: str) -> None:
-    """Have the server offer these in one database."""
+    """Make the server offer these extensions in one database."""
     execute(url, SEEN.format("pg_available_extensions", extensions))
 
 
@@ -141,7 +141,9 @@ def test_a_pg_partman_that_is_too_old_is_refused(empty_database_url: str) -> Non
     assert is_empty(snapshot(empty_database_url))
 
 
-def test_a_pg_partman_not_updated_with_its_files_is_refused(database_url: str) -> None:
+def test_a_pg_partman_older_than_its_installed_files_is_refused(
+    database_url: str,
+) -> None:
     execute(database_url, INSTALLED.format("4.6.2"))
 
     text = refusal(database_url, with_cron=False)
@@ -150,7 +152,7 @@ def test_a_pg_partman_not_updated_with_its_files_is_refused(database_url: str) -
     assert text.endswith("ALTER EXTENSION pg_partman UPDATE")
 
 
-def test_a_pg_partman_that_no_update_makes_new_enough_is_refused(
+def test_a_pg_partman_that_no_update_can_make_new_enough_is_refused(
     database_url: str,
 ) -> None:
     execute(database_url, INSTALLED.format("4.5.1"))
@@ -162,7 +164,7 @@ def test_a_pg_partman_that_no_update_makes_new_enough_is_refused(
     assert text.endswith("; then run ALTER EXTENSION pg_partman UPDATE")
 
 
-def test_a_version_is_compared_by_its_numbers(database_url: str) -> None:
+def test_versions_are_compared_as_numbers(database_url: str) -> None:
     execute(database_url, INSTALLED.format("4.10.0"))
 
     migrate(database_url, with_cron=False)

@@ -1,4 +1,4 @@
-"""Each role has what it needs and nothing else, found by trying."""
+"""Each role has the privileges that it needs and no others, as statements show."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -30,7 +30,7 @@ def pairs(table: dict[str, list[str]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def acting(server: PostgresServer, template: Template) -> Iterator[As]:
-    """One database for all tests: what one leaves behind doesn't affect the others."""
+    """One database for all tests: the rows that a test leaves don't affect others."""
     with new_database(server, "pillarbox_rights", template) as name:
 
         @contextmanager
@@ -75,7 +75,7 @@ def test_a_role_may_not_touch_a_partition_directly(
                 connection.execute(query.format(**names))
 
 
-def test_only_who_runs_jobs_may_log_in_and_only_the_detacher_is_the_owner(
+def test_only_job_roles_can_log_in_and_only_the_detacher_is_an_owner(
     acting: As,
 ) -> None:
     with acting("monitor") as anybody:

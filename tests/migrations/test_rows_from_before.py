@@ -1,4 +1,4 @@
-"""Limits that come to a table with rows above them."""
+"""Limits that are added to a table with rows above them."""
 
 import psycopg
 import pytest
@@ -23,7 +23,7 @@ NOT_VALID = (
 )
 
 
-async def test_rows_from_before_stay_and_are_settled_and_new_ones_are_refused(
+async def test_existing_rows_over_a_new_limit_are_settled_and_new_ones_refused(
     database_url: str,
 ) -> None:
     url = database_url

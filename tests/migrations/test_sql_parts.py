@@ -1,4 +1,4 @@
-"""The printed SQL in two parts: an administrator runs one, the owner the other."""
+"""The printed SQL in two parts, one for an administrator and one for the owner."""
 
 import io
 import subprocess
@@ -25,7 +25,7 @@ PREFIX = "parted"
 
 @pytest.fixture
 def psql(tmp_path: Path) -> Psql:
-    """Run a script in psql; return its output."""
+    """A function that runs a script in psql and returns its output."""
 
     def run(url: str, script: str) -> "subprocess.CompletedProcess[str]":
         file = tmp_path / "part.sql"
@@ -56,7 +56,7 @@ def printed(part: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     return capsys.readouterr().out
 
 
-def test_two_administrators_make_what_one_makes(
+def test_both_parts_make_the_same_schema_as_the_command(
     psql: Psql,
     developer: str,
     empty_database_url: str,
@@ -80,14 +80,14 @@ def test_two_administrators_make_what_one_makes(
     unmigrate(empty_database_url, role_prefix=PREFIX)
 
 
-def test_the_command_continues_from_the_parts_and_the_upkeep_runs(
+def test_after_both_parts_the_command_changes_nothing_and_the_upkeep_runs(
     psql: Psql,
     developer: str,
     empty_database_url: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert psql(empty_database_url, printed("administrator", capsys)).returncode == 0
-    # Its part may be repeated: after an upgrade of pg_partman it grants again.
+    # The part can be run again: after an upgrade of pg_partman it renews the grants.
     assert psql(empty_database_url, printed("administrator", capsys)).returncode == 0
     execute(empty_database_url, "GRANT parted_owner TO parted_developer")
     assert psql(developer, printed("owner", capsys)).returncode == 0
@@ -102,13 +102,13 @@ def test_the_command_continues_from_the_parts_and_the_upkeep_runs(
     assert snapshot(empty_database_url) == before
     unmigrate(empty_database_url, role_prefix=PREFIX)
     roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'parted%' ORDER BY 1"
-    # Those of jobs stay: pg_cron works in another database.
+    # The job roles stay: pg_cron runs in another database.
     stay = [("parted_detacher",), ("parted_developer",), ("parted_maintainer",)]
     assert execute(empty_database_url, roles) == stay
 
 
 def printed_for(version: str, part: Part) -> str:
-    """Print a part as the program did when that version was its newest."""
+    """Return a part of the SQL up to a version, as if it were the newest."""
     config = migrations._config(PREFIX, "partman", with_cron=False)
     output = config.output_buffer = io.StringIO()
     migrations._run(lambda alembic: alembic.upgrade(config, version, sql=True))
@@ -116,7 +116,7 @@ def printed_for(version: str, part: Part) -> str:
     return script
 
 
-def test_two_administrators_upgrade_a_version_with_rows(
+def test_both_parts_upgrade_an_older_version_with_rows(
     psql: Psql,
     developer: str,
     empty_database_url: str,
@@ -147,7 +147,7 @@ def test_two_administrators_upgrade_a_version_with_rows(
     unmigrate(empty_database_url, role_prefix=PREFIX)
 
 
-def test_a_schema_made_by_the_command_is_upgraded_by_two_administrators(
+def test_both_parts_upgrade_a_schema_made_by_the_command(
     psql: Psql,
     developer: str,
     empty_database_url: str,

@@ -1,4 +1,4 @@
-"""A script taken apart: every semicolon that ends a statement, and no other."""
+"""A script is split at every semicolon that ends a statement, and at no other."""
 
 from importlib.resources import files
 
@@ -42,7 +42,7 @@ def test_a_script_is_split(script: str, statements: list[str] | None) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_nothing_of_a_script_is_lost(name: str) -> None:
+def test_no_part_of_a_script_is_lost(name: str) -> None:
     script = files("outbox.migrations").joinpath("versions", name).read_text()
 
     joined = ";".join(split_statements(script))

@@ -1,4 +1,4 @@
-"""One version back and forward again, with rows in the tables."""
+"""A downgrade and an upgrade back, with rows in the tables."""
 
 import psycopg
 import pytest
@@ -28,7 +28,7 @@ def step(url: str, version: str) -> None:
         migrations._run(lambda alembic: alembic.downgrade(config, version))
 
 
-def test_rows_survive_a_downgrade_and_upgrade_by_one_version(
+def test_rows_survive_a_downgrade_and_an_upgrade(
     database_url: str,
 ) -> None:
     url = database_url
@@ -55,7 +55,7 @@ def test_rows_survive_a_downgrade_and_upgrade_by_one_version(
 
 
 def detach(url: str) -> str:
-    """Leave a partition where the upkeep leaves it between detach and drop."""
+    """Leave a partition as the upkeep does between detach and drop."""
     old_partition(url)
     ((partition,),) = execute(url, EXPIRED)
     execute(url, "SELECT outbox.finish_detached('outbox.message')")
@@ -64,7 +64,7 @@ def detach(url: str) -> str:
     return str(partition)
 
 
-def test_a_detached_partition_is_attached_again_by_a_downgrade(
+def test_a_downgrade_drops_a_detached_partition_once_nobody_uses_it(
     database_url: str,
 ) -> None:
     url = database_url
@@ -91,7 +91,7 @@ def test_a_kept_table_blocks_its_partition_until_it_is_moved(
     add_old(url, outcome="published")
     execute(url, "CALL outbox.maintain()")
     kept = execute(url, "SELECT partition FROM outbox.kept_partition")
-    # With the message, what became of it.
+    # The followers of outbox.message are kept with it.
     assert len(kept) == 2 + len(FOLLOWERS)
     with pytest.raises(MigrationError, match=r"is kept by the policy.*SET SCHEMA"):
         migrations.unmigrate(url)

@@ -1,4 +1,4 @@
-"""Two applications in one cluster: a database, a prefix and a set of roles each."""
+"""Two applications in a cluster, each with its database, prefix and roles."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ ADD = "SELECT outbox.add('t', '{}'::jsonb)"
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
-    """The databases of both, by prefix, on one server; pg_cron is in that of shop."""
+    """The databases of both by prefix, on one server; pg_cron runs in shop's."""
     with postgres_server(durable=False, docker=False) as server:
         server.create_database("bank")
         found = {"shop": server.url, "bank": server.database_url("bank")}
@@ -57,7 +57,9 @@ def test_a_role_of_one_schema_has_no_privileges_in_the_other(
                 connection.execute(query)
 
 
-def test_each_schema_adds_and_maintains_its_own(urls: dict[str, str]) -> None:
+def test_each_schema_is_used_and_maintained_by_its_own_roles(
+    urls: dict[str, str],
+) -> None:
     for prefix, url in urls.items():
         with acting(url, f"{prefix}_application") as application:
             application.execute(ADD)
@@ -94,7 +96,7 @@ def test_a_job_resolves_unqualified_names_only_in_the_catalog(
     assert settings == [("shop_detacher", path), ("shop_maintainer", path)]
 
 
-def test_removing_one_leaves_the_other() -> None:
+def test_removing_one_schema_leaves_the_other() -> None:
     with postgres_server(durable=False, docker=False) as own:
         own.create_database("bank")
         urls = {"shop": own.url, "bank": own.database_url("bank")}

@@ -1,4 +1,4 @@
-"""Up, up again, down, and up by SQL: the same every time, or nothing at all."""
+"""Migrating twice, removing, and migrating with SQL give the same schema or none."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ def test_a_downgrade_removes_everything_and_an_upgrade_restores_it(
     assert snapshot(database_url) == first
 
 
-def test_the_printed_sql_makes_what_the_command_makes(
+def test_the_printed_sql_makes_the_same_schema_as_the_command(
     database_url: str, empty_database_url: str, tmp_path: Path
 ) -> None:
     run_in_psql(empty_database_url, migration_sql(with_cron=False), tmp_path)
@@ -99,7 +99,7 @@ def test_concurrent_migrations_take_turns(empty_database_url: str) -> None:
     assert not is_empty(snapshot(empty_database_url))
 
 
-def test_names_of_roles_and_of_the_extensions_schema_can_be_chosen(
+def test_the_role_prefix_and_the_extensions_schema_can_be_chosen(
     empty_database_url: str,
 ) -> None:
     names: dict[str, Any] = {"role_prefix": "other_app", "partman_schema": "parts"}
@@ -122,7 +122,7 @@ def test_names_of_roles_and_of_the_extensions_schema_can_be_chosen(
     drop_roles_of_jobs(empty_database_url, "other_app")
 
 
-def test_the_users_data_and_roles_that_another_database_uses_stay(
+def test_a_removal_keeps_user_data_and_roles_used_in_another_database(
     database_url: str, empty_database_url: str
 ) -> None:
     with psycopg.connect(empty_database_url) as connection:
@@ -183,7 +183,9 @@ def test_every_object_belongs_to_the_owner(database_url: str) -> None:
     assert owners == [("pillarbox_owner",)]
 
 
-def test_every_table_and_routine_for_users_says_what_it_is(database_url: str) -> None:
+def test_every_table_view_and_sequence_of_the_outbox_has_a_comment(
+    database_url: str,
+) -> None:
     silent = execute(
         database_url,
         "SELECT relname FROM pg_class WHERE relnamespace = 'outbox'::regnamespace"

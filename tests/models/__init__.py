@@ -1,1 +1,1 @@
-"""Models of what runs side by side: every interleaving is tried, up to a bound."""
+"""Models of concurrent processes: every interleaving is tried, up to a bound."""

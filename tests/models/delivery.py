@@ -1,14 +1,13 @@
-"""A lane of a consumer, its writers and its replicas, in front of a small PostgreSQL.
+"""A model of a consumer's lane, its writers and replicas, over a simulated PostgreSQL.
 
-The queue and its bookkeeping are the real ones: the statements that they execute are
-answered by a model of the tables. Between any two of them a writer may do something,
-the other task of the replica may go on, or the replica may die and another one take
-over.
+The queue and its bookkeeping are the real code; a model of the tables answers the
+statements that they execute. Between any two statements a writer can take a step, the
+replica's other task can continue, or the replica can die and another one take over.
 
-Promises are checked in every state: no delivery at or below the watermark is without a
-mark or an entry, the day isn't dropped while one is not acked, no key is handled out of
-order, and a replica is given nothing of which it could know that it is acked. In every
-end the rest is claimed until nothing comes any more: then all was handled and acked.
+Every state is checked: each delivery at or below the watermark has a mark or an entry,
+the day isn't dropped while a delivery is unacked, every key is handled in order, and a
+replica never receives a delivery that it could know is acked. In every end state the
+remaining deliveries are claimed until none is left: all must then be handled and acked.
 """
 
 import pickle
@@ -34,13 +33,13 @@ END: Final = datetime(2026, 1, 2, tzinfo=UTC)
 _WRITES: Final = {"mark_acked", "log_redeliveries", "raise_watermark"}
 _MOST_TASKS: Final = 2
 LATER: Final = timedelta(seconds=1)
-"""A delivery that was given back is due when time has passed once."""
+"""A refused delivery is due after one step of time."""
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
 
 
 class Entry(NamedTuple):
-    """An entry of the log; its place in the log is its number, from 1."""
+    """An entry of the log; its position in the log, from 1, is its number."""
 
     seq: int
     cause: str
@@ -58,26 +57,26 @@ class Stretch(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How often things may go wrong."""
+    """How often each fault can happen."""
 
     refusals: int = 0
     returns: int = 0
-    """Deliveries that are given back at once."""
+    """Deliveries that are given back without a delay."""
     takeovers: int = 0
     sweeps: int = 0
     raises: int = 0
     by_hand: int = 0
-    """Rows with a number that had been drawn in vain."""
+    """Rows inserted with a number that a rolled-back transaction drew."""
 
 
 _NOTHING_GOES_WRONG: Final = Budget()
 
 
 class Tables(NamedTuple):
-    """What is in the database."""
+    """The contents of the database."""
 
     writers: relay.State
-    """Its rows are the deliveries; of the rest only what writers do is used."""
+    """Its rows are the deliveries; otherwise only its writers are used."""
     marks: frozenset[int] = frozenset()
     log: tuple[Entry, ...] = ()
     stretches: tuple[Stretch, ...] = ()
@@ -98,7 +97,7 @@ class Tables(NamedTuple):
 
     @property
     def live(self) -> dict[int, tuple[int, Entry]]:
-        """The last entry of each delivery that the log doesn't call acked."""
+        """The last entry of each delivery that has no "acked" entry in the log."""
         ended = {entry.seq for entry in self.log if entry.cause == "acked"}
         return {
             entry.seq: (number, entry)
@@ -116,7 +115,7 @@ class Tables(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """A statement that a task waits for."""
+    """A statement whose result a task waits for."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -142,12 +141,12 @@ class ModelQueue(Queue):
 
 @dataclass
 class Replica:
-    """One process: the queue, what is being handled, and what is to be written."""
+    """One process: its queue, deliveries in progress, and unwritten outcomes."""
 
     queue: ModelQueue
     lanes: DeliveryLanes
     known: frozenset[int]
-    """What it can know to be acked: it was when it began, or it has written so."""
+    """Deliveries it can know are acked: they were at its start, or it wrote the ack."""
     time: float = 0.0
     flight: tuple[ClaimedDelivery, ...] = ()
     outcomes: tuple[Settled, ...] = ()
@@ -159,7 +158,7 @@ class Replica:
 
 
 class Frozen:
-    """A replica between two states; equal to one that would do the same."""
+    """A snapshot of a replica; equal to any replica that would behave the same."""
 
     def __init__(self, replica: Replica) -> None:
         self._pickled = pickle.dumps(replica)
@@ -182,21 +181,21 @@ Happened: TypeAlias = tuple[Any, ...]
 
 
 class State(NamedTuple):
-    """Everything that decides what may happen next."""
+    """Everything that decides which steps are possible next."""
 
     tables: Tables
     replica: Frozen
-    """When no task of it was under way."""
+    """The replica when it last had no task in progress."""
     since: tuple[Happened, ...]
-    """What its tasks have done from then on: they can be led there again."""
+    """What its tasks have done since then, so that they can be replayed."""
     handled: frozenset[int]
     late: tuple[Happened, ...]
-    """Statements of the former replica that are on their way."""
+    """Statements that the former replica sent and that have not arrived yet."""
     budget: Budget
 
 
 class Led(NamedTuple):
-    """A replica that was led to where it is now."""
+    """A replica whose tasks have been replayed up to now."""
 
     replica: Replica
     tasks: dict[str, Coroutine[Ask, Any, Any]]
@@ -204,7 +203,7 @@ class Led(NamedTuple):
 
 
 class View(NamedTuple):
-    """What is to be seen of a replica from outside."""
+    """The state of a replica as seen from outside."""
 
     asks: dict[str, Ask]
     flight: tuple[ClaimedDelivery, ...]
@@ -213,23 +212,23 @@ class View(NamedTuple):
     is_new: bool
     has_outcomes: bool
     settled: Frozen | None
-    """As it is, if no task of it is under way."""
+    """The replica, if it has no task in progress."""
 
 
 @dataclass(frozen=True)
 class DeliveryModel:
-    """What may happen to a lane of a consumer.
+    """The possible steps of a consumer's lane.
 
     Args:
         scripts: what each writer does; see `tests.models.lane.LaneModel`.
         queue: the class of the queue.
         lanes: the class of its bookkeeping.
         cursor: the class of the lane's cursor.
-        most: rows in a claim.
-        verifies: what was verified has a mark or an entry.
-        reads_log: the log has what waits.
-        marks_end_it: what has a mark doesn't wait, whatever the log says.
-        reads_marks: who takes a lane over reads which deliveries have a mark.
+        most: the maximum number of rows in a claim.
+        verifies: every delivery of a verified stretch has a mark or an entry.
+        reads_log: waiting deliveries are read from the log.
+        marks_end_it: a delivery with a mark doesn't wait, whatever the log says.
+        reads_marks: a lane's new owner reads which deliveries have a mark.
     """
 
     scripts: Sequence[str]
@@ -243,7 +242,7 @@ class DeliveryModel:
     reads_marks: bool = True
     marks_end_it: bool = True
     seen: set[Any] = field(default_factory=set, init=False, compare=False, repr=False)
-    """Ends that were looked at."""
+    """End states that have been checked."""
     views: dict[Any, View] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -258,7 +257,7 @@ class DeliveryModel:
             late=(),
             budget=self.budget,
         )
-        # It has looked at the empty lane: how a lane is taken is tried at takeovers.
+        # It has read the empty lane; takeovers test how a lane is acquired.
         return self._run(state, "claim")
 
     @property
@@ -274,12 +273,12 @@ class DeliveryModel:
             if end not in self.seen:
                 self.seen.add(end)
                 self._check_quiet(state)
-        yield from self._around(state, view)
+        yield from self._others(state, view)
         yield from self._tasks(state, view)
         yield from self._handling(state, view)
 
-    def _around(self, state: State, view: View) -> Iterator[tuple[str, State]]:
-        """What others do."""
+    def _others(self, state: State, view: View) -> Iterator[tuple[str, State]]:
+        """Yield the steps of everything but the replica."""
         tables, budget = state.tables, state.budget
         for writer, script in enumerate(tables.writers.scripts):
             if script:
@@ -316,7 +315,7 @@ class DeliveryModel:
                     )
 
     def _tasks(self, state: State, view: View) -> Iterator[tuple[str, State]]:
-        """What the tasks of the replica do."""
+        """Yield the steps of the replica's tasks."""
         budget = state.budget
         for task, ask in view.asks.items():
             tables, rows = self._execute(state.tables, ask)
@@ -325,7 +324,7 @@ class DeliveryModel:
                 f"{task}: {ask.name}",
                 self._settle_down(state._replace(tables=tables, since=answered)),
             )
-        # Two beside each other, and then a rest: otherwise it would go on for ever.
+        # At most two tasks without a pause: otherwise the model would run forever.
         if sum(happened[0] == "begins" for happened in state.since) == _MOST_TASKS:
             return
         if "claim" not in view.asks and not view.flight:
@@ -346,7 +345,7 @@ class DeliveryModel:
             )
 
     def _handling(self, state: State, view: View) -> Iterator[tuple[str, State]]:
-        """What handlers do with what they were given."""
+        """Yield the steps of the handlers."""
         budget = state.budget
         if not view.flight:
             if "claim" not in view.asks and view.is_ready:
@@ -386,7 +385,7 @@ class DeliveryModel:
         return self._settle_down(state._replace(since=(*state.since, happened)))
 
     def _settle_down(self, state: State) -> State:
-        """Forget how a replica got where it is, once none of its tasks is under way."""
+        """Drop the replica's history once none of its tasks is in progress."""
         settled = self._view(state).settled
         return state if settled is None else state._replace(replica=settled, since=())
 
@@ -413,7 +412,7 @@ class DeliveryModel:
         )
 
     def _lead(self, state: State) -> Led:
-        """Let a replica do again what it has done."""
+        """Replay what a replica has done."""
         led = Led(state.replica.thaw(), {}, {})
         replica = led.replica
         for happened in state.since:
@@ -460,7 +459,7 @@ class DeliveryModel:
         return state._replace(tables=tables, replica=Frozen(replica))
 
     def _take_over(self, state: State, sent: Ask | None = None) -> State:
-        """Begin anew; the statement that the former replica has sent arrives later."""
+        """Start a new replica; the statement sent by the former one arrives later."""
         late = state.late
         if sent is not None:
             late = (*late, (sent.name, _frozen(sorted(sent.parameters.items()))))
@@ -511,7 +510,7 @@ class DeliveryModel:
             raise BrokenPromiseError("the day is dropped, and the rest never acked")
 
     def _check_quiet(self, state: State) -> None:
-        """Claim, handle and ack what remains, with sweeps; what waits comes due."""
+        """Claim, handle and ack the remaining deliveries, with sweeps; all fall due."""
         state = state._replace(budget=_NOTHING_GOES_WRONG)
         for turn in range(3 * len(state.tables.writers.rows) + 4):
             state = self._pass_time(state)
@@ -526,7 +525,7 @@ class DeliveryModel:
             raise BrokenPromiseError(f"rows {sorted(left)} are never handled")
 
     def _run(self, state: State, action: str) -> State:
-        """Let a task come to its end, undisturbed."""
+        """Run a task to its end without interruption."""
         state = self._happen(state, ("begins", action))
         while asks := self._view(state).asks:
             ((task, ask),) = asks.items()
@@ -536,7 +535,7 @@ class DeliveryModel:
         return state
 
     def _execute(self, tables: Tables, ask: Ask) -> tuple[Tables, Rows]:
-        """Do what the statement of this name does."""
+        """Do what the statement with this name does."""
         return getattr(self, ask.name)(tables, **ask.parameters)  # type: ignore[no-any-return]
 
     def read_clock(self, tables: Tables) -> tuple[Tables, Rows]:
@@ -671,7 +670,7 @@ class DeliveryModel:
 
 
 class _Clock:
-    """That of a replica; copied with it."""
+    """A replica's clock; copied with it."""
 
     replica: Replica
 
@@ -686,7 +685,7 @@ def _ignore(_lane: int) -> None:
 def _before(
     flight: Sequence[ClaimedDelivery], failed: int | None
 ) -> list[ClaimedDelivery]:
-    """What is handled of a flight: not the rest of the key that failed."""
+    """Return the handled ones: all but the failed one and later ones of its key."""
     seqs = [row.seq for row in flight]
     if failed is None:
         return [*flight]
@@ -712,7 +711,7 @@ def _handle(replica: Replica, failed: int | None, how: str) -> None:
 
 
 def _insert(tables: Tables, seq: int) -> Tables:
-    """Commit a row with this number, by hand."""
+    """Commit a row with this number, as an insert by hand does."""
     rows = list(tables.writers.rows)
     rows[seq - 1] = rows[seq - 1]._replace(
         key=None, status=relay.COMMITTED, after=frozenset()
@@ -732,7 +731,7 @@ def _row(
 
 
 def _frozen(value: Any) -> Any:
-    """Make lists hashable."""
+    """Turn lists into tuples, which are hashable."""
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(part) for part in value)
     return value
@@ -742,7 +741,7 @@ _LEFT_OUT: Final = {"_taken_over", "_tenants", "_clock_offset", "_now", "_turn"}
 
 
 def _key_of(value: Any) -> Any:
-    """Describe a value by what it consists of."""
+    """Return a hashable key of a value, built from its parts."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
@@ -763,7 +762,7 @@ _names: Final[dict[type, list[str]]] = {}
 
 
 def _names_of(value: object) -> Sequence[str]:
-    """Return the attributes that decide what an object does."""
+    """Return the names of the attributes that decide an object's behaviour."""
     kind = type(value)
     if kind not in _names:
         names = getattr(value, "__slots__", ())

@@ -1,4 +1,4 @@
-"""Visit every state that a model can reach, and count the ways to get to the ends."""
+"""Visit every state that a model can reach, and count the paths to its end states."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ S = TypeVar("S", bound=Hashable)
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise is broken; lists the steps up to then."""
+    """A promise is broken; the message lists the steps that led there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """How much was tried.
+    """How much was explored.
 
     Attributes:
-        interleavings: ways from the start to an end. Steps that lead back to a state
-            on the way, like a poll that finds nothing, are left out of them.
+        interleavings: paths from the start to an end state. Steps back to a state on
+            the same path, like a poll that finds nothing, don't count.
     """
 
     states: int
@@ -37,8 +37,8 @@ class Explored:
 def explore(start: S, steps: Callable[[S], Iterable[tuple[str, S]]]) -> Explored:
     """Take every step from every state, depth first.
 
-    `steps` gives the steps that are possible in a state, each with the state after it,
-    and raises `BrokenPromiseError` if that state, or one of them, breaks a promise.
+    `steps` yields the possible steps from a state, each with the state it leads to,
+    and raises `BrokenPromiseError` if the state or one of those steps breaks a promise.
     """
     ways: dict[S, int | None] = {start: None}
     path: list[tuple[str, S, Iterator[tuple[str, S]]]] = []
@@ -51,7 +51,7 @@ def explore(start: S, steps: Callable[[S], Iterable[tuple[str, S]]]) -> Explored
             _, state, remaining = path[-1]
             for name, after in remaining:
                 taken += 1
-                # Hash it once, for that takes long. None: on the way here.
+                # Hash it only once, since that is slow. None: on the current path.
                 count = len(ways)
                 found = ways.setdefault(after, None)
                 if len(ways) == count:

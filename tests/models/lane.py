@@ -1,14 +1,14 @@
-"""A lane, its writers, its relay and the one before it, in front of a small PostgreSQL.
+"""A model of a lane, its writers and its relays, over a simulated PostgreSQL.
 
-The lane, its cursor and its bookkeeping of what waits are the real ones. Modelled are
-what transactions see (ids, snapshots, the sequence, commits in any order), the tables,
-and what calls the lane: claims, the worker, the sweep, and the lease, in the order of
-`relay/claim.py`, `relay/worker.py` and `relay/sweep.py`.
+The lane, its cursor and its bookkeeping of deferred messages are the real code. The
+model covers what transactions see (ids, snapshots, the sequence, commits in any order),
+the tables, and the callers of the lane: claims, the worker, the sweep and the lease, in
+the order of `relay/claim.py`, `relay/worker.py` and `relay/sweep.py`.
 
-Promises are checked in every state: no row at or below the watermark is without a mark,
-a claim never starts above a row that has no mark and isn't in flight, and no key
-reaches the broker out of order. In every end the rest is claimed until nothing comes
-any more: then everything that was committed has been published.
+Every state is checked: each row at or below the watermark has a mark, a claim never
+starts above a row that has no mark and isn't in flight, and no key reaches the broker
+out of order. In every end state the remaining rows are claimed until none is left: then
+every committed row must have been published.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,18 +30,18 @@ DEFERRED, PUBLISHED = "deferred", "published"
 
 
 class Row(NamedTuple):
-    """A row of the table; its place in the table is its sequence number, from 1."""
+    """A row of the table; its position in the table, from 1, is its sequence number."""
 
     key: str | None
     writer: int
     status: str
     after: frozenset[int]
-    """Rows of its key that had been committed, or were its transaction's own, when it
-    was written: they go first."""
+    """The rows that must be published first: those of its key that were committed, or
+    written by the same transaction, before it was written."""
     mark: str | None = None
     entry: str | None = None
     number: int = 0
-    """Of its last entry."""
+    """The number of its last entry."""
 
     @property
     def is_unmarked(self) -> bool:
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 class FullSnapshot(NamedTuple):
-    """All that PostgreSQL knows of a snapshot; the code gets `xmin` and `next_xid`."""
+    """A snapshot in full, as PostgreSQL has it; the code gets `xmin` and `next_xid`."""
 
     xmin: int
     xmax: int
@@ -62,17 +62,17 @@ class FullSnapshot(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A claim in progress: what its statements have read."""
+    """A claim in progress, with the results of its statements."""
 
     snapshot: FullSnapshot
     places: tuple[int, ...]
-    """Rows of the log that it has taken."""
+    """Rows claimed from the log."""
     drained: frozenset[str]
-    """Keys of which it has taken all that waits."""
+    """Keys whose waiting rows have all been claimed."""
     found: tuple[int, ...]
     """Rows without a mark."""
     head: int | None
-    """The first row without a mark, if the lane is looked at anew."""
+    """The first row without a mark, if the lane is being refreshed."""
     is_refresh: bool
 
 
@@ -80,9 +80,9 @@ class Flight(NamedTuple):
     """A batch, from its claim to its settlement."""
 
     claimed: tuple[int, ...] = ()
-    """In the order in which they are published."""
+    """The claimed rows, in publishing order."""
     places: frozenset[int] = frozenset()
-    """Those of all that come from the log."""
+    """The rows that come from the log."""
     held: frozenset[int] = frozenset()
     acked: tuple[int, ...] = ()
     refused: int | None = None
@@ -90,11 +90,11 @@ class Flight(NamedTuple):
 
 
 Change: TypeAlias = dict[int, tuple[str, str]]
-"""Of rows: what is written, a mark or an entry, and its value."""
+"""For each row, what is written ("mark" or "entry") and its value."""
 
 
 class FrozenLane(NamedTuple):
-    """What decides what a lane does next."""
+    """The state of a lane that decides what it does next."""
 
     floor: int
     candidate: tuple[int, int] | None
@@ -110,55 +110,55 @@ class FrozenLane(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How often things may go wrong."""
+    """How often each fault can happen."""
 
     refusals: int = 0
     outages: int = 0
     takeovers: int = 0
     sweeps: int = 0
     raises: int = 0
-    """Of the watermark, in two statements: look, then write."""
+    """How often the watermark is raised, in two statements: read, then write."""
     crashes: int = 0
-    """Of the server: the last settlement is lost, as nobody waited for the disk."""
+    """Crashes of the server; each loses the last settlement (asynchronous commit)."""
 
 
 _NOTHING_GOES_WRONG: Final = Budget()
 
 
 class State(NamedTuple):
-    """Everything that decides what may happen next."""
+    """Everything that decides which steps are possible next."""
 
     scripts: tuple[str, ...]
-    """What each writer still does."""
+    """The remaining steps of each writer."""
     xids: tuple[int, ...]
     """The id of each writer's open transaction; 0 before it has one."""
     next_xid: int
     ended: int
-    """The highest id of a transaction that has ended."""
+    """The highest transaction id that has ended."""
     rows: tuple[Row, ...]
     sent: frozenset[int]
-    """What the broker has taken."""
+    """The rows that the broker has accepted."""
     lane: FrozenLane
     clock: int | None
-    """The last number that was drawn when the relay read the clock."""
+    """The last sequence number drawn when the relay read the clock."""
     noted: tuple[int, int] | None
-    """A transaction id, and a number that had been drawn before."""
+    """A transaction id, and a sequence number drawn before that id was assigned."""
     look: Look | None
     flight: Flight | None
     late: Flight | None
-    """What the former relay has published and not settled yet."""
+    """The batch that the former relay has published and not yet settled."""
     watermark: int
-    """What the table says: a relay that knows nothing starts above it."""
+    """The watermark in the table; a relay that knows nothing starts above it."""
     verified: int | None
-    """Up to where a look found every row marked; not in the table yet."""
+    """The row up to which every row was found marked; not in the table yet."""
     unflushed: tuple[tuple[int, str | None, str | None, int], ...]
-    """Rows that a crash sets back, and what of each: mark, entry and its number."""
+    """Rows that a crash reverts, each with its previous mark, entry and number."""
     budget: Budget
 
 
 @dataclass(frozen=True)
 class LaneModel:
-    """What may happen to a lane.
+    """The possible steps of a lane.
 
     Args:
         scripts: what each writer does: `x` gets a transaction id, another letter
@@ -166,18 +166,18 @@ class LaneModel:
             commits or rolls back.
         cursor: the class of the lane's cursor.
         lane: the class of the lane.
-        deferrals: the class of what it knows of the log.
-        most: rows in a claim.
+        deferrals: the class of the lane's bookkeeping of the log.
+        most: the maximum number of rows in a claim.
         number_first: rows draw their number before their transaction has an id.
-        settles_after_loss: a relay that lost its lane still writes down refusals.
-        reads_log: a new lane's log is read before it is claimed from.
-        verifies: a watermark is raised over rows that were seen to be marked.
-        up_to_floor: a watermark is not raised above the lane's floor.
-        asks_who_drew: a noted number counts when all have ended that may have drawn a
-            lower one.
-        one_transaction: a mark and its entry of the log are written together.
-        reads_to_the_end: a key is free when a claim has read its log to the end.
-        forgets_at_a_crash: what was verified before isn't written down afterwards.
+        settles_after_loss: a relay that lost its lane still records refusals.
+        reads_log: a new lane's log is read before the first claim.
+        verifies: the watermark is raised only over rows that were found marked.
+        up_to_floor: the watermark is not raised above the lane's floor.
+        asks_who_drew: a noted number counts only once every transaction that could have
+            drawn a lower one has ended.
+        one_transaction: a mark and its log entry are written together.
+        reads_to_the_end: a key is free only when a claim has read its log to the end.
+        forgets_at_a_crash: a stretch verified before a crash isn't recorded after it.
     """
 
     scripts: Sequence[str]
@@ -196,7 +196,7 @@ class LaneModel:
     reads_to_the_end: bool = True
     forgets_at_a_crash: bool = True
     seen: set[Any] = field(default_factory=set, init=False, compare=False, repr=False)
-    """Ends that were looked at."""
+    """End states that have been checked."""
 
     def start(self) -> State:
         return State(
@@ -246,7 +246,7 @@ class LaneModel:
             watermark = max(state.watermark, state.verified)
             yield (
                 f"the watermark {state.verified} is written",
-                # It is behind the marks in the write-ahead log.
+                # It follows the marks in the write-ahead log.
                 state._replace(watermark=watermark, verified=None, unflushed=()),
             )
         budget = state.budget
@@ -356,7 +356,7 @@ class LaneModel:
             take_snapshot(state), places, drained, found, head, lane.needs_refresh
         )
         if lane.needs_refresh:
-            # Claimed in the same snapshot, above the floor as it will be then.
+            # Claimed in the same snapshot, above the refreshed floor.
             self._refresh(state, lane, look)
             look = look._replace(found=self._claim(state, lane, most))
         return state._replace(lane=_freeze(lane), look=look)
@@ -505,7 +505,7 @@ class LaneModel:
         return state._replace(lane=_freeze(lane), sent=sent, flight=after)
 
     def _remember(self, state: State, lane: Lane, flight: Flight) -> Flight:
-        """Do what `Worker._remember` does; return what is to be settled."""
+        """Do what `Worker._remember` does; return the batch to settle."""
         key_of = {seq: state.rows[seq - 1].key for seq in flight.claimed}
         key = None if flight.refused is None else key_of[flight.refused]
         behind: frozenset[int] = frozenset()
@@ -559,10 +559,10 @@ class LaneModel:
         return lane.verified
 
     def _take_over(self, state: State) -> State:
-        """Go on with a lane of which nothing is known.
+        """Continue with a new owner, which knows nothing of the lane.
 
-        The former relay settles what was acked, whenever it gets to it. Nothing that it
-        had claimed is published any more: it asks its lease before.
+        The former relay can still settle what was acked, at any later step. It
+        publishes none of its claimed rows: it checks its lease first.
         """
         late = None
         if state.flight is not None and state.flight.is_published:
@@ -575,7 +575,7 @@ class LaneModel:
         return self._new_owner(state._replace(budget=spent, late=late or state.late))
 
     def _crash(self, state: State) -> State:
-        """Lose the last settlement, and what any relay had in mind."""
+        """Lose the last settlement and all state in the relay's memory."""
         rows = state.rows
         for seq, mark, entry, number in state.unflushed:
             row = rows[seq - 1]._replace(mark=mark, entry=entry, number=number)
@@ -615,7 +615,7 @@ class LaneModel:
                 )
 
     def _check_quiet(self, state: State) -> None:
-        """Claim the remaining rows, with sweeps; what waits comes due."""
+        """Claim the remaining rows, with sweeps; refused rows become due."""
         for _ in range(6 * len(state.rows) + 6):
             for seq, row in enumerate(state.rows, 1):
                 if row.entry == REFUSED:
@@ -725,7 +725,7 @@ def _last_entry(state: State) -> int:
 
 
 def _written(flight: Flight) -> tuple[Change, Change]:
-    """The marks and the entries of a settlement."""
+    """Return the marks and the entries that a settlement writes."""
     marks: Change = {}
     entries: Change = {}
     for seq in flight.acked:
@@ -748,7 +748,8 @@ def take_snapshot(state: State) -> FullSnapshot:
     running = [xid for xid in state.xids if xid]
     xmax = state.ended + 1
     return FullSnapshot(
-        # Without one below it PostgreSQL says xmax, even if some above are running.
+        # With no running id below xmax, PostgreSQL reports xmin = xmax, even if higher
+        # ids are running.
         min([xid for xid in running if xid < xmax], default=xmax),
         xmax,
         tuple(xid for xid in running if xid < xmax),
@@ -759,7 +760,7 @@ def take_snapshot(state: State) -> FullSnapshot:
 def _change(state: State, *changes: Change) -> State:
     """Write marks and entries in one transaction.
 
-    What is ended stays ended, and a second mark for a row changes nothing.
+    An entry that has ended stays ended, and a published mark is not overwritten.
     """
     rows = list(state.rows)
     number = _last_entry(state)
@@ -789,7 +790,7 @@ def _change(state: State, *changes: Change) -> State:
 
 
 def _come_due(state: State, seq: int) -> State:
-    """Let time pass: nothing is written."""
+    """Let time pass until a row is due; nothing is written."""
     row = state.rows[seq - 1]._replace(entry=DUE)
     return state._replace(rows=_with(state.rows, seq - 1, row))
 

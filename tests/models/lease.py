@@ -1,19 +1,19 @@
-"""Two relays that share lanes by leases, and a server that may end their sessions.
+"""A model of two relays that share lanes by leases, and a server that can end sessions.
 
-Each relay decides with the real `Ownership`. Modelled are the sessions and their locks,
-`idle_session_timeout`, and messages that take as long as they like. Time passes in
-ticks, of which a lease has `LIMIT`. A relay that stands still for a tick, frozen or
-waiting for the network, just does nothing before the next one, which may happen
-anywhere and any number of times. The time that has passed is only counted up to the
-limit, so the number of states is finite, and all of them are visited.
+Each relay decides with the real `Ownership`. The model covers the sessions and their
+locks, `idle_session_timeout`, and network delays of any length. Time passes in ticks; a
+lease lasts `LIMIT` of them. A relay that is frozen or waits for the network does
+nothing before the next tick, which can happen at any point and any number of times.
+Elapsed time is counted only up to the limit, so the number of states is finite, and
+all of them are visited.
 
-Checked in every state:
+Every state is checked:
 
-- Two relays never both hold a lane, unless the server ended a session before its time
-  (a restart, `pg_terminate_backend`), and its relay has not been able to notice.
+- Two relays never both hold a lane, unless the server ended a session early (by a
+  restart or `pg_terminate_backend`) and the relay could not have noticed yet.
 - A lane that nobody holds is held again within the limit, counted from when the server
-  last heard of the relay whose turn it was, and two heartbeats, in which a relay that
-  is at work all the time joins and takes it.
+  last heard from the relay whose lane it was, plus two heartbeats, in which a relay
+  that works all the time joins and takes it.
 """
 
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ from tests.models.explore import BrokenPromiseError
 LIMIT: Final = 3
 LANES: Final = (0, 1)
 GONE: Final = -1
-"""How long a lease is still valid that has expired, or was never taken."""
+"""The remaining validity of a lease that has expired or was never taken."""
 
 
 class Request(NamedTuple):
-    """A statement on its way, or its answer on the way back."""
+    """A statement on its way to the server, or its answer on the way back."""
 
     kind: str
     lanes: frozenset[int] = frozenset()
@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 
 class Relay(NamedTuple):
-    """What one relay knows, and the server's side of its session."""
+    """The state of a relay, and the server's side of its session."""
 
     held: frozenset[int] = frozenset()
     leaving: frozenset[int] = frozenset()
@@ -51,39 +51,40 @@ class Relay(NamedTuple):
     """Ticks until it stops relying on its locks."""
     request: Request | None = None
     sent: int = 0
-    """Ticks since the heartbeat under way was sent."""
+    """Ticks since the heartbeat in progress was sent."""
     has_beaten: bool = False
-    """In this tick: then it is at work."""
+    """Whether it has sent its heartbeat in this tick."""
     connected: bool = False
-    """It has a connection, which the server may have closed."""
+    """Whether it has a connection, which the server may have closed."""
     has_session: bool = False
     idle: int = 0
-    """Ticks since the server last heard of it."""
+    """Ticks since the server last heard from it."""
     locks: frozenset[int] = frozenset()
     is_member: bool = False
     ended_early: bool = False
-    """The server ended its session, which it has not noticed yet."""
+    """Whether the server ended its session early and it has not noticed yet."""
 
 
 class State(NamedTuple):
     relays: tuple[Relay, ...]
     unheld: int
-    """Ticks since somebody held the first lane, or the server heard of the first relay,
-    while the last one was at work. The lanes don't differ, nor do the relays."""
+    """Ticks since a relay held the first lane, or the server heard from the first
+    relay, while the last relay was working. The lanes are interchangeable, and so are
+    the relays."""
 
 
 @dataclass(frozen=True)
 class LeaseModel:
-    """What may happen to two relays.
+    """The possible steps of two relays.
 
     Args:
-        ownership: how they decide.
-        unlocks_first: a relay gives up a lane only when the lock is gone.
+        ownership: the class by which they decide.
+        unlocks_first: a relay stops using a lane only after the lock is released.
         has_timeout: the server ends idle sessions.
-        counts_from_the_answer: a lease counts from the answer to its heartbeat.
-        trusts_its_connection: a relay doesn't ask which locks it has.
+        counts_from_the_answer: a lease starts at the answer to its heartbeat.
+        trusts_its_connection: a relay doesn't ask which locks it holds.
         is_one_steady: the second relay sends a heartbeat in every tick and keeps its
-            session. Else it may be frozen between its heartbeats, and cut off.
+            session. Otherwise it can freeze between heartbeats and lose its session.
     """
 
     ownership: type[Ownership] = Ownership
@@ -171,7 +172,7 @@ class LeaseModel:
             relay._replace(request=Request("list_lock_holders"), sent=0),
         )
         if relay.connected and not relay.has_session:
-            # Its connection is known to be closed, and is reopened silently.
+            # It knows that its connection is closed, and reopens it silently.
             yield (
                 "sends a heartbeat on a new connection",
                 relay._replace(
@@ -188,7 +189,7 @@ class LeaseModel:
         return _with(state, 1, relay)
 
     def _run(self, state: State, number: int, relay: Relay, request: Request) -> Relay:
-        """Run a statement, on the server."""
+        """Run a statement on the server."""
         if not relay.connected:
             relay = relay._replace(connected=True, has_session=True)
         relay = relay._replace(idle=0)
@@ -229,7 +230,7 @@ class LeaseModel:
                 elif wanted:
                     offered = frozenset(LANES) - own.held
                     following = Request("take_lanes", offered, wanted)
-                # It knows again what it has.
+                # It knows again which locks it holds.
                 relay = relay._replace(ended_early=False, joined=True)
                 if not relay.has_session:
                     relay = relay._replace(ended_early=True)
@@ -245,7 +246,7 @@ class LeaseModel:
         )
 
     def _lose(self, relay: Relay) -> Relay:
-        """Do what `_lose_all` does; the server learns of it."""
+        """Do what `_lose_all` does, and end the session on the server."""
         own = self._own(relay)
         own.lose_all()
         return _keep(relay, own)._replace(
@@ -299,7 +300,7 @@ def _with(state: State, number: int, relay: Relay) -> State:
 
 
 def _is_at_work(relay: Relay) -> bool:
-    """It has sent its heartbeat in this tick, and its session lives."""
+    """Return whether it has sent its heartbeat in this tick and its session is open."""
     return relay.has_beaten and relay.joined and relay.has_session
 
 

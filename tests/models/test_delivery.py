@@ -1,4 +1,4 @@
-"""No crash makes a queue skip a delivery, repeat it or drop it too early."""
+"""No crash makes a queue skip a delivery, repeat it, or drop it too early."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,36 +17,28 @@ SMALL = {
     ),
     "two writers, one of which may roll back": DeliveryModel(["k.", "k?"]),
     "a delivery that fails": DeliveryModel(["kk."], Budget(refusals=1)),
-    "a delivery that fails beside its writer": DeliveryModel(
+    "a delivery that fails while its writer continues": DeliveryModel(
         ["k.k."], Budget(refusals=1)
     ),
     "a delivery without a key that fails": DeliveryModel(["--."], Budget(refusals=1)),
-    "a delivery that is given back": DeliveryModel(["kk."], Budget(returns=1)),
+    "a delivery that is returned": DeliveryModel(["kk."], Budget(returns=1)),
     "a replica that takes over": DeliveryModel(["k.k."], Budget(takeovers=1)),
     "a replica that takes over a key that waits": DeliveryModel(
         ["kk."], Budget(takeovers=1, refusals=1)
     ),
-    "a watermark beside handlers that are at work": DeliveryModel(
-        ["k.k."], Budget(raises=1)
-    ),
-    "a watermark beside a takeover": DeliveryModel(
-        ["k."], Budget(raises=1, takeovers=1)
-    ),
-    "a sweep beside handlers that are at work": DeliveryModel(
-        ["-.-."], Budget(sweeps=1)
-    ),
-    "a takeover of what was given back, and the rest acked": DeliveryModel(
+    "a watermark while handlers run": DeliveryModel(["k.k."], Budget(raises=1)),
+    "a watermark and a takeover": DeliveryModel(["k."], Budget(raises=1, takeovers=1)),
+    "a sweep while handlers run": DeliveryModel(["-.-."], Budget(sweeps=1)),
+    "a takeover with one delivery returned and the rest acked": DeliveryModel(
         ["jk."], Budget(returns=1, takeovers=1)
     ),
-    "a row that is inserted by hand": DeliveryModel(["-?", "-."], Budget(by_hand=1)),
+    "a row inserted by hand": DeliveryModel(["-?", "-."], Budget(by_hand=1)),
 }
 LARGE = {
-    "a late commit beside a takeover": DeliveryModel(
-        ["k.", "xk."], Budget(takeovers=1)
-    ),
-    "a late commit beside a watermark": DeliveryModel(["k.", "xk."], Budget(raises=1)),
-    "a late commit beside a sweep": DeliveryModel(["k.", "xk."], Budget(sweeps=1)),
-    "a row that is inserted by hand beside a sweep": DeliveryModel(
+    "a late commit and a takeover": DeliveryModel(["k.", "xk."], Budget(takeovers=1)),
+    "a late commit and a watermark": DeliveryModel(["k.", "xk."], Budget(raises=1)),
+    "a late commit and a sweep": DeliveryModel(["k.", "xk."], Budget(sweeps=1)),
+    "a row inserted by hand and a sweep": DeliveryModel(
         ["-?", "-."], Budget(by_hand=1, sweeps=1)
     ),
     "two takeovers of a key that waits": DeliveryModel(
@@ -58,7 +50,9 @@ LARGE = {
     "a failure, a watermark and a takeover": DeliveryModel(
         ["kk."], Budget(refusals=1, raises=1, takeovers=1)
     ),
-    "two failures of a key of three": DeliveryModel(["kkk."], Budget(refusals=2)),
+    "two failures in a key with three deliveries": DeliveryModel(
+        ["kkk."], Budget(refusals=2)
+    ),
 }
 
 
@@ -81,39 +75,39 @@ def test_every_delivery_is_handled_in_order_up_to_a_larger_bound(
 
 
 class BlocksNoKey(DeliveryLanes):
-    """Lets a key go on behind a delivery that failed."""
+    """Continues with a key although one of its deliveries failed."""
 
     @override
     def block(self, row: ClaimedDelivery) -> None:
         pass
 
 
-class LogsWhatIsBehindFirst(DeliveryLanes):
-    """Writes down what waits behind a delivery before that one's refusal."""
+class LogsFollowersFirst(DeliveryLanes):
+    """Logs deliveries that wait behind a refused one before logging the refusal."""
 
     @override
     def _is_behind_unwritten(self, row: ClaimedDelivery) -> bool:
         return False
 
 
-class ForgetsWhatItLogged(DeliveryLanes):
-    """Writes a mark, and no entry, for what waits according to the log."""
+class ForgetsLoggedDeliveries(DeliveryLanes):
+    """Writes a mark and no entry for a delivery that waits according to the log."""
 
     @override
     def is_logged(self, row: ClaimedDelivery) -> bool:
         return False
 
 
-class IgnoresWhoIsOpen(ModelQueue):
-    """Verifies a lane that it takes as if nobody could commit anything there."""
+class IgnoresOpenTransactions(ModelQueue):
+    """Verifies a new lane as if no transaction could still commit there."""
 
     @override
     async def _verify(self, parts: Any, up_to: Any, **options: Any) -> None:
         await super()._verify(parts, up_to, **{**options, "finally_from": -1})
 
 
-class WaitsForWhatItHeld(ModelQueue):
-    """Claims again what was at work for long, though it may be acked by now."""
+class ReclaimsHeldDeliveries(ModelQueue):
+    """Claims deliveries again that were held for long, though they may be acked."""
 
     @override
     async def _log_and_wait(self, entries: Any, found: Any) -> None:
@@ -128,24 +122,24 @@ BROKEN = {
     "rises to the last row": replace(
         LATE, scripts=["k.k.", "k."], cursor=RisesToTheLastRow
     ),
-    "ignores who is open": replace(
-        LATE, budget=Budget(takeovers=1), queue=IgnoresWhoIsOpen
+    "ignores open transactions": replace(
+        LATE, budget=Budget(takeovers=1), queue=IgnoresOpenTransactions
     ),
     "blocks no key": replace(FAILS, lanes=BlocksNoKey),
     "does not read the log": replace(TAKEN_OVER, reads_log=False),
     "does not read the marks": replace(GIVEN_BACK, reads_marks=False),
-    "logs what is behind first": replace(TAKEN_OVER, lanes=LogsWhatIsBehindFirst),
+    "logs followers first": replace(TAKEN_OVER, lanes=LogsFollowersFirst),
     "raises unverified": DeliveryModel(
         ["k."], Budget(raises=1, takeovers=1), verifies=False
     ),
-    "waits for what it held": DeliveryModel(
-        ["-.-."], Budget(sweeps=1), queue=WaitsForWhatItHeld
+    "reclaims held deliveries": DeliveryModel(
+        ["-.-."], Budget(sweeps=1), queue=ReclaimsHeldDeliveries
     ),
-    "a mark ends nothing": DeliveryModel(
+    "a mark doesn't end a wait": DeliveryModel(
         ["k.k."], Budget(sweeps=1), marks_end_it=False
     ),
-    "marks what is logged": replace(
-        FAILS, lanes=ForgetsWhatItLogged, marks_end_it=False
+    "marks logged deliveries": replace(
+        FAILS, lanes=ForgetsLoggedDeliveries, marks_end_it=False
     ),
 }
 

@@ -1,4 +1,4 @@
-"""No row is passed by and no key overtakes itself, in whatever order things happen."""
+"""No row is skipped and no key is published out of order, in any interleaving."""
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
@@ -24,43 +24,43 @@ SMALL = {
         ["-.", "--."], Budget(refusals=1)
     ),
     "a head that is refused twice": LaneModel(["k.k.k."], Budget(refusals=2)),
-    "a broker that goes away": LaneModel(["k.j.", "k."], Budget(outages=1)),
-    "a broker that goes away while a key drains": LaneModel(
+    "a broker outage": LaneModel(["k.j.", "k."], Budget(outages=1)),
+    "a broker outage while a key drains": LaneModel(
         ["k.k.k."], Budget(outages=1, refusals=1)
     ),
-    "a relay that takes over from one that settles late": LaneModel(
+    "a takeover from a relay that settles late": LaneModel(
         ["j.", "k."], Budget(takeovers=1, refusals=1)
     ),
-    "a relay that takes over a key that drains": LaneModel(
+    "a takeover of a key that drains": LaneModel(
         ["kkk."], Budget(takeovers=1, refusals=1)
     ),
     "a sweep that notes what was drawn": LaneModel(["k.k.", "xk."], Budget(sweeps=1)),
-    "a watermark beside a late commit and a takeover": LaneModel(
+    "a watermark, a late commit and a takeover": LaneModel(
         ["k.", "xk."], Budget(takeovers=1, raises=1)
     ),
-    "a watermark beside a refusal and a takeover": LaneModel(
+    "a watermark, a refusal and a takeover": LaneModel(
         ["kk."], Budget(takeovers=1, refusals=1, raises=1)
     ),
-    "a watermark beside a crash of the server": LaneModel(
+    "a watermark and a crash of the server": LaneModel(
         ["k.", "k."], Budget(raises=1, sweeps=1, crashes=1)
     ),
 }
 LARGE = {
-    "a watermark beside a crash and a refusal": LaneModel(
+    "a watermark, a crash and a refusal": LaneModel(
         ["k.k."], Budget(refusals=1, raises=2, sweeps=1, crashes=1)
     ),
-    "two watermarks beside a refusal and a takeover": LaneModel(
+    "two watermarks, a refusal and a takeover": LaneModel(
         ["k.k."], Budget(takeovers=1, refusals=1, raises=2)
     ),
-    "a transaction that commits late beside two others": LaneModel(["k.", "k.", "xk."]),
-    "a refusal beside another writer": LaneModel(["k.", "k.k."], Budget(refusals=1)),
-    "a relay that takes over two keys": LaneModel(
+    "a late commit and two other writers": LaneModel(["k.", "k.", "xk."]),
+    "a refusal and another writer": LaneModel(["k.", "k.k."], Budget(refusals=1)),
+    "a takeover of two keys": LaneModel(
         ["jj.", "kk."], Budget(takeovers=1, refusals=1)
     ),
     "two writers of two keys": LaneModel(["k.j.", "j.k?"]),
-    "a refusal beside a late commit": LaneModel(["k.k.", "xk."], Budget(refusals=1)),
+    "a refusal and a late commit": LaneModel(["k.k.", "xk."], Budget(refusals=1)),
     "a refusal between two keys": LaneModel(["k.j.", "k.k."], Budget(refusals=1)),
-    "a broker that goes away and refuses": LaneModel(
+    "a broker with an outage and a refusal": LaneModel(
         ["k.k.", "k."], Budget(outages=1, refusals=1)
     ),
     "everything at once": LaneModel(
@@ -88,15 +88,15 @@ def test_every_row_is_claimed_in_order_up_to_a_larger_bound(
 
 
 class RisesToTheLastRow(LaneCursor):
-    """Breaks the rule: assumes that a look found everything."""
+    """Assumes that a claim found every row up to its last one."""
 
     @override
     def looked(self, up_to: int, snapshot: Snapshot, drawn: int = -1) -> None:
         self.floor = max(self.floor, up_to)
 
 
-class IgnoresHowFarTheLookGot(LaneCursor):
-    """Believes that each look reaches as far as the one before."""
+class IgnoresHowFarTheClaimRead(LaneCursor):
+    """Assumes that each claim reads as far as the previous one."""
 
     @override
     def looked(self, up_to: int, snapshot: Snapshot, drawn: int = -1) -> None:
@@ -105,16 +105,16 @@ class IgnoresHowFarTheLookGot(LaneCursor):
         super().looked(up_to, snapshot, drawn)
 
 
-class KeepsItsFloorAtARewind(LaneCursor):
-    """Remembers that there was a rewind, and doesn't go back."""
+class KeepsItsFloorOnRewind(LaneCursor):
+    """Notes a rewind, and doesn't lower the floor."""
 
     @override
     def fall_back(self, floor: int) -> None:
         self._candidate = None
 
 
-class ForgetsTheLookUnderWay(LaneCursor):
-    """Goes back, and lets a look that began before raise the floor again."""
+class ForgetsTheClaimInProgress(LaneCursor):
+    """Lowers the floor, and lets a claim that began before raise it again."""
 
     @override
     def fall_back(self, floor: int) -> None:
@@ -122,7 +122,7 @@ class ForgetsTheLookUnderWay(LaneCursor):
 
 
 class ComparesXmax(LaneModel):
-    """Takes everything below xmax for ended, whatever is in progress."""
+    """Treats every id below xmax as ended, even those in progress."""
 
     @override
     def _read(self, snapshot: FullSnapshot) -> Snapshot:
@@ -130,7 +130,7 @@ class ComparesXmax(LaneModel):
 
 
 class WaitsForXmax(LaneModel):
-    """Takes xmax for the next id, though transactions above it may be running."""
+    """Treats xmax as the next id, though transactions above it can be running."""
 
     @override
     def _read(self, snapshot: FullSnapshot) -> Snapshot:
@@ -138,7 +138,7 @@ class WaitsForXmax(LaneModel):
 
 
 class BlocksNoKey(Deferrals):
-    """Lets a key go on behind a refused message."""
+    """Continues with a key although one of its messages was refused."""
 
     @override
     def block(self, key: str) -> None:
@@ -146,7 +146,7 @@ class BlocksNoKey(Deferrals):
 
 
 class FreesAKeyWhenItsHeadIsDue(Deferrals):
-    """Reads its log, and lets new messages go meanwhile."""
+    """Drains a key, and publishes its new messages meanwhile."""
 
     @override
     def drain(self, key: str) -> None:
@@ -154,8 +154,8 @@ class FreesAKeyWhenItsHeadIsDue(Deferrals):
         self.blocked.discard(key)
 
 
-class ForgetsWhatItClaimed(Deferrals):
-    """Doesn't read a key again of which the broker didn't take everything."""
+class ForgetsClaimedMessages(Deferrals):
+    """Doesn't read a key again after the broker accepted only some of its messages."""
 
     @override
     def release(self, place: WaitingMessage) -> None:
@@ -163,8 +163,8 @@ class ForgetsWhatItClaimed(Deferrals):
             super().release(place)
 
 
-class StopsThoughTheHeadIsDueByNow(Deferrals):
-    """Believes what it read, though a scan has found the head in the meantime."""
+class StopsThoughTheHeadIsDue(Deferrals):
+    """Relies on what it read, although a scan has found the key's head since."""
 
     @override
     def claimed(
@@ -175,7 +175,7 @@ class StopsThoughTheHeadIsDueByNow(Deferrals):
 
 
 class VerifiesAboveItsFloor(Lane):
-    """Believes that what follows what was verified has marks, too."""
+    """Assumes that the row after the verified ones has a mark, too."""
 
     @override
     def note_verified(self, up_to: int, messages: Mapping[datetime, int]) -> None:
@@ -194,14 +194,14 @@ TAKEN_OVER = LaneModel(["kkk."], Budget(takeovers=1, refusals=1))
     "broken",
     [
         replace(LATE, cursor=RisesToTheLastRow),
-        replace(LATE, cursor=IgnoresHowFarTheLookGot),
-        replace(LOST, cursor=KeepsItsFloorAtARewind),
+        replace(LATE, cursor=IgnoresHowFarTheClaimRead),
+        replace(LOST, cursor=KeepsItsFloorOnRewind),
         ComparesXmax(LATE.scripts),
         WaitsForXmax(LATE.scripts),
         replace(REFUSED, deferrals=BlocksNoKey),
         replace(DRAINS, deferrals=FreesAKeyWhenItsHeadIsDue),
         LaneModel(
-            ["kk."], Budget(1, outages=1, sweeps=1), deferrals=ForgetsWhatItClaimed
+            ["kk."], Budget(1, outages=1, sweeps=1), deferrals=ForgetsClaimedMessages
         ),
         replace(DRAINS, reads_to_the_end=False),
         LaneModel(["kx.", "kx."], number_first=True),

@@ -1,4 +1,4 @@
-"""No lane has two owners, nor none for long, whatever happens to the two relays."""
+"""No lane has two owners, or none for long, whatever happens to the two relays."""
 
 from collections.abc import Collection
 
@@ -10,14 +10,14 @@ from tests.models.explore import BrokenPromiseError, explore
 from tests.models.lease import LeaseModel
 
 
-def test_a_failing_relay_next_to_a_healthy_one_shares_and_keeps_no_lane() -> None:
+def test_a_failing_and_a_healthy_relay_share_lanes_and_block_none() -> None:
     model = LeaseModel()
     print(explore(model.start(), model.steps))  # noqa: T201
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.fault
-def test_a_failing_relay_next_to_a_frozen_one_shares_and_keeps_no_lane(
+def test_a_failing_and_a_freezing_relay_share_lanes_and_block_none(
     pytestconfig: pytest.Config,
 ) -> None:
     if not pytestconfig.getoption("--full"):
@@ -27,7 +27,7 @@ def test_a_failing_relay_next_to_a_frozen_one_shares_and_keeps_no_lane(
 
 
 class IgnoresTheTime(Ownership):
-    """Relies on its locks until it hears that they are gone."""
+    """Relies on its locks until it learns that they are gone."""
 
     @override
     def is_valid(self, now: float) -> bool:
@@ -43,7 +43,7 @@ class OutlivesItsSession(Ownership):
 
 
 class TakesNothing(Ownership):
-    """Waits until others take the free lanes."""
+    """Leaves the free lanes to the other relay."""
 
     @override
     def balance(

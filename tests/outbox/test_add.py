@@ -40,7 +40,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def inserts(engine: Engine) -> list[str]:
-    """The statements on outbox.message that this engine executes."""
+    """List the statements on outbox.message that this engine executes."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:

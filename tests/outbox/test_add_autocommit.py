@@ -1,4 +1,4 @@
-"""A connection in AUTOCOMMIT mode takes no messages: a rollback would keep them."""
+"""Connections in AUTOCOMMIT mode are refused: a rollback would keep the messages."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -28,7 +28,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] 
         "autocommit=True in connect_args",
     ),
 }
-"""Of the engine, its options, those of the connection; what the error names."""
+"""Settings of the engine, its options and the connection; a part of the error."""
 
 
 def add_one(session: Session) -> None:

@@ -45,7 +45,7 @@ def add_for_each_invoice(session: Session, *_: Any) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before_flush", "after_flush"])
-def test_a_listener_of_the_flush_may_add(
+def test_a_flush_listener_can_add_messages(
     database_url: str, engine: Engine, moment: str
 ) -> None:
     with Session(engine) as session, session.begin():
@@ -72,7 +72,7 @@ def test_a_listener_that_runs_first_does_not_miss_messages(
     assert topics(database_url) == ["earlier", "invoice.1"]
 
 
-def test_a_listener_of_the_commit_may_add(database_url: str, engine: Engine) -> None:
+def test_a_commit_listener_can_add_messages(database_url: str, engine: Engine) -> None:
     with Session(engine) as session, session.begin():
         event.listen(
             session,
@@ -84,7 +84,7 @@ def test_a_listener_of_the_commit_may_add(database_url: str, engine: Engine) -> 
 
 
 @pytest.mark.parametrize("bound", [Added, message_table])
-def test_a_session_with_several_binds_needs_one_for_our_table(
+def test_a_session_with_several_binds_needs_a_bind_for_the_message_table(
     database_url: str, engine: Engine, bound: Any
 ) -> None:
     elsewhere = create_engine("sqlite://")

@@ -1,4 +1,4 @@
-"""The writer for SQL: the forms of outbox.add, and what they refuse."""
+"""Adding messages in SQL: the forms of outbox.add, and what they refuse."""
 
 from collections.abc import Iterator
 from typing import Any

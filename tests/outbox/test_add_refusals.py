@@ -1,4 +1,4 @@
-"""What `add` refuses, and that a refusal leaves nothing behind."""
+"""`add` refuses invalid arguments, and a refusal leaves nothing behind."""
 
 import datetime
 from typing import Any
@@ -42,7 +42,7 @@ def test_one_bad_message_prevents_its_whole_call(session: AnySession) -> None:
     assert len(session.new) == 1
 
 
-def test_a_refusal_leaves_what_was_added_before() -> None:
+def test_a_refusal_keeps_messages_added_earlier() -> None:
     session = Session()
     outbox.add(session, GOOD)
     (waiting,) = session.new
@@ -65,7 +65,7 @@ def test_a_refusal_leaves_what_was_added_before() -> None:
     ],
     ids=lambda thing: type(thing).__name__,
 )
-def test_anything_but_a_session_is_refused_with_a_remedy(thing: Any) -> None:
+def test_an_argument_that_is_not_a_session_is_refused_with_a_remedy(thing: Any) -> None:
     with pytest.raises(NotASessionError, match=r"isn't a SQLAlchemy session; pass the"):
         outbox.add(thing, GOOD)
 
@@ -117,7 +117,7 @@ async def test_an_awaited_add_says_what_to_write_instead(
     [None, {"topic": "t"}, b"payload", Message],
     ids=["None", "dict", "bytes", "class"],
 )
-def test_anything_but_a_message_is_refused_with_a_remedy(thing: Any) -> None:
+def test_an_argument_that_is_not_a_message_is_refused_with_a_remedy(thing: Any) -> None:
     session = Session()
 
     with pytest.raises(InvalidMessageError, match=r"isn't a Message; pass outbox\.Mes"):
@@ -134,7 +134,7 @@ def test_adding_nothing_does_nothing() -> None:
     assert list(session.new) == []
 
 
-def test_limits_are_those_of_the_call() -> None:
+def test_the_limits_of_the_call_apply() -> None:
     session = Session()
     small = Limits(max_payload_bytes=3)
 
@@ -144,7 +144,7 @@ def test_limits_are_those_of_the_call() -> None:
         outbox.insert_statement(Message("t", b"four"), limits=small)
 
 
-def test_a_statement_of_no_messages_is_refused() -> None:
+def test_a_statement_without_messages_is_refused() -> None:
     with pytest.raises(InvalidMessageError, match=r"messages \(\): is empty; pass at"):
         outbox.insert_statement()
 

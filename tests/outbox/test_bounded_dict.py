@@ -1,4 +1,4 @@
-"""A dictionary that keeps only what was set last."""
+"""A dictionary that keeps only the entries set last."""
 
 from outbox.bounded_dict import BoundedDict
 

@@ -28,7 +28,7 @@ from outbox.errors import ConfigError
         ("1w2d0.5s", 777600.5),
     ],
 )
-def test_a_duration_is_a_number_with_a_unit_or_several(text: str, seconds: int) -> None:
+def test_a_duration_is_one_or_more_numbers_with_units(text: str, seconds: int) -> None:
     assert read_duration("--age", text) == timedelta(seconds=seconds)
 
 
@@ -77,7 +77,7 @@ def test_an_exact_duration_is_printed_as_a_person_would_type_it(
 @pytest.mark.parametrize(
     ("text", "per_second"), [("10/s", 10), ("10", 10), ("90/m", 1.5), ("1800/h", 0.5)]
 )
-def test_a_rate_is_a_number_per_time(text: str, per_second: float) -> None:
+def test_a_rate_is_a_number_per_unit_of_time(text: str, per_second: float) -> None:
     assert read_rate("--rate", text) == per_second
 
 
@@ -91,5 +91,5 @@ def test_the_error_for_an_invalid_rate_names_the_option(text: str) -> None:
     ("seconds", "said"),
     [(0.0384, "38ms"), (1.25, "1.2s"), (61, "1m"), (7300, "2h"), (-0.5, "-500ms")],
 )
-def test_what_took_long_or_short_is_written_briefly(seconds: float, said: str) -> None:
+def test_a_brief_duration_is_rounded_to_one_unit(seconds: float, said: str) -> None:
     assert brief_duration(timedelta(seconds=seconds)) == said

@@ -1,4 +1,4 @@
-"""Encrypted from `add` to the relay or the handler; a lost key stops nothing."""
+"""Payloads stay encrypted from `add` to relay or handler; a lost key stops neither."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +48,7 @@ def add(url: str, *messages: Message, with_codec: AesGcm = codec) -> None:
     engine.dispose()
 
 
-def test_the_table_holds_what_only_the_key_reads(database_url: str) -> None:
+def test_the_table_contains_no_plain_text(database_url: str) -> None:
     add(database_url, message(), message(headers={"traceparent": "00"}))
 
     rows = execute(database_url, STORED)
@@ -59,7 +59,7 @@ def test_the_table_holds_what_only_the_key_reads(database_url: str) -> None:
     assert not any(SECRET in payload for _, payload, _, _ in rows)
 
 
-def test_core_users_encode_in_their_statement(database_url: str) -> None:
+def test_insert_statement_encodes_the_payload(database_url: str) -> None:
     engine = create_engine(sqlalchemy_url(database_url))
     with engine.begin() as connection:
         connection.execute(outbox.insert_statement(message(), codec=codec))
@@ -69,7 +69,7 @@ def test_core_users_encode_in_their_statement(database_url: str) -> None:
     assert SECRET not in payload
 
 
-def test_schemas_and_limits_hold_before_the_codec_and_limits_after(
+def test_schemas_apply_before_the_codec_and_limits_before_and_after_it(
     database_url: str,
 ) -> None:
     registry = SchemaRegistry()
@@ -99,7 +99,7 @@ async def test_the_relay_decodes_before_it_publishes(database_url: str) -> None:
     ]
 
 
-async def test_a_relay_without_codec_publishes_what_is_stored(
+async def test_a_relay_without_a_codec_publishes_the_stored_payload(
     database_url: str,
 ) -> None:
     add(database_url, message())
@@ -113,7 +113,7 @@ async def test_a_relay_without_codec_publishes_what_is_stored(
     assert (published.payload, published.headers) == (payload, headers)
 
 
-async def test_a_message_whose_key_the_relay_lacks_is_dead_lettered_as_stored(
+async def test_a_message_encrypted_with_an_unknown_key_is_dead_lettered_as_stored(
     database_url: str,
 ) -> None:
     add(database_url, message("lost"), with_codec=forgetful)
@@ -163,7 +163,7 @@ async def test_a_consumer_decodes_for_its_handler_and_dead_letters_the_undecodab
     assert "give it the key 'newer', then retry the dead letter" in reason
 
 
-async def test_the_remedy_works_once_the_key_is_there_its_dead_letter_is_handled(
+async def test_a_dead_letter_can_be_retried_once_the_key_is_available(
     database_url: str,
 ) -> None:
     give_up(database_url, encoded(message(), codec), schema="inbox")

@@ -1,4 +1,4 @@
-"""What our processes say of an error of the database: no value of a row is in it."""
+"""The texts of database errors that our processes write contain no value of a row."""
 
 import asyncio
 import traceback
@@ -40,7 +40,7 @@ class Person(Base):
 
 @pytest.fixture
 def people(database_url: str) -> str:
-    """A database that knows of Jane already."""
+    """A database that already contains Jane."""
     execute(database_url, "CREATE TABLE person (email text PRIMARY KEY, age integer)")
     execute(database_url, TAKEN)
     return database_url
@@ -94,7 +94,7 @@ async def caught(doing: Awaitable[None]) -> Exception:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_violation_names_its_constraint_and_no_value(
+async def test_a_violation_names_its_constraint_but_no_value(
     people: str, way: Way
 ) -> None:
     error = await caught(way(people, TAKEN))
@@ -170,7 +170,7 @@ async def test_an_argument_that_cannot_be_encoded_is_not_quoted(
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=["violation", "data exception"])
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_traceback_shows_where_and_no_value(
+async def test_a_traceback_shows_the_place_but_no_value(
     people: str, way: Way, statement: str
 ) -> None:
     async def wrapped() -> None:
@@ -193,7 +193,7 @@ async def test_a_traceback_shows_where_and_no_value(
 async def test_a_session_that_needs_a_rollback_quotes_no_row(
     people: str,
 ) -> None:
-    async def use_it_again() -> None:
+    async def use_session_again() -> None:
         with sessions_of(people) as sessions, sessions() as session:
             session.add(Person(email=SECRET, age=1))
             try:
@@ -201,7 +201,7 @@ async def test_a_session_that_needs_a_rollback_quotes_no_row(
             except Exception:  # noqa: BLE001
                 session.execute(text("SELECT 1"))
 
-    error = await caught(use_it_again())
+    error = await caught(use_session_again())
 
     assert isinstance(error, PendingRollbackError)
     assert "rolled back due to a previous exception" in one_line(error)
@@ -224,7 +224,7 @@ async def test_the_errors_of_a_group_quote_no_row(people: str) -> None:
     assert SECRET not in said
 
 
-def test_a_traceback_without_a_database_error_is_pythons_own() -> None:
+def test_a_traceback_without_a_database_error_is_the_same_as_pythons() -> None:
     def fail() -> None:
         try:
             int("x")

@@ -1,4 +1,4 @@
-"""Tasks end when they are told to, and none is left behind."""
+"""Tasks end when they are cancelled, and none is left running."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from outbox.gather import end, gather
 
 
 async def swallow(times: int, waiting: asyncio.Barrier) -> None:
-    """Go on after as many cancellations, as `asyncio.wait_for` does by mistake."""
+    """Swallow this many cancellations, as `asyncio.wait_for` does by mistake."""
     await waiting.wait()
     while True:
         try:
@@ -32,7 +32,7 @@ async def test_a_task_that_swallows_a_cancellation_is_cancelled_again(
     assert all(task.cancelled() for task in tasks)
 
 
-async def test_what_an_ending_task_raises_is_dropped() -> None:
+async def test_an_exception_raised_by_an_ending_task_is_ignored() -> None:
     waiting = asyncio.Event()
 
     async def fail() -> None:
@@ -48,11 +48,11 @@ async def test_what_an_ending_task_raises_is_dropped() -> None:
     assert isinstance(tasks[0].exception(), ValueError)
 
 
-async def test_ending_nothing_is_allowed() -> None:
+async def test_end_accepts_an_empty_list() -> None:
     await end([])
 
 
-async def test_one_that_fails_ends_the_others_first() -> None:
+async def test_a_failing_task_ends_the_others_before_its_error_is_raised() -> None:
     waiting = asyncio.Event()
     ended = []
 

@@ -1,4 +1,4 @@
-"""What a path of a command names, and where its import fails."""
+"""Import paths of commands: the object they name, and where an import failed."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def refusal(path: str) -> str:
     return said
 
 
-def test_the_object_of_a_path_is_found(folder: Path) -> None:
+def test_the_object_that_a_path_names_is_found(folder: Path) -> None:
     (folder / "import_good.py").write_text("class Apps:\n    codec = 'it'\n")
     assert import_object("codec", "import_good:Apps.codec") == "it"
 

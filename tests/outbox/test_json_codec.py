@@ -1,4 +1,4 @@
-"""JSON: what it takes, and what it says about the rest."""
+"""The JSON codec: the values it accepts, and its errors for all others."""
 
 from typing import Any
 

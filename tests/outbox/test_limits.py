@@ -1,4 +1,4 @@
-"""The rules of a message: each with the field, the value and the remedy."""
+"""The limits of a message: each error names the field, the value and the remedy."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ def id_of(moment: datetime) -> UUID:
     return UUID(int=milliseconds << 80 | uuid7().int & (1 << 80) - 1)
 
 
-NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - this is what is to be refused
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - a naive time is refused
 REFUSED: list[tuple[str, Any, str, str]] = [
     ("topic", "", "is empty", "give it a name"),
     ("topic", None, "isn't text", "pass a str"),
@@ -126,7 +126,7 @@ def test_indexed_columns_are_bounded_in_bytes_whatever_the_limits(
             generous.check(message(**{field: character * (most // size + 1)}))
 
 
-def test_the_cause_of_a_message_is_in_an_index_too() -> None:
+def test_the_causation_id_is_indexed_and_so_bounded() -> None:
     Limits().check(message(headers={"causation-id": "x" * 2048, "other": "x" * 4096}))
     with pytest.raises(InvalidMessageError, match=r"header causation-id .*2049 bytes"):
         Limits().check(message(headers={"causation-id": "x" * 2049}))
@@ -154,7 +154,7 @@ def test_limits_can_be_raised_and_lowered() -> None:
     ],
     ids=lambda setting: next(iter(setting)),
 )
-def test_limits_that_refuse_every_message_are_refused(
+def test_limits_that_would_refuse_every_message_are_invalid(
     setting: dict[str, Any],
 ) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.*must"):

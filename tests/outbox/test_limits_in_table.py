@@ -1,4 +1,4 @@
-"""The table's own limits: who may insert can't add a row that no relay could load."""
+"""The table's own limits: nobody can insert a row that no relay could load."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ FITS = {
 
 
 def insert(url: str, **values: str) -> None:
-    """Insert a row with these columns, as the application may."""
+    """Insert a row with these columns in the role of the application."""
     row = SQL | values
     execute(
         f"{url}?options=-crole%3Dpillarbox_application",
@@ -64,7 +64,9 @@ def insert(url: str, **values: str) -> None:
 
 
 @pytest.mark.parametrize("what", TOO_MUCH)
-def test_the_table_refuses_too_much_of(what: str, database_url: str) -> None:
+def test_the_table_refuses_values_above_the_limits(
+    what: str, database_url: str
+) -> None:
     column, value, constraint = TOO_MUCH[what]
     with pytest.raises(psycopg.errors.CheckViolation) as refused:
         insert(database_url, **{column: value})

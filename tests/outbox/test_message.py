@@ -1,4 +1,4 @@
-"""The value: what it takes, what it gives, what it shows."""
+"""The class Message: construction, copies, and what its repr shows."""
 
 from dataclasses import FrozenInstanceError
 from datetime import UTC, datetime

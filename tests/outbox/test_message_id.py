@@ -1,4 +1,4 @@
-"""Identifiers ascend in a process, and differ between processes, on any clock."""
+"""Ids ascend within a process and differ between processes, whatever the clock."""
 
 import os
 import sys
@@ -56,7 +56,7 @@ def made_by_threads(make: Callable[[], UUID]) -> list[list[UUID]]:
 def test_ids_ascend_within_each_thread() -> None:
     made = made_by_threads(uuid7)
     assert all(one < next_ for ids in made for one, next_ in pairwise(ids))
-    # Apart from the random bits, too.
+    # Unique even without the random bits.
     assert len({id.int >> 64 for ids in made for id in ids}) == 4 * MANY
 
 
@@ -94,7 +94,7 @@ def test_a_forked_child_makes_different_ids_than_its_parent() -> None:
 def test_the_standard_librarys_ids_run_ahead_when_the_clock_is_set_back(
     clock_set_back: Callable[[], None],
 ) -> None:
-    """If this fails, Python has become better: look whether it will do for us."""
+    """If this fails, Python has improved: check whether its uuid7 is good enough."""
     make: Callable[[], UUID] = getattr(uuid, "uuid7")  # noqa: B009 - mypy checks for 3.11
     first = make()
     clock_set_back()

@@ -1,4 +1,4 @@
-"""What outbox.message_status and the views beside it say of a message, at each step."""
+"""outbox.message_status and related views show the state of a message at each step."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from tests.fixtures.relay import execute, insert
 
 
 def status(url: str) -> dict[str, Any]:
-    """The one message's row."""
+    """Return the row of the only message."""
     with psycopg.connect(url, row_factory=dict_row) as connection:
         connection.execute("SET jit = off")
         (row,) = connection.execute("SELECT * FROM outbox.message_status")
@@ -54,7 +54,9 @@ def test_a_scheduled_message_says_when_it_is_due(
     assert unsettled(database_url) == [("scheduled", 0)]
 
 
-def test_a_published_message_says_when(database_url: str) -> None:
+def test_the_status_of_a_published_message_says_when_it_was_published(
+    database_url: str,
+) -> None:
     insert(database_url, Message("t", b""))
     publish(database_url)
 
@@ -113,7 +115,7 @@ def test_a_message_published_after_refusals_keeps_their_number_and_the_reason(
 
 
 @pytest.mark.parametrize("refused", [False, True], ids=["at once", "after refusals"])
-def test_a_dead_letter_says_when_it_was_given_up(
+def test_a_dead_letter_says_when_it_was_dead_lettered(
     database_url: str, *, refused: bool
 ) -> None:
     insert(database_url, Message("t", b""))
@@ -129,7 +131,7 @@ def test_a_dead_letter_says_when_it_was_given_up(
     assert unsettled(database_url) == []
 
 
-def test_a_replay_keeps_the_first_publication_and_starts_a_run_of_its_own(
+def test_a_replay_keeps_the_first_publication_and_starts_a_new_run(
     database_url: str,
 ) -> None:
     insert(database_url, Message("t", b""))
@@ -151,7 +153,7 @@ def test_a_replay_keeps_the_first_publication_and_starts_a_run_of_its_own(
     assert unsettled(database_url) == []
 
 
-def test_a_replay_that_is_given_up_was_published_before(database_url: str) -> None:
+def test_a_replay_that_is_dead_lettered_was_published_before(database_url: str) -> None:
     insert(database_url, Message("t", b""))
     publish(database_url)
     defer(database_url, "replayed", seconds=0)
@@ -165,7 +167,7 @@ def test_a_replay_that_is_given_up_was_published_before(database_url: str) -> No
 
 
 def test_a_second_mark_changes_nothing(database_url: str) -> None:
-    """Two relays settled the same message: one was slow, and its lanes were taken."""
+    """Two relays settled one message: the first was slow and had lost its lanes."""
     insert(database_url, Message("t", b""))
     publish(database_url)
     execute(
@@ -180,7 +182,7 @@ def test_a_second_mark_changes_nothing(database_url: str) -> None:
 
 
 def test_an_entry_written_late_does_not_reopen_a_settled_run(database_url: str) -> None:
-    """A relay that lost its lane notes a refusal after another one has published it."""
+    """A relay that lost its lane logs a refusal after another relay has published."""
     insert(database_url, Message("t", b""))
     defer(database_url, "refused", attempts=1)
     publish(database_url)
@@ -195,10 +197,10 @@ def test_an_entry_written_late_does_not_reopen_a_settled_run(database_url: str) 
     assert unsettled(database_url) == []
 
 
-def test_a_mark_settles_a_message_even_if_the_log_does_not_know(
+def test_a_mark_settles_a_message_even_without_an_entry_in_the_log(
     database_url: str,
 ) -> None:
-    """Another relay, which hadn't read the log, published it."""
+    """A relay that had not read the log published it."""
     insert(database_url, Message("t", b""))
     publish(database_url)
     execute(
@@ -237,7 +239,7 @@ def test_messages_above_a_watermark_are_found_and_those_below_are_not_read(
 
 
 def test_a_watermark_of_another_cluster_is_ignored(database_url: str) -> None:
-    """The rows of a restored dump or a logical replica came by another way."""
+    """The rows of a restored dump or a logical replica arrived by another path."""
     insert(database_url, Message("t", b""))
     execute(
         database_url,
@@ -266,7 +268,7 @@ def test_a_watermark_from_before_the_sequence_was_set_back_is_ignored(
     "view", ["message_status", "deferred_message", "unsettled_message"]
 )
 @pytest.mark.parametrize("role", ["relay", "monitor"])
-def test_the_relay_and_the_monitor_may_read_it_and_find_no_content(
+def test_the_relay_and_the_monitor_can_read_the_views_but_no_payload_or_headers(
     database_url: str, view: str, role: str
 ) -> None:
     insert(database_url, Message("t", b"secret"))

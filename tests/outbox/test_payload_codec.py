@@ -1,4 +1,4 @@
-"""A payload encoded and back, and what can't be decoded says why and what to do."""
+"""Payloads are encoded and decoded; a failure names its cause and a remedy."""
 
 import base64
 from collections.abc import Callable
@@ -27,8 +27,8 @@ codec = AesGcm({"2026-11": NEW, "2026-10": OLD})
 
 
 @dataclass(frozen=True)
-class Upside:
-    """A codec of a third party, with whatever name it gives itself."""
+class Reversed:
+    """A third-party codec, which chooses its own name."""
 
     name: str = "upside"
 
@@ -50,7 +50,7 @@ def message(**changes: str) -> Message:
     )
 
 
-@pytest.mark.parametrize("with_codec", [codec, Upside()], ids=lambda c: c.name)
+@pytest.mark.parametrize("with_codec", [codec, Reversed()], ids=lambda c: c.name)
 def test_a_message_is_restored_unchanged(with_codec: PayloadCodec) -> None:
     plain = message()
 
@@ -102,7 +102,7 @@ def changed(payload: bytes | None = None, id: UUID | None = None) -> Message:
             *("(InvalidTag)", "it was changed on its way"),
         ),
         (
-            lambda: decoded(encoded(message(), codec), Upside()),
+            lambda: decoded(encoded(message(), codec), Reversed()),
             *("names another codec than 'upside'", "the codec that the message was"),
         ),
         (
@@ -123,7 +123,7 @@ def test_the_error_for_an_impossible_change_names_field_value_and_remedy(
 
 
 def test_the_error_of_a_codec_that_fails_to_encode_hides_the_payload() -> None:
-    class Broken(Upside):
+    class Broken(Reversed):
         @override
         def encode(self, message: Message) -> tuple[str, bytes]:
             raise ValueError(f"what is {message.payload!r}?")
@@ -136,7 +136,7 @@ def test_the_error_of_a_codec_that_fails_to_encode_hides_the_payload() -> None:
 @pytest.mark.parametrize("name", ["", "a:b", "Upper", "a b"])
 def test_a_codec_name_that_does_not_fit_into_a_header_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="use lower-case letters"):
-        encoded(message(), Upside(name))
+        encoded(message(), Reversed(name))
 
 
 def test_a_codec_is_found_by_module_and_name() -> None:

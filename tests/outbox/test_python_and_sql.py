@@ -1,4 +1,4 @@
-"""What is computed in Python and in SQL alike comes out alike."""
+"""Functions implemented in both Python and SQL return the same results."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,12 +17,12 @@ from outbox.message_id import is_uuid7, moment_of, uuid7
 
 Connection = psycopg.Connection[TupleRow]
 
-# All of Unicode that PostgreSQL and UTF-8 can hold.
+# Every Unicode character that UTF-8 can encode and PostgreSQL can store.
 TEXTS = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1
 )
 PRIORITIES = st.sampled_from(Priority)
-# A double is exact to the microsecond until 2255, which is when this ends.
+# A double represents microseconds exactly until 2255, where this range ends.
 MILLISECONDS = st.integers(0, 2**53 // 1000)
 
 RECEIPT_CHECK = """
@@ -102,7 +102,7 @@ def test_a_receipt_must_have_the_moment_of_its_id(
 ) -> None:
     off = timedelta(microseconds=microseconds)
 
-    taken = are_taken(connection, ids, [moment_of(id) + off for id in ids])
+    taken = pass_the_check(connection, ids, [moment_of(id) + off for id in ids])
 
     assert taken == [microseconds == 0] * len(ids)
 
@@ -113,13 +113,13 @@ def test_a_receipt_is_refused_for_an_id_of_another_version(
 ) -> None:
     other = UUID(int=id.int & ~(0xF << 76) | version << 76)
 
-    assert are_taken(connection, [other], [moment_of(other)]) == [version == 7]
+    assert pass_the_check(connection, [other], [moment_of(other)]) == [version == 7]
 
 
-def are_taken(
+def pass_the_check(
     connection: Connection, ids: Sequence[UUID], moments: Sequence[datetime]
 ) -> list[bool]:
-    """Whether a receipt passes the CHECK of its table."""
+    """Return whether each receipt passes the CHECK of its table."""
     check = connection.execute(RECEIPT_CHECK).fetchone()
     assert check is not None
     query = sql.SQL(
@@ -132,7 +132,7 @@ def are_taken(
 def test_ids_made_in_python_ascend_and_contain_their_time() -> None:
     before = datetime.now(UTC) - timedelta(milliseconds=1)
     ids = [uuid7() for _ in range(20_000)]
-    # The tick counts on when many fall into one, which may run ahead a little.
+    # Many ids within one tick advance its counter, so ids can run slightly ahead.
     after = datetime.now(UTC) + timedelta(milliseconds=5)
 
     assert ids == sorted(ids)

@@ -1,4 +1,4 @@
-"""Headers of a message can't pass for its attributes: `add` refuses their names."""
+"""Custom headers can't pose as attributes: `add` refuses the reserved names."""
 
 import pytest
 from sqlalchemy.orm import Session

@@ -1,4 +1,4 @@
-"""Reserved names of headers: refused by SQL, and dead letters if inserted by hand."""
+"""Reserved header names: SQL refuses them; rows inserted by hand are dead-lettered."""
 
 import psycopg
 import pytest

@@ -1,4 +1,4 @@
-"""Backoff: what a policy refuses, and when attempts are spent."""
+"""Backoff: which policies are refused, and when the attempts are used up."""
 
 from datetime import timedelta
 
@@ -26,13 +26,13 @@ def test_invalid_delays_are_refused(first: int, longest: int) -> None:
         RetryPolicy(first_delay=seconds(first), max_delay=seconds(longest))
 
 
-def test_the_last_attempt_is_the_last() -> None:
+def test_attempts_are_used_up_after_the_last_one() -> None:
     policy = RetryPolicy(max_attempts=3)
 
     assert [policy.spent(n) for n in (1, 2, 3, 4)] == [False, False, True, True]
 
 
-def test_a_single_attempt_is_a_policy() -> None:
+def test_a_policy_can_allow_a_single_attempt() -> None:
     assert RetryPolicy(max_attempts=1).spent(1)
 
 

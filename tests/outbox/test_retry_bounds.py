@@ -1,4 +1,4 @@
-"""Backoff stays within its bounds, whatever they are."""
+"""Backoff delays stay within their bounds, whatever those are."""
 
 from datetime import timedelta
 
@@ -24,5 +24,5 @@ def test_a_delay_lies_between_the_first_and_the_longest(
 
 
 @given(st.integers(1, 1000), st.integers(0, 2000))
-def test_attempts_are_spent_at_the_last_one(limit: int, attempts: int) -> None:
+def test_attempts_are_used_up_at_the_limit(limit: int, attempts: int) -> None:
     assert RetryPolicy(max_attempts=limit).spent(attempts) == (attempts >= limit)

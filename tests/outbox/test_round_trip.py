@@ -1,4 +1,4 @@
-"""Whatever text and bytes a message holds arrive in the table as they are."""
+"""Any text and bytes in a message reach the table unchanged."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from outbox import Message, Priority
 from outbox.postgres.connection import sqlalchemy_url
 
 CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
-# What means something in a literal of an array, of bytea or of JSON.
+# Characters with a meaning in array, bytea or JSON literals.
 AWKWARD = st.text(
     st.sampled_from("\"\\{}(),; \t\r\n'%:$NUL\b\x7f\u00a0\u2028😀"), max_size=12
 )
@@ -52,7 +52,7 @@ def engine(connection: psycopg.Connection[TupleRow]) -> Iterator[Engine]:
     engine.dispose()
 
 
-def seen(
+def rows_and_headers(
     session: Session, messages: Sequence[Message]
 ) -> list[tuple[object, Mapping[str, str]]]:
     cursor = session.connection().connection.cursor()
@@ -83,16 +83,20 @@ def expected(message: Message) -> tuple[object, Mapping[str, str]]:
 
 @given(st.lists(MESSAGES, min_size=1, max_size=5))
 @settings(max_examples=200, deadline=None)
-def test_by_a_session(engine: Engine, messages: list[Message]) -> None:
+def test_messages_added_by_a_session_arrive_unchanged(
+    engine: Engine, messages: list[Message]
+) -> None:
     with Session(engine) as session:
         outbox.add(session, *messages)
         session.flush()
-        assert seen(session, messages) == [expected(m) for m in messages]
+        assert rows_and_headers(session, messages) == [expected(m) for m in messages]
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=5))
 @settings(max_examples=100, deadline=None)
-def test_by_a_statement(engine: Engine, messages: list[Message]) -> None:
+def test_messages_added_by_a_statement_arrive_unchanged(
+    engine: Engine, messages: list[Message]
+) -> None:
     with Session(engine) as session:
         session.execute(outbox.insert_statement(*messages))
-        assert seen(session, messages) == [expected(m) for m in messages]
+        assert rows_and_headers(session, messages) == [expected(m) for m in messages]

@@ -1,4 +1,4 @@
-"""The description for SQLAlchemy and the migrated table are the same."""
+"""The table definition for SQLAlchemy matches the migrated table."""
 
 from sqlalchemy import MetaData, Table, create_engine
 from sqlalchemy.dialects import postgresql

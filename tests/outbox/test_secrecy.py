@@ -1,4 +1,4 @@
-"""Payloads reach no log, no event and no error text, whatever goes wrong."""
+"""Payloads never appear in logs, events or error texts, whatever goes wrong."""
 
 import logging
 import pkgutil
@@ -90,7 +90,7 @@ async def test_a_relay_reveals_no_payload(
     messages = [Message(topic, SECRET, key=topic[:1]) for topic in ("good", "bad", "p")]
     insert(database_url, *messages)
     insert(database_url, Message("lost", SECRET), codec=lost)
-    # A row that PostgreSQL refuses, with its values in the error's detail.
+    # PostgreSQL refuses this row, and quotes its values in the error's detail.
     execute(
         database_url,
         "ALTER TABLE outbox.dead_letter ADD CONSTRAINT fussy"
@@ -136,7 +136,7 @@ async def test_a_consumer_reveals_no_payload(
         *(Message(topic, SECRET) for topic in topics),
         encoded(Message("good", SECRET), lost),
     )
-    # The dead letters can't be written at first: that error has all the values.
+    # At first, writing a dead letter fails, with an error that quotes all its values.
     execute(
         database_url,
         "ALTER TABLE inbox.dead_letter ADD CONSTRAINT fussy CHECK (retry_count > 0)",

@@ -1,4 +1,4 @@
-"""What a session never sent is reported when it goes, unless somebody knows of it."""
+"""Messages that a session never sent are reported, except after a rollback or error."""
 
 import asyncio
 import gc
@@ -117,7 +117,7 @@ def test_a_session_that_is_used_again_after_a_close_is_reported_each_time(
     assert len(reported) == 2
 
 
-def test_a_rollback_is_not_a_loss(reported: list[MessagesUnsent]) -> None:
+def test_a_rollback_is_not_reported_as_a_loss(reported: list[MessagesUnsent]) -> None:
     with Session() as session:
         outbox.add(session, ORDER)
         session.rollback()
@@ -129,7 +129,7 @@ def test_a_rollback_is_not_a_loss(reported: list[MessagesUnsent]) -> None:
     assert reported == []
 
 
-async def test_a_rollback_of_an_async_session_is_not_a_loss(
+async def test_a_rollback_of_an_async_session_is_not_reported_as_a_loss(
     reported: list[MessagesUnsent],
 ) -> None:
     async with AsyncSession() as session:
@@ -139,7 +139,7 @@ async def test_a_rollback_of_an_async_session_is_not_a_loss(
     assert reported == []
 
 
-def close_in_the_end(session: Session) -> None:
+def close_in_finally(session: Session) -> None:
     try:
         add_and_fail(session)
     finally:
@@ -156,7 +156,7 @@ def leave_transaction(session: Session) -> None:
         add_and_fail(session)
 
 
-async def close_in_the_end_async(session: AsyncSession) -> None:
+async def close_in_finally_async(session: AsyncSession) -> None:
     try:
         add_and_fail(session)
     finally:
@@ -188,8 +188,8 @@ def add_and_fail(session: Session | AsyncSession) -> None:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("leave", [close_in_the_end, leave_block, leave_transaction])
-def test_an_exception_is_not_a_loss(
+@pytest.mark.parametrize("leave", [close_in_finally, leave_block, leave_transaction])
+def test_an_exception_is_not_reported_as_a_loss(
     leave: Callable[[Session], None], reported: list[MessagesUnsent]
 ) -> None:
     with pytest.raises(ZeroDivisionError):
@@ -201,13 +201,13 @@ def test_an_exception_is_not_a_loss(
 @pytest.mark.parametrize(
     "leave",
     [
-        close_in_the_end_async,
+        close_in_finally_async,
         leave_block_async,
         leave_transaction_async,
         leave_generator_async,
     ],
 )
-async def test_an_exception_around_an_async_session_is_not_a_loss(
+async def test_an_exception_around_an_async_session_is_not_reported_as_a_loss(
     leave: Callable[[AsyncSession], Awaitable[None]], reported: list[MessagesUnsent]
 ) -> None:
     with pytest.raises(ZeroDivisionError):
@@ -216,7 +216,9 @@ async def test_an_exception_around_an_async_session_is_not_a_loss(
     assert reported == []
 
 
-async def test_a_cancelled_task_is_not_a_loss(reported: list[MessagesUnsent]) -> None:
+async def test_a_cancelled_task_is_not_reported_as_a_loss(
+    reported: list[MessagesUnsent],
+) -> None:
     is_added = asyncio.Event()
 
     async def handle() -> None:
@@ -257,7 +259,9 @@ async def test_an_earlier_handled_exception_hides_no_loss_async(
     assert len(reported) == 1
 
 
-def test_expunged_messages_are_not_a_loss(reported: list[MessagesUnsent]) -> None:
+def test_expunged_messages_are_not_reported_as_a_loss(
+    reported: list[MessagesUnsent],
+) -> None:
     with Session() as session:
         outbox.add(session, ORDER)
         session.expunge_all()
@@ -265,7 +269,7 @@ def test_expunged_messages_are_not_a_loss(reported: list[MessagesUnsent]) -> Non
     assert reported == []
 
 
-def test_messages_that_a_test_read_are_not_a_loss(
+def test_messages_that_a_test_read_are_not_reported_as_a_loss(
     reported: list[MessagesUnsent],
 ) -> None:
     with Session() as session:
@@ -326,7 +330,7 @@ outbox.add(session, outbox.Message("orders.placed", b""))
     ("end", "is_reported"),
     [("", True), ("session.rollback()", False), ("1 / 0", False)],
 )
-def test_a_script_that_forgets_the_commit_is_warned_at_exit(
+def test_a_script_that_forgets_to_commit_is_warned_at_exit(
     end: str, is_reported: bool
 ) -> None:
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A database with rows in several partitions, and EXPLAIN as our processes run it."""
+"""A database with rows in several partitions, and EXPLAIN with real settings."""
 
 import json
 import re
@@ -31,11 +31,11 @@ FILL = """
            16 + n %% 16, 't', 'k' || n %% 100, 'text/plain', %(payload)s
       FROM generate_series(%(today)s - %(back)s * interval '24 hours', %(today)s,
                            interval '24 hours') AS day
-     -- Yesterday has as many rows as make an index worth its while.
+     -- Yesterday has enough rows to make an index worthwhile.
      CROSS JOIN generate_series(1, CASE WHEN day = %(today)s - interval '24 hours'
                                         THEN 60000 ELSE 3000 END) AS n
 """
-# Of ten messages nine have a mark. One of these waits, a hundredth was refused.
+# Nine messages in ten have a mark; one of the nine waits. 1 % of those were refused.
 MARK = """
     INSERT INTO outbox.settlement (created_at, lane, first_seq, last_seq, outcome, ids)
     SELECT bin, lane, min(seq), max(seq), outcome, array_agg(id ORDER BY seq)
@@ -66,7 +66,7 @@ AUTO_EXPLAIN = """
 
 
 class Explained:
-    """A plan: its nodes, the indexes and the partitions that it touches."""
+    """A plan, with its nodes and the indexes and partitions that it touches."""
 
     def __init__(self, plan: Node, parents: Mapping[str, str]) -> None:
         self.nodes = list(self._walk(plan))
@@ -78,7 +78,7 @@ class Explained:
             yield from self._walk(child)
 
     def scans(self, *tables: str) -> list[Node]:
-        """Those that read a partition of these tables, of outbox.message by default."""
+        """Return the scans of partitions of these tables (default: outbox.message)."""
         prefixes = tuple(f"{table}_p" for table in tables or ("message",))
         return [
             node
@@ -88,7 +88,7 @@ class Explained:
         ]
 
     def partitions(self, *tables: str) -> set[str]:
-        """The days read: those whose node was not left out at execution."""
+        """Return the days that were read, without scans that never ran."""
         return {
             re.sub(r"\D", "", node["Relation Name"])
             for node in self.scans(*tables)
@@ -96,7 +96,7 @@ class Explained:
         }
 
     def sequential(self) -> list[str]:
-        """The partitions read from end to end, unless they are empty."""
+        """Return the non-empty partitions that were read sequentially."""
         return [
             node["Relation Name"]
             for node in self.scans("message", "settlement", "deferral", "watermark")
@@ -105,18 +105,18 @@ class Explained:
         ]
 
     def rows_removed(self) -> int:
-        """Rows that were read and then left out."""
+        """Return the number of rows that were read and then filtered out."""
         return sum(int(n.get("Rows Removed by Filter", 0)) for n in self.scans())
 
     def sorts(self) -> list[Node]:
-        """Nodes that read all of their input before they give a row."""
+        """Return the nodes that read all of their input before they return a row."""
         return [node for node in self.nodes if "Sort" in node["Node Type"]]
 
     def conditions(self) -> list[str]:
         return [str(node["Index Cond"]) for node in self.nodes if "Index Cond" in node]
 
     def indexes(self) -> set[str]:
-        """The indexes of our tables, by the names that they have there."""
+        """Return the indexes used, by their names on the partitioned tables."""
         return {
             self._parents[node["Index Name"]]
             for node in self.nodes
@@ -157,7 +157,7 @@ def filled_url(
 
 @pytest.fixture(params=["a plan of its own", "the generic plan", "a worker's plan"])
 def explain(request: pytest.FixtureRequest, filled_url: str) -> Iterator[Explain]:
-    """Explain one of the relay's statements, executed and rolled back."""
+    """Explain one of the relay's statements, which is executed and rolled back."""
     settings = {
         "a plan of its own": {"plan_cache_mode": "force_custom_plan"},
         "the generic plan": {"plan_cache_mode": "force_generic_plan"},
@@ -169,7 +169,7 @@ def explain(request: pytest.FixtureRequest, filled_url: str) -> Iterator[Explain
 
 @contextmanager
 def explaining(url: str, settings: Mapping[str, str]) -> Iterator[Explain]:
-    """Yield a function that runs one of the relay's statements, and shows its plan."""
+    """Yield a function that runs one of the relay's statements and returns its plan."""
     with executed_plans(url, "pillarbox_relay", settings) as execute:
         with psycopg.connect(url) as connection:
             parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
@@ -184,10 +184,10 @@ def explaining(url: str, settings: Mapping[str, str]) -> Iterator[Explain]:
 def executed_plans(
     url: str, role: str, settings: Mapping[str, str]
 ) -> Iterator[Callable[[str, Mapping[str, object]], Node]]:
-    """Yield a function that executes a statement, rolls it back, and shows its plan.
+    """Yield a function that executes a statement, rolls it back, and returns its plan.
 
-    The plan is the one that was executed. EXPLAIN would make another, for these very
-    parameters, whatever `plan_cache_mode` says.
+    The plan is the one that was executed. EXPLAIN would make another plan for these
+    parameters, whatever the value of `plan_cache_mode`.
     """
     plans: list[Node] = []
 
@@ -208,7 +208,7 @@ def executed_plans(
             with connection.transaction(force_rollback=True):
                 plans.clear()
                 connection.execute(statement, parameters, prepare=True)
-                # A query ends, and is shown, when the next one takes its place.
+                # The next query ends this one, and its plan is logged then.
                 connection.execute("SELECT")
             return plans[0]
 

@@ -1,4 +1,4 @@
-"""What is asked of dead letters is answered by an index, in the days that are meant."""
+"""Queries of dead letters use an index and read only the requested days."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ FILL = """
 
 
 class Plan(NamedTuple):
-    """The indexes used, and the partitions read, of them some from end to end."""
+    """The indexes used, the partitions read, and those read sequentially."""
 
     indexes: set[str]
     partitions: set[str]
@@ -123,7 +123,7 @@ def test_the_pages_queries_use_their_index(
         assert plan.indexes == set(named)
         assert plan.sequential == set()
     else:
-        # Yesterday is asked for, and yesterday is read.
+        # The query asks for yesterday only.
         assert len(plan.partitions) == 1
 
 
@@ -148,7 +148,7 @@ def test_due_dead_letters_are_found_by_the_retry_index(ask: Ask) -> None:
         Criteria(newer_than=timedelta(days=2)),
         Criteria(status=None, topic="orders.placed", max_rows=50),
     ],
-    ids=["pending", "of late", "topic"],
+    ids=["pending", "recent", "topic"],
 )
 def test_a_list_is_read_from_indexes(
     ask: Ask, name: Statement, criteria: Criteria
@@ -159,7 +159,7 @@ def test_a_list_is_read_from_indexes(
         assert plan.indexes == {"dead_letter_topic_idx"}
 
 
-def test_a_list_a_count_and_a_retry_mean_the_same_dead_letters() -> None:
+def test_a_list_a_count_and_a_retry_select_the_same_dead_letters() -> None:
     meant = {
         statement("outbox", name).partition(" WHERE ")[2].partition("lower(error_")[0]
         for name in (Statement.LIST, Statement.FIND, Statement.GROUP)

@@ -1,4 +1,4 @@
-"""The statements on deliveries use their index, and none walks another's flood."""
+"""The statements on deliveries use their index, and skip other tenants' floods."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from tests.plans.conftest import Explained, Node, executed_plans
 DAY = timedelta(days=1)
 SECOND = timedelta(seconds=1)
 LANES = list(range(16))
-# The rows of a scan are told as a rounded mean over its loops.
+# A plan shows the rows of a scan as a rounded mean over its loops.
 FEW = 60
 PARENTS = """
     SELECT child.relname, parent.relname
@@ -53,7 +53,7 @@ class Deliveries(Explained):
 
     @override
     def indexes(self) -> set[str]:
-        """Those that were read: a partition may have been left out at execution."""
+        """Return the indexes that were read, without scans that never ran."""
         return {
             self._parents[node["Index Name"]]
             for node in self.scans()
@@ -61,7 +61,7 @@ class Deliveries(Explained):
         }
 
     def rows_read(self) -> int:
-        """Rows that were fetched from partitions, whatever became of them."""
+        """Return the number of rows fetched from partitions, even if filtered out."""
         read = 0
         for node in self.scans():
             removed = node.get("Rows Removed by Filter", 0)
@@ -87,7 +87,7 @@ REFUSE = """
      WHERE seq % 100 = 0
 """
 ACKED = 22_000
-"""Of the first day all, and of the flood half."""
+"""All of the first day, and half of the flood."""
 
 Explain: TypeAlias = Callable[..., Deliveries]
 
@@ -104,7 +104,7 @@ def flooded_url(
     template: Template,
     today: datetime,
 ) -> Iterator[str]:
-    """A flood of one tenant, known to the planner; then five rows of another."""
+    """A flood of one tenant, then five rows of each of two others after ANALYZE."""
     with new_database(server, "pillarbox_inbox_plans", template) as name:
         url = server.database_url(name)
         with psycopg.connect(url, autocommit=True) as connection:
@@ -129,7 +129,7 @@ def flooded_url(
 
 @pytest.fixture
 def explain(flooded_url: str) -> Iterator[Explain]:
-    """Explain one of the consumer's statements, executed as the source does."""
+    """Explain one of the consumer's statements, executed as by the source."""
     with psycopg.connect(flooded_url) as connection:
         parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
     with executed_plans(flooded_url, "pillarbox_consumer", SESSION_SETTINGS) as execute:
@@ -159,7 +159,7 @@ def look(today: datetime, **changes: object) -> dict[str, Any]:
     return claim(today, **(more | changes))
 
 
-def test_a_claim_reads_the_days_between_its_bounds_by_the_index_of_lanes(
+def test_a_claim_reads_the_days_between_its_bounds_by_the_lane_index(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain("claim_deliveries", **claim(today))
@@ -170,7 +170,7 @@ def test_a_claim_reads_the_days_between_its_bounds_by_the_index_of_lanes(
 
 
 def test_no_plan_of_the_source_is_generic(explain: Explain, today: datetime) -> None:
-    # The sixth time PostgreSQL may choose; a generic one would have parameters.
+    # The sixth time, PostgreSQL can choose; a generic plan would show parameters.
     plans = [explain("claim_deliveries", **claim(today)) for _ in range(6)]
 
     assert not any("$" in said for plan in plans for said in plan.conditions())
@@ -180,7 +180,7 @@ def test_no_plan_of_the_source_is_generic(explain: Explain, today: datetime) -> 
 
 
 @pytest.mark.parametrize("floor", [ACKED, ACKED + 10])
-def test_a_look_for_tenants_skips_the_flood(
+def test_a_search_for_tenants_skips_the_flood(
     explain: Explain, today: datetime, floor: int
 ) -> None:
     plan = explain("claim_tenants", **look(today, floors=[floor] * len(LANES)))
@@ -191,7 +191,7 @@ def test_a_look_for_tenants_skips_the_flood(
     assert plan.rows_read() <= FEW
 
 
-def test_a_look_reads_no_more_than_its_share_of_an_unknown_flood(
+def test_a_search_for_tenants_reads_only_its_share_of_an_unknown_flood(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain("claim_tenants", **look(today, known=[]))
@@ -200,7 +200,7 @@ def test_a_look_reads_no_more_than_its_share_of_an_unknown_flood(
     assert plan.rows_read() <= 300
 
 
-def test_a_look_over_all_partitions_still_skips_the_flood(
+def test_a_search_of_all_partitions_still_skips_the_flood(
     explain: Explain, today: datetime
 ) -> None:
     beginning = datetime(2000, 1, 1, tzinfo=UTC)
@@ -211,15 +211,13 @@ def test_a_look_over_all_partitions_still_skips_the_flood(
     assert plan.rows_read() <= FEW
 
 
-def test_a_claim_reads_nothing_that_was_acked(
-    explain: Explain, today: datetime
-) -> None:
+def test_a_claim_reads_no_acked_deliveries(explain: Explain, today: datetime) -> None:
     plan = explain("claim_deliveries", **claim(today, passed=[ACKED + 1, ACKED + 17]))
 
     assert plan.rows_read() <= 260
 
 
-def test_however_much_a_claim_has_passed_it_is_looked_up_in_a_table(
+def test_any_number_of_passed_deliveries_is_looked_up_by_hash(
     explain: Explain, today: datetime
 ) -> None:
     passed = list(range(ACKED, ACKED + 15_000))
@@ -229,7 +227,9 @@ def test_however_much_a_claim_has_passed_it_is_looked_up_in_a_table(
     assert any("hashed SubPlan" in said for said in filters)
 
 
-def test_what_waits_is_claimed_by_its_place(explain: Explain, today: datetime) -> None:
+def test_waiting_deliveries_are_claimed_by_primary_key(
+    explain: Explain, today: datetime
+) -> None:
     plan = explain(
         "claim_waiting",
         lanes=[4],
@@ -252,7 +252,7 @@ def test_what_waits_is_claimed_by_its_place(explain: Explain, today: datetime) -
     assert plan.rows_read() <= 1_000
 
 
-def test_the_heads_are_read_by_the_watermarks_and_the_index_of_lanes(
+def test_the_heads_are_read_by_watermark_and_lane_index(
     explain: Explain,
 ) -> None:
     plan = explain("find_heads", lanes=LANES, cluster="here")
@@ -262,7 +262,7 @@ def test_the_heads_are_read_by_the_watermarks_and_the_index_of_lanes(
     assert plan.rows_read() <= 2 * len(LANES)
 
 
-def test_a_stretch_is_verified_with_one_table_of_its_marks(
+def test_a_stretch_is_verified_with_one_hash_table_of_its_marks(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain(
@@ -278,11 +278,11 @@ def test_a_stretch_is_verified_with_one_table_of_its_marks(
     assert plan.sequential() == []
     assert plan.partitions() == {today.strftime("%Y%m%d")}
     assert plan.indexes() <= {"delivery_lane_idx", "ack_lane_idx", "redelivery_pkey"}
-    # Each delivery once, and each of the marks: none is read for each of the others.
+    # Each delivery and each mark is read only once.
     assert plan.rows_read() <= 3_000
 
 
-def test_what_is_covered_is_read_above_the_floors(
+def test_covered_deliveries_are_read_above_the_floors(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain(

@@ -1,4 +1,4 @@
-"""The life of a message is read from indexes, in the days that may know of it."""
+"""The life of a message is read from indexes, in the days that can contain it."""
 
 import json
 import re
@@ -27,7 +27,7 @@ from tests.plans.conftest import AUTO_EXPLAIN, Node
 DAY: Final = timedelta(days=1)
 DAYS: Final = 30
 ROWS: Final = 4000
-# Ids that tell when the message was added; every hundredth caused the next one.
+# Ids contain the time of adding; every hundredth message caused the next one.
 ADD = """
     INSERT INTO outbox.message
            (id, created_at, lane, topic, key, content_type, payload, headers)
@@ -78,7 +78,7 @@ def url(
     template: Template,
     today: datetime,
 ) -> Iterator[str]:
-    """Many days, of which two have messages that were published and handled."""
+    """Many days, two of which have messages that were published and handled."""
     with new_database(server, "pillarbox_life_plans", template) as name:
         url = server.database_url(name)
         with psycopg.connect(url, autocommit=True) as connection:
@@ -103,7 +103,7 @@ def url(
 
 
 class Recorded:
-    """The plans of the statements that were executed, with what they touched."""
+    """The plans of the executed statements, and the partitions that they touched."""
 
     def __init__(self) -> None:
         self.plans: list[tuple[str, Node]] = []
@@ -115,7 +115,7 @@ class Recorded:
             self.plans.append((found["Query Text"], found["Plan"]))
 
     def scans(self, statement: str, *tables: str) -> list[Node]:
-        """The executed scans of partitions by the statement that has this text."""
+        """Return the executed scans of partitions by the statement with this text."""
         prefixes = tuple(f"{table}_p2" for table in tables)
         return [
             node
@@ -152,7 +152,7 @@ def rows(scans: list[Node]) -> int:
 
 
 def days(scans: list[Node]) -> set[str]:
-    # pg_partman 4 writes underscores, 5 doesn't.
+    # pg_partman 4 puts underscores into names; 5 doesn't.
     return {re.sub(r"\D", "", str(it["Relation Name"])) for it in scans}
 
 
@@ -169,7 +169,7 @@ def recording(url: str) -> Iterator[tuple[AdministrationConnection, Recorded]]:
 
 
 def id_of(url: str, number: int, back: int, today: datetime) -> UUID:
-    """The id of the message of this number, added so many days ago."""
+    """Return the id of the message with this number, added `back` days ago."""
     query = "SELECT id FROM outbox.message WHERE created_at = %s"
     with psycopg.connect(url) as connection:
         moment = today - back * DAY + number * timedelta(seconds=2)
@@ -179,7 +179,7 @@ def id_of(url: str, number: int, back: int, today: datetime) -> UUID:
 
 
 @pytest.mark.parametrize("back", [20, 2], ids=lambda n: f"{n} days ago")
-def test_a_life_is_read_from_indexes_of_the_days_that_know_of_it(
+def test_a_life_is_read_from_indexes_of_the_days_that_can_contain_it(
     url: str, today: datetime, back: int
 ) -> None:
     id = id_of(url, 100, back, today)
@@ -212,21 +212,23 @@ def test_a_life_is_read_from_indexes_of_the_days_that_know_of_it(
     assert rows(recorded.scans("inbox.message_life", "receipt")) == 2
 
 
-def test_what_a_message_caused_is_found_by_its_index(url: str, today: datetime) -> None:
+def test_the_messages_that_a_message_caused_are_found_by_index(
+    url: str, today: datetime
+) -> None:
     id = id_of(url, 200, 20, today)
 
     with recording(url) as (connection, recorded):
         read_trace({"shop": connection}, str(id))
 
     touched = recorded.scans("is_caused", "message")
-    # Once for the message, and once for what it caused.
+    # The statement runs for the message, and for the one that it caused.
     assert rows(touched) == 1
     assert all(
         "expr" in str(it.get("Index Name")) for it in touched if "Index Name" in it
     )
 
 
-def test_the_messages_of_a_key_are_read_in_the_lanes_and_days_that_are_meant(
+def test_the_messages_of_a_key_are_read_in_its_lane_and_the_requested_days(
     url: str, today: datetime
 ) -> None:
     since = today - 3 * DAY
@@ -236,14 +238,14 @@ def test_the_messages_of_a_key_are_read_in_the_lanes_and_days_that_are_meant(
             {"shop": connection}, "k16", since=since, max_messages=5
         )
 
-    del found  # the lanes here aren't those of the keys
+    del found  # the test's lanes don't match the keys
     touched = recorded.scans("wanted (lane)", "message")
     assert recorded.sequential() == []
     assert min(days(touched)) >= since.strftime("%Y%m%d")
     assert rows(touched) <= 3 * ROWS / 16 + 3
 
 
-def test_an_id_that_is_nowhere_reads_no_row(url: str) -> None:
+def test_an_unknown_id_reads_no_row(url: str) -> None:
     with recording(url) as (connection, recorded):
         found = read_trace({"shop": connection}, "8f14e45f-ceea-467f-9575-30a1c8b1d9a2")
 
@@ -265,7 +267,7 @@ def test_the_views_are_answered_by_indexes(
         )
         connection.execute("SELECT")
 
-    # The marks of a day are few, and may be read faster from end to end.
+    # A day has few marks, and a sequential scan of them can be faster.
     touched = recorded.scans("message_life", "message", "deferral", "receipt")
     assert touched
     assert rows(touched) <= 99

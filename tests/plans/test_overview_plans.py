@@ -1,4 +1,4 @@
-"""The overview reads by index, of recent days alone, and no settled message."""
+"""The overview reads by index, only recent days, and no settled messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TABLES: Final = (
     "inbox.job",
 )
 LOGS: Final = ("deferral", "redelivery")
-"""Read from end to end, whatever they hold."""
+"""Tables that are always read sequentially."""
 ADD = """
     INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
     SELECT outbox.uuid7(), %(begin)s + n * interval '1 second', 16 + n %% 16,
@@ -97,7 +97,7 @@ def url(
     template: Template,
     today: datetime,
 ) -> Iterator[str]:
-    """Days that are settled, and of today some messages that wait."""
+    """Settled days, and some messages of today that wait."""
     with new_database(server, "pillarbox_overview_plans", template) as name:
         url = server.database_url(name)
         with psycopg.connect(url, autocommit=True) as connection:
@@ -145,7 +145,7 @@ def relay(url: str) -> Iterator[None]:
 
 @contextmanager
 def plans_of(url: str) -> Iterator[tuple[psycopg.Connection, list[Explained]]]:
-    """Yield a connection of the monitor, and the plans of what it executes."""
+    """Yield a connection of the monitor, and the plans of its statements."""
     plans: list[Explained] = []
 
     def note(notice: psycopg.errors.Diagnostic) -> None:
@@ -163,7 +163,7 @@ def plans_of(url: str) -> Iterator[tuple[psycopg.Connection, list[Explained]]]:
 
 
 def read(url: str, scope: Scope) -> tuple[Overview, list[dict[str, Any]]]:
-    """Return the overview, and the scans of partitions that were executed."""
+    """Return the overview, and the executed scans of partitions."""
     with plans_of(url) as (connection, plans):
         overview = read_overview(connection, scope)
         connection.execute("SELECT")
@@ -201,7 +201,7 @@ def rows_read(scans: Sequence[dict[str, Any]], table: str) -> int:
 
 
 @pytest.mark.usefixtures("relay")
-def test_what_waits_is_found_without_reading_what_is_settled(
+def test_waiting_messages_are_found_without_reading_settled_ones(
     url: str, today: datetime
 ) -> None:
     overview, scans = read(url, Scope(parts=["processes", "backlogs"]))
@@ -210,9 +210,9 @@ def test_what_waits_is_found_without_reading_what_is_settled(
     assert overview.missing == ()
     assert overview.outbox.messages == FRESH + WAITING
     assert from_end_to_end(scans) == set()
-    # Each of those that wait, and one look for each lane.
+    # Each waiting message, and one probe for each lane.
     assert rows_read(scans, "message") <= FRESH + 2 * WAITING + 2 * 48
-    # pg_partman 4 writes underscores into names, 5 doesn't.
+    # pg_partman 4 puts underscores into names; 5 doesn't.
     opened = {
         re.sub(r"\D", "", node["Relation Name"])
         for node in scans
@@ -222,7 +222,7 @@ def test_what_waits_is_found_without_reading_what_is_settled(
     assert f"{today:%Y%m%d}" in opened
 
 
-def test_without_a_relay_older_days_are_looked_at_too(url: str) -> None:
+def test_without_a_relay_older_days_are_read_too(url: str) -> None:
     overview, scans = read(url, Scope(parts=["processes", "backlogs"]))
 
     assert overview.outbox is not None
@@ -231,7 +231,7 @@ def test_without_a_relay_older_days_are_looked_at_too(url: str) -> None:
     assert rows_read(scans, "message") <= FRESH + 2 * WAITING + 4 * 48
 
 
-def test_the_view_of_unsettled_deliveries_reads_none_that_is_acked(url: str) -> None:
+def test_the_view_of_unsettled_deliveries_reads_no_acked_ones(url: str) -> None:
     with plans_of(url) as (connection, plans):
         query = "SELECT count(*) FROM inbox.unsettled_delivery"
         ((unsettled,),) = connection.execute(query)
@@ -239,12 +239,12 @@ def test_the_view_of_unsettled_deliveries_reads_none_that_is_acked(url: str) -> 
 
     scans = scans_of(plans)
     assert unsettled > 0
-    # One look for each of 16 lanes of each day.
+    # One probe for each of the 16 lanes of each day.
     assert rows_read(scans, "delivery") <= 2 * unsettled + 16 * (DAYS + 8)
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_no_part_reads_a_table_from_end_to_end(url: str, part: Any) -> None:
+def test_no_part_reads_a_table_sequentially(url: str, part: Any) -> None:
     overview, scans = read(url, Scope(parts=[part]))
 
     assert overview.missing == ()

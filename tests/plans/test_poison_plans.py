@@ -1,4 +1,4 @@
-"""What is asked about suspects touches the partitions of their days and no others."""
+"""Statements on suspects touch the partitions of their days and no others."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ from tests.fixtures.consumers import id_of, sessions_of
 
 Ask: TypeAlias = Callable[[Session, Sequence[UUID], str], Any]
 
-# What a statement reads or writes it has locked, until its transaction ends.
+# A statement locks all that it reads or writes until its transaction ends.
 TOUCHED = text(
     "SELECT count(DISTINCT c.oid) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
     " WHERE l.pid = pg_backend_pid() AND c.relispartition AND c.relkind = 'r'"

@@ -1,4 +1,4 @@
-"""The hot statements use their index and touch the partitions between the bounds."""
+"""The hot statements use their index and touch only partitions within their bounds."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -52,7 +52,7 @@ def claim(oldest: datetime, newest: datetime, **changes: object) -> dict[str, An
 CLAIMS = {"message_lane_idx", "settlement_lane_idx"}
 
 
-def test_a_claim_reads_the_days_between_its_bounds_by_the_indexes_of_lanes(
+def test_a_claim_reads_the_days_between_its_bounds_by_the_lane_indexes(
     explain: Explain, today: datetime
 ) -> None:
     bounds = (today, today + DAY - timedelta(hours=1))
@@ -65,7 +65,7 @@ def test_a_claim_reads_the_days_between_its_bounds_by_the_indexes_of_lanes(
 
 
 def hashed(plan: Explained) -> list[str]:
-    """The lists of marks that are searched by hash, each built once."""
+    """Return the filters that search a list of marks by hash."""
     return [
         node["Filter"]
         for node in plan.nodes
@@ -73,7 +73,7 @@ def hashed(plan: Explained) -> list[str]:
     ]
 
 
-def test_marks_are_searched_by_hash_whatever_the_statistics_say(
+def test_marks_are_searched_by_hash_with_any_statistics(
     explain: Explain, backlog_url: str, today: datetime
 ) -> None:
     bounds = (today - DAY, today + DAY)
@@ -91,7 +91,7 @@ def test_marks_are_searched_by_hash_whatever_the_statistics_say(
 
 @pytest.fixture
 def explain(filled_url: str) -> Iterator[Explain]:
-    """Explain as a relay executes: its connections all have these settings."""
+    """Explain with the settings of all of a relay's connections."""
     with explaining(filled_url, WORKER_SETTINGS) as run:
         yield run
 
@@ -103,7 +103,7 @@ def backlog_url(
     template: Template,
     today: datetime,
 ) -> Iterator[str]:
-    """Lanes of about a thousand ready rows, a long one, and months of partitions."""
+    """Lanes with about a thousand ready rows, a long one, and months of partitions."""
     with new_database(server, "pillarbox_backlog_plans", template) as name:
         url = server.database_url(name)
         with psycopg.connect(url, autocommit=True) as connection:
@@ -123,7 +123,7 @@ def backlog_url(
 
 @pytest.mark.parametrize("lanes", [[*range(16, 28)], [16], [LONG_LANE]])
 @pytest.mark.parametrize("days", [1, 2, PARTITIONS])
-def test_a_worker_claims_a_backlog_in_the_order_of_the_index_without_sorting_a_lane(
+def test_a_worker_claims_a_backlog_in_index_order_without_sorting(
     backlog_url: str, today: datetime, lanes: list[int], days: int
 ) -> None:
     bounds = (today - (days - 1) * DAY, today + DAY)
@@ -135,12 +135,12 @@ def test_a_worker_claims_a_backlog_in_the_order_of_the_index_without_sorting_a_l
     assert plan.sorts() == []
     assert plan.sequential() == []
     assert plan.indexes() == CLAIMS
-    # Beside those of the batch, the first of each partition that has some.
+    # The rows of the batch, plus the first row of each partition that has rows.
     read = sum(node["Actual Rows"] * node["Actual Loops"] for node in plan.scans())
     assert read <= 500 + 2 * len(lanes)
 
 
-def test_a_claim_that_is_not_bounded_still_uses_the_index(
+def test_an_unbounded_claim_still_uses_the_indexes(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain(
@@ -163,7 +163,7 @@ def test_a_claim_above_the_floor_reads_no_row_below_it(
 
 
 def read_log(plan: Explained) -> int:
-    """The entries of the log that were read."""
+    """Return the number of log entries that were read."""
     return sum(
         node["Actual Rows"] * node["Actual Loops"] for node in plan.scans("deferral")
     )
@@ -172,9 +172,7 @@ def read_log(plan: Explained) -> int:
 LANES = [*range(16, 32)]
 
 
-def test_due_messages_are_found_by_the_moment_at_which_they_are_due(
-    explain: Explain, today: datetime
-) -> None:
+def test_due_messages_are_found_by_due_time(explain: Explain, today: datetime) -> None:
     plan = explain(
         "find_due",
         lanes=LANES,
@@ -189,7 +187,7 @@ def test_due_messages_are_found_by_the_moment_at_which_they_are_due(
     assert plan.partitions() == set()
 
 
-def test_a_scan_for_due_messages_reads_nothing_that_it_has_found_before(
+def test_a_scan_for_due_messages_rereads_nothing(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain(
@@ -258,7 +256,7 @@ def test_messages_that_waited_are_loaded_by_primary_key(
     }
 
 
-def test_the_log_is_read_from_where_it_was_read_before(explain: Explain) -> None:
+def test_reading_the_log_resumes_after_the_last_entry_read(explain: Explain) -> None:
     plan = explain("read_deferrals", lanes=LANES, entries=[10**9] * 16)
 
     assert plan.sequential() == []
@@ -266,7 +264,7 @@ def test_the_log_is_read_from_where_it_was_read_before(explain: Explain) -> None
     assert read_log(plan) == 0
 
 
-def test_the_first_message_without_a_mark_is_found_by_the_indexes_of_lanes(
+def test_the_first_message_without_a_mark_is_found_by_the_lane_indexes(
     explain: Explain,
 ) -> None:
     plan = explain("find_unmarked", lanes=LANES, aboves=[-1] * 16, up_tos=[2**18] * 16)
@@ -275,7 +273,7 @@ def test_the_first_message_without_a_mark_is_found_by_the_indexes_of_lanes(
     assert plan.indexes() == CLAIMS
 
 
-def test_marks_are_verified_by_the_indexes_of_lanes(explain: Explain) -> None:
+def test_marks_are_verified_by_the_lane_indexes(explain: Explain) -> None:
     plan = explain(
         "verify_marks",
         lanes=LANES,

@@ -1,4 +1,4 @@
-"""What people and commands ask about messages: no settled day is read for it."""
+"""Queries of messages by users and commands read no settled days needlessly."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +39,7 @@ def url(
     template: Template,
     today: datetime,
 ) -> Iterator[str]:
-    """Settled days, and of today some that are settled, fresh, or refused."""
+    """Settled days, and messages of today that are settled, fresh or refused."""
     with new_database(server, "pillarbox_status_plans", template) as name:
         url = server.database_url(name)
         with psycopg.connect(url, autocommit=True) as connection:
@@ -72,7 +72,7 @@ def url(
 
 @pytest.fixture(params=["monitor", "relay"])
 def run(request: pytest.FixtureRequest, url: str) -> Iterator[Run]:
-    """Run a statement as somebody who may, and return its plan."""
+    """Run a statement in a role that is allowed to, and return its plan."""
     settings = {"jit": "off", "search_path": "pg_catalog, pg_temp"}
     with executed_plans(url, f"pillarbox_{request.param}", settings) as execute:
 
@@ -85,7 +85,7 @@ def run(request: pytest.FixtureRequest, url: str) -> Iterator[Run]:
 
 
 def scans(plan: Explained, table: str) -> list[dict[str, Any]]:
-    """The scans of a table's partitions that were executed."""
+    """Return the executed scans of a table's partitions."""
     return [
         node
         for node in plan.nodes
@@ -95,12 +95,12 @@ def scans(plan: Explained, table: str) -> list[dict[str, Any]]:
 
 
 def days(plan: Explained, table: str) -> set[str]:
-    # pg_partman 4 writes underscores into names, 5 doesn't.
+    # pg_partman 4 puts underscores into names; 5 doesn't.
     return {re.sub(r"\D", "", node["Relation Name"]) for node in scans(plan, table)}
 
 
 def rows(plan: Explained, table: str) -> int:
-    """How many rows the scans looked at."""
+    """Return how many rows the scans read."""
     return sum(
         round(
             node["Actual Loops"]
@@ -111,12 +111,12 @@ def rows(plan: Explained, table: str) -> int:
 
 
 def about(found: int, expected: int) -> bool:
-    """Whether that many were found: a plan rounds what it says of each lane."""
+    """Return whether the numbers agree: a plan rounds the rows of each lane."""
     return abs(found - expected) <= 48
 
 
 def by_index(plan: Explained, table: str) -> bool:
-    """Whether no partition with rows was read from end to end."""
+    """Return whether no partition with rows was read sequentially."""
     return all(
         node["Node Type"] != "Seq Scan"
         for node in scans(plan, table)
@@ -139,7 +139,7 @@ def find(url: str, topic: str) -> UUID:
 
 
 @pytest.mark.parametrize("topic", ["settled", "refused", "fresh"])
-def test_the_status_of_a_message_is_found_in_the_indexes_of_one_day(
+def test_the_status_of_a_message_is_found_by_the_indexes_of_one_day(
     run: Run, url: str, topic: str
 ) -> None:
     plan = run(
@@ -162,9 +162,9 @@ def test_the_status_of_a_message_is_found_in_the_indexes_of_one_day(
         "SELECT * FROM outbox.message_status WHERE published_at IS NULL"
         " AND topic = 'settled' AND created_at >= %(begin)s AND created_at < %(end)s",
     ],
-    ids=["counts of a day", "of a topic"],
+    ids=["states of a day", "unpublished of a topic"],
 )
-def test_the_status_of_a_day_costs_one_look_for_each_message(
+def test_the_status_of_a_day_costs_one_index_scan_for_each_message(
     run: Run, today: datetime, query: str
 ) -> None:
     bounds = {"begin": today - DAY, "end": today}
@@ -176,7 +176,7 @@ def test_the_status_of_a_day_costs_one_look_for_each_message(
     (marks,) = scans(plan, "settlement")
     assert "Index" in marks["Node Type"]
     assert marks["Actual Loops"] == SETTLED
-    # Of the few marks that may have it, not of all of the day.
+    # Only the few marks that can contain the message, not the whole day's.
     assert rows(plan, "settlement") <= 3 * SETTLED
 
 
@@ -209,7 +209,7 @@ WHICH: Final = dict.fromkeys(("topic", "topic_prefix", "key", "tenant"))
 
 @pytest.mark.parametrize("name", ["find_published", "count_published"])
 @pytest.mark.parametrize("topic", [None, "settled"])
-def test_a_replay_reads_the_requested_days_and_looks_once_for_each_message(
+def test_a_replay_reads_the_requested_days_and_few_marks_for_each_message(
     run: Run, today: datetime, name: str, topic: str | None
 ) -> None:
     bounds = {"since": today - 2 * DAY + timedelta(hours=1), "until": today}
@@ -245,15 +245,15 @@ def test_a_batch_of_a_replay_is_found_by_the_indexes_of_its_days(
         },
     )
 
-    # Many rows of a small partition are read faster from end to end.
+    # For many rows of a small partition, a sequential scan is faster.
     assert by_index(plan, "message") or count > 1
     assert days(plan, "message") == {named(today - DAY)}
     assert days(plan, "settlement") == {named(today - DAY)}
     assert rows(plan, "settlement") <= 3 * count
 
 
-def test_the_last_hour_is_read_by_minute_whatever_the_days_hold(url: str) -> None:
-    # Here all marks of a day are on one page.
+def test_the_last_hour_is_read_by_minute_however_full_the_days_are(url: str) -> None:
+    # In this database, all marks of a day are on one page.
     settings = {"jit": "off", "enable_seqscan": "off"}
     with executed_plans(url, "pillarbox_monitor", settings) as execute:
         statement = load("outbox", "measure_history")

@@ -1,4 +1,4 @@
-"""What holds a partition is found by an index, whatever the statistics say."""
+"""Rows that hold a partition are found by an index, with any statistics."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -42,7 +42,7 @@ SELECT %(at)s + n * interval '1 second', gen_random_uuid(), n %% 16, 1, 'billing
        't', 'c', '{}', ''
   FROM generate_series(1, %(rows)s) AS n
 """,
-    # The moment in milliseconds, then what makes it a UUIDv7.
+    # The time in milliseconds, then the rest of a UUIDv7.
     "inbox.job": """
 INSERT INTO inbox.job (message_id, message_at, consumer)
 SELECT id, inbox.moment_of(id), 'reports'
@@ -65,7 +65,7 @@ SELECT date_trunc('day', min(created_at), 'UTC'), -1, max(seq), count(*), lane, 
 """,
     "inbox.job": "UPDATE {} SET state = 'success', finished_at = now()",
 }
-# How the planner came to know the partition: when it was analyzed.
+# When the partition was analyzed.
 STATISTICS = ("none", "before they were settled", "settled")
 OLD = "SELECT partition::text FROM outbox.partitions(%s) ORDER BY starts_at LIMIT 1"
 READ = """
@@ -120,7 +120,7 @@ def settled(
 
 @pytest.fixture
 def looking(settled: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session in a transaction, whose own reading PostgreSQL counts."""
+    """A session in a transaction, whose reads PostgreSQL counts."""
     with psycopg.connect(settled) as connection:
         connection.execute("SET track_functions = 'all'")
         yield connection
@@ -165,7 +165,7 @@ def test_the_plan_reads_no_partition(
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_fallback_reads_none_before_it_locks_the_table(
+def test_the_fallback_reads_no_partition_before_it_locks_the_table(
     table: str, looking: psycopg.Connection[Any]
 ) -> None:
     day = old_day(looking, table)
@@ -220,7 +220,7 @@ def count_calls(connection: psycopg.Connection[Any]) -> dict[str, int]:
     [
         *((table, 2) for table in TABLES if table not in LEADERS),
         ("inbox.receipt", 2),
-        # A follower reads the bounds of its leader, too, and goes with it.
+        # A follower also reads the bounds of its leader, and is detached with it.
         ("outbox.settlement", 3),
         *((table, 2 + 3 * 2) for table in LEADERS),
     ],
@@ -230,7 +230,7 @@ def test_an_upkeep_with_nothing_to_do_does_not_call_pg_partman(
 ) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("SET track_functions = 'all'")
-        # The first one after midnight has something to do.
+        # The first upkeep after midnight has work to do.
         connection.execute(QUIET_HOUR, {"table": table})
         before = count_calls(connection)
 

@@ -1,4 +1,4 @@
-"""The adaptive batch: calls carry what gets through in time."""
+"""The adaptive batch: calls shrink until they finish within the publish timeout."""
 
 from datetime import timedelta
 
@@ -11,7 +11,7 @@ TIMEOUT = timedelta(seconds=30)
 SECONDS = TIMEOUT.total_seconds()
 
 
-def test_a_call_carries_the_whole_batch_until_one_times_out() -> None:
+def test_a_call_contains_the_whole_batch_until_one_times_out() -> None:
     batch_limit = BatchLimit(TIMEOUT)
 
     batch_limit.record_success(29.0)
@@ -80,7 +80,7 @@ def test_an_outage_does_not_reduce_the_batch_limit() -> None:
     pace=st.floats(min_value=0.001, max_value=29.0),
     quick=st.integers(0, 40),
 )
-def test_at_any_speed_the_batch_gets_through_and_then_stops_failing(
+def test_at_any_speed_the_batch_is_published_and_calls_stop_timing_out(
     batch: int, pace: float, quick: int
 ) -> None:
     batch_limit = BatchLimit(TIMEOUT)

@@ -1,4 +1,4 @@
-"""`pillarbox blocked`: a key that waits is listed with head, age and reason."""
+"""`pillarbox blocked` lists each blocked key with its head, age and reason."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ async def test_a_blocked_key_is_listed_with_its_head(
     assert blocked["last_error"] == "no such\nqueue"
 
 
-def test_no_key_is_blocked_where_nothing_waits(
+def test_no_key_is_listed_when_none_is_blocked(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     insert(database_url, Message("orders", b"", key="k"))
@@ -96,7 +96,7 @@ OLD = """
 """
 
 
-def test_the_doctor_counts_what_has_been_refused_for_long(
+def test_the_doctor_counts_messages_refused_for_a_long_time(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, OLD)

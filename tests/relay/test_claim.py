@@ -1,4 +1,4 @@
-"""A claim while somebody else settles."""
+"""Claims: concurrent settlement, watermarks, open transactions, large headers."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -23,7 +23,7 @@ INSERT = """
             'k', 'text/plain', '')
 """
 
-# There is one for each day of the messages: midnight may be among them.
+# Summed over days, because the messages may span midnight.
 WATERMARKS = """
     SELECT above, up_to, sum(messages)::int
       FROM outbox.watermark GROUP BY lane, above, up_to ORDER BY above, up_to
@@ -37,7 +37,7 @@ OTHER_DAYS = """
 
 
 @pytest.mark.parametrize("moment", ["_find_unmarked", "_read_deferrals", "_refresh"])
-async def test_a_nack_that_is_settled_late_does_not_let_the_key_go_on_without_its_head(
+async def test_a_nack_settled_late_does_not_let_a_key_overtake_its_head(
     moment: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert(database_url, Message("head", b"", key="k"), Message("next", b"", key="k"))
@@ -86,7 +86,7 @@ async def test_a_watermark_stops_below_a_message_without_a_mark(
     async with await connect(database_url, application_name="test") as connection:
         board = board_of_all_lanes()
         assert len((await claim(connection, board)).rows) == 5
-        # All but one were marked, and the relay was killed.
+        # As if the relay had been killed after marking all but one.
         for n in (0, 1, 3, 4):
             mark_published(database_url, f"t/{n}")
         batch = await claim(connection, board_of_all_lanes())
@@ -95,7 +95,7 @@ async def test_a_watermark_stops_below_a_message_without_a_mark(
     assert execute(database_url, WATERMARKS) == [(-1, 2, 2)]
 
 
-async def test_a_watermark_does_not_rise_over_a_transaction_that_is_open(
+async def test_a_watermark_does_not_rise_above_an_open_transaction(
     database_url: str,
 ) -> None:
     insert(database_url, Message("first", b"", key="k"))
@@ -113,7 +113,7 @@ async def test_a_watermark_does_not_rise_over_a_transaction_that_is_open(
     assert [row.topic for row in batch.rows] == ["orders.placed"]
 
 
-async def test_a_transaction_that_stays_open_keeps_no_message_from_being_claimed_once(
+async def test_with_a_long_open_transaction_each_message_is_still_claimed_once(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay.claim, "_MOST_AHEAD", 5)
@@ -179,7 +179,7 @@ async def test_a_watermark_covers_the_messages_of_other_days(
     ) == [(n, n) for n in (1, 2, 3)]
 
 
-async def test_what_was_seen_on_a_connection_that_broke_is_verified_again(
+async def test_messages_verified_on_a_broken_connection_are_verified_again(
     database_url: str,
 ) -> None:
     insert(database_url, *(Message(f"t/{n}", b"", key="same") for n in range(3)))
@@ -195,7 +195,7 @@ async def test_what_was_seen_on_a_connection_that_broke_is_verified_again(
     assert lane is not None
     assert (lane.watermark, lane.verified) == (1, 3)
 
-    # A crash of the server loses marks: their commits didn't wait for the disk.
+    # A crash of the server can lose marks: their commits don't wait for the disk.
     execute(
         database_url,
         "DELETE FROM outbox.settlement s USING outbox.message m"
@@ -210,7 +210,7 @@ async def test_what_was_seen_on_a_connection_that_broke_is_verified_again(
     assert (lane.watermark, lane.verified) == (1, 1)
 
 
-async def test_a_watermark_above_the_sequence_counts_for_nothing(
+async def test_a_watermark_above_the_sequence_is_ignored(
     database_url: str,
 ) -> None:
     insert(database_url, *(Message("t", b"", key="same") for _ in range(3)))
@@ -232,12 +232,12 @@ async def test_a_watermark_above_the_sequence_counts_for_nothing(
     ]
 
 
-async def test_a_transaction_that_wrote_hours_ago_is_seen_as_soon_as_it_commits(
+async def test_a_message_written_hours_ago_is_claimed_as_soon_as_it_commits(
     database_url: str,
 ) -> None:
     board = board_of_all_lanes()
     with psycopg.connect(conninfo(database_url)) as writer:
-        # It began before the relay did.
+        # The transaction began before the relay.
         writer.execute(INSERT, (uuid7(), datetime.now(UTC) - timedelta(hours=5)))
         async with await connect(database_url, application_name="test") as connection:
             assert not (await claim(connection, board)).rows
@@ -247,7 +247,9 @@ async def test_a_transaction_that_wrote_hours_ago_is_seen_as_soon_as_it_commits(
             assert len((await claim(connection, board)).rows) == 1
 
 
-async def test_with_nothing_open_a_claim_looks_back_an_hour(database_url: str) -> None:
+async def test_without_open_transactions_a_claim_looks_back_an_hour(
+    database_url: str,
+) -> None:
     board = board_of_all_lanes()
     async with await connect(database_url, application_name="test") as connection:
         await claim(connection, board)
@@ -256,7 +258,7 @@ async def test_with_nothing_open_a_claim_looks_back_an_hour(database_url: str) -
     assert timedelta(minutes=59) < datetime.now(UTC) - oldest < timedelta(minutes=70)
 
 
-async def test_large_headers_are_read_by_the_claim_that_loads_them_and_few_before(
+async def test_large_headers_are_read_at_most_a_few_times_before_they_are_loaded(
     database_url: str,
 ) -> None:
     insert(database_url, *(Message("t", b"", key="same") for _ in range(24)))
@@ -269,13 +271,13 @@ async def test_large_headers_are_read_by_the_claim_that_loads_them_and_few_befor
     board = board_of_all_lanes()
     async with await connect(database_url, application_name="test") as connection:
         loaded = 0
-        # All of them in the end, and in each claim some.
+        # Each claim loads some, until all are loaded.
         while loaded < 124:
             board.wake()
             found = len((await claim(connection, board)).rows)
             assert found > 0
             loaded += found
-            # Of all that is ready the server looks at no more than this.
+            # The server reads at most this many of the ready rows.
             worth_reading = board.rows_worth_reading(RelayConfig().batch_size)
             assert worth_reading <= max(16, 2 * (found + 1))
 
@@ -286,7 +288,7 @@ async def test_headers_that_take_long_to_decompress_are_not_moved_with_the_batch
 ) -> None:
     lift_limits(database_url)
     insert(database_url, Message("large", b"", headers={"h": "v"}))
-    # Compressed to less than a hundredth of that.
+    # Compresses to less than a hundredth of this size.
     execute(
         database_url,
         "UPDATE outbox.message SET headers = jsonb_build_object('h', repeat('x', %s))",

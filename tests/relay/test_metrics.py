@@ -1,4 +1,4 @@
-"""What a relay measures and reports, on a real database."""
+"""A relay's metrics and counts, on a real database."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -164,11 +164,11 @@ CREATED = "SELECT created_at FROM outbox.message"
 REPLAYED = "SELECT due_at FROM outbox.deferral WHERE cause = 'replayed'"
 
 
-def moments(url: str, query: str) -> list[datetime]:
-    """Run a query for moments, in UTC.
+def timestamps(url: str, query: str) -> list[datetime]:
+    """Run a query for timestamps, and return them in UTC.
 
-    In an hour that the server's time zone repeats, its moments are equal to none of
-    another zone.
+    In an hour that the server's time zone repeats, timestamps in that zone never equal
+    those of another zone.
     """
     return [at.astimezone(UTC) for (at,) in execute(url, query)]
 
@@ -177,7 +177,7 @@ def due_at(seen: Observed) -> list[datetime]:
     return [at for event in seen.events.of(BatchPublished) for at in event.due_at]
 
 
-async def test_a_message_counts_from_when_it_was_added_also_if_it_is_refused(
+async def test_a_message_is_timed_from_when_it_was_added_even_if_refused(
     database_url: str,
 ) -> None:
     insert(database_url, Message("t", b"1", key="k"), Message("t", b"2"))
@@ -186,11 +186,11 @@ async def test_a_message_counts_from_when_it_was_added_also_if_it_is_refused(
     )
     async with running(database_url, publisher) as seen:
         await publisher.until_acked(2)
-    # In the order of their retries, which is random.
-    assert {*due_at(seen)} == {*moments(database_url, CREATED)}
+    # The order of the retries is random.
+    assert {*due_at(seen)} == {*timestamps(database_url, CREATED)}
 
 
-async def test_a_scheduled_message_counts_from_when_it_was_due(
+async def test_a_scheduled_message_is_timed_from_when_it_was_due(
     database_url: str,
 ) -> None:
     insert(database_url, Message("t", b"1"))
@@ -201,11 +201,11 @@ async def test_a_scheduled_message_counts_from_when_it_was_due(
     publisher = ScriptedPublisher()
     async with running(database_url, publisher) as seen:
         await publisher.until_acked(1)
-    assert due_at(seen) == moments(database_url, DUE)
+    assert due_at(seen) == timestamps(database_url, DUE)
     assert seen.counts.take(MINUTE).lag is not None
 
 
-async def test_a_message_that_came_due_without_a_relay_counts_from_then(
+async def test_a_message_that_came_due_without_a_relay_is_timed_from_when_it_was_due(
     database_url: str,
 ) -> None:
     insert(database_url, Message("t", b"1"))
@@ -217,10 +217,10 @@ async def test_a_message_that_came_due_without_a_relay_counts_from_then(
     publisher = ScriptedPublisher()
     async with running(database_url, publisher) as seen:
         await publisher.until_acked(1)
-    assert due_at(seen) == moments(database_url, DUE)
+    assert due_at(seen) == timestamps(database_url, DUE)
 
 
-async def test_a_replayed_message_counts_from_the_replay(database_url: str) -> None:
+async def test_a_replayed_message_is_timed_from_the_replay(database_url: str) -> None:
     insert(database_url, Message("t", b"1"))
     publisher = ScriptedPublisher()
     async with running(database_url, publisher) as seen:
@@ -232,12 +232,12 @@ async def test_a_replayed_message_counts_from_the_replay(database_url: str) -> N
         with psycopg.connect(conninfo(database_url), autocommit=True) as connection:
             assert replay_published(connection, choice) == 1
         await publisher.until_acked(2)
-    (replayed,) = moments(database_url, REPLAYED)
-    (created,) = moments(database_url, CREATED)
+    (replayed,) = timestamps(database_url, REPLAYED)
+    (created,) = timestamps(database_url, CREATED)
     assert due_at(seen) == [created, replayed]
 
 
-def test_a_database_whose_clock_is_ahead_makes_no_time_negative() -> None:
+def test_a_database_whose_clock_is_ahead_makes_no_duration_negative() -> None:
     seen = Observed()
     ahead = datetime.now(UTC) + timedelta(hours=1)
     event = BatchPublished(

@@ -24,7 +24,7 @@ PATIENT = RetryPolicy(max_attempts=8, first_delay=LONG, max_delay=LONG)
 
 
 def refuse(*topics: str, times: int = 1) -> ScriptedPublisher:
-    """Nack each of these topics that often, then ack."""
+    """Return a publisher that nacks each topic `times` times, and then acks."""
     left = dict.fromkeys(topics, times)
 
     def script(message: Message) -> Confirmation:
@@ -52,7 +52,7 @@ async def test_everything_is_published_once_and_in_order_per_key(
     assert unsettled(database_url) == 0
 
 
-async def test_a_message_arrives_at_the_publisher_as_it_was_added(
+async def test_the_publisher_receives_a_message_as_it_was_added(
     database_url: str,
 ) -> None:
     message = Message(
@@ -108,7 +108,7 @@ async def test_a_refusal_is_recorded(database_url: str) -> None:
     assert (attempts, error, waits) == (1, "not now", True)
 
 
-async def test_refused_messages_are_retried_in_order_until_they_pass(
+async def test_refused_messages_are_retried_in_order_until_they_are_acked(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("ab", 10))
@@ -123,7 +123,7 @@ async def test_refused_messages_are_retried_in_order_until_they_pass(
     assert dead_letters(database_url) == []
 
 
-async def test_after_the_last_attempt_it_is_a_dead_letter_and_its_key_goes_on(
+async def test_after_the_last_attempt_a_message_is_dead_lettered_and_its_key_continues(
     database_url: str,
 ) -> None:
     bad = Message("bad", b"\xff", key="k", tenant="acme", headers={"a": "b"})
@@ -152,7 +152,9 @@ async def test_after_the_last_attempt_it_is_a_dead_letter_and_its_key_goes_on(
     ]
 
 
-async def test_a_permanent_refusal_is_a_dead_letter_at_once(database_url: str) -> None:
+async def test_a_permanently_refused_message_is_dead_lettered_at_once(
+    database_url: str,
+) -> None:
     insert(database_url, *numbered("a", 3))
     publisher = ScriptedPublisher(
         lambda m: (
@@ -223,7 +225,7 @@ async def test_a_scheduled_message_delays_no_other_of_its_key(
     assert publisher.topics()[2:] == ["later"]
 
 
-async def test_an_old_message_that_is_due_goes_before_younger_ones_of_its_key(
+async def test_an_old_due_message_is_published_before_newer_ones_of_its_key(
     database_url: str,
 ) -> None:
     insert(database_url, Message("old", b"", key="k"))
@@ -246,7 +248,7 @@ async def test_an_old_message_that_is_due_goes_before_younger_ones_of_its_key(
     assert publisher.of_key("k") == ["old", "young"]
 
 
-async def test_a_key_goes_on_when_another_relay_settles_its_head(
+async def test_a_key_continues_when_another_relay_settles_its_head(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("a", 3))

@@ -1,4 +1,4 @@
-"""What an index has no room for, inserted by hand, ends in the dead letters whole."""
+"""Rows inserted by hand that are too large for an index are dead-lettered whole."""
 
 from hashlib import sha256
 
@@ -12,7 +12,7 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import dead_letters, execute, insert, running, unsettled
 
 LONG = "".join(sha256(b"%d" % n).hexdigest() for n in range(100))
-"""That no compression makes short."""
+"""Incompressible text."""
 
 
 def lengthen(url: str, column: str, topic: str) -> None:
@@ -45,7 +45,9 @@ async def test_a_long_topic_is_shortened_and_published_in_full_by_a_retry(
     assert (message.topic, message.headers) == (LONG, {"h": "v"})
 
 
-async def test_invalid_headers_are_kept_beside_a_topic(database_url: str) -> None:
+async def test_invalid_headers_are_kept_along_with_an_oversized_topic(
+    database_url: str,
+) -> None:
     insert(database_url, Message("orders", b""))
     execute(database_url, "UPDATE outbox.message SET headers = '[1]'")
     lengthen(database_url, "topic", "orders")
@@ -58,7 +60,7 @@ async def test_invalid_headers_are_kept_beside_a_topic(database_url: str) -> Non
     assert execute(database_url, query) == [(kept,)]
 
 
-async def test_a_key_that_could_not_be_blocked_is_not_published(
+async def test_a_message_whose_key_is_too_long_to_block_is_not_published(
     database_url: str,
 ) -> None:
     insert(database_url, Message("orders", b"", key="k"))

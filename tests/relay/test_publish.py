@@ -1,4 +1,4 @@
-"""One call after the other to the publisher, and one answer for each row."""
+"""The publisher is called once at a time and gives one answer per row."""
 
 import asyncio
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ async def test_a_batch_is_published_in_one_call_in_order() -> None:
     assert (event.messages, event.acked) == (4, 4)
 
 
-async def test_answers_stay_with_their_rows() -> None:
+async def test_each_answer_belongs_to_its_row() -> None:
     harness = PublishHarness()
     harness.publisher = nack("b")
 
@@ -69,7 +69,7 @@ async def test_a_batch_without_readable_rows_makes_no_call() -> None:
     assert (lost, harness.calls(), harness.events) == (None, [], [])
 
 
-async def test_a_refused_message_goes_ahead_of_the_rest_of_its_key() -> None:
+async def test_a_refused_message_is_sent_before_the_rest_of_its_key() -> None:
     harness = PublishHarness()
 
     answers, _ = await harness.publish(
@@ -80,7 +80,7 @@ async def test_a_refused_message_goes_ahead_of_the_rest_of_its_key() -> None:
     assert answers == [ACKED] * 3
 
 
-async def test_a_head_refused_again_holds_its_key_back_and_no_other() -> None:
+async def test_a_head_refused_again_holds_back_only_its_key() -> None:
     harness = PublishHarness()
     harness.publisher = nack("a1")
 
@@ -108,7 +108,7 @@ async def test_a_permanently_refused_head_unblocks_its_key() -> None:
     assert answers == [Nacked("no", permanent=True), ACKED, ACKED]
 
 
-async def test_in_strict_mode_no_call_holds_two_messages_of_a_key() -> None:
+async def test_in_strict_mode_no_call_contains_two_messages_of_a_key() -> None:
     harness = PublishHarness(STRICT)
 
     await harness.publish(
@@ -166,11 +166,11 @@ async def test_an_unavailable_broker_gives_a_reason_and_no_answers() -> None:
 async def test_messages_acked_before_an_outage_stay_acked() -> None:
     harness = PublishHarness(STRICT)
 
-    def leave_after_the_first(_: Message) -> Confirmation:
+    def disconnect_after_the_first(_: Message) -> Confirmation:
         harness.publisher.away = "gone"
         return ACKED
 
-    harness.publisher.script = leave_after_the_first
+    harness.publisher.script = disconnect_after_the_first
     answers, lost = await harness.publish(claimed("a1", "a"), claimed("a2", "a"))
 
     assert answers == [ACKED, None]
@@ -253,7 +253,7 @@ async def test_messages_behind_one_that_makes_the_publisher_raise_wait() -> None
     assert harness.publisher.topics() == ["b1"]
 
 
-async def test_a_broker_that_is_lost_during_the_lookup_is_unavailable() -> None:
+async def test_a_broker_lost_while_looking_for_the_bad_message_is_unavailable() -> None:
     harness = PublishHarness()
 
     def stumble_then_go(message: Message) -> Confirmation:

@@ -1,4 +1,4 @@
-"""`pillarbox replay`: what was published is published again, with the same ids."""
+"""`pillarbox replay` publishes messages again, with the same ids."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ READY = "SELECT topic FROM outbox.message_status WHERE state = 'ready' ORDER BY 
 
 @pytest.fixture
 def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database whose commands have the rights of a relay."""
+    """Return the database's URL; commands connect with the privileges of a relay."""
     monkeypatch.setenv(
         "PILLARBOX_DATABASE_URL", as_role(database_url, "pillarbox_relay")
     )
@@ -62,7 +62,7 @@ def last_hour(**changes: object) -> ReplayCriteria:
     ],
     ids=lambda value: " ".join(value),
 )
-def test_matching_messages_are_made_ready_again(
+def test_matching_messages_become_ready_again(
     url: str,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
@@ -138,7 +138,9 @@ def test_a_replay_keeps_the_history(url: str) -> None:
     assert execute(url, requests) == [(True,)] * 2
 
 
-def test_what_waits_to_be_published_again_is_not_requested_twice(url: str) -> None:
+def test_a_message_already_waiting_for_its_replay_is_not_replayed_twice(
+    url: str,
+) -> None:
     """A replay that was interrupted is completed by the same command."""
     published(url, *numbered("a", 4))
     assert main(["replay", "--since", "1h", "--limit", "2"]) == 0
@@ -150,7 +152,7 @@ def test_what_waits_to_be_published_again_is_not_requested_twice(url: str) -> No
     ]
 
 
-async def test_a_replay_that_is_refused_is_retried(url: str) -> None:
+async def test_a_replayed_message_that_is_refused_is_retried(url: str) -> None:
     message = Message("orders", b"", key="k")
     insert(url, message)
     publish(url)
@@ -169,7 +171,7 @@ async def test_a_replay_that_is_refused_is_retried(url: str) -> None:
     assert execute(url, status) == [("published", 1, 1, "not now")]
 
 
-async def test_a_relay_at_work_publishes_it_again_with_each_key_in_order(
+async def test_a_running_relay_publishes_replayed_messages_with_each_key_in_order(
     url: str,
 ) -> None:
     messages = numbered("abc", 20)
@@ -225,7 +227,7 @@ def test_each_batch_of_a_replay_is_committed_before_the_next(url: str) -> None:
     assert seen == [["a/0", "a/1"], ["a/0", "a/1", "a/2", "a/3"]]
 
 
-def test_a_read_only_role_may_count_and_learns_which_grant_it_needs(
+def test_a_read_only_role_can_count_and_is_told_which_grant_it_needs(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     published(url, Message("orders", b""))

@@ -1,4 +1,4 @@
-"""From answers to what is written down."""
+"""The settlement that follows from the answers of the publisher."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -52,7 +52,7 @@ def test_only_the_first_refused_message_of_a_key_is_charged() -> None:
     assert settlement.held == [second, third]
 
 
-def test_messages_without_key_are_charged_each() -> None:
+def test_each_message_without_a_key_is_charged() -> None:
     rows = [claimed(topic) for topic in "abc"]
 
     settlement = settle(*[(row, REFUSED) for row in rows])
@@ -60,7 +60,7 @@ def test_messages_without_key_are_charged_each() -> None:
     assert [row for row, _, _ in settlement.retried] == rows
 
 
-def test_other_keys_are_charged_on_their_own() -> None:
+def test_each_key_is_charged_separately() -> None:
     rows = [claimed("a", "k"), claimed("b", "j")]
 
     settlement = settle(*[(row, REFUSED) for row in rows])
@@ -134,7 +134,7 @@ def test_a_message_without_an_answer_waits_behind_a_refused_one() -> None:
     assert settlement.held == [behind]
 
 
-def test_a_mark_covers_the_messages_of_a_lane_and_of_a_quarter_of_an_hour() -> None:
+def test_a_mark_covers_one_lanes_messages_of_a_quarter_of_an_hour() -> None:
     quarter = datetime(2026, 1, 1, 12, 15, tzinfo=UTC)
     row = claimed("a")._replace(lane=16, seq=4095, created_at=quarter)
     rows = [

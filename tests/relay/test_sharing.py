@@ -34,8 +34,8 @@ def held(relay: Running) -> set[int]:
     return lanes
 
 
-async def holds(relay: Running, count: int) -> set[int]:
-    """Wait until a relay holds that many lanes."""
+async def wait_until_held(relay: Running, count: int) -> set[int]:
+    """Wait until a relay holds `count` lanes, and return them."""
     while len(lanes := held(relay)) != count:
         seen = len(relay.events.of(LeaseTaken)), len(relay.events.of(LeaseLost))
         if len(lanes) < count:
@@ -45,7 +45,7 @@ async def holds(relay: Running, count: int) -> set[int]:
     return lanes
 
 
-async def test_relays_share_the_lanes_of_each_class_and_publish_all_once(
+async def test_relays_share_the_lanes_of_each_class_and_publish_each_message_once(
     database_url: str,
 ) -> None:
     broker = ScriptedPublisher()
@@ -53,7 +53,10 @@ async def test_relays_share_the_lanes_of_each_class_and_publish_all_once(
         running(database_url, broker, batch_size=20) as first,
         running(database_url, broker, batch_size=20) as second,
     ):
-        ours, theirs = await holds(first, 24), await holds(second, 24)
+        ours, theirs = (
+            await wait_until_held(first, 24),
+            await wait_until_held(second, 24),
+        )
         assert ours | theirs == set(range(LANES))
         for lanes in (ours, theirs):
             classes = Counter(map(priority_of, lanes))
@@ -76,10 +79,10 @@ async def test_a_relay_that_stops_leaves_its_lanes_to_the_other(
     one, other = ScriptedPublisher(), ScriptedPublisher()
     async with running(database_url, one) as first:
         async with running(database_url, other) as second:
-            await holds(first, 24)
-            await holds(second, 24)
+            await wait_until_held(first, 24)
+            await wait_until_held(second, 24)
         assert held(second) == set()
-        await holds(first, LANES)
+        await wait_until_held(first, LANES)
         insert(database_url, *numbered([f"k{n}" for n in range(50)], 1))
         await one.until_acked(50)
 
@@ -117,7 +120,7 @@ async def test_a_flood_of_bulk_work_does_not_starve_the_rest(
 ) -> None:
     flood(database_url, Priority.BULK, 3000)
     publisher = ScriptedPublisher()
-    # No sweep helps: only the turns of the priority classes.
+    # Without sweeps, so that only the turns of the priority classes matter.
     config = replace(QUICK, sweep_interval=HOUR, batch_size=10, concurrency=1)
     async with running(database_url, publisher, config):
         await publisher.until_acked(10)

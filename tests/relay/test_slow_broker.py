@@ -15,8 +15,8 @@ from tests.fixtures.relay import execute, insert, numbered, running
 FEW = 7
 
 
-class Narrow(ScriptedPublisher):
-    """Has no answer in time to more than a few messages at once."""
+class SlowPublisher(ScriptedPublisher):
+    """A publisher that never answers a call with more than `FEW` messages."""
 
     @override
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
@@ -30,7 +30,7 @@ async def test_a_batch_that_times_out_is_published_in_smaller_calls(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("ab", 50))
-    publisher = Narrow()
+    publisher = SlowPublisher()
 
     async with running(
         database_url, publisher, publish_timeout=timedelta(seconds=0.3)
@@ -43,7 +43,7 @@ async def test_a_batch_that_times_out_is_published_in_smaller_calls(
     for key in "ab":
         assert publisher.of_key(key) == [f"{key}/{n}" for n in range(50)]
     assert execute(database_url, "SELECT FROM outbox.deferral") == []
-    # Each that was too large was half as large as the one before.
+    # Each call that was too large was half the size of the one before.
     large = [len(call) for call in publisher.calls if len(call) > FEW]
     assert large == sorted(large, reverse=True)
     assert len(large) < 100 / FEW

@@ -1,4 +1,4 @@
-"""The sweep: messages that come due, and the connection that it shares with workers."""
+"""The sweep finds due messages, rows inserted by hand, and rows without a mark."""
 
 import asyncio
 from datetime import timedelta
@@ -26,13 +26,13 @@ SELECT outbox.uuid7(), 16 + n % 8, 'due', 'text/plain', ''
 """
 
 
-async def test_of_each_lane_a_batch_is_found_and_more_when_it_is_wanted(
+async def test_a_batch_of_each_lane_is_found_and_more_on_request(
     database_url: str,
 ) -> None:
     execute(database_url, FILL)
     defer(database_url, "due", due_in=timedelta(seconds=-1))
     numbers = [number for priority in PRIORITIES for number in lanes_of(priority)]
-    # All of it is found at the first poll: there is no other.
+    # The first poll finds everything: there is no second.
     config = RelayConfig(batch_size=30, poll_interval=timedelta(hours=1))
     board = LaneBoard(HeldLease(numbers), config.weights, config.concurrency)
     board.take(numbers)
@@ -87,7 +87,7 @@ async def test_a_message_inserted_by_hand_for_another_day_is_found(
     assert unsettled(database_url) == 0
 
 
-async def test_a_row_inserted_by_hand_far_above_the_sequence_stops_nothing(
+async def test_a_row_inserted_by_hand_far_above_the_sequence_delays_no_other(
     database_url: str,
 ) -> None:
     publisher = ScriptedPublisher()
@@ -113,13 +113,13 @@ async def test_a_row_inserted_by_hand_far_above_the_sequence_stops_nothing(
     assert unsettled(database_url) == 0
 
 
-async def test_marks_that_a_crash_of_the_server_has_lost_are_missed(
+async def test_a_message_whose_mark_was_lost_in_a_crash_is_published_again(
     database_url: str,
 ) -> None:
     publisher = ScriptedPublisher()
 
     async with running(database_url, publisher) as relay:
-        # In other lanes: one mark is of one lane's messages.
+        # In different lanes, because a mark covers the messages of one lane.
         lost, kept = Message("lost", b""), Message("kept", b"", priority=Priority.BULK)
         insert(database_url, lost, kept)
         await publisher.until_acked(2)
@@ -150,13 +150,13 @@ async def test_a_relay_that_stops_raises_its_watermarks(database_url: str) -> No
         await publisher.until_acked(7)
         await relay.events.wait_for(BatchSettled, 3)
 
-    # Those that wait have a mark, too.
+    # Waiting messages have a mark, too.
     assert execute(
         database_url, "SELECT max(up_to), sum(messages) FROM outbox.watermark"
     ) == [(10, 10)]
 
 
-async def test_a_row_inserted_below_the_watermark_with_a_seq_of_its_own_is_found(
+async def test_a_row_inserted_by_hand_below_the_watermark_is_found(
     database_url: str,
 ) -> None:
     insert(database_url, *[Message(f"k/{n}", b"", key="k") for n in range(5)])
@@ -179,7 +179,7 @@ async def test_a_row_inserted_below_the_watermark_with_a_seq_of_its_own_is_found
 
 
 @pytest.mark.parametrize("step", ["_verify", "_raise_watermarks"])
-async def test_a_relay_that_is_stopped_between_verifying_and_writing_loses_nothing(
+async def test_a_claim_that_fails_while_raising_watermarks_loses_no_message(
     step: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(relay.claim, step)

@@ -1,4 +1,4 @@
-"""Spans of what the relay publishes, refuses and gives up."""
+"""Spans of messages that the relay publishes, retries and dead-letters."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def in_trace(number: int, topic: str = "orders", flags: str = "01") -> Message:
 async def publish(
     messages: Sequence[Message], publisher: ScriptedPublisher | None = None
 ) -> list[Message]:
-    """Publish as the relay does; return what the publisher was given."""
+    """Publish as the relay does; return the messages passed to the publisher."""
     publisher = publisher or ScriptedPublisher()
     rows = [
         Claimed(0, n, m.id, None, 0, m.key, m.topic, m, None)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ async def test_a_batch_of_several_topics_names_none(spans: Spans) -> None:
     assert "messaging.destination.name" not in attributes_of(sent)
 
 
-async def test_a_batch_of_one_trace_is_sent_within_it(spans: Spans) -> None:
+async def test_a_batch_of_one_trace_is_sent_within_that_trace(spans: Spans) -> None:
     batch = [Message("t", b"", headers={"traceparent": TRACEPARENT}) for _ in range(3)]
     await publish(batch)
     sent = spans.one("send t")
@@ -100,7 +100,7 @@ async def test_a_batch_of_one_trace_is_sent_within_it(spans: Spans) -> None:
     assert len(sent.links) == 3
 
 
-async def test_no_link_is_lost_of_a_batch_that_has_more_than_a_span_may_have(
+async def test_a_batch_with_too_many_links_for_one_span_gets_several_spans(
     spans: Spans,
 ) -> None:
     batch = [in_trace(n) for n in range(300)]
@@ -127,7 +127,7 @@ async def test_a_single_message_that_is_not_sampled_has_no_span(
     assert spans.all() == ()
 
 
-async def test_messages_without_a_context_are_given_that_of_the_send_span(
+async def test_messages_without_a_trace_context_get_that_of_the_send_span(
     spans: Spans,
 ) -> None:
     bare, kept = Message("t", b"1", headers={"x": "y"}), in_trace(1, "t")
@@ -137,11 +137,11 @@ async def test_messages_without_a_context_are_given_that_of_the_send_span(
     assert sent.kind is SpanKind.PRODUCER
     assert sent_bare.headers == {"x": "y", "traceparent": traceparent_of(sent)}
     assert sent_bare.id == bare.id
-    # Near the limit of its broker no header is added.
+    # No header is added to a message near its broker's size limit.
     assert (sent_kept, sent_huge) == (kept, huge)
 
 
-async def test_the_span_is_current_while_the_broker_is_waited_for(
+async def test_the_span_is_current_while_waiting_for_the_broker(
     spans: Spans,
 ) -> None:
     def answer(message: Message) -> Confirmation:
@@ -153,7 +153,7 @@ async def test_the_span_is_current_while_the_broker_is_waited_for(
     assert parent_of(client) == context_of(sent).span_id
 
 
-async def test_a_broker_that_is_away_fails_the_span(spans: Spans) -> None:
+async def test_an_unavailable_broker_fails_the_span(spans: Spans) -> None:
     publisher = ScriptedPublisher()
     publisher.away = "no route"
     with suppress(BrokerUnavailableError):
@@ -175,7 +175,7 @@ async def test_a_batch_says_how_many_messages_were_refused(spans: Spans) -> None
 
 
 @pytest.mark.parametrize("key", ["a", None])
-async def test_refusals_and_dead_letters_are_seen_in_the_messages_trace(
+async def test_refusals_and_dead_letters_appear_in_the_messages_trace(
     key: str | None, database_url: str, spans: Spans
 ) -> None:
     publisher = ScriptedPublisher(lambda _: Nacked("too hot"))
@@ -202,7 +202,7 @@ async def test_refusals_and_dead_letters_are_seen_in_the_messages_trace(
     assert attempts == [1, 2, 3]
 
 
-async def test_a_failing_exporter_stops_no_relay_and_is_reported(
+async def test_a_failing_exporter_does_not_stop_the_relay_and_is_reported(
     database_url: str, spans: Spans
 ) -> None:
     def answer(message: Message) -> Confirmation:
@@ -220,7 +220,7 @@ async def test_a_failing_exporter_stops_no_relay_and_is_reported(
     assert "the collector is away" in failed.reason
 
 
-async def test_a_message_added_in_sql_begins_its_trace_at_the_relay(
+async def test_the_trace_of_a_message_added_in_sql_begins_at_the_relay(
     database_url: str, spans: Spans
 ) -> None:
     statement = "SELECT outbox.add('orders', '1')"

@@ -1,4 +1,4 @@
-"""A relay on a real database during failures, and when it is stopped."""
+"""A relay on a real database during failures and when stopped."""
 
 import asyncio
 from datetime import timedelta
@@ -66,7 +66,7 @@ async def test_a_refusal_after_the_lease_is_lost_blocks_no_key(
     assert execute(database_url, "SELECT FROM outbox.deferral") == []
 
 
-async def test_an_unavailable_broker_costs_no_attempts_and_is_found_again(
+async def test_an_outage_of_the_broker_costs_no_attempts_and_publishing_resumes(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("ab", 20))
@@ -114,7 +114,9 @@ async def test_a_claim_is_bounded_in_bytes(database_url: str) -> None:
     assert sizes == [3, 3, 3, 1]
 
 
-async def test_a_single_message_over_the_claims_limit_passes(database_url: str) -> None:
+async def test_a_single_message_over_the_claims_byte_limit_is_published(
+    database_url: str,
+) -> None:
     insert(database_url, *[Message(f"t{n}", b"x" * MIB, key="k") for n in range(3)])
     publisher = ScriptedPublisher()
 
@@ -194,7 +196,7 @@ async def test_invalid_rows_inserted_by_hand_are_dead_lettered(
     assert unsettled(database_url) == 0
 
 
-async def test_a_graceful_stop_settles_what_is_in_flight(database_url: str) -> None:
+async def test_a_graceful_stop_settles_messages_in_flight(database_url: str) -> None:
     insert(database_url, *numbered("abcd", 10))
     publisher = ScriptedPublisher()
     publisher.open.clear()
@@ -216,7 +218,7 @@ async def test_a_graceful_stop_settles_what_is_in_flight(database_url: str) -> N
     assert len(set(ids)) == len(ids) == 40
 
 
-async def test_a_broker_that_never_answers_does_not_keep_a_relay_from_stopping(
+async def test_a_relay_stops_even_if_its_broker_never_answers(
     database_url: str,
 ) -> None:
     insert(database_url, Message("t", b""))
@@ -266,8 +268,8 @@ async def test_a_relay_survives_the_loss_of_its_connections(database_url: str) -
     assert unsettled(database_url) == 0
 
 
-async def test_a_relay_that_can_not_lease_lanes_says_so(database_url: str) -> None:
-    # Nothing is claimed without lanes, so nothing else would fail.
+async def test_a_relay_that_cannot_lease_lanes_reports_it(database_url: str) -> None:
+    # Nothing is claimed without lanes, so no other operation fails.
     publisher = ScriptedPublisher()
     async with running(database_url, publisher) as relay:
         await relay.events.wait_for(LeaseTaken)

@@ -1,4 +1,4 @@
-"""A relay reports the state of the upkeep, which pg_cron may run unobserved."""
+"""A relay reports the state of the upkeep, which pg_cron can run unobserved."""
 
 import pytest
 

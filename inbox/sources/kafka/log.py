@@ -1,4 +1,4 @@
-"""A Kafka partition while it is assigned to us, and the entries read from it."""
+"""A Kafka partition while it is assigned to this replica, and its entries."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.sources.kafka.offsets import Offsets
 from inbox.sources.kafka.reader import Part
 
-# More than a consumer starts before it has handled all that was in flight before.
+# More than a consumer starts before it has handled everything already in flight.
 _MAX_SUSPECTS: Final = 2_000
 
 
@@ -22,10 +22,10 @@ class Log:
 
     Attributes:
         ours: whether this replica still owns it.
-        in_flight: how many of its entries are delivered and not settled.
+        in_flight: how many of its entries are delivered but not settled.
         landed: called whenever an entry is settled; None unless the partition is about
             to move to another member.
-        taken_over: the history of messages that its previous owner may have started.
+        taken_over: the history of messages that the previous owner may have started.
     """
 
     part: Part

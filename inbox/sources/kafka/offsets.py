@@ -1,7 +1,7 @@
-"""The offset of a log that may be committed: every message before it is settled.
+"""The offset of a log that can be committed: every message before it is settled.
 
-A log stores only one offset for a consumer: where to resume. So messages that are
-settled out of order wait here for the earlier ones.
+A log stores one offset per consumer: where to resume. So offsets that are settled out
+of order wait here for the earlier ones.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ class Offsets:
         self._last = -1
 
     def follows(self, offset: int) -> bool:
-        """Return whether an offset is above all others; a log may have gaps."""
+        """Return whether an offset is above all others; a log can have gaps."""
         return offset > self._last
 
     def add(self, offset: int) -> None:

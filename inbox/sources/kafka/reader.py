@@ -1,9 +1,9 @@
 """A librdkafka consumer, and the thread that polls it.
 
-The thread polls all the time, whatever handlers do, so Kafka never considers the
-consumer dead. When there is no room for more messages, it pauses and keeps polling.
-Only this thread calls the client: the client allows one call at a time, and a thread
-that polls continuously would leave no other thread a turn.
+The thread polls continuously, whatever the handlers do, so Kafka never considers the
+consumer dead. When there is no room for more messages, it pauses the partitions and
+keeps polling. Only this thread calls the client: the client allows one call at a time,
+and a thread that polls continuously would leave other threads no chance to call it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _FULL_WAIT: Final = 0.02
 _FULL_BEFORE_PAUSE: Final = 1.0
 _LAST_WAIT: Final = 10.0
 _HASTE: Final = 2.0
-# Errors of a commit; any other error is temporary, or ends with a rebalance.
+# Permanent commit errors. Any other is temporary, or a rebalance resolves it.
 _FORBIDDEN: Final = {
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -39,16 +39,16 @@ _FORBIDDEN: Final = {
 
 
 class Listener(Protocol):
-    """Receives the events of a reader, in this order, on its event loop."""
+    """Receives the events of a reader, in order, on the event loop."""
 
     def assigned(self, parts: Sequence[Part]) -> None:
-        """Kafka partitions were assigned to us."""
+        """Kafka partitions were assigned to this member."""
 
     def arrived(self, messages: Sequence[Message]) -> None:
-        """Messages of our Kafka partitions arrived."""
+        """Messages arrived from the assigned Kafka partitions."""
 
     def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
-        """Kafka partitions move to other members as soon as `left` is called."""
+        """Kafka partitions will move to other members once `left` is called."""
 
     def lost(self, parts: Sequence[Part]) -> None:
         """Kafka partitions moved to other members."""
@@ -64,13 +64,13 @@ class Reader:
         config: librdkafka's configuration; the callbacks are set here.
         name: the broker's name, for errors.
         topics: names, or prefixes followed by `*`.
-        room: returns how many messages may arrive now; called by the thread.
+        room: returns how many more messages can arrive; called by the thread.
         handover: how long to wait for `left`.
 
     Attributes:
-        trouble: an error of the group or a topic, to be raised and cleared.
-        down: whether all brokers are unreachable, as far as is known.
-        refusal: why the brokers rejected our credentials, if they did.
+        trouble: an error of the group or of a topic, for the source to raise and clear.
+        down: whether all brokers are unreachable, according to librdkafka.
+        refusal: why the brokers rejected the credentials, if they did.
         ended: set when the thread has ended and the connections are closed.
     """
 
@@ -127,7 +127,7 @@ class Reader:
         """Return the topics, or one of them, each with its error, if any.
 
         Raises:
-            BrokerUnavailableError: no broker answers before `until`, a time of the
+            BrokerUnavailableError: no broker answers before `until`, a time on the
                 loop's clock.
         """
         named = {} if topic is None else {"topic": topic}
@@ -188,12 +188,12 @@ class Reader:
     def _grant(self, client: confluent_kafka.Consumer) -> None:
         while self._wishes:
             wish = self._wishes.popleft()
-            # Storing a position of a partition that we lost has no effect, as intended.
+            # Storing a position of a lost partition has no effect, as intended.
             with suppress(KafkaException):
                 wish(client)
 
     def _read(self, client: confluent_kafka.Consumer) -> None:
-        # The loop may not have counted the messages that are on their way to it.
+        # The loop hasn't counted the messages that are still on their way to it.
         room = self._room() - (self._told - self._arrived)
         if room > 0:
             self._full_since = None
@@ -226,13 +226,13 @@ class Reader:
         self._arrived += len(messages)
 
     def _full(self) -> bool:
-        """Return whether the buffer has been full for so long that we must poll."""
+        """Return whether the buffer has been full for so long that polling is due."""
         if self._full_since is None:
             self._full_since = time.monotonic()
         return time.monotonic() - self._full_since > _FULL_BEFORE_PAUSE
 
     def _assigned(self, _: object, partitions: Sequence[TopicPartition]) -> None:
-        # New partitions aren't paused, so pause again.
+        # New partitions aren't paused, so the next read pauses all of them.
         self._paused = False
         self._tell(self._listener.assigned, _parts(partitions))
 
@@ -256,7 +256,7 @@ class Reader:
             self.refusal = self._reason
 
     def _hear_commit(self, error: KafkaError | None, _: object) -> None:
-        # By identity: comparing an error with None by == breaks the interpreter.
+        # By identity, since comparing an error with None by == breaks the interpreter.
         if error is not None and error.code() in _FORBIDDEN:
             self.trouble = f"what was acked can't be committed: {reason_of(error)}"
             self._tell(self._listener.changed)
@@ -298,7 +298,7 @@ async def require_topics(reader: Reader, topics: Sequence[str], name: str) -> No
 
     Raises:
         BrokerUnavailableError: no broker answers.
-        ConfigError: a topic doesn't exist, or we lack the privilege to read it.
+        ConfigError: a topic doesn't exist, or the user lacks the privilege to read it.
     """
     now = asyncio.get_running_loop().time
     until = now() + _CONNECT
@@ -312,7 +312,7 @@ async def require_topics(reader: Reader, topics: Sequence[str], name: str) -> No
             code = None if error is None else error.code()
             if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
                 break
-            # Our request may have just created it.
+            # The request itself may have created it.
             await asyncio.sleep(_PAUSE)
         if error is not None and code != KafkaError.LEADER_NOT_AVAILABLE:
             raise ConfigError(

@@ -2,8 +2,8 @@
 
 Kafka keeps one offset for each Kafka partition, so only the settled messages before the
 first unsettled one are committed. Nacked messages wait here, together with later
-messages of their key. A Kafka partition that is to move to another replica is given up
-when all its deliveries are settled, or after `handover`.
+messages of their key. When a Kafka partition is to move to another replica, this one
+releases it once all its deliveries are settled, or after `handover`.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ class KafkaSource:
         consumer: the name of the group, which starts with the oldest records.
         topics: names, or prefixes followed by `*`; new topics are found within 5 s.
         poll_interval: how long one `receive` waits.
-        handover: the maximum time that another replica waits for the messages that are
-            being handled here; None: the URL's value.
+        handover: the maximum time that another replica waits for the messages being
+            handled here; None: the URL's value.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class KafkaSource:
 
         Raises:
             BrokerUnavailableError: no broker is reachable.
-            ConfigError: a topic is missing, or the brokers reject us.
+            ConfigError: a topic is missing, or the brokers reject the connection.
         """
         reader = self._reader = self._new_reader()
         try:
@@ -119,7 +119,7 @@ class KafkaSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Commit what was acked, return all other messages, and leave the group."""
+        """Commit the acked messages, return all others, and leave the group."""
         reader, self._reader = self._reader, None
         if reader is not None:
             self._store(reader)
@@ -193,7 +193,7 @@ class KafkaSource:
             if log is None or log.landed is not None:
                 continue
             if not log.offsets.follows(offset):
-                # The log was truncated and written again.
+                # The log was truncated, and its offsets are being reused.
                 self.lost([log.part])
                 log = self._logs[log.part] = Log(log.part)
             log.offsets.add(offset)
@@ -205,7 +205,7 @@ class KafkaSource:
         self._wakeup.set()
 
     def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
-        """Stop delivering from Kafka partitions; call `left` when all is settled."""
+        """Stop delivering from Kafka partitions; call `left` once all is settled."""
         logs = [self._logs[part] for part in parts if part in self._logs]
         for log in logs:
             log.landed = lambda: self._leave_if_landed(logs, left)

@@ -1,8 +1,8 @@
 """JetStream's durable consumers, and the deliveries that they send.
 
-A consumer of ours has one durable for each of its topics on each stream: servers
-before 2.10 filter by one subject only, and this way no replica ever receives a topic
-that it has no handler for. Names and responses are those of JetStream's API.
+A consumer has one durable for each of its topics on each stream: servers before 2.10
+filter by one subject only, and this way no replica ever receives a topic that it has no
+handler for. Names and responses are those of JetStream's API.
 """
 
 import re
@@ -20,13 +20,13 @@ from outbox.message import Message
 NANOSECONDS: Final = 1_000_000_000
 _NOT_FOUND: Final = 404
 _MAX_SLUG: Final = 60
-# Missing messages have to arrive at most this long after ack_wait.
+# Missing messages have to arrive within this time after ack_wait.
 _GRACE: Final = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A delivery as it was read, and why it isn't a valid message, if it isn't.
+    """A delivery as it was read; `problem` says why it isn't a valid message.
 
     Attributes:
         durable: the place of the durable that sent it.
@@ -53,13 +53,13 @@ class Entry:
 class Durable:
     """One durable consumer on its stream, and the pull that is open on it.
 
-    Messages that were delivered to a replica that died, or over a connection that was
-    cut, are redelivered only after `ack_wait`. Until then, first deliveries are set
-    aside, so that they don't overtake them.
+    Messages delivered to a replica that died, or over a connection that was cut, are
+    redelivered only after `ack_wait`. Until then, first deliveries are set aside so
+    that they don't overtake those messages.
 
     Attributes:
-        missing: how many messages may still be redelivered.
-        aside: the first deliveries that wait for those, until `waits_until`.
+        missing: how many messages are still expected to be redelivered.
+        aside: the first deliveries that wait for these, until `waits_until`.
     """
 
     stream: str
@@ -85,13 +85,13 @@ class Durable:
         default: Mapping[str, Any],
         held: int,
     ) -> None:
-        """Create the durable, or change an existing one to what is wanted.
+        """Create the durable, or apply `wanted` to an existing one.
 
-        `held` is the number of its messages that we hold already.
+        `held` is the number of its messages that this replica holds already.
 
         Raises:
             ApiError: JetStream returned an error.
-            ConfigError: it isn't a pull consumer with explicit acks.
+            ConfigError: the durable isn't a pull consumer with explicit acks.
         """
         own = {"durable_name": self.name, "filter_subject": self.subject}
         info = None
@@ -123,7 +123,7 @@ class Durable:
         self.waits_until = time.monotonic() + self.ack_wait + _GRACE
 
     async def look(self, connection: NatsConnection, held: int) -> None:
-        """Check whether others have settled the missing messages."""
+        """Check whether other replicas have settled the missing messages."""
         info = await connection.ask(f"CONSUMER.INFO.{self.place}")
         self.missing = max(0, info["num_ack_pending"] - held)
 
@@ -178,7 +178,7 @@ async def find_durables(
 
 
 def subjects_of(topics: Collection[str]) -> list[str]:
-    """Return the subjects of topics, without those that other subjects cover.
+    """Return the subjects of topics, without those that another subject covers.
 
     Raises:
         ConfigError: a topic can't be a subject.

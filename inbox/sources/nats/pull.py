@@ -1,10 +1,13 @@
 """Pulls from JetStream's durable consumers, over one connection.
 
-This doesn't use nats-py's `PullSubscription.fetch` (as of 2.16). A `fetch` that is
-cancelled loses what it has received until `ack_wait` ends, and `receive` may be
-cancelled. It also discards what the server says about an earlier pull, such as that the
-durable was deleted. And it needs a subscription and a waiting task for each durable, of
-which a consumer has one for each topic.
+This doesn't use nats-py's `PullSubscription.fetch` (as of 2.16), for three reasons:
+
+- If `fetch` is cancelled, the messages it has received are lost until `ack_wait` ends,
+  and `receive` can be cancelled.
+- It discards the server's status messages about an earlier pull, such as that the
+  durable was deleted.
+- It needs a subscription and a waiting task for each durable, and a consumer has one
+  durable for each topic.
 """
 
 import json
@@ -28,7 +31,7 @@ _ENDED: Final = frozenset({"404", "408"})
 
 
 class Pulls:
-    """The open pulls of one connection on the durables of a consumer."""
+    """The open pulls on a consumer's durables, over one connection."""
 
     def __init__(
         self, connection: NatsConnection, api: str, durables: Collection[Durable]
@@ -72,9 +75,9 @@ class Pulls:
         return [e for durable in self._durables.values() for e in durable.take()]
 
     async def look(self, held: Callable[[str], int]) -> None:
-        """Check whether others have settled the messages that we wait for.
+        """Check whether other replicas have settled the missing messages.
 
-        `held` returns how many messages of a durable we hold.
+        `held` returns how many messages of a durable this replica holds.
         """
         for place, durable in self._durables.items():
             if durable.aside:
@@ -87,7 +90,7 @@ class Pulls:
         )
 
     async def ask(self, limit: int, wait: float) -> None:
-        """Open a pull on each durable that may be pulled from."""
+        """Open a pull on each durable that is ready for one."""
         request = {"batch": limit, "expires": int(wait * NANOSECONDS)}
         for place, durable in self._durables.items():
             if not durable.may_pull:

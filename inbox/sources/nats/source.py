@@ -1,7 +1,7 @@
 """A source that reads NATS JetStream through durable pull consumers.
 
-JetStream delivers messages to any replica that asks, so a key is in order with one
-replica; with several it may not be, nor after a crash, since messages that were held
+JetStream delivers messages to any replica that asks. So a key is in order with one
+replica, but may not be with several, or after a crash, since messages that were held
 are redelivered only when `ack_wait` ends. Receipts still prevent effects from happening
 twice. Heartbeats keep messages with the replica that holds them, and a message that
 waits for its retry holds back its key here.
@@ -40,10 +40,10 @@ _BROKEN: Final = (NatsError, OSError, TimeoutError, BrokerUnavailableError)
 
 
 class NatsSource:
-    """A source of the messages in one consumer's topics, from a stream's oldest on.
+    """A source of the messages in one consumer's topics, from the oldest on.
 
-    The replica that holds a message counts its failed attempts: NATS counts deliveries,
-    whatever their reason.
+    The replica that holds a message counts its failed attempts, because NATS counts
+    deliveries, whatever their reason.
 
     Args:
         url: `nats://` or `tls://`, with the options of `NatsOptions`.
@@ -52,9 +52,9 @@ class NatsSource:
         poll_interval: the maximum wait of one pull; each pull's wait is jittered.
         ack_wait: the time after which messages that a dead replica held are
             redelivered.
-        max_deliver: a message that was delivered this many times without an outcome has
-            a problem.
-        max_ack_pending: how many messages all replicas together may hold; 1 keeps
+        max_deliver: a message delivered this many times without an outcome is
+            reported as a problem.
+        max_ack_pending: how many messages all replicas can hold together; 1 keeps
             the order of each topic whatever happens, one message at a time.
 
     Attributes:
@@ -214,7 +214,7 @@ class NatsSource:
         if self._pulls is not None and (entry := await self._pulls.read(got)):
             at = entry.durable, entry.place
             if at in self._held:
-                # It reached us late, or our heartbeat was late; we still hold it.
+                # The message or a heartbeat was late; this replica still holds it.
                 self._held[at].reply = entry.reply
             else:
                 self._held[at] = entry
@@ -315,7 +315,7 @@ class NatsSource:
             )
 
     def _refused(self, text: str) -> None:
-        # The text is in lower case, and names the subject of one ack.
+        # The text is in lower case and names the subject of one ack.
         if f'"{ACKS.lower()}' in text:
             self._refusal = text
             self._came.set()

@@ -1,16 +1,16 @@
 """What a replica knows about the lanes that it leases from the postgres broker.
 
 Claiming writes nothing. The claims of a lane read each delivery once, in order of seq,
-and from then on it is known here: it is *held* (claimed, with no outcome written yet),
-acked, or it *waits*: it was given back, or it arrived while a delivery of its key
-waited, which *blocks* the key. The marks and the log in the database record the same,
-so that the lane's next owner finds what is left.
+and from then on this module tracks its state. It is *held* (claimed, with no outcome
+written yet), acked, or it *waits*: it was nacked with a delay, or it arrived while
+another delivery of its key waited and thereby *blocked* the key. The marks and the log
+in the database record the same, so that the lane's next owner finds what is left.
 
 Claims start above a lane's *floor* and skip the deliveries above it that they have
 *passed*. `outbox/postgres/lane_cursor.py` describes how the floor rises. Deliveries
-that wait are claimed by their place instead, when they are due. The key of a delivery
-that was given back then *drains*: its deliveries are read from the log in order of seq,
-and until none is left, deliveries of the key that a claim finds go behind them.
+that wait are instead claimed by their place, once they are due. When a nacked delivery
+becomes due, its key *drains*: its deliveries are read from the log in order of seq, and
+until none is left, deliveries of the key that a claim finds go behind them.
 """
 
 import heapq
@@ -28,15 +28,15 @@ from outbox.message import Message
 from outbox.postgres.lane_cursor import LaneCursor, Snapshot
 
 BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
-# seq and created_at are drawn by one statement, but not in the same instant.
+# One statement draws seq and created_at, but not at the same instant.
 SKEW: Final = timedelta(hours=1)
-# A key that drains may be in a lane that is about to be released, so it isn't read at
-# once.
+# A draining key may be in a lane that is about to be released, so it isn't read
+# immediately.
 _SOON: Final = 0.05
 
 
 class ClaimedDelivery(NamedTuple):
-    """A delivery as it was read, and the problem of its row, if it has one."""
+    """A delivery as it was read, and the problem with its row, if there is one."""
 
     lane: int
     seq: int
@@ -45,11 +45,11 @@ class ClaimedDelivery(NamedTuple):
     message: Message
     problem: str | None
     is_logged: bool = False
-    """Whether the log has an entry of it; if so, its ack goes there, too."""
+    """Whether the log has an entry for it; if so, its ack goes there, too."""
 
 
 class WaitingDelivery(NamedTuple):
-    """A delivery that waits, and where to find it."""
+    """A waiting delivery, and where to find it."""
 
     lane: int
     seq: int
@@ -59,7 +59,7 @@ class WaitingDelivery(NamedTuple):
 
 
 class FreedKey(NamedTuple):
-    """A key that drains: its deliveries above this seq are next."""
+    """A draining key: its deliveries above this seq are next."""
 
     lane: int
     key: str
@@ -67,7 +67,7 @@ class FreedKey(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """When a delivery that waits is due, by the monotonic clock."""
+    """When a waiting delivery is due, by the monotonic clock."""
 
     at: float
     lane: int
@@ -81,7 +81,7 @@ def _is_of(lane: int, key: str, row: ClaimedDelivery) -> bool:
 
 @dataclass(slots=True)
 class _Key:
-    """A key that is blocked, or drains."""
+    """A key that is blocked or draining."""
 
     above: int
     """Its waiting deliveries at or below this seq have been claimed."""
@@ -100,11 +100,11 @@ class _Lane:
     """The seqs above the floor that were claimed, or have a mark or an entry."""
     keys: dict[str, _Key] = field(default_factory=dict)
     alone: dict[int, tuple[WaitingDelivery, float]] = field(default_factory=dict)
-    """The deliveries that wait alone, and when each is due."""
+    """The deliveries that wait without blocking a key, and when each is due."""
     kept: list[ClaimedDelivery] = field(default_factory=list)
-    """Claimed deliveries not to be handed out: the lane is about to be released."""
+    """Claimed deliveries kept back because the lane is about to be released."""
     is_new: bool = True
-    """Whether what is left of it must still be read from the database."""
+    """Whether its remaining deliveries must still be read from the database."""
     claimed: int = 0
     """How many deliveries were claimed since the lane was verified."""
     verified_at: float = field(default_factory=time.monotonic)
@@ -114,9 +114,9 @@ class DeliveryLanes:
     """The lanes of this replica. Pure bookkeeping, for one event loop.
 
     Args:
-        on_use, on_leave: called with a lane when its first delivery is held, and when
-            its last one is let go.
-        clock: the clock of all times here.
+        on_use, on_leave: called with a lane when its first delivery becomes held, and
+            when its last one is let go.
+        clock: the clock for all times here.
     """
 
     def __init__(
@@ -141,17 +141,17 @@ class DeliveryLanes:
 
     @property
     def new(self) -> list[int]:
-        """The lanes that were taken and haven't been read yet."""
+        """The lanes that were leased but haven't been read yet."""
         return [number for number, lane in self._lanes.items() if lane.is_new]
 
     @property
     def blocked(self) -> list[str]:
-        """The keys of which only waiting deliveries may be handed out."""
+        """The keys whose new deliveries must wait behind earlier ones."""
         return [key for lane in self._lanes.values() for key in lane.keys]
 
     @property
     def ready(self) -> int:
-        """The number of deliveries that were claimed and not handed out yet."""
+        """The number of deliveries that were claimed but not handed out yet."""
         return len(self._ready)
 
     @property
@@ -172,7 +172,7 @@ class DeliveryLanes:
         return self._held.keys()
 
     def is_stuck(self, without: Collection[str]) -> bool:
-        """Return whether deliveries are ready, but only of these tenants."""
+        """Return whether deliveries are ready, all of them for these tenants."""
         return self._ready.has_only(without)
 
     def take(self, lanes: Collection[int]) -> None:
@@ -194,7 +194,7 @@ class DeliveryLanes:
         Args:
             number: the lane.
             floor: every delivery at or below it has a mark or an entry.
-            passed: the seqs of other deliveries that have one.
+            passed: the seqs of the deliveries above it that have one.
         """
         lane = self._lanes.get(number)
         if lane is not None:
@@ -227,7 +227,7 @@ class DeliveryLanes:
         full: bool,
         drawn: int = -1,
     ) -> None:
-        """Hold the rows claimed from `lanes`, in that order, and raise their floors.
+        """Hold the rows claimed from `lanes`, in this order, and raise their floors.
 
         A full claim says nothing about the lanes after its last row.
 
@@ -272,7 +272,7 @@ class DeliveryLanes:
     def freed(
         self, leased: Collection[int], max_keys: int, max_places: int
     ) -> tuple[list[FreedKey], list[WaitingDelivery]]:
-        """Return the keys that drain and the places that are due in these lanes."""
+        """Return the draining keys of these lanes, and the places that are due."""
         now = self._clock()
         places: list[WaitingDelivery] = []
         while self._due and self._due[0].at <= now and len(places) < max_places:
@@ -306,15 +306,15 @@ class DeliveryLanes:
         held: Collection[int],
         max_rows_each: int,
     ) -> None:
-        """Hold the rows claimed of keys that drain; a key without more rows is free.
+        """Hold the rows claimed for draining keys; free a key that has no more rows.
 
         Args:
             keys: the keys that were requested.
-            rows: the rows found, those of each key in order of seq; None: there was no
-                room for the rest.
+            rows: the rows found, those of each key in order of seq; None if there was
+                no room for the rest.
             since: when they were requested.
-            held: the seqs held at that time; their outcomes may have been written
-                meanwhile.
+            held: the seqs held at that time; their outcomes may have been written in
+                the meantime.
             max_rows_each: how many rows of each key were requested.
         """
         found: dict[tuple[int, str | None], list[ClaimedDelivery]] = {}
@@ -329,9 +329,9 @@ class DeliveryLanes:
                 continue
             known.due = {seq: at for seq, at in known.due.items() if at > since}
             if known.due:
-                continue  # given back meanwhile: the key is blocked again
+                continue  # nacked in the meantime: the key is blocked again
             of_key = found.get((number, key), [])
-            # Deliveries that were given back meanwhile are among these, in order.
+            # These include deliveries given back in the meantime, in order.
             later = self._ready.remove(partial(_is_of, number, key))
             for row in of_key:
                 known.above = row.seq
@@ -349,8 +349,8 @@ class DeliveryLanes:
     ) -> list[ClaimedDelivery]:
         """Return at most `limit` claimed deliveries of lanes that are still leased.
 
-        Tenants take turns; those in `without` get none. So the order of a key holds
-        only if all its messages belong to one tenant.
+        Tenants take turns, except those in `without`. So the order of a key holds only
+        if all its messages belong to one tenant.
         """
         for number in leased:
             lane = self._lanes.get(number)
@@ -372,31 +372,31 @@ class DeliveryLanes:
         return self._ready.take(limit, without)
 
     def block(self, row: ClaimedDelivery) -> None:
-        """Hold back the rest of a delivery's key until the delivery is retried."""
+        """Hold back the rest of a delivery's key until that delivery is retried."""
         lane = self._lanes.get(row.lane)
         if lane is not None and row.message.key is not None:
             self._key(lane, row.message.key, row.seq).due[row.seq] = math.inf
 
     def refused(self, row: ClaimedDelivery, due: float) -> None:
-        """Record when a delivery is retried whose refusal is already in the log."""
+        """Record when to retry a delivery whose nack is already in the log."""
         place = WaitingDelivery(
             row.lane, row.seq, row.created_at, row.attempts + 1, True
         )
         self._wait(place, row.message.key, due)
 
     def found(self, place: WaitingDelivery) -> None:
-        """Schedule the claim of a delivery at its place."""
+        """Schedule an immediate claim of the delivery at this place."""
         self._wait(place, None, self._clock())
 
     def found_waiting(
         self, place: WaitingDelivery, key: str | None, due: float
     ) -> None:
-        """Record a delivery that waits according to the log."""
+        """Record a delivery that the log lists as waiting."""
         if place.seq not in self.held and not self._is_kept(place):
             self._wait(place, key, due)
 
     def found_behind(self, number: int, key: str) -> None:
-        """Record a key with deliveries that wait but don't block it."""
+        """Drain a key whose waiting deliveries don't block it."""
         lane = self._lanes.get(number)
         if lane is not None:
             self._key(lane, key, 0)
@@ -416,15 +416,15 @@ class DeliveryLanes:
             )
 
     def let_go(self, row: ClaimedDelivery) -> None:
-        """Stop holding a delivery: its outcome is written, or it has none."""
+        """Stop holding a delivery: its outcome is written, or it has no outcome."""
         self._release(row)
         self._logged.discard(row.seq)
 
     def take_behind(self, limit: int) -> list[ClaimedDelivery]:
-        """Remove and return deliveries behind their key that aren't in the log yet.
+        """Remove and return deliveries that wait behind their key but aren't logged.
 
-        Deliveries behind one whose refusal isn't written yet stay: the lane's next
-        owner would find them in the log, and deliver them before it.
+        Deliveries behind one whose nack isn't written yet stay: otherwise the lane's
+        next owner would find them in the log and deliver them first.
         """
         taken: list[ClaimedDelivery] = []
         left: list[ClaimedDelivery] = []
@@ -446,7 +446,7 @@ class DeliveryLanes:
         return row.is_logged or row.seq in self._logged
 
     def known(self) -> set[int]:
-        """Return the seqs that can't be expected to have a mark or an entry yet."""
+        """Return the seqs of known deliveries that may lack a mark or an entry."""
         return {
             *self._held,
             *(row.seq for row in self._behind),
@@ -465,11 +465,11 @@ class DeliveryLanes:
         }
 
     def logged(self, seqs: Iterable[int]) -> None:
-        """Record that the log has entries of these seqs, so their acks go there."""
+        """Record that these seqs have entries in the log, so their acks go there."""
         self._logged.update(seq for seq in seqs if seq in self._held)
 
     def is_verification_due(self, number: int, rows: int, interval: float) -> bool:
-        """Return whether to verify a lane: after many claims, or after a long time."""
+        """Return whether a lane is due for verification, by rows claimed or by time."""
         lane = self._lanes.get(number)
         return lane is not None and (
             lane.claimed >= rows or self._clock() - lane.verified_at >= interval
@@ -506,7 +506,7 @@ class DeliveryLanes:
             self._behind.append(row)
 
     def _key(self, lane: _Lane, key: str, seq: int) -> _Key:
-        """Block a key if it isn't; its waiting deliveries from `seq` on come next."""
+        """Block a key if it isn't; its waiting deliveries from `seq` on are next."""
         known = lane.keys.setdefault(key, _Key(above=seq - 1))
         known.above = min(known.above, seq - 1)
         return known

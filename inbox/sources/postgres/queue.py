@@ -1,4 +1,4 @@
-"""The statements on `inbox.delivery` and the tables beside it."""
+"""Runs the statements on `inbox.delivery` and its related tables."""
 
 import asyncio
 import time
@@ -31,8 +31,8 @@ from outbox.postgres.connection import Link
 from outbox.postgres.lane_cursor import Drawn, Snapshot
 from outbox.postgres.sql_files import load
 
-# These include a server that became a standby, and a table or a privilege that is
-# missing: no message is to blame, and an operator may fix it.
+# These include a server that became a standby, and a missing table or privilege: no
+# message is to blame, and an operator can fix it.
 AWAY: Final = (
     DatabaseUnavailableError,
     psycopg.OperationalError,
@@ -43,7 +43,7 @@ AWAY: Final = (
 _MAX_BYTES: Final = 8 * 1024 * 1024
 # For each lane that this replica takes over.
 _MAX_SUSPECTS: Final = 256
-# How many keys drain in one claim, and how many entries one statement writes.
+# How many keys one claim drains, and how many entries one statement writes.
 _MAX_KEYS: Final = 64
 _MAX_ENTRIES: Final = 1000
 # A watermark rises after this many deliveries, or after this time.
@@ -88,9 +88,9 @@ class _Stretch(NamedTuple):
 
     Attributes:
         deliveries: how many deliveries precede the first open one.
-        last: the last seq of those; None if there are none.
-        open: seq, time and key of the deliveries that have neither a mark nor an entry,
-            in order; only the first of them, if there are many.
+        last: the seq of the last of these; None if there are none.
+        open: seq, time and key of the deliveries with neither a mark nor an entry, in
+            order; if there are many, only the first ones.
         xmin: the snapshot's xmin.
     """
 
@@ -101,7 +101,7 @@ class _Stretch(NamedTuple):
 
 
 class Queue:
-    """The deliveries of one consumer, seen from one replica. For one event loop.
+    """The deliveries of one consumer, as one replica sees them. For one event loop.
 
     Each method raises one of the errors in `AWAY` if the database is unavailable.
     """
@@ -139,7 +139,7 @@ class Queue:
 
     @property
     def look_at(self) -> float:
-        """When to look again even if nobody rings, by the monotonic clock."""
+        """When to claim again even without a wake-up, by the monotonic clock."""
         return min(self._sweep_at, self._lanes.next_due)
 
     @property
@@ -152,15 +152,15 @@ class Queue:
         self._sweep_at = 0.0
 
     async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe the consumer, so that its deliveries are created from here on."""
+        """Subscribe the consumer; from then on, its deliveries are created."""
         async with self._turn:
             await subscribe(await self._link.connection(), self._consumer, topics)
 
     async def claim(self, leased: Collection[int]) -> None:
-        """Read the next deliveries of these lanes, at most `prefetch`, and due ones."""
+        """Read due deliveries and the next ones of these lanes, at most `prefetch`."""
         if self._lanes.new or self._now() >= self._sweep_at:
             await self._sweep(leased)
-        # One part at a time, which hardly delays the consumer.
+        # Verify one part at a time, which hardly delays the consumer.
         await self._verify_next()
         await self._log_behind()
         await self._claim_freed(leased)
@@ -199,7 +199,7 @@ class Queue:
         return full
 
     async def _claim_freed(self, leased: Collection[int]) -> None:
-        """Read deliveries whose wait is over."""
+        """Read deliveries that waited and are due."""
         since, held = self._now(), frozenset(self._lanes.held)
         keys, places = self._lanes.freed(leased, _MAX_KEYS, self._prefetch)
         if not keys and not places:
@@ -253,7 +253,7 @@ class Queue:
     async def claim_tenants(
         self, leased: Collection[int], without: Collection[str]
     ) -> None:
-        """Read the first deliveries of tenants behind others' floods, if it is time.
+        """If it is time, read the first deliveries of tenants hidden behind others.
 
         Args:
             without: tenants to leave out.
@@ -286,7 +286,7 @@ class Queue:
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str]
     ) -> list[ClaimedDelivery]:
-        """Return at most `limit` of the rows read; tenants take turns."""
+        """Return at most `limit` of the claimed deliveries; tenants take turns."""
         rows = self._lanes.hand_out(limit, leased, without)
         self._tenants.handed_out(len(rows))
         return rows
@@ -326,7 +326,7 @@ class Queue:
                 self._lanes.refused(settled.row, now + settled.delay.total_seconds())
 
     async def raise_watermarks(self, leased: Collection[int]) -> None:
-        """Record what is settled, so that the next owner of a lane skips it."""
+        """Raise the watermarks so that the lanes' next owners skip settled ones."""
         lanes = [lane for lane in leased if lane not in self._lanes.new]
         if lanes:
             await self._verify(await self._parts(lanes), self._lanes.floors(lanes))
@@ -353,7 +353,7 @@ class Queue:
         )
 
     async def _log_behind(self) -> None:
-        """Write to the log which deliveries wait behind blocked keys."""
+        """Log the deliveries that wait behind blocked keys."""
         while rows := self._lanes.take_behind(_MAX_ENTRIES):
             try:
                 await self._log([_blocked(row) for row in rows])
@@ -372,11 +372,11 @@ class Queue:
             )
 
     async def _sweep(self, leased: Collection[int]) -> None:
-        """Look into new lanes, into the log, and for deliveries that no claim found."""
+        """Read new lanes and the log, and look for deliveries that no claim found."""
         new = self._lanes.new
         lanes = sorted({*leased, *new})
         self._sweep_at = self._now() + self._sweep_interval
-        # Even without lanes: leases end with the database, and this reports the error.
+        # Do it even without lanes: an outage ends the leases, and this reports it.
         ((now, seq, entry, transaction_id, cluster),) = await self._execute(
             "read_clock"
         )
@@ -398,7 +398,7 @@ class Queue:
                 await self._read_log(known, after=entered, with_blocked=False)
             )
             self._plan_verification(known, parts)
-        # A transaction that adds an entry by hand may take a while to commit.
+        # A transaction that adds an entry by hand can take a while to commit.
         self._entries_read = [self._entries_read[1], entry]
         begins = [p.starts_at for p in parts if p.head is not None]
         self._lanes.oldest = min([now - SKEW, *begins])
@@ -419,10 +419,10 @@ class Queue:
     async def _take_over(
         self, new: Sequence[int], lanes: Sequence[int], parts: Sequence[_Part]
     ) -> list[_Part]:
-        """Find what is left of new lanes, from their watermarks on.
+        """Find the remaining deliveries of new lanes, from their watermarks on.
 
-        One of these statements finds whatever the lanes' previous owner writes
-        meanwhile, since each begins only after the preceding one has ended.
+        The statements run one after the other, so whatever the lanes' previous owner
+        writes in the meantime, one of them finds it.
         """
         drawn = self._clock.seq
         await self._verify(
@@ -481,9 +481,9 @@ class Queue:
 
         Args:
             parts: the parts to verify.
-            up_to: how far to verify each lane: to its floor at most.
-            finally_from: if `up_to` isn't floors: the id of a transaction, assigned
-                after all numbers up to those had been drawn.
+            up_to: how far to verify each lane, at most to its floor.
+            finally_from: required if `up_to` exceeds the floors: a transaction id that
+                was assigned after all numbers up to `up_to` had been drawn.
         """
         for part in parts:
             watermark, target = part.watermark, up_to.get(part.lane, -1)
@@ -517,11 +517,11 @@ class Queue:
         rows: Sequence[tuple[int, datetime, str | None]],
         known: Collection[int],
     ) -> None:
-        """Log deliveries that have been held for long, and claim unknown ones.
+        """Log deliveries that have been held for a long time, and claim unknown ones.
 
         Args:
             lane: the lane of the rows.
-            rows: the deliveries that have neither a mark nor an entry.
+            rows: the deliveries with neither a mark nor an entry.
             known: the seqs that were known before the rows were read.
         """
         long_ago = self._now() - self._verify_interval
@@ -533,7 +533,7 @@ class Queue:
             if seq in started or seq not in known
         ]
         self._lanes.logged(started)
-        # Deliveries that were held have been settled meanwhile, or are still held.
+        # Those that were held are still held, or were settled in the meantime.
         unknown = [entry for entry in entries if entry.seq not in started]
         await self._log_and_wait(entries, unknown)
 
@@ -565,7 +565,7 @@ class Queue:
                 for seq, at, key in stretch.open
             ]
             await self._log_and_wait(entries, entries)
-            # The deliveries found have an entry, so the next read continues after them.
+            # They have an entry from here on, so the next read continues after them.
             if len(stretch.open) < _MAX_OPEN:
                 above = end
 
@@ -613,7 +613,7 @@ class _Clock(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """An entry of the log."""
+    """An entry in the log."""
 
     lane: int
     seq: int
@@ -648,7 +648,7 @@ def _entry(
 
 
 def read_delivery(row: Sequence[Any], *, is_logged: bool = False) -> ClaimedDelivery:
-    """Convert a row of the statement `claim_deliveries` to a delivery."""
+    """Convert a row of `claim_deliveries.sql` to a delivery."""
     (
         lane,
         seq,

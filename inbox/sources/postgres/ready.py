@@ -1,4 +1,4 @@
-"""Claimed deliveries that aren't handed out yet: tenants take turns, each in order."""
+"""Claimed deliveries not handed out yet: tenants take turns, each in order."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
@@ -18,10 +18,10 @@ T = TypeVar("T", bound=Item)
 
 
 class Ready(Generic[T]):
-    """Items by tenant; those without a tenant share one place in the round."""
+    """Items by tenant; those without a tenant take turns like one more tenant."""
 
     def __init__(self) -> None:
-        # The tenant that was served last is at the end.
+        # The tenant served last is at the end.
         self._lines: OrderedDict[str | None, deque[T]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class Ready(Generic[T]):
         return [tenant for tenant in self._lines if tenant is not None]
 
     def has_only(self, tenants: Collection[str]) -> bool:
-        """Return whether there are items, and all belong to these tenants."""
+        """Return whether there are items and all of them belong to these tenants."""
         return bool(self._lines) and all(tenant in tenants for tenant in self._lines)
 
     def add(self, item: T) -> None:
@@ -42,7 +42,7 @@ class Ready(Generic[T]):
         self._lines.setdefault(item.message.tenant, deque()).append(item)
 
     def put_back(self, item: T, follows: Callable[[T], bool]) -> None:
-        """Put an item first among those of its tenant, but behind those it follows."""
+        """Put an item ahead of its tenant's others, but behind those it follows."""
         line = self._lines.setdefault(item.message.tenant, deque())
         place = max(
             (n + 1 for n, other in enumerate(line) if follows(other)), default=0

@@ -1,7 +1,7 @@
 """A source that reads `inbox.delivery`: PostgreSQL as the broker.
 
-The replicas of a consumer share 16 lanes through leases, so a key belongs to one of
-them at a time. Claiming writes nothing; see `lanes` for what the process keeps in
+The replicas of a consumer share 16 lanes through leases, so a key belongs to one
+replica at a time. Claiming writes nothing; see `lanes` for what the process keeps in
 memory.
 """
 
@@ -36,17 +36,17 @@ from outbox.retry import jittered
 from outbox.url import without_password
 
 SESSION_SETTINGS: Final = {
-    # An ack lost in a server crash means one redelivery, which its receipt absorbs; so
-    # no ack waits for the disk.
+    # An ack lost in a server crash causes one redelivery, which the receipt absorbs; so
+    # acks don't wait for the disk.
     "synchronous_commit": "off",
-    # A generic plan of a claim gets the order of its rows from the primary key, and
-    # reads past all rows that are acked or in another lane: 350,000 rows for 256.
+    # A generic plan for a claim reads rows in the order of the primary key, including
+    # all that are acked or in another lane: 350,000 rows to find 256.
     "plan_cache_mode": "force_custom_plan",
-    # The estimated cost of a look into many partitions is high enough to trigger it,
-    # and compiling takes longer than the look.
+    # The estimated cost of a claim from many partitions is high enough to trigger JIT,
+    # and compiling takes longer than the claim.
     "jit": "off",
     # Each statement reads its rows from an index, in index order. Until a partition has
-    # been analyzed, the planner would prefer to read and sort all of a tenant's flood.
+    # been analyzed, the planner would rather read and sort all of a tenant's backlog.
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
 }
@@ -63,8 +63,8 @@ class PostgresSource:
         topics: the topics to subscribe to: exact ones, or prefixes followed by `*`.
         lease: how long a replica that hangs keeps its lanes; None: the URL's value.
         poll_interval: the maximum wait unless woken; each wait is jittered.
-        sweep_interval: how often to look for deliveries that committed late or are due
-            again.
+        sweep_interval: how often to look for deliveries that committed late, or whose
+            retry is due.
         prefetch: how many deliveries to claim at once; they wait in memory, in no
             transaction. None: the URL's value.
         answer_timeout: how long to wait for the database to answer a statement.
@@ -139,8 +139,8 @@ class PostgresSource:
 
         Raises:
             BrokerUnavailableError: the database is unreachable, or read-only.
-            ConfigError: it has no table `inbox.delivery`, we lack the privileges to use
-                it, or a pooler is in between.
+            ConfigError: it has no table `inbox.delivery`, the role lacks the privileges
+                to use it, or the URL leads through a pooler.
         """
         try:
             await self._enter()
@@ -181,7 +181,7 @@ class PostgresSource:
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self._queue.close)
             leaving.push_async_callback(self._bell.close)
-            # A task that is cancelled before its first step hasn't cleaned up.
+            # A task cancelled before its first step hasn't cleaned up.
             leaving.push_async_callback(self._lease.close)
             leaving.push_async_callback(end, self._tasks)
             await asyncio.wait({writing}, timeout=self._leave_timeout)
@@ -191,19 +191,19 @@ class PostgresSource:
 
     @property
     def foreign_holders(self) -> Sequence[str]:
-        """The sessions that are no consumers and hold lanes, described."""
+        """Descriptions of the sessions that hold lanes but aren't consumers."""
         return tuple(map(str, self._lease.obstruction.foreign))
 
     def leave_out(self, tenants: Collection[str]) -> None:
-        """Receive no messages of these tenants until this is called again."""
+        """Deliver no messages of these tenants until this is called again."""
         self._left_out = frozenset(tenants)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Return deliveries of our lanes; wait for the doorbell if none is ready.
+        """Return deliveries of leased lanes; wait for the doorbell if none is ready.
 
         Raises:
             BrokerUnavailableError: the database is unavailable, or foreign sessions
-                keep us from every lane; the error names them.
+                hold every lane; the error names them.
         """
         for task in self._tasks:
             if task.done():
@@ -233,8 +233,8 @@ class PostgresSource:
     def nacked(self, row: ClaimedDelivery, delay: timedelta | None) -> None:
         """Make a delivery claimable again, at once or, with its key, after a delay.
 
-        Without the lane's lease it isn't delayed: the lane's new owner keeps its own
-        record of blocked keys, and would deliver later messages of the key.
+        Without the lane's lease, the delivery isn't delayed: the lane's new owner keeps
+        its own record of blocked keys and would deliver later messages of the key.
         """
         if delay is None or not self._lease.holds([row.lane]):
             self._lanes.give_back(row)
@@ -252,14 +252,14 @@ class PostgresSource:
         return BrokerUnavailableError(said)
 
     async def _receive(self, limit: int) -> Sequence[Delivery]:
-        # Left-out tenants may be let in again at any moment: return soon, so that our
-        # caller can say so.
+        # The caller may let tenants in again at any moment, but can't while this waits,
+        # so return soon.
         poll = min(self._poll, _LAST_LOOK) if self._left_out else self._poll
         deadline = time.monotonic() + jittered(poll)
         look = _FIRST_LOOK
         given = await self._look(limit)
         if given:
-            # There is work to do, and until it is done, writers needn't ring.
+            # Writers needn't ring while there is work to do.
             try:
                 await self._bell.disarm()
             except BaseException:
@@ -269,7 +269,7 @@ class PostgresSource:
             return given
         while not given and time.monotonic() < deadline:
             if not await self._bell.arm():
-                # A writer's transaction is open: its rows may appear at any moment.
+                # A writer's transaction is open: its rows can appear at any moment.
                 await asyncio.sleep(look)
                 look = min(look * 2, _LAST_LOOK)
             elif not (given := await self._look(limit)):

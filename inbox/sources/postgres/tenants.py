@@ -1,9 +1,9 @@
-"""When and where to look for tenants that are hidden behind the floods of others.
+"""When and where to look for tenants that are hidden behind the backlogs of others.
 
-Claims read in order of seq. So if more is waiting than one claim returns, messages that
-a tenant added late would be found only when all before them are done. Instead, a look
-goes from tenant to tenant, skips those with deliveries in memory, and takes the first
-deliveries of each other tenant.
+Claims read in order of seq. So if more is waiting than one claim returns, claims alone
+would find a tenant's late messages only after all earlier ones are done. Therefore a
+look goes from tenant to tenant, skips those with deliveries in memory, and claims the
+first deliveries of each other tenant.
 """
 
 import time
@@ -14,7 +14,7 @@ from typing import Final
 _MAX_STEPS: Final = 64
 _MIN_ROWS_EACH: Final = 4
 _INTERVAL: Final = 0.25
-# Bounds the memory: with this many claims' worth of deliveries, no look adds more.
+# Limits memory: looks add nothing to this many claims' worth of deliveries.
 _MAX_CLAIMS: Final = 4
 
 
@@ -23,7 +23,7 @@ class Tenants:
 
     Attributes:
         after: the tenant after which the next look begins.
-        rows_each: the maximum number of rows that a look takes of each tenant.
+        rows_each: the maximum number of rows that a look claims for each tenant.
         max_steps: the maximum number of tenants that a look skips or finds.
     """
 
@@ -42,22 +42,23 @@ class Tenants:
         self._look_at = 0.0
 
     def claimed(self, tenants: Sequence[str | None], *, full: bool) -> None:
-        """Record a claim; a full one may have left deliveries of each tenant behind."""
+        """Record a claim; a full one may have left behind deliveries of its tenants."""
         self._deep = full
         self._more = {tenant for tenant in tenants if full and tenant is not None}
         if self._more or self._found:
             self._look_at = 0.0
 
     def handed_out(self, count: int) -> None:
-        """Record that `count` deliveries have left the memory."""
+        """Record that `count` deliveries were handed out."""
         self._handed_out += count
 
     def is_due(self, ready: int, tenants: Sequence[str], *, stuck: bool) -> bool:
         """Return whether to look now.
 
         Args:
-            ready: how many deliveries are in memory, all of these `tenants`.
-            stuck: whether none of them may be delivered.
+            ready: how many deliveries are in memory.
+            tenants: the tenants of these.
+            stuck: whether all of them belong to tenants that are left out.
         """
         if ready >= _MAX_CLAIMS * self._prefetch:
             return False
@@ -65,7 +66,7 @@ class Tenants:
             return True
         if not self._deep:
             return False
-        # A few looks per claim: their cost must not grow with the number of tenants.
+        # Only a few looks per claim: the cost must not grow with the number of tenants.
         some = self._handed_out >= self._prefetch // 4
         short = some and not self._more.issubset(tenants)
         return short or self._clock() >= self._look_at
@@ -84,7 +85,7 @@ class Tenants:
             steps: the tenants that it skipped and found.
             tenants: the tenants of the rows that it returned.
             ready: the tenants that had deliveries in memory before.
-            cut: whether it returned as much as it may.
+            cut: whether it reached a limit.
         """
         rows = Counter(tenants)
         self._found = bool(rows)

@@ -26,7 +26,7 @@ OnDelivery: TypeAlias = Callable[[spec.Basic.Deliver, BasicProperties, bytes], N
 _SINGLE: Final = "x-single-active-consumer"
 _LIMIT: Final = "x-delivery-limit"
 # From this version on, a quorum queue without a limit of its own drops a message that
-# was returned 20 times.
+# has been returned 20 times.
 _LIMITED: Final = (4, 0)
 _UNLIMITED: Final = -1
 _FORBIDDEN: Final = (403, 405)
@@ -40,9 +40,9 @@ class QueueConfig:
     Attributes:
         name: the name of the queue.
         exchange: the exchange that it is bound to.
-        topics: the topics that it is bound for, each exact or a prefix followed by `*`.
+        topics: the topics it is bound to, each exact or a prefix followed by `*`.
         classic: create a classic queue instead of a quorum queue.
-        single: one replica at a time receives messages; when it leaves, another one
+        single: only one replica at a time receives messages; when it leaves, another
             takes over.
     """
 
@@ -112,8 +112,8 @@ class Queue:
 
         Raises:
             AMQPError, OSError: the connection is lost.
-            ConfigError: something is missing and we lack the privilege to create it, or
-                the queue exists with another setting of single active consumer.
+            ConfigError: something is missing and the user lacks the privilege to create
+                it, or the queue exists with another setting of single active consumer.
         """
         await _declare(link, config)
         channel = await link.channel_with_exchange(config.exchange)
@@ -139,21 +139,21 @@ class Queue:
 
     @property
     def why_lost(self) -> AMQPError | None:
-        """Why the channel can't be used any more; None if it can."""
+        """Why the channel is lost; None if it isn't."""
         if self._channel.closed.done():
             reason: AMQPError = self._channel.closed.result()
             return reason
         return None if self._channel.pika.is_open else AMQPError("it is being closed")
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the channel can't be used any more."""
+        """Call `callback` once the channel is lost."""
         self._channel.closed.add_done_callback(lambda _: callback())
 
     async def consume(self, prefetch: int, on_delivery: OnDelivery) -> None:
         """Start to receive deliveries, with at most `prefetch` of them unacked.
 
-        Call it only once: changing `prefetch` takes a cancel, after which another
-        replica may start, and unacked messages would be requeued out of order.
+        Call it only once. Changing `prefetch` requires a cancel, which could let
+        another replica start and would requeue unacked messages out of order.
 
         Raises:
             AMQPError, OSError: the channel is lost.
@@ -213,7 +213,7 @@ class Queue:
             AMQPError, OSError: the channel is lost.
         """
         self.flush()
-        # Any method with a reply will do, since the server processes them in order.
+        # Any method with a reply will do: the server processes methods in order.
         await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
 
 
@@ -242,7 +242,7 @@ async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
             )
         if _LIMIT not in text or arguments.pop(_LIMIT, None) is None:
             break
-    # It exists with other arguments, or we lack the privilege to declare it.
+    # The queue exists with other arguments, or the user lacks the privilege to declare.
     channel = await link.channel()
     try:
         await channel.ask(channel.pika.queue_declare, queue=config.name, passive=True)

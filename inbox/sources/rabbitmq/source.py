@@ -2,8 +2,8 @@
 
 RabbitMQ delivers messages to any replica that has room, so a key is in order only with
 one replica; with several, `single_active_consumer` lets one work while the others wait.
-A message that waits for its retry, and later messages of its key, are held here
-unacked: whatever happens to this process, RabbitMQ delivers them again.
+A message that waits for its retry is held here unacked, as are later messages of its
+key: whatever happens to this process, RabbitMQ redelivers them.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class RabbitMQDelivery:
             self._source.acked(self)
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Deliver it again: here or, if the source is left first, elsewhere."""
+        """Redeliver it here or, if the source is left first, to another replica."""
         if not self._settled:
             self._settled = True
             self._source.nacked(self, delay)
@@ -90,9 +90,9 @@ class RabbitMQSource:
     Args:
         url: `amqp://user:password@host:port/vhost`, `amqps://…` or `rabbitmq://…`,
             with the options of `RabbitMQOptions` and pika's own.
-        consumer: the name of the queue, unless the option `queue` gives another.
-        topics: the topics that the queue is bound for, each exact or a prefix up to a
-            dot followed by `*`.
+        consumer: the name of the queue, unless the option `queue` specifies one.
+        topics: the topics to bind the queue to, each exact or a prefix that ends with a
+            dot, followed by `*`.
         poll_interval: how long `receive` waits.
         options: override those of the URL: `exchange`, `queue`, `queue_type`,
             `single_active_consumer` and `prefetch`.
@@ -127,7 +127,7 @@ class RabbitMQSource:
         self._queue: Queue | None = None
         self._backlog: Backlog[RabbitMQDelivery] = Backlog()
         self._arrived = asyncio.Event()
-        # Kept across channels: unacked messages are delivered again on the next one.
+        # Kept across channels: unacked messages are redelivered on the next channel.
         self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
         self._done: BoundedDict[UUID, bool] = BoundedDict()
         self.reclaimed = 0
@@ -146,7 +146,8 @@ class RabbitMQSource:
 
         Raises:
             BrokerUnavailableError: RabbitMQ is unreachable, or rejects the connection.
-            ConfigError: something is missing, and we lack the privilege to create it.
+            ConfigError: something is missing, and the user lacks the privilege to
+                create it.
         """
         try:
             await self._connect()
@@ -165,8 +166,8 @@ class RabbitMQSource:
                 with suppress(*BROKEN):
                     await queue.settle()
                 if self._config.single:
-                    # An orderly close cancels the consumer first: the next replica
-                    # would start before it has the messages that we return.
+                    # An orderly close would cancel the consumer first, so the next
+                    # replica would start before it has the returned messages.
                     link.abort()
         finally:
             await self._disconnect()
@@ -207,7 +208,7 @@ class RabbitMQSource:
             due = time.monotonic() + delay.total_seconds()
             self._failures[delivery.message.id] = (delivery.attempts, due)
         if delivery.queue is not self._queue:
-            return  # RabbitMQ delivers it again by itself
+            return  # RabbitMQ redelivers it
         if delay is None:
             self._backlog.add(delivery)
         else:

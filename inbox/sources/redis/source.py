@@ -1,9 +1,9 @@
 """A source that reads Redis Streams: a topic is a stream, a consumer is a group.
 
-Redis delivers entries to any replica that asks, so a key is in order with one replica;
-with several it may not be, but receipts still prevent effects from happening twice. A
+Redis delivers entries to any replica that asks. So a key is in order with one replica,
+but may not be with several; receipts still prevent effects from happening twice. A
 heartbeat keeps entries with the replica that holds them; other replicas take over those
-of a dead one after `reclaim_after`.
+of a dead replica after `reclaim_after`.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ class RedisSource:
         topics: names of streams, or prefixes followed by `*`; new streams are found
             within 5 s.
         poll_interval: the maximum wait of one read; each read's wait is jittered.
-        reclaim_after: how long an entry is idle before it is taken over; None: the
-            URL's value.
+        reclaim_after: how long an entry must be idle to be taken over; None: the URL's
+            value.
         leave_timeout: how long leaving waits for the acks to be written, and then for
             the other entries to be returned.
 
@@ -122,14 +122,14 @@ class RedisSource:
             leaving.push_async_callback(end, self._tasks)
             await asyncio.wait({writing}, timeout=self._leave_timeout)
             await end(self._tasks)
-            # If Redis is unavailable, other replicas take them over later.
+            # If Redis is unavailable, other replicas take the entries over later.
             with suppress(*BROKEN, TimeoutError):
                 async with asyncio.timeout(self._leave_timeout):
                     with cancellable():
                         await self._streams.leave(self._held)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Return new deliveries and, at intervals, those that a dead replica held."""
+        """Return new deliveries and, at intervals, entries of dead replicas."""
         for task in self._tasks:
             if task.done():
                 task.result()

@@ -1,4 +1,4 @@
-"""The commands on Redis Streams of one member of a consumer group."""
+"""The commands that one member of a consumer group runs on Redis Streams."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from outbox.errors import ConfigError, InvalidMessageError, shorten
 from outbox.message import Message
 
 RETURNED: Final = "returned"
-"""The member that holds returned entries."""
+"""The group member to which returned entries are assigned."""
 
 _AT_ONCE: Final = 7 * 86_400_000
 _DISCOVERY: Final = 5.0
@@ -41,14 +41,14 @@ class EntryId(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry as it was read, and why it isn't a valid message, if it isn't."""
+    """An entry as it was read; `problem` says why it isn't a valid message."""
 
     at: EntryId
     message: Message
     attempts: int
     problem: str | None
     history: Delivered = FIRST_DELIVERY
-    """How many members died holding the entry: Redis counts deliveries."""
+    """How many members died while they held it, by Redis's count of deliveries."""
 
 
 class Streams:
@@ -70,7 +70,7 @@ class Streams:
         """Create the group on every stream, starting at its first entry.
 
         Raises:
-            ConfigError: a topic's name is that of a key that isn't a stream.
+            ConfigError: a topic names a key that isn't a stream.
         """
         found = set(self._topics)
         for prefix in self._prefixes:
@@ -92,8 +92,8 @@ class Streams:
                     ) from None
                 if not str(error).startswith("BUSYGROUP"):
                     raise
-            # On no existing entry, so that a missing privilege fails here and not
-            # later, unnoticed, in a heartbeat or an ack.
+            # Try the commands on an entry that doesn't exist, so that a missing
+            # privilege fails here, and not later, unnoticed, in a heartbeat or an ack.
             await self._client.xack(stream, self._group, _START)
             await self._client.xclaim(
                 stream, self._group, self._member, 0, [_START], justid=True
@@ -102,7 +102,7 @@ class Streams:
         self._discover_at = time.monotonic() + _DISCOVERY
 
     async def read(self, limit: int, seconds: float) -> list[Entry]:
-        """Wait for new entries, and return up to `limit` of each stream."""
+        """Wait for new entries, and return up to `limit` from each stream."""
         if not self._known or (
             self._prefixes and time.monotonic() >= self._discover_at
         ):
@@ -139,8 +139,8 @@ class Streams:
                 }
                 cursor: bytes = _START
                 while len(entries) < limit:
-                    # It scans ten times `count` entries, and those of live members
-                    # may precede those of dead ones.
+                    # XAUTOCLAIM scans at most ten times `count` entries, and those of
+                    # live members can precede those of dead ones.
                     answer: Any = await self._client.xautoclaim(
                         stream,
                         self._group,
@@ -176,7 +176,7 @@ class Streams:
         return entries
 
     async def keep_alive(self, held: Iterable[EntryId]) -> set[EntryId]:
-        """Reset the idle time of entries that this member holds; return the others."""
+        """Reset the idle time of these entries; return those that the member lost."""
         lost: set[EntryId] = set()
         for stream, ids in _by_stream(held).items():
             ours = await self._times_delivered(stream, ids)
@@ -193,16 +193,16 @@ class Streams:
         pipeline = self._client.pipeline(transaction=False)
         for stream, ids in _by_stream(entries).items():
             pipeline.xack(stream, self._group, *ids)
-        # If redis-py raised it, the error would contain all ids.
+        # If redis-py raised the error, its text would contain all ids.
         for answer in await pipeline.execute(raise_on_error=False):
             if isinstance(answer, Exception):
                 raise answer
 
     async def leave(self, attempts: Mapping[EntryId, int]) -> None:
-        """Release all entries that this member holds, and end its membership.
+        """Release all entries that this member holds, and leave the groups.
 
         Args:
-            attempts: the failed attempts of entries that have any.
+            attempts: the number of failed attempts, for entries that have any.
         """
         for stream in list(self._known):
             with self._begun_anew():
@@ -233,7 +233,7 @@ class Streams:
 
     @contextmanager
     def _begun_anew(self) -> Iterator[None]:
-        """Let `join` create the groups again if one, or its stream, was deleted."""
+        """If a group or its stream was deleted, let `join` create the groups again."""
         try:
             yield
         except ResponseError as error:
@@ -286,11 +286,11 @@ return 1
 
 
 async def end_membership(client: Redis, stream: bytes, group: str, member: str) -> bool:
-    """End a membership unless entries are pending; return False if they are.
+    """Delete a member from the group; return False if entries are still pending.
 
-    Check and deletion are one step: a cancelled read may still be running on the
-    server, and receive an entry after a separate check. Deleting the member would
-    remove that entry from the group, too.
+    Check and deletion are one step, because a cancelled read may still be running on
+    the server and receive an entry after a separate check. Deleting the member would
+    then remove that entry from the group, too.
     """
     try:
         ended: Any = await client.eval(_SCRIPT, 1, stream, group, member)

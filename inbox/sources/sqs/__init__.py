@@ -1,4 +1,4 @@
-"""A source that reads Amazon SQS queues, which may be subscribed to SNS topics."""
+"""A source that reads Amazon SQS queues, which can be subscribed to SNS topics."""
 
 from inbox.sources.sqs.source import SqsSource
 

@@ -1,8 +1,8 @@
 """The messages that an SQS source holds: ready, delivered to the consumer, or waiting.
 
-In a FIFO queue a message that waits for its retry holds back later ones of its group.
-SQS delivers several messages of a group together, and wouldn't take them back in order
-without counting a receive. So they wait here, invisible to other replicas.
+In a FIFO queue, a message that waits for its retry holds back later ones of its group.
+SQS delivers several messages of a group together, and they can't be returned in order
+without counting another receive. So they wait here, invisible to other replicas.
 """
 
 import heapq
@@ -25,7 +25,7 @@ class Holding:
         self._due: list[tuple[float, int, Received]] = []
 
     def add(self, received: Iterable[Received]) -> None:
-        """Hold messages that have arrived."""
+        """Hold newly received messages."""
         for item in received:
             self.ours[item] = None
             self._ready.append(item)
@@ -63,7 +63,7 @@ class Holding:
             heapq.heappush(self._due, (due, item.number, item))
 
     def take(self, limit: int) -> list[Received]:
-        """Return at most `limit` messages that may be delivered now."""
+        """Return at most `limit` messages that can be delivered now."""
         self._wake()
         now = time.monotonic()
         first: dict[tuple[str, str] | None, int] = {}

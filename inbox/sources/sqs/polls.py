@@ -1,8 +1,8 @@
 """The polls that wait for messages from Amazon SQS, each in a task of its own.
 
 They don't run inside `receive`: if it were cancelled, messages that SQS had just
-delivered would stay invisible until their visibility timeout ends. A queue has one
-poll, and more while its polls return the maximum number of messages.
+delivered would stay invisible until their visibility timeout ends. Each queue has one
+poll, and gets more while its polls return the maximum number of messages.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Polls:
                 task.add_done_callback(self._tasks.pop)
 
     async def stop(self) -> None:
-        """Wait a short while for running polls to end, then cancel them."""
+        """Wait briefly for running polls to end, then cancel them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_LAST_POLL)
         await self.cancel()

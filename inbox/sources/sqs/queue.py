@@ -1,4 +1,4 @@
-"""The calls on one Amazon SQS queue, from the receiving side."""
+"""The calls that receive from an Amazon SQS queue and settle its messages."""
 
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -29,16 +29,16 @@ _ATTRIBUTES: Final = ["ApproximateReceiveCount", "MessageGroupId", "SentTimestam
 
 @dataclass(slots=True, eq=False)
 class Received:
-    """A message that is ours until its visibility timeout ends.
+    """A message that this replica holds until its visibility timeout ends.
 
     Attributes:
-        came_again: whether SQS had delivered it before, to any replica.
-        number: counts the messages received, which gives the order within a group.
-        line: the queue and group of a FIFO message, which keep order; None: unordered.
-        until: when it becomes visible to others, by the monotonic clock.
-        ours_until: when AWS lets no replica hold it any longer.
+        came_again: whether SQS has delivered it before, to any replica.
+        number: its position among the messages received; it orders a group.
+        line: the queue and group of a FIFO message; None if it is unordered.
+        until: when it becomes visible to other replicas, by the monotonic clock.
+        ours_until: when it reaches AWS's limit on how long a message can be held.
         sent_at: when SQS accepted it, in seconds since 1970.
-        settled: whether it was acked and only remains to be deleted.
+        settled: whether it was acked and only has to be deleted.
         attempts: the number of attempts that failed here.
     """
 
@@ -72,7 +72,7 @@ class SqsQueue:
         """Find a queue by its name.
 
         Raises:
-            ConfigError: there is no such queue, or we lack the privilege to use it.
+            ConfigError: the queue doesn't exist, or the privilege to use it is missing.
         """
         account = settings.options.account
         owner = {"QueueOwnerAWSAccountId": account} if account else {}
@@ -143,7 +143,7 @@ class SqsQueue:
     ) -> tuple[list[Received], list[Received]]:
         """Make messages visible again after a number of seconds.
 
-        Returns those for which to retry it, and those that aren't ours any more.
+        Returns those to retry, and those that this replica no longer holds.
         """
 
         async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
@@ -169,7 +169,7 @@ async def _in_tens(
     call: Callable[[Sequence[dict[str, Any]]], Coroutine[Any, Any, Mapping[str, Any]]],
     more: Callable[[Received], Mapping[str, Any]],
 ) -> list[tuple[Received, str]]:
-    """Call with ten entries at a time; return what failed, with its error code."""
+    """Call with ten entries at a time; return the failures with their error codes."""
     entries: list[dict[str, Any]] = [
         {"Id": str(index), "ReceiptHandle": item.handle, **more(item)}
         for index, item in enumerate(received)
@@ -187,7 +187,7 @@ async def _in_tens(
 async def queues_of(
     client: Any, settings: SqsSettings, names: Iterable[str], prefixes: Iterable[str]
 ) -> dict[str, SqsQueue]:
-    """Find the queues with these names, and those with these prefixes.
+    """Find the queues with these names, and those whose names have these prefixes.
 
     Raises:
         ConfigError: no queue has one of the names.
@@ -216,7 +216,7 @@ async def delete(received: Iterable[Received]) -> list[Received]:
 async def hide(
     received: Mapping[Received, int],
 ) -> tuple[list[Received], list[Received]]:
-    """Do as `SqsQueue.hide`, for messages of any queues."""
+    """Like `SqsQueue.hide`, for messages of any queues."""
     again: list[Received] = []
     lost: list[Received] = []
     for queue, items in _by_queue(received).items():

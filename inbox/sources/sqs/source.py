@@ -1,9 +1,9 @@
-"""A source that reads Amazon SQS queues, which may be subscribed to SNS topics.
+"""A source that reads Amazon SQS queues, which can be subscribed to SNS topics.
 
 A heartbeat keeps the messages that a replica holds invisible to others; those of a dead
 replica become visible when their visibility timeout ends. A FIFO queue keeps the order
 of its groups, even across retries. SQS's receive count isn't used as a number of
-attempts, because it says nothing about the outcomes.
+attempts, because it says nothing about outcomes.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from outbox.gather import end
 _CONNECTIONS: Final = 32
 _DISCOVERY: Final = 30.0
 _BEATS: Final = 4
-# A little more than half of the timeout, so that no beat comes just too early.
+# Slightly more than half the timeout, so that no heartbeat comes just too early.
 _HALF: Final = 0.55
 
 
@@ -44,16 +44,16 @@ class SqsSource:
 
     Args:
         settings: the settings from a URL.
-        consumer: the consumer's name, which may be a part of the queues' names.
+        consumer: the consumer's name, which can be part of the queues' names.
         topics: names of topics, or prefixes followed by `*`; new queues are found
             within 30 s.
         poll_interval: how long `receive` waits.
-        answer_timeout: how long to wait for a response from AWS, in addition to `wait`.
+        answer_timeout: how long to wait for AWS to respond, in addition to `wait`.
         leave_timeout: how long leaving waits for the outcomes to be written, and then
             for the other messages to be returned.
 
     Raises:
-        ConfigError: these arguments don't make valid names of queues.
+        ConfigError: these arguments don't yield valid queue names.
     """
 
     messaging_system: Final = "aws_sqs"
@@ -96,7 +96,7 @@ class SqsSource:
         With `sns://`, each consumer has its own queue for a topic.
 
         Raises:
-            ConfigError: it isn't such a URL.
+            ConfigError: the URL can't be used.
         """
         return cls(SqsSettings.from_url(url), consumer=consumer, topics=topics)
 
@@ -143,13 +143,13 @@ class SqsSource:
                 self._polls.stop(), asyncio.wait({writing}, timeout=self._leave_timeout)
             )
             await end(self._tasks)
-            # If AWS is unavailable, they become visible later.
+            # If AWS is unavailable, the messages become visible later.
             with suppress(*BROKEN):
                 async with asyncio.timeout(self._leave_timeout):
                     await self._give_back()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Return new deliveries; SQS redelivers what a dead replica held."""
+        """Return new deliveries; SQS redelivers messages that a dead replica held."""
         for task in self._tasks:
             if task.done():
                 task.result()

@@ -1,1 +1,1 @@
-"""The checks of `pillarbox doctor`, by subject; `check.py` is their contract."""
+"""The checks of `pillarbox doctor`, by subject; `check.py` has their interface."""

@@ -1,4 +1,4 @@
-"""Messages that wait: no relay publishes, or the broker refuses them."""
+"""Messages that wait: no relay publishes them, or the broker rejects them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ _WAITS: Final = frozenset({"relays", "backlogs"})
 def check_backlog(
     connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
-    """Find messages that wait for too long, as `pillarbox status` does."""
+    """Find messages that have waited for too long, as `pillarbox status` does."""
     overview = read_overview(connection, _SCOPE)
     is_late = False
     if overview.outbox is not None and overview.outbox.waited is not None:

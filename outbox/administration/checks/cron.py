@@ -1,4 +1,4 @@
-"""pg_cron: it runs, has our jobs, and they succeed, if it drives the upkeep."""
+"""pg_cron, if it drives the upkeep: it runs, has pillarbox's jobs, and they succeed."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -30,7 +30,7 @@ class _Job(NamedTuple):
 
 
 class _Sight(NamedTuple):
-    """What this role can see of a job, which may be nothing."""
+    """What this role can see of a job, if anything."""
 
     name: str
     role: str
@@ -84,7 +84,7 @@ def check_cron(
 
 
 def _look(connection: AdministrationConnection, name: str, role: str) -> _Sight:
-    # A role sees its own jobs only.
+    # A role sees only its own jobs.
     asked = {"role": role}
     may_look = connection.execute(load("outbox", "may_become"), asked).fetchone()
     if may_look != (True,):

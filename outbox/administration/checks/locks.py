@@ -1,4 +1,4 @@
-"""Advisory locks: any role that may connect can take ours and block our processes."""
+"""Advisory locks: any role that can connect can take them and block pillarbox."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from outbox.postgres.sql_files import load
 def check_locks(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    """Find foreign sessions that hold our locks, and a database open to every role."""
+    """Find other clients that hold pillarbox's locks, and a database open to PUBLIC."""
     roles = [here.role(name) for name in ROLES]
     # The application takes doorbells only in shared mode, as any writer does.
     trusted = [role for role in roles if role != here.role("application")]
@@ -60,8 +60,8 @@ def _list_foreign(
 ) -> list[_Foreign]:
     seen = _look(connection, trusted)
     if any(each.muffles for each in seen):
-        # A writer that is ending may hold the doorbell slightly longer than the table's
-        # lock, so only what both queries find counts.
+        # A writer whose transaction is ending can hold the doorbell slightly longer
+        # than the table's lock, so only sessions that both queries find count.
         connection.execute("SELECT pg_catalog.pg_sleep(0.2)")
         muffling = {each.pid for each in _look(connection, trusted) if each.muffles}
         seen = [each._replace(muffles=each.pid in muffling) for each in seen]

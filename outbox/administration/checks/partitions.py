@@ -114,7 +114,10 @@ def check_partitions(
 
 
 def _must_go(judged: _Judged, in_the_way: Container[str]) -> str | None:
-    """Return why a partition must be replaced; one in use only if it is in the way."""
+    """Return why a partition must be replaced; None if it can stay.
+
+    One that is in use must be replaced only if it is in the way.
+    """
     whose = f" (it belongs to {judged.owner})" if judged.is_foreign else ""
     subject = f"{judged.partition}{whose}"
     if judged.is_default:

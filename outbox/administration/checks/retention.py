@@ -1,4 +1,4 @@
-"""Retention: what should have been dropped, what holds it, and who else may drop."""
+"""Retention: overdue partitions, what holds them, and who else may drop partitions."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -94,7 +94,7 @@ def check_retention(
 def check_configuration(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    """Find tables that pg_partman doesn't know, or would drop partitions of."""
+    """Find tables that pg_partman doesn't know, or whose partitions it would drop."""
     if here.partman is None:
         return
     query = sql.SQL(load("outbox", "list_configuration")).format(

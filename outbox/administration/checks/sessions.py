@@ -1,4 +1,4 @@
-"""Other sessions: what keeps vacuum from dead rows, and a detach from ending."""
+"""Other sessions that keep vacuum from removing rows, or a detach from finishing."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from outbox.postgres.sql_files import load
 def check_pins(
     connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
-    """Find what keeps vacuum from removing dead rows, and a detach from ending."""
+    """Find what keeps vacuum from removing dead rows, or a detach from finishing."""
     for slot, quoted, active, age in connection.execute(load("outbox", "list_slots")):
         yield _found(
             f"replication slot {slot}, "

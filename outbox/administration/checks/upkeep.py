@@ -34,7 +34,7 @@ class Upkeep(NamedTuple):
     """How the last upkeep ended; the times are the server's.
 
     Attributes:
-        failure: what it couldn't do; None if it has succeeded since.
+        failure: what failed; None if it has succeeded since.
         clock_problem: why the server's clock isn't trusted; None if it is.
         was_elsewhere: whether it ran on another server or in another database, of
             which this one is a copy, or before this server was promoted.
@@ -87,7 +87,7 @@ def is_standby(connection: AdministrationConnection) -> bool:
 def check_standby(
     connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
-    """Report what a standby can't show, and where to run a remedy."""
+    """Report what a standby can't show, and where to run remedies."""
     if is_standby(connection):
         yield Finding(
             check="standby",

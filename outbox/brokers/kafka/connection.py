@@ -28,14 +28,14 @@ _SETTINGS: Final[dict[str, Any]] = {
     "topic.metadata.refresh.fast.interval.ms": 100,
 }
 _logger = logging.getLogger(__name__)
-# We raise or nack what matters of these, once and not at every attempt.
+# Failures that matter are raised or nacked, once and not at every attempt.
 _logger.addFilter(
     lambda record: not record.getMessage().startswith(("FATAL", "FAIL", "CONFWARN"))
 )
 
 
 def kafka_config(url: str, ours: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the printable name of a URL, and the configuration of a client for it.
+    """Return a URL's printable name, and the client configuration that it specifies.
 
     The options of the URL are librdkafka's own properties. A user in the URL means
     SASL_SSL with SCRAM-SHA-512, unless its options say otherwise.
@@ -44,7 +44,7 @@ def kafka_config(url: str, ours: Mapping[str, Any]) -> tuple[str, dict[str, Any]
         ours: settings that the options can't change.
 
     Raises:
-        ConfigError: it isn't a valid Kafka URL, or it sets an option that can't be
+        ConfigError: the URL isn't a valid Kafka URL, or sets an option that can't be
             changed.
     """
     parts = split(url)

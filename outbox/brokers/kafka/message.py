@@ -89,7 +89,7 @@ def problem_of(record: NewRecord, max_bytes: int) -> str | None:
     texts = (*record.headers, *record.headers.values())
     size = len(record.value) + len(record.key or b"") + _OVERHEAD
     size += len(record.headers) * _HEADER_OVERHEAD
-    # Counting bytes takes longer, and few records are near the limit.
+    # Counting bytes is slower, and few records are near the limit.
     if size + _LONGEST_CHARACTER * sum(map(len, texts)) <= max_bytes:
         return None
     size += sum(len(text.encode()) for text in texts)

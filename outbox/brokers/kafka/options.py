@@ -9,7 +9,7 @@ from outbox.brokers.options import BrokerOptions, Described, Duration, Number, o
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaOptions(BrokerOptions):
-    """Options of the publisher and the source; librdkafka reads and checks the rest."""
+    """Options of publisher and source; librdkafka reads and checks the others."""
 
     schemes: ClassVar[tuple[str, ...]] = ("kafka",)
     closed: ClassVar[bool] = False

@@ -1,13 +1,13 @@
-"""nats-py's client, fixed where it would give up, wait or continue unencrypted.
+"""nats-py's client, fixed where it would stop reading, wait or continue unencrypted.
 
-nats-py has no public interface for any of this, so we override or use private names.
-They may change with any minor version: `pyproject.toml` pins it, and
-`tests/brokers/nats/test_nats_client.py` names each and fails when one changes.
+nats-py has no public interface for these fixes, so they override or use private names,
+which can change with any minor version. `pyproject.toml` therefore pins the version,
+and `tests/brokers/nats/test_nats_client.py` fails when one of the names changes.
 
 | private name | why |
 |---|---|
 | `_ps` | to end the connection where the parser would only log and stop reading |
-| `_transport`, `_io_writer` | to learn why a server rejects us, and to close at once |
+| `_transport`, `_io_writer` | to learn why a server rejects it, and to close at once |
 | `_process_info` | to send no password to a server that offers no TLS |
 | `_process_headers`, `_parse_header_lines` | to read headers that aren't UTF-8 |
 | `_build_message` | to read subjects that aren't UTF-8 |
@@ -55,7 +55,7 @@ class _Transport(TcpTransport):
 
     @override
     def __bool__(self) -> bool:
-        # If it were false, the client would create a transport of its own.
+        # If it were false, the client would create its own transport.
         return True
 
     @override
@@ -92,7 +92,7 @@ class NatsClient(Client):
     @staticmethod
     @override
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        # nats-py drops what isn't UTF-8; this keeps it as surrogates.
+        # nats-py drops bytes that aren't UTF-8; this keeps them as surrogates.
         lines = raw.decode(errors="surrogateescape").split("\r\n")
         pairs = (line.partition(":") for line in lines if line)
         return {name.strip(): value.strip() for name, _, value in pairs}
@@ -102,7 +102,7 @@ class NatsClient(Client):
         try:
             found: dict[str, str] | None = await super()._process_headers(headers)
         except (UnicodeDecodeError, IndexError):
-            # nats-py expects a status in the first line; producers may write anything.
+            # nats-py expects a status in the first line; producers can write anything.
             return {"": headers.decode(errors="surrogateescape")}
         return found
 
@@ -126,7 +126,7 @@ class NatsClient(Client):
         )
 
     async def publish_all(self, commands: Iterable[bytes]) -> None:
-        """Send commands in their order, without waiting for the server.
+        """Send commands in order, without waiting for the server.
 
         nats-py's `publish` encodes the headers of each message, and takes twice as
         long.

@@ -44,7 +44,8 @@ class NatsConnection:
 
     Args:
         on_lost: called once, with the reason why the connection ended.
-        on_refusal: called with what the user's permissions forbid, in NATS's words.
+        on_refusal: called with NATS's message when the user's permissions forbid
+            something.
 
     Attributes:
         lost: why the connection ended; None while it is open.
@@ -80,7 +81,7 @@ class NatsConnection:
                         name="pillarbox",
                         error_cb=self._failed,
                         closed_cb=self._closed,
-                        # We reconnect ourselves: we must know what was in flight.
+                        # The caller reconnects: it must know what was in flight.
                         allow_reconnect=False,
                         max_reconnect_attempts=1,
                         reconnect_time_wait=0,
@@ -92,7 +93,7 @@ class NatsConnection:
                         tls=settings.tls,
                         user_credentials=settings.options.creds,
                         inbox_prefix=settings.options.inbox_prefix,
-                        # Otherwise it waits for the server in the middle of a batch.
+                        # Otherwise the client waits for the server within a batch.
                         pending_size=0,
                     )
             await self.ready()
@@ -158,7 +159,7 @@ class NatsConnection:
         try:
             async with asyncio.timeout(_ANSWER):
                 # The client's own flush overtakes data that waits to be written, and
-                # there is no event to wait for.
+                # there is no event that tells when it is written.
                 while self.client.pending_data_size and not self.lost:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 with cancellable():
@@ -171,7 +172,7 @@ class NatsConnection:
 
         Raises:
             BrokerUnavailableError: there was no answer.
-            ConfigError: the stream is missing, and isn't to be created.
+            ConfigError: the stream is missing, and the options don't say to create it.
         """
         options = self._settings.options
         stream, create = options.stream, options.create

@@ -1,7 +1,7 @@
 """The form of a message on NATS: a subject, headers and a payload.
 
-Header names must be tokens, and values one line without leading or trailing white
-space. Any other value is percent-encoded, as CloudEvents specifies for HTTP.
+Header names must be tokens. Values must be a single line without leading or trailing
+white space; any other value is percent-encoded, as CloudEvents specifies for HTTP.
 """
 
 import re
@@ -67,7 +67,7 @@ def encode_headers(message: Message, stream: str | None = None) -> bytes:
     With `stream`, NATS rejects the message if another stream would store it.
     """
     headers = to_headers(message, PREFIX)
-    # One test of all of them together is enough for nearly every message.
+    # For nearly every message, a single test of all values is enough.
     if _VISIBLE.fullmatch("".join(headers.values())) is None:
         for name, value in headers.items():
             headers[name] = _encode(value, spaces=not name.startswith(PREFIX))
@@ -85,7 +85,7 @@ def decode_message(headers: Mapping[str, str], payload: bytes) -> Message:
         InvalidMessageError: an attribute is missing or invalid, or a header isn't
             UTF-8.
     """
-    # One test of all of them together is enough for nearly every message.
+    # For nearly every message, a single test of all headers is enough.
     text = "".join((*headers, *headers.values()))
     if not text.isascii() and _SURROGATES.search(text):
         raise InvalidMessageError(
@@ -95,7 +95,7 @@ def decode_message(headers: Mapping[str, str], payload: bytes) -> Message:
 
 
 def plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Decode headers, without those that NATS acts on."""
+    """Decode headers, except those that NATS itself interprets."""
     return {
         name: unquote(value) if "%" in value else value
         for name, value in headers.items()

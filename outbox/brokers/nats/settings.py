@@ -15,14 +15,14 @@ class NatsSettings:
     """The settings of a broker URL for the connection and the stream.
 
     Attributes:
-        name: the URL as it may be printed.
+        name: the URL in a form that is safe to print.
         api: the subject prefix of JetStream's API.
     """
 
     name: str
     servers: list[str]
     secure: bool
-    user: str | None = field(repr=False)  # a token if there is no password
+    user: str | None = field(repr=False)  # the token if there is no password
     password: str | None = field(repr=False)
     tls: ssl.SSLContext | None
     api: str

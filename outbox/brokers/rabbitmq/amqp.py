@@ -31,7 +31,7 @@ _CLOSE: Final = 5.0
 
 
 class Channel:
-    """A channel, and how it ended.
+    """A channel, and the reason why it was closed.
 
     Attributes:
         closed: done when the channel is closed, with the reason as its result.
@@ -42,7 +42,7 @@ class Channel:
         self.closed = closed
 
     async def ask(self, method: Callable[..., Any], **arguments: Any) -> Any:
-        """Call a method of pika's channel that takes a callback; return its answer.
+        """Call a method of pika's channel that accepts a callback; return the answer.
 
         Raises:
             AMQPError: the channel or the connection was closed instead.
@@ -62,7 +62,7 @@ class Channel:
         raise TimeoutError(f"no answer within {_ANSWER:.0f} s")
 
     async def close(self) -> None:
-        """Close the channel once the server has processed all that was sent on it.
+        """Close the channel once the server has processed everything sent on it.
 
         Raises:
             AMQPError: the connection was lost instead.
@@ -217,11 +217,11 @@ class AmqpConnection:
 
 
 class _Connection(AsyncioConnection):
-    """Pika's connection, with one write for all that a turn of the event loop sends.
+    """Pika's connection, with one write for all frames of a turn of the event loop.
 
-    Otherwise each frame is a system call and a packet, and a message has three frames,
-    which costs up to half of the rate. The methods that are overridden for this are
-    those that pika expects each adapter to implement.
+    Otherwise, each frame costs a system call and a packet. A message has three frames,
+    so this would cost up to half of the rate. The overridden methods are those that
+    pika expects each adapter to implement.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -258,9 +258,9 @@ class _Connection(AsyncioConnection):
 class _IOServices(_AsyncioIOServicesAdapter):
     """Pika's I/O services, but a cancelled look-up is never answered.
 
-    Pika answers a look-up that is cancelled between its end and its callback. Its
-    connection workflow, which is given up by then, continues with the answer: it
-    connects a socket that nobody closes.
+    Pika answers a look-up even if it is cancelled between its end and its callback.
+    Its connection workflow, abandoned by then, continues with the answer: it connects a
+    socket that nobody closes.
     """
 
     @override
@@ -282,7 +282,7 @@ class _IOServices(_AsyncioIOServicesAdapter):
 
 
 class _Lookup(AbstractIOReference):
-    """A look-up of a host's addresses, which may be cancelled until it is answered."""
+    """A look-up of a host's addresses, which can be cancelled until it is answered."""
 
     pending: AbstractIOReference
 
@@ -310,11 +310,11 @@ _PROPERTIES: Final = 12
 
 
 def read_frame(data: bytes) -> tuple[int, Any]:
-    """Return the size of the first frame, 0 if bytes are missing, and the frame.
+    """Return the size of the first frame (0 if bytes are missing), and the frame.
 
     Tables that are nested too deeply, or a timestamp in milliseconds, make pika raise
-    an exception that ends the connection, again at each redelivery. So properties that
-    pika can't read become one header without a name, which holds their bytes.
+    an exception that ends the connection, at each redelivery again. So properties that
+    pika can't read become one header with an empty name, which holds their bytes.
 
     Raises:
         AMQPError: the data isn't an AMQP frame.

@@ -26,13 +26,13 @@ BROKEN: Final = (AMQPError, AMQPConnectorException, OSError)
 _TLS_FILES: Final = ("cacertfile", "certfile", "keyfile")
 _HEARTBEAT: Final = 20
 
-# pika logs each failure several times with a stack trace; we raise one line.
+# pika logs each failure several times, with a stack trace; pillarbox raises one line.
 if (_logger := logging.getLogger("pika")).level == logging.NOTSET:
     _logger.setLevel(logging.CRITICAL)
 
 
 def rabbitmq_parameters(url: str, options: RabbitMQOptions) -> pika.URLParameters:
-    """Return pika's parameters for a URL without our options, with the TLS files.
+    """Return pika's parameters for a URL without pillarbox's options, and TLS files.
 
     Raises:
         ConfigError: the URL or a file is invalid.
@@ -73,7 +73,7 @@ def rabbitmq_unavailable(url: str, error: BaseException) -> BrokerUnavailableErr
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the cause of a failed attempt to connect, which pika wraps."""
+    """Return the cause of a failed connection attempt, which pika wraps."""
     while True:
         inner: object = error.args[0] if error.args else None
         if isinstance(error, AMQPConnectionWorkflowFailed):

@@ -1,8 +1,8 @@
 """The form of a message in RabbitMQ: properties, headers, body and routing key.
 
 `message_id` is the id and `content_type` the content type; the rest are CloudEvents
-attributes among the headers, with a prefix of the AMQP binding. The time of
-publishing is where a server that stamps messages puts it: in whole seconds in
+attributes among the headers, with a prefix of the AMQP binding. The time of publishing
+is stored where a server that stamps messages stores it: in whole seconds in
 `timestamp`, and in milliseconds in a header.
 """
 
@@ -20,22 +20,22 @@ from outbox.message import Message
 from outbox.message_id import uuid7
 
 PREFIX: Final = "cloudEvents:"
-# The other prefix of the AMQP binding, which the SDKs of CloudEvents write.
+# The other prefix of the AMQP binding, which the CloudEvents SDKs write.
 _THEIR_PREFIX: Final = "cloudEvents_"
 _MOMENT: Final = "timestamp_in_ms"
 _PERSISTENT: Final = 2
-# Headers in which a quorum queue counts how often a message came back.
+# Headers in which a quorum queue counts how often a message was returned.
 _OWN: Final = frozenset({"x-delivery-count", "x-acquired-count"})
-# Headers by which RabbitMQ routes to more queues; if it can't, it closes the channel.
+# Headers that make RabbitMQ route to more queues; if it can't, it closes the channel.
 _ROUTING: Final = frozenset({"CC", "BCC"})
 # Headers must fit into one frame, of 128 KiB unless the server sets less.
 _MAX_HEADER_BYTES: Final = 120 * 1024
-# With this number of characters or fewer, no name is too long in UTF-8.
+# A name with this number of characters or fewer can't be too long in UTF-8.
 _SHORT: Final = MAX_NAME_BYTES // 4
 
 
 def to_properties(message: Message) -> BasicProperties:
-    """Return all but topic and payload as properties, published at this time."""
+    """Return a message, except topic and payload, as properties published now."""
     headers: dict[str, str | int] = {**to_headers(message, PREFIX)}
     del headers[CONTENT_TYPE]
     now = time.time()
@@ -64,7 +64,7 @@ def from_delivery(
     headers = {
         _text(name): _text(value)
         for name, value in (properties.headers or {}).items()
-        # A number is the time of publishing; text is the user's own header.
+        # A number is the time of publishing; text is the application's own header.
         if name not in _OWN and not (name == _MOMENT and isinstance(value, int))
     }
     # The content type is a property; a header doesn't replace it.
@@ -83,7 +83,7 @@ def from_delivery(
 def _prefix_of(headers: Mapping[str, str]) -> str:
     """Return the prefix of a delivery's attributes.
 
-    Only one counts, so that no header under the other adds an attribute.
+    Only one prefix counts, so that a header with the other one can't add an attribute.
     """
     is_theirs = f"{_THEIR_PREFIX}id" in headers and f"{PREFIX}id" not in headers
     return _THEIR_PREFIX if is_theirs else PREFIX

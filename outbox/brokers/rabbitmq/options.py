@@ -16,7 +16,7 @@ from outbox.brokers.options import (
 )
 
 MAX_NAME_BYTES: Final = 255
-"""The limit of what AMQP calls a short string: names, routing keys, content types."""
+"""AMQP's limit for a short string: a name, a routing key or a content type."""
 
 _NAME: Final = Text(
     f"a name of at most {MAX_NAME_BYTES} bytes",
@@ -63,7 +63,7 @@ class RabbitMQOptions(BrokerOptions):
     )
     max_payload_bytes: int = option(
         Number(),
-        # The default max_message_size of RabbitMQ 3; that of RabbitMQ 4 is 16 MiB.
+        # The default max_message_size of RabbitMQ 3; RabbitMQ 4's is 16 MiB.
         128 * 1024 * 1024,
         side="relay",
         help="a larger payload becomes a dead letter; set it to the server's "

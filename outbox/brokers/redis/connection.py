@@ -26,8 +26,8 @@ _SETTINGS: Final[dict[str, Any]] = {
 class _Cuttable:
     """A connection that reports a closed transport as a ConnectionError.
 
-    `writelines()` of a closed asyncio transport raises TypeError, seen in Python
-    3.13.5; in 3.11 it ignores the data.
+    On a closed asyncio transport, `writelines()` raises TypeError in Python 3.13.5; in
+    3.11 it ignores the data.
     """
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
@@ -62,10 +62,10 @@ def redis_client(url: str) -> Redis:
     if url.startswith("redis:") and (tls := _TLS.search(url.partition("?")[2])):
         raise ConfigError(f"broker URL {name}: {tls[1]} needs rediss://")
     try:
-        # A retry inside the client would repeat commands unnoticed.
+        # A retry inside the client would silently repeat commands.
         client = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_SETTINGS)
         pool = client.connection_pool
-        # TLS uses a transport of its own.
+        # TLS uses a different transport.
         pool.connection_class = {
             Connection: _Connection,
             UnixDomainSocketConnection: _UnixConnection,
@@ -78,7 +78,8 @@ def redis_client(url: str) -> Redis:
 
 async def close_client(client: Redis) -> None:
     """Close all connections of a client; if cancelled, some close a moment later."""
-    # redis-py closes each in a task, which would be cancelled before its first step.
+    # redis-py closes each connection in a task. Without the shield, a cancellation
+    # would end that task before its first step.
     await asyncio.shield(client.aclose())
 
 

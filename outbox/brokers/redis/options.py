@@ -48,7 +48,7 @@ class RedisOptions(BrokerOptions):
     )
     max_payload_bytes: int = option(
         Number(),
-        # Redis's own limit of a string, proto-max-bulk-len.
+        # Redis's own limit on the size of a string, proto-max-bulk-len.
         512 * 1024 * 1024,
         side="relay",
         help="a larger payload becomes a dead letter",

@@ -30,7 +30,7 @@ BROKEN: Final = (BotoCoreError, ClientError, OSError, TimeoutError)
 MISSING: Final = {"QueueDoesNotExist", "NonExistentQueue", "NotFound"}
 DENIED: Final = {"AccessDenied", "AuthorizationError", "KMSAccessDenied"}
 
-# Shared: each session would otherwise read the service descriptions again, in 0.2 s.
+# Shared, since otherwise each session spends 0.2 s on reading the service descriptions.
 _LOADER: Final = Loader()
 _LARGE: Final = 512 * 1024
 _UNUSABLE: Final = (
@@ -50,7 +50,7 @@ _TEMPORARY: Final = re.compile(
     r"Throttl|RequestLimitExceeded|Unavailable|InternalError|InternalFailure|OverLimit"
     r"|RequestTimeout"
 )
-# Separators in topics; a name in AWS has letters, digits, - and _ only.
+# Separators in topics; a name in AWS contains only letters, digits, - and _.
 _SEPARATORS: Final = str.maketrans("./:", "---")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?")
 _MAX_NAME: Final[Mapping[str, int]] = {"sqs": 80, "sns": 256}
@@ -62,7 +62,7 @@ class SqsSettings:
     """The settings of a broker URL: `sqs://key:secret@region/?option=…`, or `sns://`.
 
     Attributes:
-        url: the URL as it may be printed.
+        url: the URL in a form that is safe to print.
         service: `sqs` or `sns`.
         options: the options of the URL.
     """
@@ -125,19 +125,20 @@ class SqsSettings:
     def client(
         self, service: str, *, connections: int, read_timeout: float
     ) -> AbstractAsyncContextManager[Any]:
-        """Return a client to be entered, which connects with its first call.
+        """Return the context manager of a client, which connects with its first call.
 
         Raises:
-            ConfigError: the region is invalid; raised on entering.
+            ConfigError: the region is invalid; raised when the context is entered.
         """
         config = AioConfig(
             max_pool_connections=connections,
             connect_timeout=5,
             read_timeout=read_timeout,
             tcp_keepalive=True,
-            # A retry inside the client would repeat requests unnoticed.
+            # A retry inside the client would silently repeat requests.
             retries={"total_max_attempts": 1, "mode": "standard"},
-            # It takes a quarter of a request's time, and our parameters are valid.
+            # Validation takes a quarter of a request's time, and the parameters are
+            # always valid.
             parameter_validation=False,
         )
         session = get_session()
@@ -149,7 +150,7 @@ class SqsSettings:
         return made
 
     def name_of(self, topic: str) -> str:
-        """Return the name of a topic's queue, or of its topic in SNS.
+        """Return the name of a topic's queue, or of its SNS topic.
 
         Raises:
             ValueError: the topic can't have such a name; the message says why.
@@ -173,7 +174,7 @@ class SqsSettings:
     def unusable(self, error: BaseException) -> ConfigError | None:
         """Return a ConfigError for wrong credentials or a wrong region; otherwise None.
 
-        No retry fixes such an error.
+        A retry can't fix such an error.
         """
         if isinstance(error, _UNUSABLE) or (
             isinstance(error, ClientError) and _CREDENTIALS.search(code_of(error))
@@ -187,14 +188,14 @@ class SqsSettings:
 
 
 def _in_pieces(request: Any, **_: Any) -> None:
-    # A large body in one piece is written at once, which makes aiohttp warn.
+    # aiohttp warns about a large body that is written in one piece.
     body = request.body or b""
     if len(body) >= _LARGE:
         request.body = io.BytesIO(body.encode() if isinstance(body, str) else body)
 
 
 def resource_name(text: str, *, fifo: bool, limit: int = _MAX_NAME["sqs"]) -> str:
-    """Return a text as a name in AWS: `.`, `/` and `:` become `-`.
+    """Convert a text to a name in AWS: `.`, `/` and `:` become `-`.
 
     Raises:
         ValueError: the text has other invalid characters, or is too long.
@@ -214,18 +215,18 @@ def resource_name(text: str, *, fifo: bool, limit: int = _MAX_NAME["sqs"]) -> st
 
 
 def is_fifo(name: str) -> bool:
-    """Return whether a queue or topic of this name preserves the order in groups."""
+    """Return whether a queue or topic of this name preserves the order in a group."""
     return name.endswith(_FIFO)
 
 
 def code_of(error: ClientError) -> str:
-    """Return the last part of an error's code, without what SDKs add to it."""
+    """Return the last part of an error's code, without the suffix that SDKs add."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     return code.rpartition(".")[2].removesuffix("Exception")
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Return whether the service is at fault, not the request."""
+    """Return whether the service or the credentials are at fault, not the request."""
     if not isinstance(error, ClientError):
         return True
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -234,5 +235,5 @@ def is_temporary(error: BaseException) -> bool:
 
 
 def is_busy(code: str) -> bool:
-    """Return whether a code, even one of a client error, means to try again later."""
+    """Return whether an error code, even a client error's, means to try again later."""
     return _TEMPORARY.search(code) is not None

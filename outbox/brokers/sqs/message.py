@@ -1,8 +1,8 @@
 """The form of a message in SQS and SNS: a text body and at most ten attributes.
 
 Eight attributes are those of CloudEvents, one names the encoding of the body, and one
-holds the message's own headers as JSON. If there is room, `traceparent` has an
-attribute of its own.
+holds the message's own headers as JSON. If there is room, `traceparent` gets its own
+attribute.
 """
 
 import base64
@@ -28,7 +28,7 @@ _MAX_ATTRIBUTES: Final = 10
 _TIME: Final = f"{PREFIX}time"
 _TRACE: Final = "traceparent"
 _ID: Final = f"{PREFIX}id"
-# As text, AWS accepts the characters that XML allows.
+# In text, AWS accepts only the characters that XML allows.
 _REFUSED: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ESCAPED: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|%")
 _GROUP: Final = re.compile("[!-~]{1,128}")
@@ -78,7 +78,7 @@ def write(message: Message) -> Written:
 
 
 def typed(attributes: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return attributes in the form of the API."""
+    """Return attributes in the form that the API expects."""
     return {
         name: {"DataType": _TYPE, "StringValue": value}
         for name, value in attributes.items()
@@ -88,7 +88,8 @@ def typed(attributes: Mapping[str, str]) -> dict[str, dict[str, str]]:
 def group_of(message: Message) -> str:
     """Return the group of a message in a FIFO queue.
 
-    That is its key, or a hash of a key that AWS rejects; without a key, its id.
+    The group is the message's key, or a hash of a key that AWS rejects. Without a key,
+    it is the message's id.
     """
     if message.key is None:
         return str(message.id)
@@ -100,7 +101,7 @@ def group_of(message: Message) -> str:
 def read(
     body: str, attributes: Mapping[str, Mapping[str, Any]], *, place: str
 ) -> tuple[Message, str | None]:
-    """Return a message, bare or in the envelope of SNS, and any problem with it.
+    """Return a message, bare or in an SNS envelope, and any problem with it.
 
     An invalid message is returned as far as it is readable.
     """
@@ -208,7 +209,7 @@ def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, 
 
 
 def _are_text(values: Iterable[str]) -> bool:
-    """Return whether texts are free of surrogates, which JSON allows, not UTF-8."""
+    """Return whether texts are free of surrogates, which JSON allows, but not UTF-8."""
     try:
         "".join(values).encode()
     except UnicodeEncodeError:

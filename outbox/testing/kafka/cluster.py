@@ -1,9 +1,9 @@
 """The process behind `outbox.testing.kafka`: librdkafka's mock cluster.
 
-It reads one JSON list per line of standard input: the name of a function of
-`rdkafka_mock.h`, without its prefix, and its arguments after the cluster. It answers
-each with a line that has the function's result. The first line of output has the
-addresses of the brokers. The process ends when its input does.
+Each line of its standard input is a JSON list: the name of a function of
+`rdkafka_mock.h`, without its prefix, and the arguments that follow the cluster. It
+answers each with a line that contains the function's result. The first line of output
+contains the addresses of the brokers. The process ends when its input does.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ def library() -> ctypes.CDLL:
 
 
 class Cluster:
-    """A mock cluster, and its functions by name."""
+    """A mock cluster, whose functions are called by name."""
 
     def __init__(self, kafka: ctypes.CDLL, brokers: int) -> None:
         self._kafka = kafka

@@ -1,6 +1,6 @@
 """Kafka for tests and demonstrations: the mock cluster that is part of librdkafka.
 
-It speaks Kafka's protocol over TCP in a process of its own and keeps everything in
+It runs in a separate process, speaks Kafka's protocol over TCP, and keeps everything in
 memory, at most 5 MB of each Kafka partition. `docs/brokers/kafka.md` lists how it
 differs from Kafka.
 """
@@ -38,7 +38,8 @@ class KafkaCluster:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Control-C in the terminal must reach only us; its input ends when we end.
+            # Control-C in the terminal must reach only this process: when it ends, so
+            # does the cluster's input.
             start_new_session=True,
         )
         self.servers = self._read().split(",")
@@ -64,9 +65,9 @@ class KafkaCluster:
         self._call("broker_set_up", _ALL)
 
     def freeze(self) -> None:
-        """Stop responding, with connections open."""
+        """Stop responding, but keep connections open."""
         self._process.send_signal(signal.SIGSTOP)
-        # It may still answer until all of its threads have stopped.
+        # The cluster can still answer until all of its threads have stopped.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
@@ -83,11 +84,11 @@ class KafkaCluster:
         self._call("topic_create", topic, partitions, 1)
 
     def fail_topic(self, topic: str, error: int) -> None:
-        """Answer every request for a topic with this Kafka error; 0 ends that."""
+        """Answer every request for a topic with this Kafka error; 0 turns that off."""
         self._call("topic_set_error", topic, error)
 
     def refuse(self, request: int, *errors: int) -> None:
-        """Let the next requests of a kind fail, each with one of these errors."""
+        """Make the next requests of a kind fail, each with one of these errors."""
         self._call("push_request_errors", request, len(errors), *errors)
 
     def lead(self, topic: str, partition: int, broker: int) -> None:
@@ -95,7 +96,7 @@ class KafkaCluster:
         self._call("partition_set_leader", topic, partition, broker)
 
     def advertise(self, broker: int, host: str, port: int) -> None:
-        """Tell clients another address for a broker, such as that of a proxy."""
+        """Advertise another address for a broker to clients, such as a proxy's."""
         self._call("broker_set_host_port", broker, host, port)
 
     def _call(self, name: str, *arguments: int | str) -> None:

@@ -33,7 +33,7 @@ class NatsServer(PrivateServer):
         return f"nats://127.0.0.1:{self.port}"
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Use other settings from the next start on."""
+        """Change the settings, with effect from the next start."""
         self._settings = dict(settings)
 
     @override
@@ -70,7 +70,7 @@ def nats_server(settings: Mapping[str, Any] | None = None) -> Iterator[NatsServe
 
     `settings` are those of nats-server.conf; None for `jetstream` turns it off.
     """
-    # Root's PATH may lack /usr/sbin, where Debian has it.
+    # Debian installs it in /usr/sbin, which PATH may lack.
     program = shutil.which("nats-server") or shutil.which(
         "nats-server", path="/usr/sbin:/usr/local/sbin"
     )

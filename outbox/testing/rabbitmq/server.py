@@ -1,8 +1,8 @@
 """A private RabbitMQ server for tests, demo and benchmarks.
 
-A node with its own ports, directory, cookie and Erlang name server (epmd): it doesn't
-connect to another node on the machine, nor read its configuration. Durable queues
-survive a kill until the end of the block.
+It is a node with its own ports, directory, cookie and Erlang name server (epmd): it
+neither connects to another node on the machine nor reads that node's configuration.
+Durable queues survive a kill until the end of the block.
 """
 
 import os
@@ -22,7 +22,7 @@ from outbox.testing.server import PrivateServer
 
 __all__ = ["RabbitMQServer", "rabbitmq_server"]
 
-# Debian's programs outside of PATH; those on PATH require another user.
+# Debian's programs, which are not on PATH; those on PATH require another user.
 _DEBIAN = Path("/usr/lib/rabbitmq/bin")
 # RabbitMQ before 3.13.4 writes the table of the quorum queues' logs to disk only after
 # it hasn't changed for half a second.
@@ -32,9 +32,10 @@ _WRITE_NAMES = (
 )
 # RabbitMQ starts by loading all modules of its applications, one after the other, and
 # each time Erlang copies its table of all functions. Loading them together, on all
-# cores, halves the time of a start, and saves a fifth of its CPU time. RabbitMQ also
-# starts a node, with its name on the command line, at each start and every minute, to
-# make sure that epmd is running: that one needs none of them, and would spend a second.
+# cores, halves the time of a start, and saves a fifth of its CPU time. At each start
+# and every minute, RabbitMQ also starts a node with its name on the command line, to
+# make sure that epmd is running: that node needs no modules, and loading them would
+# take it a second.
 _LOAD_TOGETHER = """\
 Applications = fun
     (Next, [App | Others], Seen) ->
@@ -82,7 +83,7 @@ class RabbitMQServer(PrivateServer):
 
     @override
     def environment(self) -> Mapping[str, str]:
-        # Not for rabbitmqctl, which is an Erlang program, too.
+        # Not passed to rabbitmqctl, which is also an Erlang program.
         script = self.directory / "load_together"
         script.write_text(_LOAD_TOGETHER)
         return {**self._environment, "ERL_AFLAGS": f"-eval \"file:eval('{script}').\""}
@@ -110,10 +111,10 @@ class RabbitMQServer(PrivateServer):
         return done.stdout
 
     def evaluate(self, expression: str) -> str:
-        """Evaluate Erlang in the node and return the value, as Erlang writes it.
+        """Evaluate Erlang in the node, and return the value as Erlang writes it.
 
         The expression ends with a period. This takes a hundredth of the time of
-        rabbitmqctl, which starts an Erlang VM of its own.
+        rabbitmqctl, which starts its own Erlang VM.
 
         Raises:
             OutboxError: the expression can't be evaluated, or failed.
@@ -138,8 +139,8 @@ class RabbitMQServer(PrivateServer):
     def write_names(self) -> None:
         """Write the list of quorum queues to disk.
 
-        Otherwise a kill right after a queue was declared loses it for good: nothing can
-        be published to it, and confirmed messages are gone.
+        Otherwise, if the node is killed right after a queue was declared, the queue is
+        lost for good: nothing can be published to it, and confirmed messages are lost.
         """
         self.evaluate(_WRITE_NAMES)
 
@@ -208,12 +209,12 @@ def _environment(directory: Path, port: int, epmd_port: int) -> dict[str, str]:
         "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
         "RABBITMQ_PID_FILE": str(directory / "rabbitmq.pid"),
-        # Idle schedulers must not spin: that takes a fifth of the CPU time of a start,
-        # and more while the server is idle.
+        # Keeps idle schedulers from spinning, which takes a fifth of the CPU time of a
+        # start, and more while the server is idle.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
             "+sbwt none +sbwtdcpu none +sbwtdio none"
         ),
-        # Makes the script exec the server instead of supervising it.
+        # This makes the script exec the server instead of supervising it.
         "RABBITMQ_ALLOW_INPUT": "true",
     }
 

@@ -1,6 +1,6 @@
 """A private Redis server for tests, demo and benchmarks.
 
-By default it keeps nothing on disk, so its data is gone when it stops.
+By default it keeps nothing on disk, so its data is lost when it stops.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""A private stand-in for Amazon SQS and SNS, for tests: moto's server."""
+"""A private substitute for Amazon SQS and SNS in tests: moto's server."""
 
 from outbox.testing.sqs.server import SqsServer, sqs_server
 

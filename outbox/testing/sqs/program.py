@@ -1,10 +1,11 @@
-"""A program that runs moto's server with fixes for what breaks our tests.
+"""A program that runs moto's server with fixes for behaviour that breaks the tests.
 
 moto's threads share queues without locks, so each request has to run without a thread
-switch. It reads the clock for each message in a queue, with a function that takes
-microseconds. A poll that waits for a group of a FIFO queue spins. For each message sent
-it counts the whole queue three times; here it uses the queue's length. After the
-visibility timeout of a group it may deliver only part of it, or the last message first.
+switch. moto reads the clock for each message in a queue, with a function that takes
+microseconds. A poll that waits for a group of a FIFO queue spins. For each message
+sent, moto counts the whole queue three times; here it uses the queue's length. After
+the visibility timeout of a group, moto can deliver only part of the group, or its last
+message first.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A private substitute for Amazon SQS and SNS in tests: moto's server.
 
-It keeps everything in memory: queues and messages are gone when it stops.
+It keeps everything in memory: queues and messages are lost when it stops.
 `docs/brokers/sqs.md` lists how it differs from AWS.
 """
 
@@ -39,7 +39,7 @@ class SqsServer(PrivateServer):
         return f"http://127.0.0.1:{self.port}"
 
     def url(self, scheme: str = "sqs", *, endpoint_url: str | None = None) -> str:
-        """Return the broker URL, with another endpoint if given, such as a proxy."""
+        """Return the broker URL, with another endpoint, such as a proxy, if given."""
         return (
             f"{scheme}://key:secret@eu-west-1/"
             f"?endpoint_url={endpoint_url or self.endpoint_url}"
@@ -53,7 +53,7 @@ class SqsServer(PrivateServer):
     def answers(self) -> bool:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
-            # The first request to a service loads it.
+            # moto loads a service at the first request to it.
             connection.request("POST", "/", "{}", HEADERS)
             return connection.getresponse().status == HTTPStatus.OK
         except (OSError, HTTPException):

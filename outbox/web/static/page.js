@@ -16,7 +16,7 @@
   const byId = (id) => document.getElementById(id);
   const say = (text) => { const at = byId("status"); if (at && at.textContent !== text) at.textContent = text; };
 
-  // Replaces what is shown, and keeps the focus and what was opened.
+  // Replaces the content, and keeps the focus and opened details.
   const replace = (live, html) => {
     const opened = new Set([...live.querySelectorAll("details[open][id]")].map((it) => it.id));
     const focused = live.contains(document.activeElement) ? document.activeElement.id : "";
@@ -33,7 +33,7 @@
       source = new EventSource(live.dataset.live);
       source.addEventListener("page", (event) => {
         delay = 1000;
-        // Not under somebody's hands: what is selected stays until it is let go.
+        // Don't replace the content while the viewer has selected text in it.
         if (live.contains(getSelection()?.anchorNode) && !getSelection().isCollapsed) return;
         replace(live, event.data);
         root.dataset.updates = Number(root.dataset.updates || 0) + 1;
@@ -42,7 +42,7 @@
       source.addEventListener("problem", (event) => say("Not up to date: " + event.data));
       source.onerror = () => {
         say("Not up to date: the connection is lost. Connecting again…");
-        // A server that answers with an error ends the browser's own attempts.
+        // The browser stops reconnecting if the server answers with an error.
         if (source && source.readyState === EventSource.CLOSED) {
           close();
           timer = setTimeout(open, delay);
@@ -73,9 +73,9 @@
     };
     document.addEventListener("keydown", (event) => {
       if (!on.checked || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
-      // Not a checkbox, which takes no letters: the one of the dialog has the focus for a moment after it.
+      // Checkboxes accept no letters, and the dialog's keeps the focus for a moment after it closes.
       if (event.target.matches("input:not([type=checkbox]), select, textarea")) return;
-      // When it was pressed: a busy browser may handle it later.
+      // The time at which the key was pressed: a busy browser can handle it later.
       const now = event.timeStamp, isSecond = now - after < 3000;
       after = -Infinity;
       if (isSecond && links[event.key]) { links[event.key].click(); return; }
@@ -101,7 +101,7 @@
       label();
     });
     const token = byId("token");
-    // What follows # is not sent to the server, so no log has it.
+    // Browsers don't send the part after # to the server, so no log contains it.
     if (token && location.hash.length > 1) {
       token.value = decodeURIComponent(location.hash.slice(1));
       history.replaceState(null, "", location.pathname);

@@ -1,4 +1,4 @@
-"""The addresses that a webhook may have: public ones, unless all are allowed."""
+"""Limits the addresses of webhooks to public ones, unless all are allowed."""
 
 import socket
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 AddressInfo: TypeAlias = tuple[Any, Any, int, str, Any]
 """One entry of the result of `getaddrinfo`."""
 
-# Listed here because Python versions differ in what ipaddress calls private.
+# Listed here because Python versions differ in what `ipaddress` considers private.
 _NOT_PUBLIC_4: Final = tuple(
     map(
         IPv4Network,
@@ -39,7 +39,7 @@ _NOT_PUBLIC_4: Final = tuple(
     )
 )
 _PUBLIC_6: Final = IPv6Network("2000::/3")
-# They include tunnels to IPv4, whose embedded address may be any.
+# They include tunnels to IPv4, which can embed any address.
 _NOT_PUBLIC_6: Final = tuple(
     map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
 )
@@ -63,8 +63,8 @@ def is_public(text: str) -> bool:
 def socket_maker(*, allow_private: bool) -> Callable[[AddressInfo], socket.socket]:
     """Return a function that opens the socket for an address, or rejects the address.
 
-    It checks the address that is actually connected to, so a name that resolves to
-    another address the second time gains nothing.
+    It checks the address of the actual connection, so a name can't evade the check by
+    resolving to a different address the second time.
     """
 
     def make(info: AddressInfo) -> socket.socket:

@@ -18,7 +18,7 @@ _MAX_TRIALS: Final = 3
 
 
 class Batch:
-    """Sends the messages that have no answer yet, one at a time for each key.
+    """Sends the messages without an answer, one at a time for each key.
 
     Args:
         answers: one for each message of the batch, filled in as they arrive.
@@ -41,7 +41,7 @@ class Batch:
         self._width = width
         self._lost: BrokerUnavailableError | None = None
         self._refused: list[tuple[int, list[int]]] = []
-        # The host was unavailable and has answered since, so a refusal is about the
+        # The host was unavailable and has answered since, so refusals concern the
         # message.
         self._proven = False
         lines: dict[str | UUID, deque[int]] = {}
@@ -49,17 +49,17 @@ class Batch:
             if answers[i] is None:
                 name = message.id if message.key is None else message.key
                 lines.setdefault(name, deque()).append(i)
-        # Messages whose requests failed recently go last, so that others needn't wait.
+        # Messages whose requests failed recently go last, so that others don't wait.
         self._lines = deque(
             sorted(lines.values(), key=lambda line: host.suspects(batch[line[0]].id))
         )
 
     async def run(self) -> None:
-        """Send all messages that have no answer yet.
+        """Send all messages without an answer.
 
         Raises:
-            BrokerUnavailableError: the host is unavailable, and messages remain without
-                an answer.
+            BrokerUnavailableError: the host is unavailable, and some messages have no
+                answer.
         """
         await self._try_host()
         if self._lost is None and len(self._lines) == 1:

@@ -15,7 +15,7 @@ from outbox.bounded_dict import BoundedDict
 from outbox.errors import BrokerUnavailableError
 
 _MAX_REFUSALS: Final = 5
-# Within a shorter time, several network failures may well hit the same message.
+# In less time, several network failures can well hit the same message.
 _DOUBT: Final = 30.0
 
 
@@ -38,10 +38,10 @@ class Host:
         self._suspects: BoundedDict[UUID, float] = BoundedDict()
 
     def check_pause(self) -> None:
-        """Check that the pause requested by the host is over.
+        """Check that any pause requested by the host is over.
 
         Raises:
-            BrokerUnavailableError: it isn't over yet.
+            BrokerUnavailableError: the pause isn't over yet.
         """
         left = self._paused_until - time.monotonic()
         if left > 0:
@@ -78,18 +78,18 @@ class Host:
     def blames(self, id: UUID) -> bool:
         """Return whether the message is to blame for a failed request, not the host.
 
-        It is if its requests have been failing for a while and the host answered others
-        in between. Until then the host is to blame, and no message is charged an
-        attempt.
+        The message is to blame if its requests have been failing for a while and the
+        host has answered others since the first failure. Until then, the host is to
+        blame, and no message is charged an attempt.
         """
         now = time.monotonic()
         since = self._suspects.setdefault(id, now)
         return now - since >= _DOUBT and self._answered_at > since
 
     def forget(self, id: UUID) -> None:
-        """Forget the failures of a message that was charged for them."""
+        """Forget the failures of a message once it was charged for them."""
         self._suspects.pop(id, None)
 
     def suspects(self, id: UUID) -> bool:
-        """Return whether a request for this message failed and wasn't charged to it."""
+        """Return whether a request for the message failed and wasn't charged to it."""
         return id in self._suspects

@@ -18,11 +18,11 @@ from relay.publishers.http.host import Host
 
 _MAX_ANSWER_BYTES: Final = 16 * 1024
 _ACKED: Final = Acked()
-# These concern the message and are permanent. Others may be temporary: a deployment or
-# a change of secrets causes 401, 403 and 404, too.
+# These concern the message and are permanent. Others can be temporary: a deployment or
+# a change of secrets also causes 401, 403 and 404.
 _FOR_EVER: Final = frozenset({400, 410, 413, 415, 422, 431})
-# Like 5xx, these may concern all messages, so many in a row mean that the host is
-# unavailable. 404 may concern a single topic, which must not hold up the others.
+# Like 5xx, these can concern all messages, so several in a row mean that the host is
+# unavailable. 404 can concern a single topic, which must not hold up the others.
 _ALIKE: Final = frozenset({401, 403, 407, 408, 425, 429})
 # With Retry-After, 429 and 503 request a pause for the host, 425 for the message.
 _PAUSING: Final = frozenset({429, 503})
@@ -35,7 +35,7 @@ class Mailbox:
 
     Args:
         secrets: each signs every request; without any, requests aren't signed.
-        max_retry_after: the longest pause that the host may request, in seconds.
+        max_retry_after: the longest pause that the host can request, in seconds.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Mailbox:
                 while len(said) < _MAX_ANSWER_BYTES and not response.content.at_eof():
                     said += await response.content.readany()
             except (TimeoutError, aiohttp.ClientError):
-                # The status is the answer; the rest would only have explained it.
+                # The status is the answer; the body would only have explained it.
                 response.close()
             if not response.content.at_eof():
                 response.close()
@@ -147,5 +147,5 @@ class Mailbox:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error in one line."""
+    """Return the text of an error on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,7 @@
 """A publisher that posts each message to a webhook, as a signed CloudEvent.
 
-HTTP has no batches: messages of a key are posted one after the other, each after the
-2xx for the previous one. Keys are posted in parallel, over persistent connections.
+HTTP has no batches: messages of a key are posted one at a time, each after a 2xx
+response to the previous one. Keys are posted in parallel, over persistent connections.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class HttpPublisher:
 
         `secret_env` names the environment variable that holds the secrets, separated by
         white space; `unsigned=true` disables signing. The other options are those of
-        `HttpOptions`. The rest of the query is the receiver's.
+        `HttpOptions`. The rest of the query is sent to the receiver.
 
         Raises:
             ConfigError: the URL can't be used, or there is no secret.
@@ -51,11 +51,11 @@ class HttpPublisher:
         return cls(HttpSettings.from_url(url))
 
     async def __aenter__(self) -> Self:
-        """Open a connection, to check that it is possible.
+        """Open a connection to check that the host accepts it.
 
         Raises:
             BrokerUnavailableError: the host is unreachable.
-            ConfigError: the host is in a private network, or its certificate isn't
+            ConfigError: the host is on a private network, or its certificate isn't
                 trusted.
         """
         settings = self._settings
@@ -102,8 +102,8 @@ class HttpPublisher:
 
         Raises:
             BrokerUnavailableError: the host is unreachable, doesn't respond, requested
-                a pause or refuses all messages. Messages that it accepted before the
-                error are not posted again by this publisher.
+                a pause or refuses all messages. This publisher doesn't repost messages
+                that the host accepted before the error.
         """
         if self._session is None:
             raise BrokerUnavailableError(

@@ -21,7 +21,7 @@ class HttpSettings:
     Attributes:
         url: `http://` or `https://`, without the options of `HttpOptions`.
         secrets: each signs every request; without any, requests aren't signed.
-        options: those in the URL.
+        options: the options in the URL.
     """
 
     url: str
@@ -42,7 +42,7 @@ class HttpSettings:
 
     @classmethod
     def from_url(cls, text: str) -> Self:
-        """Parse the URL's options; the rest of its query is the receiver's.
+        """Parse the URL's options; the rest of its query is sent to the receiver.
 
         Raises:
             ConfigError: the URL can't be used, or there is no secret.
@@ -53,14 +53,14 @@ class HttpSettings:
 
     @override
     def __repr__(self) -> str:
-        """Show the settings, with the URL as it may be printed."""
+        """Show the settings, without the URL's secrets."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
         shown["url"] = self.name
         return f"HttpSettings({', '.join(f'{n}={v!r}' for n, v in shown.items())})"
 
     @property
     def name(self) -> str:
-        """The URL as it may be printed."""
+        """The URL without its secrets."""
         return without_password(self.url)
 
     @property

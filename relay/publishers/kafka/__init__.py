@@ -1,4 +1,4 @@
-"""A publisher for Kafka: a topic maps to a topic, a key to a Kafka partition."""
+"""A publisher for Kafka: a topic maps to a Kafka topic, a key to a Kafka partition."""
 
 from relay.publishers.kafka.publisher import KafkaPublisher
 

@@ -1,9 +1,9 @@
-"""A librdkafka producer, with the thread that polls for its delivery reports.
+"""A librdkafka producer, and the thread that polls for its delivery reports.
 
-A producer keeps the order of each Kafka partition through all errors: it retries by
-itself, and once the broker refuses a record it accepts no more (its fatal error
-"gapless guarantee"). So it is dead after any failure, and the next producer continues
-with the records that were not reported.
+A producer keeps the order of each Kafka partition through all errors: it retries on its
+own, and once the broker refuses a record, it accepts no more (librdkafka's fatal error
+"gapless guarantee"). So a producer is dead after any failure, and its successor
+continues with the records that were not reported.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from outbox.brokers.kafka.message import NewRecord
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError
 
 UNREPORTED: Final = KafkaError(KafkaError._PURGE_INFLIGHT)
-"""Stands for a report that never arrived: the record may have been stored."""
+"""The error of a record whose report never arrived; it may have been stored."""
 
 _POLL: Final = 0.1
 _SLICE: Final = 1.0
@@ -34,7 +34,7 @@ _LAST_WAIT: Final = 10.0
 
 
 class _Reports:
-    """The delivery reports of one call, collected by the thread."""
+    """The delivery reports for one call, collected by the thread."""
 
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self.errors: list[KafkaError | None] = [UNREPORTED] * count
@@ -56,7 +56,7 @@ class _Reports:
         self.errors[index] = error
         self.heard += 1
         if self.complete:
-            # If the loop is closed, nothing waits for the reports.
+            # If the loop is closed, nobody waits for the reports.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.moved.set)
 
@@ -94,8 +94,8 @@ class Producer:
         """Send records in this order; return an error or None for each.
 
         Raises:
-            BrokerUnavailableError: not all were reported before the loop's clock
-                reached `until`; the producer is then dead.
+            BrokerUnavailableError: not all were reported by `until`, a time on the
+                loop's clock; the producer is then dead.
         """
         reports = _Reports(len(records), self._loop)
         self._open.add(reports)
@@ -104,14 +104,14 @@ class Producer:
             while not (reports.complete or self.ended.is_set()):
                 await self._wait(reports, until)
         except asyncio.CancelledError:
-            # Abandoned records must not pile up behind a broker that hangs; but a new
+            # Abandoned records must not pile up while a broker hangs, but a new
             # producer takes up to a second to start, which can be too long.
             if self._client is not None and len(self._client) > _MAX_LEFT:
                 self.abandon()
             raise
         finally:
             self._open.discard(reports)
-        # By identity: comparing an error with None by == breaks the interpreter.
+        # By identity, since comparing an error with None by == breaks the interpreter.
         if any(error is None for error in reports.errors):
             self._down_at = None
         return reports.errors
@@ -204,8 +204,8 @@ class Producer:
         with suppress(KafkaException):  # a fatal error
             while not self._stop.is_set():
                 client.poll(_POLL)
-        # Reports on refused records arrive after the fatal error; purged before that, a
-        # refused record couldn't be told from its neighbours.
+        # Reports on refused records arrive after the fatal error. If they were purged
+        # first, a refused record would look like its neighbours.
         until = time.monotonic() + _PATIENCE
         while len(client) and not self._stop.is_set() and time.monotonic() < until:
             with suppress(KafkaException):

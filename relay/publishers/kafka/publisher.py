@@ -1,9 +1,9 @@
-"""A publisher for Kafka: a topic maps to a topic, a key to a Kafka partition.
+"""A publisher for Kafka: a topic maps to a Kafka topic, a key to a Kafka partition.
 
 The producer is idempotent and preserves the order within a Kafka partition. If the
 broker refuses a record only after it was sent, the records are sent again one by one,
-so that no other record in the same request is blamed and no later record of its key
-overtakes it.
+so that other records in the same request aren't blamed and later records of its key
+don't overtake it.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ _DEFAULTS: Final = {"linger.ms": 1, "message.max.bytes": _MAX_RECORD_BYTES}
 _OURS: Final = {
     "enable.idempotence": True,
     "enable.gapless.guarantee": True,
-    # If a record timed out by itself, the next one would overtake it.
+    # If a single record timed out, the next one would overtake it.
     "message.timeout.ms": 0,
     "partitioner": "murmur2_random",
 }
-# If each record waits for the report on the previous one, order needs nothing more, and
-# a refusal doesn't kill the producer, whose replacement takes up to a second to start.
+# If each record waits for the report on the previous one, that alone preserves order,
+# and a refusal doesn't kill the producer; replacing one takes up to a second.
 _ALONE: Final = {
     "enable.gapless.guarantee": False,
     "enable.idempotence": False,
@@ -133,7 +133,7 @@ class KafkaPublisher:
         producers = self._ending.union(self._producers.values())
         self._producers = {}
         for producer in producers:
-            # Before awaiting: a cancelled task may never take its first step.
+            # Before the await, because a cancelled task may never take its first step.
             producer.abandon()
         await asyncio.gather(*(producer.close() for producer in producers))
 
@@ -143,16 +143,16 @@ class KafkaPublisher:
         Raises:
             BrokerUnavailableError: no broker responds.
         """
-        # Only of a known topic: a request for another one might create it.
+        # Ask only about a known topic: asking about another might create it.
         topic = next(iter(self._known), None)
         await self._current().topics(self._until(), topic)
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Send the batch in order, and wait for the delivery reports.
 
-        Messages to a topic that is missing, or that we lack the privilege to write to,
-        are nacked as long as that lasts; later messages of their keys in the batch are
-        held back.
+        Messages to a topic are nacked while it is missing, or while the user lacks the
+        privilege to write to it; later messages of their keys in the batch are held
+        back.
 
         Raises:
             BrokerUnavailableError: no answer arrived. The next call reconnects.
@@ -232,7 +232,7 @@ class KafkaPublisher:
             code = None if error is None else error.code()
             if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
                 break
-            # The request itself may have triggered its creation.
+            # The request itself may have created it.
             await asyncio.sleep(0.1)
         if error is not None and code in _ABOUT_THE_TOPIC:
             self._refuse_topic(topic, error)

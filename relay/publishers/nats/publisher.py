@@ -1,9 +1,9 @@
 """A publisher for NATS JetStream: a topic maps to a subject that a stream captures.
 
-A batch is sent over one connection in order; JetStream's answers, which arrive at one
-inbox, are collected afterwards. `Nats-Msg-Id` is the message's id, so a message
-published twice within the stream's duplicate window is stored once. A full stream can
-refuse one message and accept a smaller one that follows.
+A batch is sent in order over one connection; then JetStream's answers, which arrive at
+one inbox, are collected. `Nats-Msg-Id` is the message's id, so a message published
+twice within the stream's duplicate window is stored once. A full stream can refuse a
+message and accept a smaller one that follows.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ _OTHER_STREAM: Final = 10060
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The stream accepts no such message at the moment; the message is not to blame.
+    """The stream is full or unavailable; the message isn't to blame.
 
     Attributes:
-        entirely: the stream accepts no message at all.
-        size: size of the payload, if a smaller one might be accepted.
+        entirely: whether the stream accepts no message at all.
+        size: the size of the payload, if a smaller one might be accepted.
     """
 
     stream: str
@@ -62,7 +62,7 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """Nothing listens on the subject at the moment."""
+    """No stream listens on the subject at the moment."""
 
 
 Answer: TypeAlias = Acked | Nacked | Full | Unheard
@@ -73,7 +73,7 @@ class Flight:
 
     Attributes:
         answers: one for each message, filled in as they arrive.
-        left: number of answers still missing.
+        left: the number of answers still missing.
         done: completes when all answers have arrived, or with the error that ended the
             flight.
     """
@@ -105,7 +105,7 @@ class Flight:
 def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
     """Return the answer to a message, and the name of its stream, if known."""
     data = reply.data
-    # JSON encodes these keys in one way only, so an ack needs no parser.
+    # These keys can be encoded in only one way, so an ack needs no JSON parser.
     if b'"error":' not in data and b'"seq":' in data and data.startswith(_STREAM):
         return _ACKED, data[len(_STREAM) : data.index(b'"', len(_STREAM))].decode()
     if (reply.headers or {}).get("Status") == _NO_RESPONDERS:
@@ -135,7 +135,7 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
 
 
 def is_duplicate(reply: Msg) -> bool:
-    """Return whether a stream acked a message it already had, which takes no space."""
+    """Return whether the stream already had the message, which then takes no space."""
     return b'"duplicate":' in reply.data
 
 
@@ -316,7 +316,7 @@ class NatsPublisher:
     async def _judge(
         self, flight: Flight, connection: NatsConnection
     ) -> list[Confirmation]:
-        """Turn answers into confirmations: blame the topic, stream or broker."""
+        """Turn answers into confirmations, blaming the topic, stream or broker."""
         judged: list[Confirmation] = []
         streams: dict[str, Nacked | Full] = {}
         for message, answer in zip(flight.batch, flight.answers, strict=True):
@@ -342,7 +342,7 @@ class NatsPublisher:
     async def _silence(self, topic: str, connection: NatsConnection) -> Nacked | Full:
         try:
             if self._stream is not None and await connection.ready():
-                # This affects all messages alike, so this one isn't to blame.
+                # This affects all messages equally, so this one isn't to blame.
                 raise self._settings.unavailable(
                     f"stream {self._stream!r} had been deleted and was recreated"
                 )
@@ -361,8 +361,8 @@ class NatsPublisher:
     def _goes_on(self, full: Full) -> bool:
         """Return whether the broker accepts other messages, and so is available.
 
-        Where size is the limit, a message that the same stream accepted since then
-        counts only if it was smaller: otherwise the stream has space again.
+        If size is the limit, a message that the same stream accepted since then counts
+        only if it was smaller: a larger one shows that the stream has space again.
         """
         if not full.entirely:
             at, size = self._acked.get(full.stream, (0.0, 0))

@@ -20,13 +20,13 @@ _ACKED = Acked()
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """A queue accepts no message of the topic for now; the message isn't to blame."""
+    """A queue for the topic accepts no messages now; the message isn't to blame."""
 
     topic: str
 
     @property
     def reason(self) -> str:
-        """The reason; RabbitMQ tells neither which of the two it is nor which queue."""
+        """The reason; RabbitMQ doesn't say which of the two it is, nor which queue."""
         return f"a queue for topic {shorten(self.topic)} is full or not available"
 
 
@@ -35,7 +35,7 @@ Answer: TypeAlias = Acked | Nacked | Full | None
 
 
 class BlockedError(AMQPError):
-    """The server accepts no messages for now: it is short of memory or disk space."""
+    """The server accepts no messages right now: it is short of memory or disk space."""
 
 
 class Confirms:
@@ -43,7 +43,7 @@ class Confirms:
 
     Attributes:
         link: its connection.
-        proven: whether any message has been confirmed on it.
+        proven: whether a message has been confirmed on it.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Confirms:
 
         Raises:
             AMQPError, OSError: the connection is lost.
-            ConfigError: the exchange is missing, and we lack the privilege to create
-                it.
+            ConfigError: the exchange is missing, and the user lacks the privilege to
+                create it.
         """
         channel = await link.channel_with_exchange(exchange)
         confirms = cls(link, channel, exchange, mandatory=mandatory)
@@ -80,18 +80,18 @@ class Confirms:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more can be published on it."""
+        """Whether it can't be used for publishing."""
         return (
             self._channel.closed.done()
             or not self._channel.pika.is_open
-            # The channel of an aborted connection learns of it only in the loop's next
-            # iteration.
+            # The channel of an aborted connection is closed only in the next iteration
+            # of the event loop.
             or not self.link.is_open
         )
 
     @property
     def refusal(self) -> ChannelClosedByBroker | None:
-        """Why RabbitMQ closed the channel, if it did and the connection is open."""
+        """Why RabbitMQ closed the channel but not the connection, if it did."""
         reason = self._channel.closed.done() and self._channel.closed.result()
         return reason if isinstance(reason, ChannelClosedByBroker) else None
 
@@ -102,9 +102,9 @@ class Confirms:
         arrived before it.
 
         Raises:
-            BlockedError: the server accepts nothing at the moment; it may accept these
-                messages later.
-            AMQPError: the channel was closed by us, or the connection is lost.
+            BlockedError: the server accepts nothing at the moment; it may still accept
+                these messages later.
+            AMQPError: this client closed the channel, or the connection is lost.
         """
         sent = _Batch(batch, answers)
         publish = self._channel.pika.basic_publish
@@ -118,7 +118,7 @@ class Confirms:
                     self._mandatory,
                 )
             except ValueError as error:
-                # Text that UTF-8 can't encode; nothing of the message was sent.
+                # UTF-8 can't encode a text; no part of the message was sent.
                 sent.settle(i, Nacked(f"AMQP can't carry it: {error}", permanent=True))
             else:
                 self._last_tag += 1
@@ -149,7 +149,7 @@ class Confirms:
         properties: BasicProperties,
         ___: Any,
     ) -> None:
-        # It arrives before the confirm of the same message.
+        # The return arrives before the confirm of the same message.
         self._unroutable.add(properties.message_id)
 
     def _on_confirm(self, frame: Any) -> None:
@@ -191,7 +191,7 @@ class Confirms:
 
 
 class _Batch:
-    """The answers of one call received so far."""
+    """The answers received so far for one call."""
 
     def __init__(self, messages: Sequence[Message], answers: list[Answer]) -> None:
         self.messages = messages

@@ -1,8 +1,8 @@
 """A publisher for a topic exchange of RabbitMQ; the routing key is the topic.
 
-A batch is sent over one channel in order, and its confirms are collected. RabbitMQ can
-refuse a single message and accept the next of its key: if no queue is bound to its
-topic, or if a queue with `reject-publish` is full.
+A batch is sent in order over one channel, and then its confirms are collected. RabbitMQ
+can refuse a message and accept the next of its key if no queue is bound to its topic,
+or if a queue with `reject-publish` is full.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
 
-# A channel that finds a quorum queue without a leader, as after a restart, may never
-# receive a confirm; the next channel does.
+# If a channel publishes to a quorum queue without a leader, as after a restart, it may
+# never receive a confirm; the next channel does.
 _FIRST_PATIENCE: Final = 3.0
 _RECENTLY: Final = 30.0
-# Two are enough to tell whether another topic was acked.
+# Two topics are enough to determine whether another topic was acked.
 _TOPICS: Final = 2
 
 
@@ -58,7 +58,7 @@ class RabbitMQPublisher:
         self._confirms: Confirms | None = None
         self._turn = asyncio.Lock()
         self._published = PublishedIds()
-        # The time of the last ack on this connection, for the topics acked last.
+        # When the most recently acked topics were last acked on this connection.
         self._acked_at: BoundedDict[str, float] = BoundedDict(_TOPICS)
 
     @classmethod
@@ -75,8 +75,8 @@ class RabbitMQPublisher:
 
         Raises:
             BrokerUnavailableError: RabbitMQ is unreachable, or rejects the connection.
-            ConfigError: the exchange is missing, and we lack the privilege to create
-                it.
+            ConfigError: the exchange is missing, and the user lacks the privilege to
+                create it.
         """
         self._entered = True
         try:
@@ -89,7 +89,7 @@ class RabbitMQPublisher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect; messages not confirmed by then count as not published."""
+        """Disconnect; unconfirmed messages count as not published."""
         self._entered = False
         link, self._link = self._link, None
         if link is not None:
@@ -123,8 +123,8 @@ class RabbitMQPublisher:
             BrokerUnavailableError: the connection broke, RabbitMQ blocks it for lack of
                 memory or disk space, or doesn't confirm in time; or a queue accepts
                 nothing, and no message to another topic was accepted recently. The next
-                call reconnects. Messages acked before the error are not published again
-                by this publisher.
+                call reconnects. This publisher doesn't republish messages that were
+                acked before the error.
         """
         answers: list[Answer] = [self._check(m) for m in batch]
         try:
@@ -154,7 +154,7 @@ class RabbitMQPublisher:
                     answers[i] = answer
             left = [i for i in sent if answers[i] is None]
             if left:
-                # One of them made RabbitMQ close the channel: find out which.
+                # One of them made RabbitMQ close the channel; find out which.
                 await self._publish_singly(batch, left, answers)
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
@@ -182,7 +182,7 @@ class RabbitMQPublisher:
                 f"not all confirms within {limit:g} s"
             ) from None
         except asyncio.CancelledError:
-            # The caller gave up on this connection, which may be dead.
+            # The caller stopped waiting for this connection, which may be dead.
             link.abort()
             raise
         self._patience = min(_FIRST_PATIENCE, self._timeout)

@@ -11,7 +11,7 @@ from outbox.brokers.sqs.message import Written, group_of, typed
 from outbox.message import Message
 
 _MIB: Final = 1024 * 1024
-# For a topic whose MaximumMessageSize was never set, or may not be read.
+# For a topic whose MaximumMessageSize was never set or can't be read.
 _SNS_BYTES: Final = 256 * 1024
 
 
@@ -20,10 +20,10 @@ class Destination:
     """An SQS queue or an SNS topic.
 
     Attributes:
-        name: name of the queue or topic.
-        address: how the API identifies it: a queue's URL, a topic's ARN.
-        max_bytes: maximum size of one message.
-        max_request_bytes: maximum total size of the messages in one request.
+        name: the name of the queue or topic.
+        address: how the API identifies it: a queue's URL or a topic's ARN.
+        max_bytes: the maximum size of one message.
+        max_request_bytes: the maximum total size of the messages in one request.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Destination:
 
 
 class Service(Protocol):
-    """What differs between SQS and SNS; its calls raise the errors in `BROKEN`."""
+    """The differences between SQS and SNS; calls raise the errors in `BROKEN`."""
 
     kind: str
 
@@ -69,7 +69,7 @@ class Queues:
         self._prefix = settings.prefix
 
     async def connect(self, client: Any) -> None:
-        """List one queue, as a test; the privilege to do so isn't required."""
+        """List one queue as a test; lacking the privilege to do so is not an error."""
         try:
             await client.list_queues(QueueNamePrefix=self._prefix or "-", MaxResults=1)
         except ClientError as error:

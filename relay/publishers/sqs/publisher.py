@@ -2,8 +2,8 @@
 
 A request carries up to ten messages; requests for different keys are sent in parallel.
 A FIFO queue keeps the order of a key, but can refuse one entry of a request and accept
-the next. So a request to a FIFO queue has at most one message of a key, unless the URL
-says `strict=false`. A standard queue doesn't guarantee order.
+the next. So a request to a FIFO queue contains at most one message of a key, unless the
+URL says `strict=false`. A standard queue doesn't guarantee order.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from relay.publishers.sqs.requests import Entry
 from relay.publishers.sqs.sending import WAITS, Sending, refusal_of
 
 _ANSWER: Final = 10.0
-# Destinations are looked up again after this, since a limit may have been raised.
+# Destinations are looked up again after this time, since a limit may have changed.
 _FRESH: Final = 300.0
 
 
@@ -32,7 +32,7 @@ class SqsPublisher:
     """Publishes to existing queues or topics.
 
     Args:
-        settings: those in the broker URL.
+        settings: the settings in the broker URL.
 
     Attributes:
         messaging_system: the broker's name in traces.
@@ -100,8 +100,8 @@ class SqsPublisher:
         Raises:
             BrokerUnavailableError: AWS is unreachable, is at fault or accepts nothing
                 at the moment, or the publisher is not open. The next call
-                reconnects. Messages that AWS accepted before the error are not sent
-                again by this publisher.
+                reconnects. This publisher doesn't resend messages that AWS accepted
+                before the error.
         """
         client = self._client
         if client is None:
@@ -138,7 +138,7 @@ class SqsPublisher:
     async def _check(
         self, client: Any, batch: Sequence[Message], answers: dict[int, Confirmation]
     ) -> list[Entry]:
-        """Answer for messages that aren't to be sent; return the rest as entries."""
+        """Answer messages that aren't to be sent; return the rest as entries."""
         places = await self._places(client, {message.topic for message in batch})
         entries: list[Entry] = []
         refused: set[str | None] = set()

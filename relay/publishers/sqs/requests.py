@@ -1,8 +1,8 @@
 """Splits a batch into requests of up to ten entries, sent in parallel, keys in order.
 
-The messages of a key form a *line*; a message without a key has a line of its own. A
-line is in at most one request at a time and continues once that request is answered, so
-two concurrent requests never share a key.
+The messages of a key form a *line*; a message without a key is a line of its own. Only
+one request at a time contains entries of a line, which continues once that request is
+answered, so concurrent requests never share a key.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ class Requests:
 
     Args:
         entries: in the order of the batch.
-        strict: a request to a FIFO destination has at most one entry of a line.
+        strict: a request to a FIFO destination contains at most one entry of a line.
     """
 
     def __init__(self, entries: Iterable[Entry], *, strict: bool) -> None:
@@ -53,7 +53,7 @@ class Requests:
             self._make_ready(line)
 
     def take(self) -> list[Entry]:
-        """Return the next request; an empty one if no line is ready."""
+        """Return the next request, which is empty if no line is ready."""
         if not self._ready:
             return []
         place, names = next(iter(self._ready.items()))
@@ -67,14 +67,14 @@ class Requests:
             names.popleft()
             room -= self._fill(taken, line, room)
         if names:
-            # Behind the other destinations, so that each gets its turn.
+            # At the end, so that each destination gets its turn.
             self._ready[place] = names
         return taken
 
     def answered(
         self, request: Iterable[Entry], refused: Collection[Line]
     ) -> list[Entry]:
-        """Continue the lines of a request; return what refused lines hold back."""
+        """Continue the lines of a request; return the entries behind refused ones."""
         held_back: list[Entry] = []
         for name in {entry.line for entry in request}:
             if name in refused:

@@ -40,7 +40,7 @@ class Sending:
     Args:
         slots: acquired for each request, so that concurrent batches share the
             connections.
-        in_flight: maximum number of concurrent requests.
+        in_flight: the maximum number of concurrent requests.
         strict: see `Requests`.
     """
 
@@ -145,7 +145,7 @@ class Sending:
 
 
 def refusal_of(error: BaseException, what: str) -> Nacked | None:
-    """Return the nack for an error; None if the messages aren't its cause."""
+    """Return the nack for an error; None if the messages aren't to blame."""
     if not isinstance(error, ClientError) or is_temporary(error):
         return None
     code = code_of(error)
@@ -158,8 +158,8 @@ def refusal_of(error: BaseException, what: str) -> Nacked | None:
 
 def _nacked(failed: Mapping[str, Any]) -> Nacked:
     code = failed["Code"]
-    # AWS blames the sender for throttling, KMS keys and permissions, too; these may
-    # change.
+    # AWS also blames the sender for throttling, KMS keys and permissions, which can be
+    # fixed.
     clears = is_busy(code) or code.startswith("KMS") or code in DENIED
     return Nacked(
         f"AWS refused it: {_reason(failed)}",

@@ -1,4 +1,4 @@
-"""Posting to webhooks: what is specific to it, in addition to the suite."""
+"""Posting to webhooks: the behaviour that the suite doesn't cover."""
 
 import asyncio
 import hmac
@@ -61,7 +61,7 @@ async def test_during_a_secret_rotation_both_secrets_sign(
         assert Verifier([secret]).read(arrival.headers, arrival.body) == ONE
 
 
-async def test_the_receivers_query_and_password_are_kept(target: Target) -> None:
+async def test_the_query_and_password_of_the_url_are_sent(target: Target) -> None:
     url = target.url("token=a%20b", path="/in?shop=7&").replace("//", "//me:pw@", 1)
     url = url.replace("&?", "&")
     async with HttpPublisher.from_url(url) as publisher:
@@ -71,7 +71,7 @@ async def test_the_receivers_query_and_password_are_kept(target: Target) -> None
     assert arrival.headers["authorization"] == "Basic bWU6cHc="
 
 
-async def test_proxies_of_the_environment_are_not_used(
+async def test_proxies_from_the_environment_are_not_used(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
@@ -140,7 +140,7 @@ async def test_the_reason_quotes_the_beginning_of_the_receivers_answer(
     target.script = script
     (answer,) = await publish(target, ONE)
     assert isinstance(answer, Nacked)
-    # Its name in Python 3.13 is Unprocessable Content.
+    # Python 3.13 calls it Unprocessable Content.
     assert answer.reason.startswith("HTTP 422 Unprocessable ")
     assert ": no such shop xxx" in answer.reason
     assert len(answer.reason) < 300
@@ -204,7 +204,7 @@ async def test_a_message_is_postponed_no_longer_than_allowed(target: Target) -> 
 
 
 @pytest.mark.parametrize("is_date", [False, True])
-async def test_a_pause_may_be_a_date_and_has_a_bound(
+async def test_a_pause_can_be_a_date_and_has_a_limit(
     target: Target, is_date: bool
 ) -> None:
     tomorrow = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)

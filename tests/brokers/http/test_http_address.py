@@ -1,4 +1,4 @@
-"""Which addresses a webhook may go to."""
+"""The addresses to which a webhook may be posted."""
 
 import socket
 
@@ -48,7 +48,7 @@ NOT_PUBLIC = [
     "fec0::1",
     "ff02::1",
 ]
-# Where a machine in a cloud gets its credentials, in every way to write it.
+# Addresses of clouds' metadata services, which give out credentials, in every notation.
 METADATA = [
     "169.254.169.254",  # AWS, Azure, Google and most others
     "169.254.170.2",  # AWS ECS
@@ -68,17 +68,17 @@ METADATA = [
     "2002:a83f:8110::1",
     "2001:0:a83f:8110::1",
 ]
-# What resolvers take for an address, and ipaddress does not.
+# Text that resolvers accept as an address, and ipaddress doesn't.
 NO_ADDRESS = ["2130706433", "0x7f000001", "127.1", "0177.0.0.1", "localhost", ""]
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_the_internet_is_public(address: str) -> None:
+def test_internet_addresses_are_public(address: str) -> None:
     assert is_public(address)
 
 
 @pytest.mark.parametrize("address", [*NOT_PUBLIC, *METADATA, *NO_ADDRESS])
-def test_other_content_types_are_not_json(address: str) -> None:
+def test_other_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 

@@ -1,4 +1,4 @@
-"""Where webhooks may go, over TLS and by which URL."""
+"""The destinations of webhooks, TLS and URLs."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -19,10 +19,10 @@ ONE = Message("orders", b"1")
 
 
 @asynccontextmanager
-async def entered_without_a_look(
+async def entered_without_a_check(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[HttpPublisher]:
-    """A publisher that connects only when it posts, as after a change of the DNS."""
+    """A publisher that connects only to post, as after a DNS change."""
 
     async def connect(self: HttpPublisher) -> None:
         pass
@@ -67,14 +67,14 @@ async def test_a_name_that_later_resolves_to_a_private_address_is_refused(
     target: Target, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = target.url(host=host).replace("&allow_private=true", "")
-    async with entered_without_a_look(url, monkeypatch) as publisher:
+    async with entered_without_a_check(url, monkeypatch) as publisher:
         for _ in range(2):
             with pytest.raises(BrokerUnavailableError):
                 await publisher.publish([ONE])
     assert target.arrivals == []
 
 
-async def test_a_name_with_a_private_address_may_be_allowed(target: Target) -> None:
+async def test_a_name_with_a_private_address_can_be_allowed(target: Target) -> None:
     async with HttpPublisher.from_url(target.url(host="localhost")) as publisher:
         assert await publisher.publish([ONE]) == [Acked()]
     assert target.arrivals[0].headers["host"] == f"localhost:{target.port}"
@@ -137,11 +137,11 @@ class TestTls:
             async with HttpPublisher.from_url(url):
                 pass
 
-    async def test_a_certificate_that_changes_is_refused_when_connecting(
+    async def test_an_untrusted_certificate_is_refused_at_every_connection(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         url = self.target.url(host="localhost")
-        async with entered_without_a_look(url, monkeypatch) as publisher:
+        async with entered_without_a_check(url, monkeypatch) as publisher:
             with pytest.raises(BrokerUnavailableError, match="CERTIFICATE_VERIFY"):
                 await publisher.publish([ONE])
         assert self.target.arrivals == []
@@ -180,7 +180,7 @@ def test_an_invalid_secret_is_refused_without_showing_it(
     assert "hunter2" not in str(told.value)
 
 
-async def test_a_receiver_of_cloudevents_may_do_without_signatures(
+async def test_signatures_can_be_turned_off(
     target: Target,
 ) -> None:
     url = target.url().replace(f"secret_env={SECRET_ENV}", "unsigned=true")

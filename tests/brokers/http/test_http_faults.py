@@ -1,4 +1,4 @@
-"""A receiver of webhooks in trouble, by the suite of faults, and in its own ways."""
+"""The fault suite with a receiver of webhooks, and faults specific to it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,13 +37,15 @@ class TestHttp(BrokerFaults):
         self.hook.start()
 
     @pytest.mark.timeout(900)
-    def test_a_gateway_answers_for_a_dead_receiver(self) -> None:
+    def test_a_gateway_that_answers_for_a_dead_receiver_costs_few_attempts(
+        self,
+    ) -> None:
         relay = self.drain()
         self.hook.close()
         relay.wait_for_log("BrokerLost", times=3)
         assert "refuses one message after another: HTTP 503" in relay.log()
         assert self.inspection.unsettled()
-        # Four in a row are still the messages' own.
+        # Up to four refusals in a row are charged to their messages.
         charged = self.inspection.charged()
         assert charged < 5
         relay.wait_for_log("BrokerLost", times=5)

@@ -1,4 +1,4 @@
-"""Posting to webhooks: order, connections, and hosts in trouble."""
+"""Posting to webhooks: order, connections and failing hosts."""
 
 import asyncio
 from collections import Counter
@@ -67,7 +67,7 @@ async def test_a_connection_closed_while_idle_is_not_an_outage(
 ) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
         if len(target.arrivals) == 2:
-            # As a server does whose patience ends just when the request comes.
+            # As a server does whose idle timeout ends just as a request arrives.
             assert isinstance(arrival.connection, asyncio.Transport)
             arrival.connection.close()
         return web.Response(status=204)
@@ -100,7 +100,7 @@ async def test_a_host_that_refuses_everything_gets_no_more_requests(
         assert await publisher.publish(batch) == [Acked()] * 400
 
 
-async def test_a_message_refused_alone_is_charged_unless_the_host_may_be_the_cause(
+async def test_a_message_refused_alone_is_charged_until_the_host_could_be_the_cause(
     target: Target,
 ) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
@@ -140,7 +140,7 @@ async def test_a_message_refused_repeatedly_is_charged_once_others_succeed(
     assert Counter(m.id for m in target.messages("good")) == {m.id: 1 for m in good}
 
 
-async def test_a_silent_host_is_unavailable_and_what_it_accepted_is_not_repeated(
+async def test_a_silent_host_is_unavailable_and_accepted_messages_are_not_repeated(
     target: Target,
 ) -> None:
     stalled = asyncio.Event()

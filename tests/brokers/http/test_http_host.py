@@ -1,4 +1,4 @@
-"""Who is to blame for a request without an answer: the host, or the message."""
+"""Whether the host or the message is to blame for a request without an answer."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_first_failure_blames_the_host(clock: Clock) -> None:
+def test_the_first_failure_is_not_charged_to_the_message(clock: Clock) -> None:
     assert not Host("it").blames(uuid7())
 
 
@@ -49,7 +49,7 @@ def test_an_outage_costs_no_attempt_however_long_it_lasts(clock: Clock) -> None:
         clock.now += 31
 
 
-def test_a_message_that_was_answered_is_suspected_no_longer(clock: Clock) -> None:
+def test_an_answered_message_is_no_longer_a_suspect(clock: Clock) -> None:
     host, once = Host("it"), uuid7()
     host.blames(once)
     assert host.suspects(once)
@@ -57,7 +57,7 @@ def test_a_message_that_was_answered_is_suspected_no_longer(clock: Clock) -> Non
     assert not host.suspects(once)
 
 
-def test_suspects_are_bounded(clock: Clock) -> None:
+def test_the_number_of_suspects_is_bounded(clock: Clock) -> None:
     host = Host("it")
     first = uuid7()
     host.blames(first)
@@ -80,7 +80,7 @@ def test_five_refusals_in_a_row_blame_the_host_until_one_succeeds() -> None:
     assert host.away is None
 
 
-def test_a_pause_lasts_as_long_as_it_was_asked_for(clock: Clock) -> None:
+def test_a_pause_lasts_for_the_requested_time(clock: Clock) -> None:
     host = Host("it")
     host.pause(10)
     clock.now += 9

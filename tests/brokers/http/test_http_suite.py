@@ -1,4 +1,4 @@
-"""The http publisher, by the suite that every adapter passes."""
+"""The http publisher passes the suite for every adapter."""
 
 import asyncio
 from collections.abc import Sequence

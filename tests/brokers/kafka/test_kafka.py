@@ -1,4 +1,4 @@
-"""What is specific to the Kafka publisher: URL, partitions, refusals."""
+"""Behaviour specific to the Kafka publisher: URLs, partitions and refusals."""
 
 from typing import Any
 from uuid import uuid4
@@ -91,7 +91,7 @@ async def test_an_invalid_topic_name_is_nacked_permanently(
     assert "isn't a valid Kafka topic" in bad.reason
 
 
-async def test_headers_count_for_the_limit_of_a_record(
+async def test_headers_count_towards_the_size_limit_of_a_record(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     large = Message(topic, bytes(900), headers={"x": "ä" * 300})
@@ -105,7 +105,7 @@ async def test_headers_count_for_the_limit_of_a_record(
     assert taken == Acked()
 
 
-async def test_a_refused_topic_holds_back_what_follows_of_the_key(
+async def test_a_refused_topic_holds_back_the_later_messages_of_the_key(
     private_kafka: KafkaCluster, topic: str
 ) -> None:
     private_kafka.create_topic("secret", partitions=1)
@@ -140,13 +140,13 @@ async def test_a_missing_topic_is_nacked_until_it_exists(
     assert await publish(private_kafka, Message(topic, b"")) == [Acked()]
 
 
-async def test_a_refused_request_costs_no_attempt_until_one_message_is_refused_alone(
+async def test_only_a_message_that_is_refused_alone_costs_an_attempt(
     private_kafka: KafkaCluster, topic: str
 ) -> None:
     private_kafka.create_topic(topic, partitions=1)
     batch = numbered(topic, 20)
     refusals = [KafkaError.MSG_SIZE_TOO_LARGE] * 2
-    # It is sent when it is full, however long that takes.
+    # A request is sent only when it is full.
     in_one_request = f"{private_kafka.url}/?linger.ms=900000&batch.num.messages=20"
     async with KafkaPublisher.from_url(in_one_request) as publisher:
         private_kafka.refuse(PRODUCE, *refusals)
@@ -179,7 +179,7 @@ async def test_a_new_leader_takes_over_without_an_error(
     assert list(dict.fromkeys(arrived)) == list(range(300))
 
 
-async def test_a_full_queue_is_waited_for(
+async def test_the_publisher_waits_while_the_queue_is_full(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     url = f"{shared_kafka.url}/?queue.buffering.max.messages=10"

@@ -1,4 +1,4 @@
-"""Kafka in trouble, by the suite of faults, as far as a mock cluster can be."""
+"""The fault suite with Kafka, as far as a mock cluster can fail."""
 
 from collections.abc import Iterator, Sequence
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.fault
 
 
 class TestKafka(BrokerFaults):
-    # A producer takes up to a second to get the id that makes it idempotent.
+    # A producer needs up to a second to get its id for idempotence.
     publish_timeout = 8.0
 
     @pytest.fixture(autouse=True)
@@ -100,23 +100,23 @@ class TestKafka(BrokerFaults):
             KafkaError.NOT_LEADER_FOR_PARTITION,
             KafkaError.REQUEST_TIMED_OUT,
             KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-            # A disk of theirs is full, or broken.
+            # A broker's disk is full or broken.
             KafkaError.KAFKA_STORAGE_ERROR,
         )
         self.server.refuse(PRODUCE, *passing * 3)
         self.expect_uncharged(relay, times=3 * len(passing))
 
     def wait_for_another(self, connections: range) -> None:
-        """Wait until there were more than this many connections."""
+        """Wait until the proxy has had a connection beyond these."""
         wait_for("it was cut", lambda: self.proxy.connections not in connections)
 
     def expect_uncharged(self, relay: RunningProcess, *, times: int) -> None:
-        """Wait for the rest, which no attempt was charged for.
+        """Wait until all messages are settled, and check that no attempt was charged.
 
-        One fault loses the batches that were in flight at most, and no trial after it.
+        A fault loses at most the batches in flight, and no trial after it.
 
-        What was in flight at one of so many faults may be there twice: the mock
-        appends again what an idempotent producer sends again.
+        The messages in flight at each of the `times` faults can arrive twice: the mock
+        appends again whatever an idempotent producer sends again.
         """
         self.proxy.slow(0)
         self.inspection.wait_until_settled()

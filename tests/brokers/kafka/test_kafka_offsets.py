@@ -1,4 +1,4 @@
-"""Whatever the order of acks, the position never passes an unsettled record."""
+"""In any order of acks, the position never passes an unsettled record."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from inbox.sources.kafka.offsets import Offsets
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Offsets with gaps, as in a compacted log, and an order to settle some of them."""
+    """Offsets with gaps, as in a compacted log, and an order of settling some."""
     offsets = sorted(draw(st.sets(st.integers(0, 200), min_size=1)))
     order = draw(st.permutations(offsets))
     return offsets, order[: draw(st.integers(0, len(order)))]
@@ -37,7 +37,7 @@ def test_the_position_is_the_end_of_the_settled_prefix(
 
 
 @given(logs(), st.data())
-def test_the_order_of_offsets_makes_no_difference(
+def test_settling_offsets_as_they_arrive_gives_the_same_position(
     log: tuple[list[int], list[int]], data: st.DataObject
 ) -> None:
     offsets, order = log
@@ -59,7 +59,7 @@ def test_the_order_of_offsets_makes_no_difference(
 
 
 @given(st.lists(st.integers(0, 50), min_size=1))
-def test_an_upcaster_that_skips_a_version_is_refused(offsets: list[int]) -> None:
+def test_an_offset_follows_only_if_it_is_the_highest_so_far(offsets: list[int]) -> None:
     tracked = Offsets()
     highest = -1
     for offset in offsets:

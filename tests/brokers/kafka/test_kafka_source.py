@@ -1,4 +1,4 @@
-"""What is specific to the Kafka source: offsets, rebalances, buffering."""
+"""Behaviour specific to the Kafka source: offsets, rebalances and buffering."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,13 +22,13 @@ from tests.fixtures.kafka import client_config
 from tests.fixtures.waiting import answer_after
 
 SOON = timedelta(milliseconds=50)
-# The mock lets who joins wait that long after somebody left.
+# After a member leaves, the mock makes a new member wait for the session timeout.
 SESSION = "session.timeout.ms=1500&heartbeat.interval.ms=100"
 
 
 @pytest.fixture
 def topic(shared_kafka: KafkaCluster) -> str:
-    """A topic of one Kafka partition."""
+    """A topic with one Kafka partition."""
     name = f"orders.{uuid4().hex}"
     shared_kafka.create_topic(name, partitions=1)
     return name
@@ -103,7 +103,7 @@ async def test_a_forbidden_offset_commit_is_reported_and_retried(
     assert committed(private_kafka, "orders") == 2
 
 
-async def test_attempts_are_counted_as_long_as_the_process_lives(
+async def test_attempts_are_counted_while_the_process_runs(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 1))
@@ -121,7 +121,7 @@ def history_of(delivery: Delivery) -> History | None:
     return getattr(delivery, "history", None)
 
 
-async def test_messages_written_before_the_takeover_may_have_been_started(
+async def test_messages_from_before_the_takeover_could_have_been_started(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 3))
@@ -133,7 +133,7 @@ async def test_messages_written_before_the_takeover_may_have_been_started(
     assert [history_of(d) for d in later] == [FIRST_DELIVERY] * 3
 
 
-async def test_nacked_deliveries_come_in_the_order_of_their_key(
+async def test_nacked_deliveries_come_again_in_the_order_of_their_key(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 6))
@@ -192,7 +192,7 @@ async def test_unfetched_records_wait_in_kafka(
     await publish(shared_kafka, *numbered(topic, 3000, keys=10))
     async with source(shared_kafka, topic) as consumer:
         first = await receive(consumer, 1, limit=1)
-        # Longer than the reader waits before it pauses.
+        # Wait for longer than the reader does before it pauses.
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2):
                 await asyncio.Event().wait()
@@ -206,7 +206,7 @@ async def test_a_rebalance_waits_for_handlers_in_progress(
 ) -> None:
     topic = f"orders.{uuid4().hex}"
     await publish(shared_kafka, *numbered(topic, 40, keys=20))
-    # The mock gives a rebalance no longer than a session.
+    # The mock limits a rebalance to the session timeout.
     options = f"partition.assignment.strategy={strategy}&session.timeout.ms=10000"
     async with source(shared_kafka, topic, options) as one:
         held = await receive(one, 40)
@@ -218,16 +218,16 @@ async def test_a_rebalance_waits_for_handlers_in_progress(
                 assert not await one.receive(limit=1)
             more = [Message(topic, b"%d" % n, key=f"key {n}") for n in range(40, 80)]
             await publish(shared_kafka, *more)
-            theirs = await joining
-            ours: list[Delivery] = []
+            by_other = await joining
+            by_one: list[Delivery] = []
             async with asyncio.timeout(60):
-                while not set(range(40, 80)) <= set(payloads(ours + theirs)):
-                    ours += await one.receive(limit=100)
-                    theirs += await other.receive(limit=100)
-            arrived = payloads(ours + theirs)
-            assert theirs
-    # The mock, unlike Kafka, commits nothing while an eager group rebalances, and on a
-    # busy machine not always in a cooperative one: what was acked may come again.
+                while not set(range(40, 80)) <= set(payloads(by_one + by_other)):
+                    by_one += await one.receive(limit=100)
+                    by_other += await other.receive(limit=100)
+            arrived = payloads(by_one + by_other)
+            assert by_other
+    # Unlike Kafka, the mock commits nothing while an eager group rebalances, and on a
+    # busy machine not always in a cooperative one: acked records can come again.
     assert sorted(n for n in arrived if n >= 40) == list(range(40, 80))
 
 
@@ -241,7 +241,7 @@ async def test_a_consumer_that_holds_a_partition_too_long_loses_it(
             source(shared_kafka, topic) as one,
             source(shared_kafka, topic) as other,
         ):
-            # Of three replicas the partition may stay where it is, until that leaves.
+            # Of three replicas, the slow one can keep the partition until it leaves.
             await slow.__aexit__()
             again: list[Delivery] = []
             async with asyncio.timeout(60):
@@ -252,7 +252,7 @@ async def test_a_consumer_that_holds_a_partition_too_long_loses_it(
                 await delivery.ack()
             for delivery in held:
                 await delivery.ack()
-            # Before the two leave: a group that changes hands may refuse a commit.
+            # Check before the two leave: a group in a rebalance can refuse a commit.
             async with asyncio.timeout(60):
                 while await asyncio.to_thread(committed, shared_kafka, topic) < 0:
                     await answer_after(0.1)

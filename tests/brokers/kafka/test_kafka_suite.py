@@ -1,4 +1,4 @@
-"""The kafka publisher and source, by the suites that every adapter passes."""
+"""The kafka publisher and source pass the suites for every adapter."""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -51,9 +51,9 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(
         acks_each=False, counts_attempts=False, takes_bytes_as_topic=False
     )
-    hold = 2.0  # after somebody left, the mock lets who comes wait for as long
-    answer_timeout = 60.0  # librdkafka's own
-    session = hold  # seconds until a replica that sends no heartbeat is dead
+    hold = 2.0  # after a member leaves, the mock makes a new member wait for this long
+    answer_timeout = 60.0  # librdkafka's default
+    session = hold  # seconds until a replica without heartbeats counts as dead
 
     @pytest.fixture(autouse=True)
     def broker(self, private_kafka: KafkaCluster, proxy: MakeProxy) -> Iterator[None]:
@@ -85,7 +85,7 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
 
     @override
     def test_replicas_share_and_nothing_is_handled_twice(self) -> None:
-        # No process dies here, and on a busy machine none must be considered dead.
+        # No replica dies here, and even on a busy machine none may count as dead.
         self.session = 8.0
         super().test_replicas_share_and_nothing_is_handled_twice()
 

@@ -1,4 +1,4 @@
-"""The memory publisher and source, by the suites that every adapter passes."""
+"""The memory publisher and source pass the suites for every adapter."""
 
 from collections.abc import Sequence
 from datetime import timedelta

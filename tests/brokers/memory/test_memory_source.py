@@ -1,4 +1,4 @@
-"""The memory source keeps the contract of a source."""
+"""The memory source fulfils the contract of a source."""
 
 import asyncio
 from datetime import timedelta
@@ -61,7 +61,7 @@ async def test_an_added_message_wakes_a_waiting_receive() -> None:
     assert delivery.message is message
 
 
-def test_only_an_empty_url_is_known() -> None:
+def test_only_a_url_without_a_name_is_accepted() -> None:
     assert MemorySource.from_url("memory://", consumer="c", topics=[]).waiting == 0
     with pytest.raises(ConfigError, match="write memory://"):
         MemorySource.from_url("memory://x", consumer="c", topics=[])

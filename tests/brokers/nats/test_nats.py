@@ -1,4 +1,4 @@
-"""Publishing to NATS JetStream: what is specific to it, in addition to the suite."""
+"""Publishing to NATS JetStream: the behaviour that the suite doesn't cover."""
 
 import nats
 import pytest
@@ -42,7 +42,7 @@ async def test_an_invalid_subject_is_refused_permanently(
     assert acked == Acked()
 
 
-async def test_a_topic_without_a_stream_is_refused_until_it_has_one(
+async def test_a_topic_without_a_stream_is_refused_until_a_stream_captures_it(
     private_nats: NatsServer,
 ) -> None:
     batch = [Message("nobody.listens", b""), Message("orders.x", b"")]
@@ -56,7 +56,7 @@ async def test_a_topic_without_a_stream_is_refused_until_it_has_one(
         assert await publisher.publish(batch) == [Acked()] * 2
 
 
-async def test_the_missing_stream_of_a_url_is_unavailable_until_it_exists(
+async def test_the_broker_is_unavailable_until_the_stream_of_its_url_exists(
     private_nats: NatsServer,
 ) -> None:
     url = private_nats.url
@@ -68,7 +68,7 @@ async def test_the_missing_stream_of_a_url_is_unavailable_until_it_exists(
         assert await publisher.publish([Message("orders.x", b"")]) == [Acked()]
 
 
-async def test_the_missing_stream_of_a_url_is_created_again_if_allowed(
+async def test_a_missing_stream_of_the_url_is_recreated_if_allowed(
     private_nats: NatsServer,
 ) -> None:
     url = f"{private_nats.url}?stream=ORDERS&create=orders.>"
@@ -104,7 +104,7 @@ async def test_headers_with_a_meaning_for_nats_are_refused(
     assert message.headers == {"Status": "all"}
 
 
-async def test_the_servers_limit_counts_headers_and_is_kept_to_the_byte(
+async def test_the_servers_limit_counts_headers_and_is_exact_to_the_byte(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic, limit = f"{nats_topics}.x", 1024 * 1024
@@ -137,7 +137,7 @@ async def test_a_message_too_large_for_its_stream_is_refused_permanently(
     assert acked == Acked()
 
 
-async def test_a_full_stream_is_unavailable_unless_other_streams_accept(
+async def test_a_full_stream_is_unavailable_unless_other_streams_accept_messages(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     await make_stream(
@@ -157,14 +157,14 @@ async def test_a_full_stream_is_unavailable_unless_other_streams_accept(
 
 
 @pytest.mark.parametrize("limit", [{"max_msgs": 3}, {"max_bytes": 1500}])
-async def test_a_stream_that_fills_up_in_mid_batch_costs_no_attempt(
+async def test_a_stream_that_fills_up_mid_batch_costs_no_attempt(
     private_nats: NatsServer, limit: dict[str, int]
 ) -> None:
     url, settings = private_nats.url, {"name": "FULL", "subjects": ["full.>"]}
     await ask(url, "STREAM.CREATE.FULL", **settings, **limit, discard="new")
     batch = [Message("full.x", bytes(100)) for _ in range(9)]
     async with NatsPublisher.from_url(url) as publisher:
-        # The second time what is acked was there already.
+        # The second time, the acked messages are already stored.
         for _ in range(2):
             with pytest.raises(BrokerUnavailableError, match="'FULL' is not accepting"):
                 await publisher.publish(batch)
@@ -173,7 +173,7 @@ async def test_a_stream_that_fills_up_in_mid_batch_costs_no_attempt(
     assert await stored(url, "FULL") == batch
 
 
-async def test_a_message_too_large_for_the_rest_of_a_stream_is_nacked(
+async def test_a_message_too_large_for_the_room_left_in_a_stream_is_nacked(
     private_nats: NatsServer,
 ) -> None:
     url = private_nats.url

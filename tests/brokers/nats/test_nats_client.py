@@ -1,4 +1,4 @@
-"""The private parts of nats-py that we use are unchanged."""
+"""The private parts of nats-py that pillarbox uses are unchanged."""
 
 import inspect
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def fingerprint(method: Callable[..., object]) -> str:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__qualname__)
-def test_an_overridden_private_method_is_the_known_one(
+def test_each_overridden_private_method_is_unchanged(
     method: Callable[..., object],
 ) -> None:
     assert fingerprint(method) == METHODS[method], (
@@ -42,12 +42,12 @@ def test_an_overridden_private_method_is_the_known_one(
     )
 
 
-def test_nats_py_has_no_other_minor_version() -> None:
+def test_the_minor_version_of_nats_py_is_pinned() -> None:
     assert "nats-py<2.17,>=2.16" in " ".join(requires("pillarbox") or [])
     assert version("nats-py").startswith("2.16.")
 
 
-def test_every_private_name_that_is_used_is_listed() -> None:
+def test_every_private_name_in_use_is_listed() -> None:
     code = Path(client.__file__).read_text()
     used = set(findall(r"(?:def |\.|\")(_[a-z][a-z_]*)", code.partition('"""\n\n')[2]))
     ours = {"_held", "_secure"}
@@ -59,6 +59,6 @@ def test_every_private_name_that_is_used_is_listed() -> None:
     )
 
 
-def test_a_client_has_the_private_attributes_that_we_set() -> None:
+def test_a_client_has_the_private_attributes_that_are_set() -> None:
     known = vars(Client()).keys() | vars(TcpTransport()).keys()  # type: ignore[no-untyped-call]
     assert known >= ATTRIBUTES

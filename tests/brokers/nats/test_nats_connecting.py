@@ -1,4 +1,4 @@
-"""Connecting to NATS: users, TLS, and why a server rejects a connection."""
+"""Connecting to NATS: users, TLS, and the reasons for a rejected connection."""
 
 import asyncio
 import select
@@ -78,7 +78,7 @@ def certificate(tmp_path: Path) -> Path:
     return path
 
 
-async def test_tls_is_verified_and_used(certificate: Path) -> None:
+async def test_tls_is_used_and_verified(certificate: Path) -> None:
     key = certificate.with_suffix(".key")
     files = {"cert_file": str(certificate), "key_file": str(key)}
     with nats_server({"tls": files | {"timeout": 60}}) as server:
@@ -97,7 +97,7 @@ async def test_the_servers_reason_is_reported_however_it_closes() -> None:
             with connection:
                 connection.sendall(_INFO)
                 assert connection.recv(4096).startswith(b"CONNECT ")
-                # What comes now is left unread, and would break the connection.
+                # Leave the next bytes unread, which would reset the connection.
                 select.select([connection], [], [], 0.02)
                 connection.sendall(b"-ERR 'Authorization Violation'\r\n")
 
@@ -130,7 +130,7 @@ def test_the_error_for_a_missing_client_library_names_the_extra(scheme: str) -> 
 async def listening(
     server: NatsServer, hear: Callable[[Msg], Awaitable[None]]
 ) -> AsyncIterator[tuple[NatsConnection, asyncio.Event]]:
-    """Connect and subscribe to `here`; an event is set when the connection ends."""
+    """Connect and subscribe to `here`; the event is set when the connection ends."""
     settings = NatsSettings.from_url(server.url)
     lost = asyncio.Event()
     connection = NatsConnection(settings, on_lost=lambda _: lost.set())
@@ -145,27 +145,27 @@ async def listening(
 async def test_an_error_while_reading_ends_the_connection_and_is_reported(
     shared_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def stumble(*_: object) -> None:
+    async def fail(*_: object) -> None:
         raise ValueError("no number")
 
-    async with listening(shared_nats, stumble) as (connection, lost):
-        monkeypatch.setattr(connection.client, "_process_msg", stumble)
+    async with listening(shared_nats, fail) as (connection, lost):
+        monkeypatch.setattr(connection.client, "_process_msg", fail)
         await connection.client.publish("here", b"")
         async with asyncio.timeout(60):
             await lost.wait()
         assert str(connection.lost).endswith("can't be used: no number")
 
 
-async def test_a_connection_that_was_closed_for_good_names_the_last_error(
+async def test_a_dropped_connection_names_the_last_error(
     shared_nats: NatsServer,
 ) -> None:
     heard = asyncio.Event()
 
-    async def stumble(_: Msg) -> None:
+    async def fail(_: Msg) -> None:
         heard.set()
         raise ValueError("no number")
 
-    async with listening(shared_nats, stumble) as (connection, _):
+    async with listening(shared_nats, fail) as (connection, _):
         await connection.client.publish("here", b"")
         async with asyncio.timeout(60):
             await heard.wait()

@@ -1,4 +1,4 @@
-"""NATS JetStream as a broker in trouble, by the suite of faults."""
+"""The fault suite with NATS JetStream."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

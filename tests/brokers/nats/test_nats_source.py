@@ -1,4 +1,4 @@
-"""Deliveries from NATS JetStream: what is specific to it, in addition to the suite."""
+"""Deliveries from NATS JetStream: the behaviour that the suite doesn't cover."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,8 +46,8 @@ async def receive(consumer: NatsSource, count: int) -> list[Delivery]:
     return received
 
 
-async def receive_in_spite(consumer: NatsSource, count: int) -> list[Delivery]:
-    """Receive though the broker may be lost on the way."""
+async def receive_despite_losses(consumer: NatsSource, count: int) -> list[Delivery]:
+    """Receive, even if the broker is lost meanwhile."""
     received: list[Delivery] = []
     async with asyncio.timeout(60):
         while len(received) < count:
@@ -89,7 +89,7 @@ async def test_overlapping_topics_and_prefixes_deliver_once(
     assert len(names["consumers"]) == 2
 
 
-async def test_options_are_brought_to_a_durable_that_is_there(
+async def test_options_are_applied_to_an_existing_durable(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.x"
@@ -116,7 +116,7 @@ async def test_after_a_crash_later_messages_do_not_overtake_redelivered_ones(
     messages = numbered(topic, 12, keys=2)
     await publish(shared_nats.url, *messages[:6])
 
-    def mortal() -> NatsSource:
+    def short_ack_wait() -> NatsSource:
         return NatsSource(
             shared_nats.url,
             consumer="billing",
@@ -125,17 +125,17 @@ async def test_after_a_crash_later_messages_do_not_overtake_redelivered_ones(
             ack_wait=timedelta(seconds=3),
         )
 
-    async with mortal():
+    async with short_ack_wait():
         pass
-    await die_holding(mortal, 6)
+    await die_holding(short_ack_wait, 6)
     await publish(shared_nats.url, *messages[6:])
-    async with mortal() as consumer:
+    async with short_ack_wait() as consumer:
         deliveries = await receive(consumer, 12)
     arrived = [delivery.message for delivery in deliveries]
     assert numbers_by_key(arrived) == numbers_by_key(messages)
 
 
-async def test_an_entry_that_cannot_be_redelivered_has_a_problem(
+async def test_a_message_that_cannot_be_redelivered_has_a_problem(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.x"
@@ -146,7 +146,7 @@ async def test_an_entry_that_cannot_be_redelivered_has_a_problem(
         assert ("max_deliver" in (delivery.problem or "")) is last
 
 
-async def test_one_message_at_a_time_is_in_order_with_replicas(
+async def test_with_one_message_at_a_time_replicas_keep_the_order(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.x"
@@ -169,23 +169,23 @@ async def test_one_message_at_a_time_is_in_order_with_replicas(
     assert seen == list(range(20))
 
 
-async def test_a_durable_that_was_deleted_is_made_again(
+async def test_a_deleted_durable_is_recreated(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.x"
     async with source(shared_nats.url, topic) as consumer:
         await delete_durable(shared_nats.url, nats_topics)
         await publish(shared_nats.url, Message(topic, b"1"))
-        assert payloads(await receive_in_spite(consumer, 1)) == [1]
+        assert payloads(await receive_despite_losses(consumer, 1)) == [1]
 
 
-async def test_a_durable_that_is_deleted_while_messages_are_set_aside_is_made_again(
+async def test_a_durable_deleted_while_messages_are_set_aside_is_recreated(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.x"
     await publish(shared_nats.url, Message(topic, b"0"))
 
-    def patient() -> NatsSource:
+    def long_ack_wait() -> NatsSource:
         return NatsSource(
             shared_nats.url,
             consumer="billing",
@@ -194,13 +194,13 @@ async def test_a_durable_that_is_deleted_while_messages_are_set_aside_is_made_ag
             ack_wait=timedelta(seconds=10),
         )
 
-    async with patient():
+    async with long_ack_wait():
         pass
-    await die_holding(patient, 1)
+    await die_holding(long_ack_wait, 1)
     await publish(shared_nats.url, Message(topic, b"1"))
-    async with patient() as consumer:
-        # It waits for what the dead one held.
+    async with long_ack_wait() as consumer:
+        # It waits for the messages that the dead one held.
         assert await consumer.receive(limit=1) == []
         await delete_durable(shared_nats.url, nats_topics)
-        deliveries = await receive_in_spite(consumer, 2)
+        deliveries = await receive_despite_losses(consumer, 2)
     assert sorted(payloads(deliveries)) == [0, 1]

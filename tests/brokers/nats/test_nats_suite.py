@@ -1,4 +1,4 @@
-"""The NATS publisher and source, by the suites that every adapter passes."""
+"""The NATS publisher and source pass the suites for every adapter."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -84,7 +84,7 @@ class TestNatsSource(ThroughProxy, SourceSuite):
 
     @override
     async def try_to_put(self, message: Message) -> bool:
-        # NATS has few names for headers, and its publisher says so.
+        # NATS allows few header names, and its publisher refuses the others.
         async with NatsPublisher.from_url(self.direct) as publisher:
             return list(await publisher.publish([message])) == [Acked()]
 

@@ -1,4 +1,4 @@
-"""The postgres publisher: one delivery for each consumer that subscribes, in order."""
+"""The postgres publisher: one delivery for each subscribed consumer, in order."""
 
 import asyncio
 from hashlib import sha256
@@ -114,7 +114,7 @@ async def test_a_message_that_cannot_be_stored_is_refused_alone_and_permanently(
     assert [payload for _, _, payload in delivered(url)] == [b"1", b"3"]
 
 
-async def test_it_reconnects_after_a_broken_connection(url: str) -> None:
+async def test_the_publisher_reconnects_after_a_broken_connection(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     async with PostgresPublisher.from_url(url) as publisher:
         execute(
@@ -158,7 +158,7 @@ async def test_a_revoked_privilege_costs_no_attempt(url: str) -> None:
             await publisher.publish([Message("orders", b"")])
 
 
-async def test_the_relays_role_is_enough(url: str) -> None:
+async def test_the_relays_role_is_allowed_to_publish(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     as_relay = f"{url}?options=-crole%3Dpillarbox_relay"
     async with PostgresPublisher.from_url(as_relay) as publisher:
@@ -189,7 +189,7 @@ def test_an_unknown_option_is_refused(option: str) -> None:
         PostgresPublisher.from_url(f"postgresql://host/name?{option}")
 
 
-async def test_two_tasks_may_publish_at_once(url: str) -> None:
+async def test_two_tasks_can_publish_concurrently(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     async with PostgresPublisher.from_url(url) as publisher:
         answers = await asyncio.gather(

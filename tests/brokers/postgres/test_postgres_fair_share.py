@@ -1,4 +1,4 @@
-"""Tenants of a queue share it fairly, over the whole backlog of the postgres broker."""
+"""Tenants share a queue fairly, over the whole backlog of the postgres broker."""
 
 import asyncio
 from collections import Counter
@@ -53,7 +53,7 @@ async def publish(url: str, *messages: Message) -> None:
 
 
 async def take(source: PostgresSource, least: int) -> list[Delivery]:
-    """Receive as a consumer with 64 in flight does, acking everything."""
+    """Receive as a consumer with 64 messages in flight does, and ack everything."""
     taken: list[Delivery] = []
     async with asyncio.timeout(60):
         while len(taken) < least:
@@ -91,11 +91,13 @@ async def test_without_tenants_a_message_behind_a_flood_comes_last(
     ) as source:
         taken = await take(source, 2_001)
     (at,) = (n for n, d in enumerate(taken) if d.message.id == last.id)
-    # Only its lane and those whose turn comes after that are not through with theirs.
+    # When it is delivered, only its lane and later lanes in turn have anything left.
     assert at > IN_MEMORY
 
 
-async def test_a_message_during_a_flood_is_found_soon(database_url: str) -> None:
+async def test_a_message_published_during_a_flood_is_delivered_soon(
+    database_url: str,
+) -> None:
     flood(database_url, 20_000)
     async with PostgresSource(
         database_url, consumer="billing", topics=["orders"]
@@ -141,7 +143,7 @@ async def test_many_tenants_all_get_their_turn(database_url: str) -> None:
     assert len({d.message.tenant for d in taken}) == 201
 
 
-async def test_everything_is_delivered_once_whatever_the_order(
+async def test_each_message_is_delivered_once_in_any_order(
     database_url: str,
 ) -> None:
     flood(database_url, 3_000)
@@ -178,7 +180,7 @@ async def test_a_failure_of_a_hidden_tenant_blocks_only_its_key(
     assert [d.message.id for d in taken if d.message.tenant == "other"] == [other.id]
 
 
-async def test_a_tenant_at_its_limit_lets_others_pass(
+async def test_a_tenant_at_its_limit_does_not_delay_others(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     flood(database_url, 3_000)
@@ -207,7 +209,7 @@ async def test_a_tenant_at_its_limit_lets_others_pass(
     ]
     async with running(consumer) as events:
         await publish(database_url, *others)
-        # The flood stands still, and all of its turns are taken.
+        # The flood's handlers wait, and use all of its slots.
         await events.wait_for(MessageHandled, 30)
         assert at_work["flood"] == 2
         gate.set()

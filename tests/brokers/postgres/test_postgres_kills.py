@@ -1,4 +1,4 @@
-"""Replicas that die between any two statements lose nothing, and keys keep order."""
+"""Replicas killed between any two statements lose nothing and keep keys in order."""
 
 import random
 from collections import defaultdict
@@ -48,7 +48,7 @@ class DyingQueue(Queue):
 
 
 class Shop:
-    """Handles what it is given, one by one, and checks the order of each key."""
+    """Handles deliveries one by one, and checks the order of each key."""
 
     def __init__(self, url: str, dice: random.Random) -> None:
         self.url = url
@@ -111,7 +111,7 @@ class Shop:
             await queue.write(outcomes)
 
     def check(self, row: ClaimedDelivery) -> None:
-        """Everything before it in its key must have been handled."""
+        """Check that all earlier messages of its key have been handled."""
         key, number = row.message.key, int(row.message.payload)
         if key is not None:
             before = range(int(key), number, KEYS)
@@ -125,7 +125,7 @@ class Shop:
                     Message(
                         "orders",
                         str(n).encode(),
-                        # The last of each round has none.
+                        # The last message of each round has no key.
                         key=str(n % KEYS) if n % KEYS < KEYS - 1 else None,
                         tenant=random.Random(n % KEYS).choice([None, "a", "b"]),
                     )
@@ -139,7 +139,7 @@ class Shop:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_dies_when_each_message_is_handled_in_order(
+async def test_after_kills_at_any_statement_each_message_is_handled_in_order(
     database_url: str, seed: int
 ) -> None:
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")

@@ -1,4 +1,4 @@
-"""A replica's state of its lanes: floors, held deliveries, keys that wait and drain."""
+"""A replica's state of its lanes: floors, held deliveries, waiting keys."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Used(set[int]):
-    """The lanes that are said to be in use."""
+    """The lanes that are reported to be in use."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def lanes(used: Used, clock: Clock) -> DeliveryLanes:
-    """Lanes 1 to 3, in which nothing was left."""
+    """Lanes 1 to 3, taken over with no deliveries left."""
     lanes = DeliveryLanes(used.add, used.discard, clock)
     lanes.take([1, 2, 3])
     for lane in (1, 2, 3):
@@ -104,7 +104,7 @@ def test_a_full_claim_says_nothing_about_lanes_after_its_last_row(
     assert lanes.floors(ALL) == {3: -1, 1: 20, 2: 8}
 
 
-def test_a_claim_leaves_out_what_was_claimed_above_its_floor(
+def test_a_claim_skips_deliveries_already_claimed_above_its_floor(
     lanes: DeliveryLanes,
 ) -> None:
     (given, _) = claim(lanes, row(5), row(6), snapshot=Snapshot(90, 100))
@@ -116,7 +116,7 @@ def test_a_claim_leaves_out_what_was_claimed_above_its_floor(
     assert lanes.passed(lanes.floors(ALL)) == [8]
 
 
-def test_a_new_lane_starts_above_what_was_verified(lanes: DeliveryLanes) -> None:
+def test_a_new_lane_starts_above_its_watermark(lanes: DeliveryLanes) -> None:
     lanes.take([4])
     assert lanes.new == [4]
     assert 4 not in lanes.floors(ALL)
@@ -137,7 +137,7 @@ def test_a_lane_is_in_use_while_one_of_its_deliveries_is_held(
 
 
 def drain(lanes: DeliveryLanes, clock: Clock, *rows: ClaimedDelivery | None) -> None:
-    """Claim what waits of keys that are free."""
+    """Claim the waiting deliveries of freed keys."""
     keys, _ = lanes.freed(ALL, 10, 10)
     lanes.claimed_waiting(
         keys, rows, since=clock.now, held=set(lanes.held), max_rows_each=3
@@ -154,7 +154,7 @@ def seqs(rows: Sequence[ClaimedDelivery]) -> list[int]:
     return [row.seq for row in rows]
 
 
-def test_what_follows_in_a_blocked_key_waits_behind_it(
+def test_later_deliveries_of_a_blocked_key_wait_behind_it(
     lanes: DeliveryLanes, used: Used
 ) -> None:
     rows = [row(5, key="a"), row(6, key="a"), row(7, key="b")]
@@ -164,7 +164,7 @@ def test_what_follows_in_a_blocked_key_waits_behind_it(
     assert lanes.blocked == ["a"]
     assert seqs(lanes.hand_out(100, ALL)) == [7]
     assert claim(lanes, row(8, key="a"), row(9, key="b")) == [row(9, key="b")]
-    # Not before the log has the one that they wait for.
+    # Not before the log has the delivery that they wait for.
     assert lanes.take_behind(10) == []
     lanes.let_go(head)
     lanes.refused(head, 2000.0)
@@ -173,7 +173,7 @@ def test_what_follows_in_a_blocked_key_waits_behind_it(
     assert used == {1}
 
 
-def test_a_key_that_is_due_drains_in_order_before_what_the_claim_finds(
+def test_a_due_key_drains_in_order_before_newly_claimed_deliveries(
     lanes: DeliveryLanes, clock: Clock
 ) -> None:
     (head,) = claim(lanes, row(5, key="a"))
@@ -189,7 +189,7 @@ def test_a_key_that_is_due_drains_in_order_before_what_the_claim_finds(
         clock,
         *(row(seq, key="a", logged=True) for seq in (5, 6, 7)),
     )
-    # There may be more of it in the log.
+    # The log could have more of this key.
     assert lanes.blocked == ["a"]
     assert seqs(claim(lanes, row(9, key="a"))) == [5, 6, 7]
     drain(lanes, clock, row(8, key="a", logged=True), row(9, key="a", logged=True))
@@ -197,7 +197,7 @@ def test_a_key_that_is_due_drains_in_order_before_what_the_claim_finds(
     assert seqs(claim(lanes, row(10, key="a"))) == [8, 9, 10]
 
 
-def test_a_key_that_is_refused_again_while_it_drains_goes_back(
+def test_a_key_refused_again_while_it_drains_waits_again(
     lanes: DeliveryLanes, clock: Clock
 ) -> None:
     (head,) = claim(lanes, row(5, key="a"))
@@ -212,7 +212,7 @@ def test_a_key_that_is_refused_again_while_it_drains_goes_back(
     assert freed == (1, "a", 4)
 
 
-def test_a_key_waits_for_the_last_of_what_was_given_back(
+def test_a_key_is_due_when_the_last_of_its_refused_deliveries_is(
     lanes: DeliveryLanes, clock: Clock
 ) -> None:
     for seq, due in ((5, 10), (6, 20)):
@@ -227,7 +227,7 @@ def test_a_key_waits_for_the_last_of_what_was_given_back(
     assert lanes.freed(ALL, 10, 10) == ([(1, "a", 4)], [])
 
 
-def test_a_key_that_is_not_written_down_yet_is_not_due(
+def test_a_key_that_is_not_in_the_log_yet_is_not_due(
     lanes: DeliveryLanes, clock: Clock
 ) -> None:
     (head,) = claim(lanes, row(5, key="a"))
@@ -236,7 +236,9 @@ def test_a_key_that_is_not_written_down_yet_is_not_due(
     assert lanes.freed(ALL, 10, 10) == ([], [])
 
 
-def test_a_delivery_without_key_waits_alone(lanes: DeliveryLanes, clock: Clock) -> None:
+def test_a_delivery_without_a_key_waits_alone(
+    lanes: DeliveryLanes, clock: Clock
+) -> None:
     (given,) = claim(lanes, row(5))
     refuse(lanes, given, clock.now + 10)
     assert lanes.freed(ALL, 10, 10) == ([], [])
@@ -245,7 +247,7 @@ def test_a_delivery_without_key_waits_alone(lanes: DeliveryLanes, clock: Clock) 
     assert lanes.freed(ALL, 10, 10) == ([], [])
 
 
-def test_what_is_given_back_comes_again_before_the_rest_of_its_key(
+def test_a_returned_delivery_comes_again_before_the_rest_of_its_key(
     lanes: DeliveryLanes,
 ) -> None:
     rows = [row(5, key="a"), row(6, key="a"), row(7, key="b"), row(8, key="a")]
@@ -256,7 +258,7 @@ def test_what_is_given_back_comes_again_before_the_rest_of_its_key(
     assert seqs(lanes.hand_out(100, ALL)) == [5, 6, 7, 8]
 
 
-def test_nothing_is_delivered_from_a_lane_that_is_about_to_go(
+def test_nothing_is_delivered_from_a_lane_that_is_being_released(
     lanes: DeliveryLanes, used: Used
 ) -> None:
     lanes.claimed([row(5), row(6, lane=2)], [1, 2, 3], QUIET, full=False)

@@ -1,4 +1,4 @@
-"""The postgres source: one consumer's deliveries, shared by its replicas, in order."""
+"""The postgres source: a consumer's deliveries, shared by its replicas, in order."""
 
 import asyncio
 from collections import defaultdict
@@ -67,7 +67,7 @@ async def receive(
     return received
 
 
-async def nothing_comes(source: PostgresSource, times: int = 3) -> bool:
+async def nothing_arrives(source: PostgresSource, times: int = 3) -> bool:
     return not any([await source.receive(limit=100) for _ in range(times)])
 
 
@@ -106,7 +106,7 @@ async def test_keys_are_in_order_without_duplicates(database_url: str) -> None:
         for delivery in deliveries:
             seen[delivery.message.key].append(int(delivery.message.payload))
             await delivery.ack()
-        assert await nothing_comes(consumer)
+        assert await nothing_arrives(consumer)
     assert {key: sorted(numbers) for key, numbers in seen.items()} == seen
     assert payloads(deliveries) == list(range(100))
     assert unacked(database_url) == 0
@@ -157,11 +157,11 @@ async def test_a_nack_with_delay_blocks_its_key_and_no_other(
             Message("orders", b"3", key="key 1"),
         )
         assert payloads(await receive(consumer, 1)) == [3]
-        assert await nothing_comes(consumer)
+        assert await nothing_arrives(consumer)
     async with source(database_url) as another:
-        # Whoever gets the lane next knows of it too.
+        # The lane's next owner knows of the blocked key, too.
         assert payloads(await receive(another, 1)) == [3]
-        assert await nothing_comes(another)
+        assert await nothing_arrives(another)
         execute(database_url, MAKE_DUE)
         again = await receive(another, 2)
     assert [int(delivery.message.payload) for delivery in again] == [0, 2]
@@ -186,7 +186,7 @@ async def test_a_message_that_commits_late_is_not_overtaken(
     async with source(database_url, sweep_interval=HOUR) as consumer:
         with psycopg.connect(url) as slow, psycopg.connect(url) as quick:
             if began == "earlier":
-                # Its end is the end of the snapshot, which knows of none above it.
+                # Its id is lower: the snapshot after its commit ends below the late id.
                 quick.execute("SELECT pg_current_xact_id()")
             slow.execute(INSERT, {"id": late.id, "lane": lane, "key": late.key})
             for _ in range(3):
@@ -202,7 +202,7 @@ async def test_a_message_that_commits_late_is_not_overtaken(
 
 @asynccontextmanager
 async def queue_of_all_lanes(url: str) -> AsyncIterator[tuple[Queue, DeliveryLanes]]:
-    """A queue that sweeps only when it is told to, and its lanes."""
+    """A queue that sweeps only on request, and its lanes."""
     lanes = DeliveryLanes(lambda lane: None, lambda lane: None)
     lanes.take(ALL_LANES)
     queue = Queue(
@@ -219,12 +219,14 @@ async def queue_of_all_lanes(url: str) -> AsyncIterator[tuple[Queue, DeliveryLan
         await queue.close()
 
 
-async def test_what_was_passed_while_its_key_was_blocked_goes_before_what_follows_it(
+async def test_a_message_skipped_while_its_key_was_blocked_precedes_later_ones(
     database_url: str,
 ) -> None:
     late, head = (Message("orders", name, key="k") for name in (b"late", b"head"))
     lane = bucket_of(late.key, late.id)
-    beside = next(f"k{n}" for n in range(1000) if bucket_of(f"k{n}", late.id) == lane)
+    same_lane = next(
+        f"k{n}" for n in range(1000) if bucket_of(f"k{n}", late.id) == lane
+    )
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
     async with queue_of_all_lanes(database_url) as (queue, lanes):
 
@@ -238,11 +240,11 @@ async def test_what_was_passed_while_its_key_was_blocked_goes_before_what_follow
             (failed,) = await claim()
             lanes.block(failed)
             await queue.write([Settled(failed, HOUR)])
-        # The floor rises over the late one, for claims leave its key out.
+        # The floor rises above the late row, since claims skip its key.
         for _ in range(3):
-            await publish(database_url, Message("orders", b"", key=beside))
+            await publish(database_url, Message("orders", b"", key=same_lane))
             (row,) = await claim()
-            assert row.message.key == beside
+            assert row.message.key == same_lane
             await queue.write([Settled(row, None)])
         assert lanes.floors([lane])[lane] > failed.seq
         await publish(database_url, Message("orders", b"next", key="k"))
@@ -255,26 +257,30 @@ async def test_what_was_passed_while_its_key_was_blocked_goes_before_what_follow
     assert [row.message.payload for row in rows[2:]] == [b"next"]
 
 
-async def test_a_refusal_that_comes_after_the_lease_is_lost_blocks_no_key(
+async def test_a_refusal_after_the_lease_is_lost_blocks_no_key(
     database_url: str, proxy: MakeProxy
 ) -> None:
     first, *rest = numbered(3)
     lane = bucket_of(first.key, first.id)
-    beside = next(f"k{n}" for n in range(1000) if bucket_of(f"k{n}", first.id) == lane)
+    same_lane = next(
+        f"k{n}" for n in range(1000) if bucket_of(f"k{n}", first.id) == lane
+    )
     to_server, through = proxy(database_url)
     async with AsyncExitStack() as frozen, AsyncExitStack() as owning:
         late = await frozen.enter_async_context(source(through))
-        await publish(database_url, Message("orders", b"3", key=beside), first, *rest)
+        await publish(
+            database_url, Message("orders", b"3", key=same_lane), first, *rest
+        )
         deliveries = await receive(late, 4)
         to_server.stall()
-        # It reads one row at a time, and knows by now that no key is blocked.
+        # It reads one row at a time, and has already read that no key is blocked.
         owner = await owning.enter_async_context(source(database_url, prefetch=1))
         assert payloads(await receive(owner, 1, limit=1)) == [3]
 
         (refused,) = (d for d in deliveries if d.message.id == first.id)
         await refused.nack(HOUR)
         to_server.resume()
-        # On leaving it would write what is still to be written.
+        # When it leaves, it writes any outcomes not yet written.
         await frozen.aclose()
 
         received = await receive(owner, 3)
@@ -287,7 +293,7 @@ async def test_replicas_share_the_lanes_and_deliver_nothing_twice(
     database_url: str,
 ) -> None:
     async with source(database_url) as one, source(database_url) as other:
-        # Lanes go over in a few heartbeats; each is with one of them at any time.
+        # Lanes move within a few heartbeats; one replica at a time has each lane.
         received: dict[PostgresSource, list[Delivery]] = {one: [], other: []}
         async with asyncio.timeout(30):
             while not received[one] or not received[other]:

@@ -1,4 +1,4 @@
-"""The postgres publisher and source, by the suites that every adapter passes."""
+"""The postgres publisher and source pass the suites for every adapter."""
 
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Which tenant's rows come next, and when to look for tenants hidden by a flood."""
+"""The order of tenants' rows, and when to search for tenants hidden by a flood."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def tenants(clock: Clock) -> Tenants:
 
 
 def ready(*names: str) -> Ready[MemoryDelivery]:
-    """Make one of names like `a1`: a tenant and a number."""
+    """Make ready items from names like `a1`: a tenant and a number."""
     made: Ready[MemoryDelivery] = Ready()
     for name in names:
         message = Message(name, b"", tenant=name[0].strip("-") or None)
@@ -38,7 +38,7 @@ def taken(ready: Ready[MemoryDelivery], limit: int, *without: str) -> list[str]:
     return [item.message.topic for item in ready.take(limit, without)]
 
 
-def test_tenants_take_turns_each_in_its_order() -> None:
+def test_tenants_take_turns_and_each_keeps_its_order() -> None:
     line = ready("a1", "a2", "a3", "b1", "-1", "-2")
     assert taken(line, 4) == ["a1", "b1", "-1", "a2"]
     assert taken(line, 9) == ["-2", "a3"]
@@ -74,12 +74,12 @@ def due(tenants: Tenants, *in_memory: str, ready: int = 10) -> bool:
     return tenants.is_due(ready, list(in_memory), stuck=False)
 
 
-def test_a_claim_that_returns_everything_needs_no_look(tenants: Tenants) -> None:
+def test_a_claim_that_returns_everything_needs_no_search(tenants: Tenants) -> None:
     tenants.claimed(["a"] * 3, full=False)
     assert not due(tenants, "a")
 
 
-def test_a_full_claim_needs_one_and_another_after_a_while(
+def test_a_full_claim_needs_a_search_and_another_after_a_while(
     tenants: Tenants, clock: Clock
 ) -> None:
     tenants.claimed(["a"] * 64, full=True)
@@ -90,7 +90,7 @@ def test_a_full_claim_needs_one_and_another_after_a_while(
     assert due(tenants, "a")
 
 
-def test_a_flood_without_tenants_is_looked_past_only_at_intervals(
+def test_a_flood_without_tenants_is_searched_only_at_intervals(
     tenants: Tenants, clock: Clock
 ) -> None:
     for _ in range(3):
@@ -102,7 +102,7 @@ def test_a_flood_without_tenants_is_looked_past_only_at_intervals(
         assert not due(tenants)
 
 
-def test_a_tenant_without_messages_is_looked_for_after_enough_deliveries(
+def test_tenants_without_ready_messages_are_searched_after_enough_deliveries(
     tenants: Tenants,
 ) -> None:
     tenants.claimed(["a", "b"] * 32, full=True)
@@ -117,7 +117,7 @@ def test_a_tenant_without_messages_is_looked_for_after_enough_deliveries(
     assert not due(tenants, "a"), "b has no more"
 
 
-def test_a_look_that_was_cut_short_goes_on_behind_its_last_tenant(
+def test_an_interrupted_search_continues_after_its_last_tenant(
     tenants: Tenants,
 ) -> None:
     tenants.claimed(["a"] * 64, full=True)
@@ -128,12 +128,14 @@ def test_a_look_that_was_cut_short_goes_on_behind_its_last_tenant(
     assert tenants.after == ""
 
 
-def test_no_look_follows_when_memory_is_full(tenants: Tenants) -> None:
+def test_no_search_is_due_when_memory_is_full(tenants: Tenants) -> None:
     tenants.claimed(["a"] * 64, full=True)
     assert not due(tenants, "a", ready=10_000)
 
 
-def test_the_share_of_each_shrinks_with_their_number(tenants: Tenants) -> None:
+def test_each_tenants_share_shrinks_with_the_number_of_tenants(
+    tenants: Tenants,
+) -> None:
     tenants.looked(["", "b"], ["b"], ready=["a"], cut=False)
     assert tenants.rows_each == 32
     tenants.looked([""], [f"t{n}" for n in range(30)], ready=["a"], cut=False)

@@ -1,4 +1,4 @@
-"""What the next replica finds: marks, the log, watermarks, and what holds a day."""
+"""The state that the next replica finds: marks, the log, watermarks and held days."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -43,7 +43,7 @@ BY_HAND = """
 
 
 class Replica:
-    """A replica that holds all lanes, and does only what it is told to."""
+    """A replica that holds all lanes, and acts only on request."""
 
     def __init__(self, queue: Queue, lanes: DeliveryLanes) -> None:
         self.queue = queue
@@ -75,7 +75,7 @@ class Replica:
 async def replica(
     url: str, *, verify_interval: timedelta = HOUR, prefetch: int = 100
 ) -> AsyncIterator[Replica]:
-    """Take all lanes; leaving is as sudden as a kill."""
+    """Take all lanes; leaving the block is as sudden as a kill."""
     execute(url, SUBSCRIBE)
     lanes = DeliveryLanes(lambda lane: None, lambda lane: None)
     lanes.take(ALL)
@@ -121,7 +121,7 @@ async def test_nothing_is_ever_updated_or_deleted(database_url: str) -> None:
     assert one(database_url, "SELECT count(*) FROM inbox.ack") < 50
 
 
-async def test_the_next_owner_finds_what_is_left_and_nothing_else(
+async def test_the_next_owner_finds_only_unacked_deliveries(
     database_url: str,
 ) -> None:
     async with replica(database_url) as killed:
@@ -133,7 +133,7 @@ async def test_the_next_owner_finds_what_is_left_and_nothing_else(
     assert sorted(numbers(again)) == sorted(numbers(rows[15:]))
 
 
-async def test_a_watermark_saves_the_next_owner_from_reading_what_is_settled(
+async def test_a_watermark_saves_the_next_owner_from_reading_settled_deliveries(
     database_url: str,
 ) -> None:
     async with replica(database_url) as leaving:
@@ -151,7 +151,9 @@ async def test_a_watermark_saves_the_next_owner_from_reading_what_is_settled(
     assert {lane: floors[lane] for lane, _ in heads} == dict(heads)
 
 
-async def test_a_new_owner_verifies_what_nobody_has(database_url: str) -> None:
+async def test_a_new_owner_verifies_stretches_that_nobody_has_verified(
+    database_url: str,
+) -> None:
     async with replica(database_url) as killed:
         await publish(database_url, *numbered(30, keys=30))
         await killed.ack(*await killed.claim())
@@ -180,14 +182,14 @@ async def test_a_watermark_waits_for_open_transactions(database_url: str) -> Non
                 assert numbers(await next_owner.claim()) == [99]
 
 
-async def test_what_waited_for_its_key_is_delivered_in_order_after_a_kill(
+async def test_deliveries_waiting_for_their_key_come_in_order_after_a_kill(
     database_url: str,
 ) -> None:
     async with replica(database_url) as killed:
         await publish(database_url, *numbered(3))
         head, *_ = await killed.claim()
         await killed.refuse(head, AT_ONCE)
-        # What was claimed behind it is not written down yet.
+        # The deliveries claimed behind it are not logged yet.
     async with replica(database_url) as next_owner:
         rows = await next_owner.claim()
         assert numbers(rows) == [0, 1, 2]
@@ -202,7 +204,7 @@ async def test_a_kill_while_a_key_drains_loses_nothing_and_keeps_the_order(
         await publish(database_url, *numbered(4))
         head, *_ = await killed.claim()
         await killed.refuse(head)
-        await killed.claim()  # writes down what waits behind it
+        await killed.claim()  # logs the deliveries behind it
     execute(
         database_url,
         "INSERT INTO inbox.redelivery (created_at, due_at, seq, attempts, lane, cause,"
@@ -221,14 +223,14 @@ async def test_a_kill_while_a_key_drains_loses_nothing_and_keeps_the_order(
     assert one(database_url, UNSETTLED) == 0
 
 
-async def test_more_than_one_claim_of_a_blocked_key_waits_behind_it(
+async def test_a_blocked_key_can_have_more_deliveries_than_one_claim(
     database_url: str,
 ) -> None:
     async with replica(database_url, prefetch=10) as working:
         await publish(database_url, *numbered(1))
         (head,) = await working.claim()
         await working.refuse(head, timedelta(milliseconds=1))
-        working.lanes.block(head)  # not due before that is over
+        working.lanes.block(head)  # not due until `refused` is called
         await publish(database_url, *numbered(35)[1:], Message("orders", b"35"))
         assert numbers(await working.claim()) == [35]
         working.lanes.refused(head, 0.0)
@@ -237,10 +239,10 @@ async def test_more_than_one_claim_of_a_blocked_key_waits_behind_it(
             drained += numbers(rows)
             await working.ack(*rows)
     assert drained == [*range(35)]
-    assert one(database_url, UNSETTLED) == 1  # the one without key
+    assert one(database_url, UNSETTLED) == 1  # the message without a key
 
 
-async def test_a_delivery_that_is_at_work_for_long_holds_no_watermark(
+async def test_a_delivery_handled_for_long_does_not_hold_back_a_watermark(
     database_url: str,
 ) -> None:
     async with replica(database_url, verify_interval=AT_ONCE) as working:
@@ -289,7 +291,7 @@ async def test_a_row_inserted_by_hand_below_a_watermark_is_found(
         assert await next_owner.claim() == []
 
 
-async def test_a_sequence_that_was_set_back_loses_nothing(database_url: str) -> None:
+async def test_resetting_the_sequence_loses_nothing(database_url: str) -> None:
     async with replica(database_url, verify_interval=AT_ONCE) as working:
         await publish(database_url, *numbered(32, keys=32))
         await working.ack(*await working.claim())
@@ -297,7 +299,7 @@ async def test_a_sequence_that_was_set_back_loses_nothing(database_url: str) -> 
         await working.sweep()
         execute(database_url, "SELECT setval('inbox.delivery_seq', 1, false)")
         await publish(database_url, *numbered(16, keys=16))
-        # The same numbers and lanes as those that were acked.
+        # They have the same numbers and lanes as the acked deliveries.
         assert one(database_url, UNSETTLED) == 16
         rows = await working.sweep()
         rows += await working.claim()
@@ -306,7 +308,9 @@ async def test_a_sequence_that_was_set_back_loses_nothing(database_url: str) -> 
     assert one(database_url, UNSETTLED) == 0
 
 
-async def test_a_mark_hits_no_stranger_with_the_same_number(database_url: str) -> None:
+async def test_a_mark_does_not_apply_to_another_delivery_with_its_number(
+    database_url: str,
+) -> None:
     async with replica(database_url) as working:
         await publish(database_url, *numbered(1))
         (row,) = await working.claim()
@@ -317,7 +321,7 @@ async def test_a_mark_hits_no_stranger_with_the_same_number(database_url: str) -
     assert one(database_url, UNSETTLED) == 1
 
 
-async def test_every_consumers_deliveries_are_seen_also_without_subscription(
+async def test_unsettled_deliveries_are_shown_even_without_a_subscription(
     database_url: str,
 ) -> None:
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('audit', 'orders')")

@@ -1,4 +1,4 @@
-"""The RabbitMQ publisher beyond the suite: routing, refusals, rights and the wire."""
+"""The RabbitMQ publisher beyond the suite: routing, refusals, permissions, format."""
 
 import asyncio
 import socket
@@ -30,14 +30,14 @@ from tests.fixtures.waiting import wait_for
 
 @pytest.fixture
 def writer(shared_rabbitmq: RabbitMQServer) -> Iterator[str]:
-    """A user who may write, but declare nothing."""
+    """A user that may write, but not declare anything."""
     with user(shared_rabbitmq, "writer", "secret", "^$"):
         yield "writer"
 
 
 @pytest.fixture(scope="module")
 def small_rabbitmq() -> Iterator[RabbitMQServer]:
-    """A server that takes no message above 1,000 bytes."""
+    """A server that accepts no messages above 1,000 bytes."""
     with rabbitmq_server({"max_message_size": "1000"}) as running:
         yield running
 
@@ -146,7 +146,7 @@ async def test_a_message_too_large_for_the_server_is_refused_alone(
     assert [id for id in firsts if id in expected] == expected
 
 
-async def test_a_topic_that_may_not_be_written_is_refused_alone(
+async def test_a_topic_without_write_permission_is_refused_alone(
     shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, writer: str
 ) -> None:
     exchange = exchange_of(rabbitmq_url)
@@ -248,7 +248,7 @@ def test_an_invalid_url_is_refused(url: str) -> None:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `ca.pem` is, and what it signed for 127.0.0.1."""
+    """The directory of a certificate for 127.0.0.1, `ca.pem`, and its key."""
     directory = tmp_path_factory.mktemp("authority")
     subprocess.run(
         "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out ca.pem"

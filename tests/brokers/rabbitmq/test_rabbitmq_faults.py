@@ -1,4 +1,4 @@
-"""RabbitMQ as a broker in trouble, by the suite of faults: both kinds of queue."""
+"""The fault suite with RabbitMQ, for both kinds of queue."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar

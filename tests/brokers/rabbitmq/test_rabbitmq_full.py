@@ -1,4 +1,4 @@
-"""The RabbitMQ publisher with a full queue, a queue that is down, or a full disk."""
+"""The RabbitMQ publisher with a full queue, a queue that is down or a full disk."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ async def is_published(publisher: RabbitMQPublisher, batch: Sequence[Message]) -
     try:
         return await publisher.publish(batch) == [Acked()] * len(batch)
     except BrokerUnavailableError:
-        # The relay pauses, too; a blocked connection is reported at once.
+        # Pause as the relay does; a blocked connection is reported at once.
         await answer_after(0.05)
         return False
 
@@ -57,7 +57,7 @@ async def test_a_full_queue_is_unavailable_and_gets_each_message_once(
     assert sorted(m.id for m in arrived) == sorted(m.id for m in expected)
 
 
-async def test_a_full_queue_among_others_is_charged_itself(
+async def test_a_full_queue_among_others_is_charged_to_its_own_messages(
     rabbitmq_url: str, topic: str
 ) -> None:
     bind(rabbitmq_url, "orders")

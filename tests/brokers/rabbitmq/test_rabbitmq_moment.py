@@ -1,4 +1,4 @@
-"""A message in RabbitMQ says when it was published."""
+"""A message in RabbitMQ contains its publishing time."""
 
 import time
 from typing import Any
@@ -14,7 +14,7 @@ def properties(**given: Any) -> BasicProperties:
     return BasicProperties(**given)  # type: ignore[no-untyped-call]
 
 
-def test_the_moment_is_that_of_publishing_and_no_header_of_the_message() -> None:
+def test_the_publishing_time_is_sent_and_is_no_header_of_the_message() -> None:
     began = time.time()
     written = to_properties(Message("orders", b"1", headers={"own": "x"}))
     read, problem = from_delivery(written, "orders", b"1")
@@ -27,7 +27,7 @@ def test_the_moment_is_that_of_publishing_and_no_header_of_the_message() -> None
     assert dict(read.headers) == {"own": "x"}
 
 
-def test_a_header_of_the_users_with_its_name_stays_theirs() -> None:
+def test_a_users_header_of_the_same_name_is_kept() -> None:
     written = to_properties(Message("orders", b"1", headers={"timestamp_in_ms": "1"}))
     read, _ = from_delivery(written, "orders", b"1")
 
@@ -45,7 +45,7 @@ def test_a_header_of_the_users_with_its_name_stays_theirs() -> None:
     ],
     ids=["in seconds", "stamped by the server", "without", "without headers"],
 )
-def test_messages_of_others_say_it_as_the_server_would(
+def test_the_publishing_time_of_other_clients_messages_is_read(
     given: BasicProperties, wanted: float | None
 ) -> None:
     assert published_at(given) == wanted

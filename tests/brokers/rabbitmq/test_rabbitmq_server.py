@@ -1,4 +1,4 @@
-"""The private RabbitMQ server, and how pillarbox finds what is for it."""
+"""The private RabbitMQ server, and how pillarbox finds the RabbitMQ adapters."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from outbox.errors import ConfigError, OutboxError
 from outbox.testing.lifetime import is_running, wait_until
 from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
 
-# Starts a server, prints the process ids of it and its epmd, and is killed.
+# Starts a server, prints its process id and its epmd's, and is killed.
 OWNER = """
 import os, signal
 from pathlib import Path

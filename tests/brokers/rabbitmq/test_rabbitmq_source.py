@@ -1,4 +1,4 @@
-"""The RabbitMQ source beyond the suite: bindings, replicas, and channels that end."""
+"""The RabbitMQ source beyond the suite: bindings, replicas and closing channels."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -25,13 +25,13 @@ SOON = timedelta(milliseconds=50)
 
 @pytest.fixture
 def consumer() -> str:
-    """A consumer that no other test has."""
+    """A consumer name that no other test uses."""
     return f"billing-{uuid4().hex}"
 
 
 @contextmanager
-def impatient(server: RabbitMQServer) -> Iterator[None]:
-    """Let channels that are opened meanwhile end when an ack takes over a second."""
+def short_ack_timeout(server: RabbitMQServer) -> Iterator[None]:
+    """Make channels opened in the block close when an ack takes over a second."""
 
     def configure(timeout: int, check: int) -> None:
         for name, value in (
@@ -103,7 +103,7 @@ def test_topics_are_bound_by_keys(topic: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["ord*", "a.#", "a.#.b", "#.*", "ä" * 127 + ".*"])
-def test_a_topic_that_no_key_matches_is_refused(topic: str) -> None:
+def test_a_topic_that_no_binding_key_can_match_is_refused(topic: str) -> None:
     with pytest.raises(ConfigError, match="topic"):
         binding_key(topic)
 
@@ -123,13 +123,13 @@ async def test_a_prefix_matches_topics_that_start_with_it_and_no_others(
         assert len(await receive(every, len(topics))) == len(topics)
 
 
-def test_a_quorum_queue_of_rabbitmq_4_drops_nothing_after_returns() -> None:
+def test_a_quorum_queue_of_rabbitmq_4_drops_no_returned_messages() -> None:
     config = QueueConfig(name="q", exchange="e", topics=())
     assert config.arguments((4, 0))["x-delivery-limit"] == -1
     assert "x-delivery-limit" not in config.arguments((3, 13))
 
 
-async def test_no_more_is_held_than_the_prefetch_and_a_retry_holds_its_key(
+async def test_at_most_the_prefetch_is_held_and_a_retry_holds_its_key(
     rabbitmq_url: str, consumer: str
 ) -> None:
     async with source(rabbitmq_url, consumer, prefetch=4) as only:
@@ -149,7 +149,7 @@ async def test_no_more_is_held_than_the_prefetch_and_a_retry_holds_its_key(
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-async def test_one_replica_works_at_a_time_and_order_holds_when_it_is_left(
+async def test_one_replica_works_at_a_time_and_the_order_is_kept_when_it_leaves(
     rabbitmq_url: str, consumer: str, queue_type: str
 ) -> None:
     settings = {
@@ -159,7 +159,7 @@ async def test_one_replica_works_at_a_time_and_order_holds_when_it_is_left(
     }
     async with source(rabbitmq_url, consumer, **settings) as second:
         async with source(rabbitmq_url, consumer, **settings) as first:
-            # Who asks first is the active one.
+            # The first to ask becomes the active consumer.
             assert await first.receive(limit=10) == []
             assert await second.receive(limit=10) == []
             await publish(rabbitmq_url, *numbered(50))
@@ -194,9 +194,7 @@ async def test_an_existing_queue_is_used_as_it_is(
         assert payloads(await receive(only, 3)) == [0, 1, 2]
 
 
-async def test_a_deleted_queue_is_declared_again(
-    rabbitmq_url: str, consumer: str
-) -> None:
+async def test_a_deleted_queue_is_redeclared(rabbitmq_url: str, consumer: str) -> None:
     async with source(rabbitmq_url, consumer) as only:
         assert await only.receive(limit=10) == []
         with channel_of(rabbitmq_url) as channel:
@@ -213,7 +211,7 @@ async def test_a_redelivered_message_keeps_its_attempts(
     shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, consumer: str, queue_type: str
 ) -> None:
     with ExitStack() as trouble:
-        trouble.enter_context(impatient(shared_rabbitmq))
+        trouble.enter_context(short_ack_timeout(shared_rabbitmq))
         async with source(rabbitmq_url, consumer, queue_type=queue_type) as only:
             await publish(rabbitmq_url, *numbered(3, keys=3))
             failed, done, slow = await receive(only, 3)

@@ -1,4 +1,4 @@
-"""The RabbitMQ publisher and source, by the suites that every adapter passes."""
+"""The RabbitMQ publisher and source pass the suites for every adapter."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -52,11 +52,11 @@ class TestRabbitMQPublisher(ThroughProxy, PublisherSuite):
 
 
 class RabbitMQSourceCase(ThroughProxy, SourceSettling):
-    """What the kinds of queues can differ in, and takes no time limit to test."""
+    """Tests in which queue types can differ, except slow ones with time limits."""
 
     capabilities = SourceCapabilities()
     settings: ClassVar[dict[str, Any]] = {}
-    # As if nothing was said: a client that hangs for so long is no stalled broker.
+    # Long enough that a client that hangs briefly doesn't count as a stalled broker.
     heartbeat = 20
 
     @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ class RabbitMQSourceCase(ThroughProxy, SourceSettling):
 
 
 class RabbitMQOutageCase(RabbitMQSourceCase, SourceSharing, SourceOutage):
-    """What the kinds of queues can differ in, time limits included."""
+    """Tests in which queue types can differ, including slow ones with time limits."""
 
     @override
     def test_a_stall_is_reported_and_loses_nothing(self) -> None:

@@ -1,4 +1,4 @@
-"""From Redis Streams through a consumer: what can't be read stops nothing."""
+"""From Redis Streams through a consumer: unreadable entries stop nothing."""
 
 import asyncio
 from typing import Any
@@ -33,9 +33,9 @@ async def publish(url: str, message: Message) -> None:
 @pytest.mark.parametrize(
     ("id", "says"),
     [(None, "id"), (b"evt_1", "isn't a UUID"), (b"", "id"), (b"\xff", "id")],
-    ids=["no id", "an id of another shape", "an empty id", "an id that is no text"],
+    ids=["no id", "an id of another format", "an empty id", "an id that isn't text"],
 )
-async def test_a_delivery_with_an_invalid_id_is_dead_lettered_and_the_next_one_handled(
+async def test_a_delivery_with_an_invalid_id_is_dead_lettered_and_the_next_handled(
     database_url: str, redis_url: str, id: bytes | None, says: str
 ) -> None:
     handled: list[bytes] = []
@@ -69,7 +69,7 @@ async def test_a_delivery_with_an_invalid_id_is_dead_lettered_and_the_next_one_h
     assert says in reason
 
 
-async def test_a_url_says_when_another_gets_what_a_dead_replica_held(
+async def test_a_url_can_set_when_a_dead_replicas_deliveries_are_reclaimed(
     redis_url: str,
 ) -> None:
     await publish(redis_url, Message("orders", b"left", key="k"))
@@ -89,7 +89,7 @@ async def test_a_url_says_when_another_gets_what_a_dead_replica_held(
     assert taken[0].message.payload == b"left"
 
 
-def test_a_url_with_an_invalid_moment_is_reported(redis_url: str) -> None:
+def test_an_invalid_duration_in_the_url_is_reported(redis_url: str) -> None:
     with pytest.raises(ConfigError, match="reclaim_after='soon': write a duration"):
         RedisSource.from_url(
             f"{redis_url}?reclaim_after=soon", consumer="billing", topics=["orders"]

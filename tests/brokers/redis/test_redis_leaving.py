@@ -32,24 +32,24 @@ def put(client: Redis, topic: str) -> None:
     client.xadd(topic, fields)
 
 
-async def test_messages_that_arrive_while_a_replica_leaves_go_to_the_next(
+async def test_messages_that_arrive_while_a_replica_leaves_go_to_the_next_one(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Redis.from_url(redis_url, protocol=2) as client:
         async with source(redis_url, "orders") as leaving:
             streams = leaving._streams
-            look = streams._pending
+            check = streams._pending
 
-            async def look_and_read(stream: bytes, member: str) -> Any:
-                """A read by the leaving replica returns as soon as it has looked."""
-                found = await look(stream, member)
+            async def check_and_read(stream: bytes, member: str) -> Any:
+                """Make a read by the leaving replica return right after its check."""
+                found = await check(stream, member)
                 if not found:
                     monkeypatch.undo()
                     put(client, "orders")
                     client.xreadgroup("billing", member, {stream: ">"})
                 return found
 
-            monkeypatch.setattr(streams, "_pending", look_and_read)
+            monkeypatch.setattr(streams, "_pending", check_and_read)
         pending: Any = client.xpending("orders", "billing")
         assert pending["pending"] == 1
         async with source(redis_url, "orders") as next_one:
@@ -90,7 +90,7 @@ async def test_a_missing_ack_permission_is_reported_at_start(
             pass
 
 
-async def test_a_group_that_is_gone_needs_no_leaving(redis_url: str) -> None:
+async def test_leaving_a_deleted_group_does_nothing(redis_url: str) -> None:
     with Redis.from_url(redis_url) as client:
         async with source(redis_url, "orders", "bills"):
             client.delete("orders")

@@ -38,7 +38,7 @@ async def test_a_topic_that_is_not_a_stream_is_nacked_and_others_are_not(
     assert "WRONGTYPE" in second.reason
 
 
-async def test_a_topic_that_we_may_not_write_to_is_nacked_alone(
+async def test_a_topic_without_write_permission_is_nacked_alone(
     private_redis: RedisServer,
 ) -> None:
     with SyncRedis.from_url(private_redis.url) as client:

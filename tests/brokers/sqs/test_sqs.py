@@ -1,4 +1,4 @@
-"""SQS and SNS: what is specific to them, on moto's server."""
+"""Behaviour specific to SQS and SNS, on moto's server."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,7 +44,7 @@ async def receive(source: SqsSource, count: int) -> list[Delivery]:
     return received
 
 
-async def test_a_queue_with_a_limit_of_its_own_names_it(
+async def test_the_error_names_the_size_limit_of_the_queue(
     shared_sqs: SqsServer, aws: Aws
 ) -> None:
     topic = fresh()
@@ -69,7 +69,7 @@ async def test_a_message_of_nearly_a_mebibyte_arrives(
     assert arrived.payload == message.payload
 
 
-async def test_a_missing_queue_is_named_and_holds_back_its_key_alone(
+async def test_a_missing_queue_is_named_and_holds_back_only_its_key(
     shared_sqs: SqsServer, aws: Aws
 ) -> None:
     topic, missing = fresh(), fresh()
@@ -91,7 +91,7 @@ async def test_a_missing_queue_is_named_and_holds_back_its_key_alone(
 
 
 @pytest.mark.parametrize("raw", [True, False])
-async def test_a_message_comes_through_sns_with_an_envelope_or_without(
+async def test_a_message_arrives_through_sns_with_or_without_an_envelope(
     shared_sqs: SqsServer, aws: Aws, raw: bool
 ) -> None:
     topic = fresh()
@@ -117,7 +117,7 @@ async def test_queues_are_found_by_prefix(shared_sqs: SqsServer, aws: Aws) -> No
     assert topics == {f"{start}.a", f"{start}.b"}
 
 
-async def test_one_queue_may_take_all_topics_of_a_consumer(
+async def test_one_queue_can_receive_all_topics_of_a_consumer(
     shared_sqs: SqsServer, aws: Aws
 ) -> None:
     one, other, queue = fresh(), fresh(), fresh("queue")
@@ -129,7 +129,7 @@ async def test_one_queue_may_take_all_topics_of_a_consumer(
         assert {d.message.topic for d in await receive(consumer, 2)} == {one, other}
 
 
-async def test_a_failed_message_of_a_group_comes_before_its_followers(
+async def test_a_failed_message_of_a_group_comes_again_before_later_ones(
     shared_sqs: SqsServer, aws: Aws
 ) -> None:
     topic = fresh()
@@ -146,7 +146,7 @@ async def test_a_failed_message_of_a_group_comes_before_its_followers(
         assert [d.attempts for d in again] == [1, 0, 0, 0, 0]
 
 
-async def test_a_delay_survives_the_replica(shared_sqs: SqsServer, aws: Aws) -> None:
+async def test_a_delay_outlives_its_replica(shared_sqs: SqsServer, aws: Aws) -> None:
     topic = fresh()
     await aws.create_queue(f"{topic}.fifo")
     url = f"{shared_sqs.url()}&fifo=true"

@@ -1,7 +1,7 @@
-"""SQS in trouble, by the suite of faults, as far as moto's server can be.
+"""The fault suite with SQS, as far as moto's server can fail.
 
-It gets slower with the square of what is in a queue, and forgets all of it when it is
-killed. So a reader empties the queue all the time, and before a kill.
+The server gets slower with the square of a queue's length, and loses all messages when
+it is killed. A reader therefore empties the queue continuously, and before each kill.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fault
 
 
 class Reader:
-    """Takes messages out of a queue, in a loop in its own thread."""
+    """Removes messages from a queue, in a loop in its own thread."""
 
     def __init__(self, aws: Aws, queue: str, *, subscribed: bool) -> None:
         self.arrivals: list[Arrival] = []
@@ -37,13 +37,13 @@ class Reader:
         self._enough = threading.Event()
 
     def start(self) -> None:
-        """Make the queue, and the topic it is subscribed to, if any; and begin."""
+        """Create the queue, and the topic it subscribes to, if any; start reading."""
         self._enough.clear()
         asyncio.run_coroutine_threadsafe(self._make(), self._loop).result(timeout=30)
         self._reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
 
     def finish(self) -> None:
-        """Take the remaining messages, and stop."""
+        """Read the remaining messages, and stop."""
         self._enough.set()
         if self._reading is not None:
             self._reading.result(timeout=600)
@@ -110,7 +110,7 @@ class TestSqs(BrokerFaults):
 
     @override
     def start(self) -> None:
-        # Nobody is to find it without its queue.
+        # The relay must not find the server without its queue.
         self.proxy.stall()
         self.server.start()
         self.reader.start()

@@ -1,4 +1,4 @@
-"""How messages look in SQS and SNS, and what is read back."""
+"""The format of messages in SQS and SNS, and reading them back."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_messages_round_trip_in_a_form_that_aws_accepts(message: Message) -> Non
 
 
 @given(messages)
-def test_the_envelope_of_sns_is_read_like_the_message_itself(message: Message) -> None:
+def test_an_sns_envelope_is_read_like_the_message_itself(message: Message) -> None:
     written = write(message)
     envelope = {
         "Type": "Notification",
@@ -66,7 +66,7 @@ def test_the_envelope_of_sns_is_read_like_the_message_itself(message: Message) -
     assert differences(message, arrived) == {}
 
 
-def test_text_is_plain_and_the_trace_is_found_by_others() -> None:
+def test_text_stays_readable_and_the_trace_is_an_attribute_of_its_own() -> None:
     headers = {"traceparent": TRACEPARENT, "x": "ü"}
     written = write(Message("t", {"a": "ü"}, key="k", headers=headers))
     assert written.body == '{"a":"ü"}'
@@ -75,7 +75,7 @@ def test_text_is_plain_and_the_trace_is_found_by_others() -> None:
     assert "body-encoding" not in written.attributes
 
 
-def test_the_stack_trace_is_dropped_when_there_is_no_room() -> None:
+def test_the_time_and_the_trace_attribute_give_way_to_other_attributes() -> None:
     headers = {"traceparent": TRACEPARENT, "x": "1"}
     full = Message("t", b"\xff", key="k", tenant="a", headers=headers)
     written = write(full)

@@ -1,4 +1,4 @@
-"""What SQS can refuse, one entry or a whole request, and what becomes of the others."""
+"""Refusals by SQS of one entry or a whole request, and their effect on the others."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from tests.fixtures.sqs_script import (
 
 
 def messages(*bodies: str, topic: str = "t") -> list[Message]:
-    """Messages whose keys are the letters at their beginnings."""
+    """Return messages, each with the first letter of its body as its key."""
     return [Message(topic, body.encode(), key=body[0]) for body in bodies]
 
 
@@ -32,7 +32,7 @@ async def publish(
 
 
 def kinds(answers: Sequence[Confirmation]) -> str:
-    """`+` acked, `-` nacked, `x` for ever."""
+    """Return a sign for each: `+` acked, `-` nacked, `x` nacked permanently."""
     return "".join(
         "+" if isinstance(a, Acked) else "x" if a.permanent else "-" for a in answers
     )
@@ -61,7 +61,7 @@ async def test_the_services_fault_holds_back_the_rest_of_the_key() -> None:
 @pytest.mark.parametrize(
     "code", ["RequestThrottled", "ThrottlingException", "KMS.DisabledException"]
 )
-async def test_a_temporary_failure_is_not_permanent_although_aws_blames_the_sender(
+async def test_a_failure_that_aws_blames_on_the_sender_can_be_temporary(
     code: str,
 ) -> None:
     bad = {"a1": fault(code, sender=True)}
@@ -93,14 +93,14 @@ async def test_a_failing_service_costs_no_attempt(answer: Answer) -> None:
 
 
 async def test_messages_accepted_before_an_outage_are_not_sent_again() -> None:
-    def go_away_after_two(entries: Sequence[Entry]) -> Answer:
+    def fail_after_two(entries: Sequence[Entry]) -> Answer:
         if len(sqs.requests) > 2:
             return error("ServiceUnavailable", 503)
         return taken(entries)
 
     batch = messages("a1", "a2", "a3", "a4")
     async with (
-        scripted_sqs(go_away_after_two) as sqs,
+        scripted_sqs(fail_after_two) as sqs,
         SqsPublisher.from_url(sqs.url("&fifo=true")) as publisher,
     ):
         for _ in range(2):
@@ -112,7 +112,7 @@ async def test_messages_accepted_before_an_outage_are_not_sent_again() -> None:
         assert [sent.count(m.payload.decode()) for m in batch[:2]] == [1, 1]
 
 
-async def test_one_entry_that_spoils_a_request_is_found() -> None:
+async def test_an_entry_that_makes_a_request_fail_is_found() -> None:
     def script(entries: Sequence[Entry]) -> Answer:
         if any(entry["MessageBody"] == "b1" for entry in entries):
             return error("InvalidMessageContents")
@@ -123,7 +123,7 @@ async def test_one_entry_that_spoils_a_request_is_found() -> None:
         assert kinds(await publish(sqs, *batch)) == "+x++"
 
 
-async def test_a_queue_that_disappeared_is_named_and_may_come_back() -> None:
+async def test_a_missing_queue_is_named_and_used_again_once_it_exists() -> None:
     missing = error("QueueDoesNotExist")
     async with (
         scripted_sqs(lambda _: missing) as sqs,
@@ -140,7 +140,7 @@ async def test_an_answer_without_a_message_does_not_ack_it() -> None:
         assert kinds(await publish(sqs, *messages("a1", "b1"))) == "+-"
 
 
-async def test_a_request_holds_ten_messages_and_with_fifo_one_of_each_key() -> None:
+async def test_a_request_holds_ten_messages_and_with_fifo_one_for_each_key() -> None:
     batch = messages(*(f"{key}{n}" for n in range(3) for key in "abcdefghijkl"))
     async with scripted_sqs() as sqs:
         assert kinds(await publish(sqs, *batch, options="&fifo=true")) == "+" * 36
@@ -152,14 +152,14 @@ async def test_a_request_holds_ten_messages_and_with_fifo_one_of_each_key() -> N
 
 
 @pytest.mark.parametrize("options", ["", "&fifo=true&strict=false"])
-async def test_without_fifo_one_key_fills_requests(options: str) -> None:
+async def test_without_fifo_one_key_can_fill_a_request(options: str) -> None:
     batch = messages(*(f"a{n}" for n in range(25)))
     async with scripted_sqs() as sqs:
         assert kinds(await publish(sqs, *batch, options=options)) == "+" * 25
         assert [len(request) for request in sqs.requests] == [10, 10, 5]
 
 
-async def test_requests_are_no_larger_than_aws_takes() -> None:
+async def test_requests_are_no_larger_than_aws_accepts() -> None:
     batch = [Message("t", b"x" * 300_000, key=str(n)) for n in range(7)]
     async with scripted_sqs() as sqs:
         assert kinds(await publish(sqs, *batch)) == "+" * 7
@@ -173,7 +173,7 @@ async def test_refused_credentials_are_reported_at_start() -> None:
             await publish(sqs)
 
 
-async def test_a_missing_privilege_to_inspect_the_queue_is_no_obstacle() -> None:
+async def test_a_missing_permission_to_inspect_the_queue_is_tolerated() -> None:
     async with scripted_sqs() as sqs:
         sqs.other = error("AccessDeniedException", 403)
         (answer,) = await publish(sqs, *messages("a1"))

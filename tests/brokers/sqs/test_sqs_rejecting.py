@@ -1,4 +1,4 @@
-"""SQS that throttles and fails, under a relay: by a script, since moto never does."""
+"""A relay with an SQS that throttles and fails: scripted, since moto never does."""
 
 import asyncio
 import threading
@@ -35,11 +35,11 @@ class Service:
         self._server: asyncio.Server | None = None
 
     def start(self) -> None:
-        """Let connections in, always at the same port."""
+        """Accept connections, always at the same port."""
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(60)
 
     def stop(self) -> None:
-        """Break all connections, and let none in."""
+        """Break all connections, and accept no new ones."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(60)
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class Service:
         self._loop.close()
 
     def take(self, entries: Sequence[Entry]) -> Answer:
-        """The script of a queue that takes everything."""
+        """Accept all entries; the default script."""
         for entry in entries:
             message, problem = read(
                 entry["MessageBody"], entry["MessageAttributes"], place=TOPIC
@@ -60,7 +60,7 @@ class Service:
         return taken(entries)
 
     def reject(self) -> None:
-        """Answer in turn with every temporary error that isn't the message's fault."""
+        """Answer with each temporary error in turn that isn't the message's fault."""
         refusals = cycle(
             [
                 error("RequestThrottled", 403),

@@ -1,4 +1,4 @@
-"""The sqs publisher and source, by the suites that every adapter passes."""
+"""The sqs publisher and source pass the suites for every adapter."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -27,16 +27,16 @@ from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sqs import Aws
 from tests.fixtures.through_proxy import ThroughProxy
 
-# Of 256 KiB, less attributes; what is binary goes as base64.
+# 256 KiB less room for attributes; binary payloads are sent as base64.
 SNS_PAYLOAD_BYTES = (256 - 16) * 1024 * 3 // 4
 
 
 class SqsPublisherCase(ThroughProxy, PublisherAnswers, PublisherOutage):
-    """What the kinds of queues and topics can differ in."""
+    """Tests in which the kinds of queues and topics can differ."""
 
     capabilities = Capabilities(ordered_by_key=False)
 
-    # What is binary goes as base64, which makes four bytes of three.
+    # Binary payloads are sent as base64, which turns three bytes into four.
     max_payload_bytes = MAX_PAYLOAD_BYTES * 3 // 4
     scheme: ClassVar[str] = "sqs"
     fifo: ClassVar[str] = ""
@@ -111,9 +111,9 @@ class TestSnsFifoPublisherInFull(SnsPublisherCase, PublisherSuite):
 
 
 class SqsSourceCase(ThroughProxy, SourceSettling):
-    """What the kinds of queues can differ in, and takes no time limit to test."""
+    """Tests in which queue types can differ, except slow ones with time limits."""
 
-    # Each consumer has its own queue of a topic, which SNS fills.
+    # Each consumer has its own queue for a topic, which SNS fills.
     capabilities = SourceCapabilities(
         ordered_by_key=False, holds_back_keys=False, takes_bytes_as_topic=False
     )
@@ -159,7 +159,7 @@ class SqsSourceCase(ThroughProxy, SourceSettling):
     @override
     @checks()
     async def test_an_ack_removes_the_message_and_may_be_repeated(self) -> None:
-        # Of a group, SQS gives out no more than ten before they are settled.
+        # SQS hands out at most ten unsettled messages of a group.
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 20, keys=20))
         async with self.source("one", topic) as source:
@@ -180,7 +180,7 @@ class SqsSourceCase(ThroughProxy, SourceSettling):
 
 
 class SqsOutageCase(SqsSourceCase, SourceSharing, SourceOutage):
-    """What the kinds of queues can differ in, time limits included."""
+    """Tests in which queue types can differ, including slow ones with time limits."""
 
     @override
     def test_a_stall_is_reported_and_loses_nothing(self) -> None:

@@ -1,7 +1,7 @@
-"""For every Python under libfaketime 0.9.10, whose clock_nanosleep() fails.
+"""Replaces time.sleep() under libfaketime 0.9.10, whose clock_nanosleep() fails.
 
-It takes a moment of the monotonic clock for one of the faked clock, and time.sleep()
-sleeps until such a moment.
+libfaketime treats a time on the monotonic clock as one on the faked clock, and
+time.sleep() sleeps until a time on the monotonic clock.
 """
 
 import select

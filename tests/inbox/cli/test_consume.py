@@ -1,4 +1,4 @@
-"""`pillarbox consume` starts, drains, is killed, and reports errors."""
+"""`pillarbox consume`: start, drain, kill and error messages."""
 
 import re
 import signal
@@ -22,7 +22,7 @@ async def test_sigterm_lets_handlers_finish_and_exits_with_0(site: Site) -> None
         process.wait_for_log("waiting")
         wait_for("the others are done", lambda: site.unacked() == 1)
         process.terminate()
-        # A second signal would end it at once.
+        # Wait, because a second signal would end it at once.
         wait_for("it drains", lambda: not process.catches(signal.SIGTERM))
         await site.publish(Message("orders", b"too late"))
         gate.execute("SELECT pg_advisory_unlock(1)")
@@ -32,7 +32,7 @@ async def test_sigterm_lets_handlers_finish_and_exits_with_0(site: Site) -> None
     assert "Traceback" not in process.log()
 
 
-async def test_a_second_sigterm_ends_it_at_once(site: Site) -> None:
+async def test_a_second_sigterm_ends_the_process_at_once(site: Site) -> None:
     await site.publish(Message("orders", b"hang"))
     process = site.run()
     process.wait_for_log("hanging", seconds=60)
@@ -43,7 +43,9 @@ async def test_a_second_sigterm_ends_it_at_once(site: Site) -> None:
     assert site.unacked() == 1
 
 
-async def test_a_handler_that_hangs_does_not_keep_the_process(site: Site) -> None:
+async def test_a_hanging_handler_does_not_keep_the_process_from_exiting(
+    site: Site,
+) -> None:
     await site.publish(Message("orders", b"hang"))
     process = site.run(TEST_DRAIN="0.1")
     process.wait_for_log("hanging")
@@ -56,7 +58,7 @@ async def test_a_handler_that_hangs_does_not_keep_the_process(site: Site) -> Non
     assert site.unacked() == 1
 
 
-async def test_work_of_a_killed_consumer_is_done_once_by_the_next(
+async def test_messages_of_a_killed_consumer_are_handled_once_by_the_next(
     site: Site,
 ) -> None:
     await site.publish(Message("orders", b"wait", key="key 0"), *numbered(5))
@@ -94,12 +96,12 @@ def test_an_error_at_start_prints_one_line_and_exits_with_2(
 ) -> None:
     process = site.run(path, **variables)
     assert process.wait() == 2
-    # Dead letters may have been retried before the broker turned out to be away.
+    # Dead letters may have been retried before the broker was found unavailable.
     (line,) = (line for line in process.log().splitlines() if " INFO " not in line)
     assert words in line
 
 
-def test_subscriptions_are_made_and_ended_by_command(
+def test_commands_create_and_end_subscriptions(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*arguments: str) -> str:

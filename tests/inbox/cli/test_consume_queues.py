@@ -1,4 +1,4 @@
-"""`pillarbox consume` with queues, and once."""
+"""`pillarbox consume` with `--queue`, and with `--once`."""
 
 import pytest
 
@@ -16,7 +16,7 @@ PAYLOADS_LEFT = """
 """
 
 
-async def test_once_handles_what_is_waiting_and_exits_with_0(site: Site) -> None:
+async def test_once_handles_the_waiting_messages_and_exits_with_0(site: Site) -> None:
     await site.publish(*numbered(20, keys=5), Message("bulk.a", b"bulk"))
     process = site.run(CONSUMER, "--once", "--idle=0.5s")
     assert process.wait(60) == 0, process.log()
@@ -24,7 +24,7 @@ async def test_once_handles_what_is_waiting_and_exits_with_0(site: Site) -> None
     assert site.unacked() == 0
 
 
-async def test_once_exits_with_1_if_something_became_a_dead_letter(site: Site) -> None:
+async def test_once_exits_with_1_if_a_message_was_dead_lettered(site: Site) -> None:
     await site.publish(Message("orders", b"bad"), Message("orders", b"good"))
     process = site.run(CONSUMER, "--once", "--idle=0.5s")
     assert process.wait(60) == 1, process.log()
@@ -42,7 +42,7 @@ async def test_once_does_not_wait_for_later_retries(site: Site) -> None:
     assert execute(site.url, PAYLOADS_LEFT) == [("later",)]
 
 
-async def test_only_the_queues_that_are_named_are_served(site: Site) -> None:
+async def test_only_the_named_queues_are_served(site: Site) -> None:
     await site.publish(Message("orders", b"order"), Message("bulk.a", b"bulk"))
     process = site.run(CONSUMER, "--queue=batch=3", "--once", "--idle=0.5s")
     assert process.wait(60) == 0, process.log()

@@ -1,4 +1,4 @@
-"""The backlog: order by position, and keys that wait."""
+"""The backlog: order by position, and waiting keys."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,16 +25,18 @@ class Clock:
         return self.now
 
 
-def taken(backlog: Backlog[Item]) -> list[int]:
+def take_all(backlog: Backlog[Item]) -> list[int]:
     return [item.place for item in backlog.take(100)]
 
 
-def test_items_come_in_order_of_position_whenever_they_were_added() -> None:
+def test_items_are_taken_in_order_of_position_regardless_of_when_they_were_added() -> (
+    None
+):
     backlog: Backlog[Item] = Backlog()
     for place in (3, 1, 2):
         backlog.add(Item(place, "a"))
     assert len(backlog) == 3
-    assert taken(backlog) == [1, 2, 3]
+    assert take_all(backlog) == [1, 2, 3]
     assert not backlog.ready
 
 
@@ -45,23 +47,23 @@ def test_a_waiting_key_holds_back_its_current_and_later_messages() -> None:
         backlog.add(item)
     backlog.put_aside(Item(1, "a"), 5)
     backlog.add(Item(4, "a"))
-    assert taken(backlog) == [3]
+    assert take_all(backlog) == [3]
     assert backlog.seconds_until_due() == 5
     assert len(backlog) == 3
     clock.now += 5
-    assert taken(backlog) == [1, 2, 4]
+    assert take_all(backlog) == [1, 2, 4]
     assert backlog.seconds_until_due() is None
 
 
-def test_the_longest_wait_of_a_key_counts() -> None:
+def test_a_key_waits_for_its_longest_wait() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
     backlog.put_aside(Item(1, "a"), 5)
     backlog.put_aside(Item(2, "a"), 1)
     clock.now += 4
-    assert taken(backlog) == []
+    assert take_all(backlog) == []
     clock.now += 1
-    assert taken(backlog) == [1, 2]
+    assert take_all(backlog) == [1, 2]
 
 
 def test_the_longest_wait_of_a_key_ends_once() -> None:
@@ -70,9 +72,9 @@ def test_the_longest_wait_of_a_key_ends_once() -> None:
     backlog.put_aside(Item(1, "a"), 1)
     backlog.put_aside(Item(2, "a"), 5)
     clock.now += 1
-    assert taken(backlog) == []
+    assert take_all(backlog) == []
     clock.now += 4
-    assert taken(backlog) == [1, 2]
+    assert take_all(backlog) == [1, 2]
 
 
 def test_messages_without_a_key_wait_individually() -> None:
@@ -80,9 +82,9 @@ def test_messages_without_a_key_wait_individually() -> None:
     backlog: Backlog[Item] = Backlog(clock)
     backlog.put_aside(Item(1, None), 5)
     backlog.add(Item(2, None))
-    assert taken(backlog) == [2]
+    assert take_all(backlog) == [2]
     clock.now += 5
-    assert taken(backlog) == [1]
+    assert take_all(backlog) == [1]
 
 
 def test_nothing_is_left_after_clear() -> None:
@@ -93,7 +95,7 @@ def test_nothing_is_left_after_clear() -> None:
     backlog.clear()
     clock.now += 5
     assert len(backlog) == 0
-    assert taken(backlog) == []
+    assert take_all(backlog) == []
 
 
 def test_no_more_than_the_limit_is_received() -> None:
@@ -103,7 +105,7 @@ def test_no_more_than_the_limit_is_received() -> None:
     assert [len(backlog.take(3)) for _ in range(3)] == [3, 2, 0]
 
 
-def test_items_at_the_same_position_come_in_the_order_added() -> None:
+def test_items_at_the_same_position_are_taken_in_the_order_added() -> None:
     clock = Clock()
     backlog: Backlog[Entry] = Backlog(clock)
     first, second, third = Entry("a"), Entry("b"), Entry(None)

@@ -1,4 +1,4 @@
-"""Keys are blocked from the first failure of their head to its outcome."""
+"""A key is blocked from the first failure of its head until the head's outcome."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,7 +31,7 @@ HEAD = uuid7()
 
 
 class Clock:
-    """A clock that the test moves on."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = START.timestamp()
@@ -50,21 +50,21 @@ def keys(clock: Clock) -> BlockedKeys:
     return BlockedKeys("billing", clock)
 
 
-def about(id: UUID = HEAD, key: str | None = "customer 7") -> dict[str, Any]:
+def fields_of(id: UUID = HEAD, key: str | None = "customer 7") -> dict[str, Any]:
     return {"consumer": "billing", "id": id, "topic": "orders", "key": key}
 
 
 def failed(attempts: int = 1, **changes: Any) -> HandlerFailed:
     return HandlerFailed(
-        **about(**changes), attempts=attempts, reason="no", seconds_until_retry=3.0
+        **fields_of(**changes), attempts=attempts, reason="no", seconds_until_retry=3.0
     )
 
 
 def later() -> RetryRequested:
-    return RetryRequested(**about(), reason="soon", seconds_until_retry=60.0)
+    return RetryRequested(**fields_of(), reason="soon", seconds_until_retry=60.0)
 
 
-def test_a_key_is_blocked_since_its_head_failed_first(
+def test_a_key_is_blocked_since_the_first_failure_of_its_head(
     keys: BlockedKeys, clock: Clock
 ) -> None:
     keys(failed())
@@ -102,12 +102,12 @@ def test_a_key_is_blocked_since_its_head_failed_first(
 @pytest.mark.parametrize(
     "outcome",
     [
-        MessageHandled(**about(), seconds=0.1),
-        DuplicateSkipped(**about()),
-        MessageCancelled(**about()),
-        MessageDeadLettered(**about(), attempts=8, reason="no"),
-        DeadLetterRepeated(**about()),
-        DeliveryReturned(**about()),
+        MessageHandled(**fields_of(), seconds=0.1),
+        DuplicateSkipped(**fields_of()),
+        MessageCancelled(**fields_of()),
+        MessageDeadLettered(**fields_of(), attempts=8, reason="no"),
+        DeadLetterRepeated(**fields_of()),
+        DeliveryReturned(**fields_of()),
         ConsumerStopped(consumer="billing", returned=0),
     ],
     ids=lambda event: type(event).__name__,
@@ -120,9 +120,9 @@ def test_every_outcome_of_the_head_unblocks_the_key(
     assert keys.oldest_first() == []
 
 
-def test_a_message_without_a_key_blocks_none(keys: BlockedKeys) -> None:
+def test_a_message_without_a_key_blocks_no_key(keys: BlockedKeys) -> None:
     keys(failed(key=None))
-    keys(MessageHandled(**about(uuid7()), seconds=0.1))
+    keys(MessageHandled(**fields_of(uuid7()), seconds=0.1))
     assert keys.tell() == {"count": 0, "since": None, "keys": []}
 
 
@@ -138,7 +138,7 @@ def test_the_longest_waiting_key_comes_first(keys: BlockedKeys, clock: Clock) ->
     ]
 
 
-def test_prometheus_has_their_number_and_age() -> None:
+def test_prometheus_exports_the_number_and_age_of_blocked_keys() -> None:
     registry = CollectorRegistry()
     metrics = ConsumerMetrics(registry, TopicLabels(), ConsumerCounts("billing"))
 

@@ -1,4 +1,4 @@
-"""What is in flight: room, order, parking, and the end."""
+"""Dispatching: room for more messages, order, parking, and the drain."""
 
 import asyncio
 from collections.abc import Callable
@@ -103,7 +103,7 @@ async def test_messages_without_a_key_do_not_wait() -> None:
     await work.dispatcher.stop(HOUR)
 
 
-async def test_room_counts_running_keys_and_not_what_waits_behind_them() -> None:
+async def test_room_counts_running_keys_and_not_the_messages_behind_them() -> None:
     work = Work(max_in_flight=2, max_waiting=3)
     assert work.dispatcher.room == 2
     work.dispatcher.accept([delivery("a1", "a"), delivery("a2", "a")])
@@ -200,7 +200,7 @@ async def test_a_tenants_long_backlog_is_reported_before_it_fills_the_buffer() -
     await work.dispatcher.stop(NOW)
 
 
-async def test_without_order_each_message_has_a_line_of_its_own() -> None:
+async def test_without_order_each_message_has_its_own_line() -> None:
     work = Work(max_in_flight=2, in_order=False)
     work.dispatcher.accept([delivery("a1", "a"), delivery("a2", "a")])
     await work.until(lambda: work.begun == ["a1", "a2"])
@@ -216,10 +216,10 @@ async def test_payloads_reserve_and_release_memory() -> None:
     work = Work(max_in_flight=100, max_bytes=1000)
     assert work.dispatcher.room == 100
 
-    # As many more as would fit, if they were like these.
+    # Room for as many more as would fit at this average size.
     work.dispatcher.accept([large(200), large(200)])
     assert work.dispatcher.room == 3
-    # One that is larger than what is left is taken, and then no more.
+    # A message larger than the remaining memory is accepted, and no more after it.
     work.dispatcher.accept([large(450)])
     assert work.dispatcher.room == 1
     work.dispatcher.accept([large(5000)])

@@ -1,4 +1,4 @@
-"""Slots: never too many, none lost, shared by weight, tenant and arrival."""
+"""Slots: limited, never lost, and shared by weight, tenant and order of arrival."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ weights = st.dictionaries(
 
 
 class Ticket:
-    """A task that wants a slot."""
+    """A task that requests a slot."""
 
     def __init__(self, queue: str, tenant: Tenant) -> None:
         self.queue = queue
@@ -35,8 +35,8 @@ class Ticket:
         self.task: asyncio.Task[None] | None = None
 
 
-class Room:
-    """The tasks that wait, and those that got a slot, in that order."""
+class Simulation:
+    """The tasks that wait, that hold a slot, and that were served, each in order."""
 
     def __init__(
         self, places: int, weights: Mapping[str, int] = WEIGHTS, cap: int | None = None
@@ -68,19 +68,19 @@ class Room:
     async def cancel(self, ticket: Ticket) -> None:
         assert ticket.task is not None
         ticket.task.cancel()
-        await settled()
+        await run_ready_tasks()
         if ticket in self.waiting:
             self.waiting.remove(ticket)
 
     async def serve_all(self) -> None:
-        await settled()
+        await run_ready_tasks()
         while self.at_work:
             self.at_work[0].end.set()
-            await settled()
+            await run_ready_tasks()
 
 
-async def settled() -> None:
-    """Let everything run that can."""
+async def run_ready_tasks() -> None:
+    """Let all tasks run that can."""
     loop = asyncio.get_running_loop()
     for _ in range(4):
         passed = loop.create_future()
@@ -101,31 +101,35 @@ def test_slots_are_never_exceeded_idle_or_lost(
     places: int, cap: int | None, steps: list[tuple[str, Any, Any]]
 ) -> None:
     async def test() -> None:
-        room = Room(places, cap=cap)
+        simulation = Simulation(places, cap=cap)
         for step, which, tenant in steps:
             if step == "arrive":
-                room.arrive(which, tenant)
-            elif step == "end" and room.at_work:
-                room.at_work[which % len(room.at_work)].end.set()
-            elif step == "cancel" and room.waiting:
-                await room.cancel(room.waiting[which % len(room.waiting)])
-            elif step.endswith("granted") and room.at_work and room.waiting:
-                # Its turn may come in the very moment in which it gives up.
-                room.at_work[0].end.set()
-                await room.cancel(room.waiting[which % len(room.waiting)])
-            await settled()
-            taken = Counter(ticket.tenant for ticket in room.at_work)
-            assert len(room.at_work) <= places
+                simulation.arrive(which, tenant)
+            elif step == "end" and simulation.at_work:
+                simulation.at_work[which % len(simulation.at_work)].end.set()
+            elif step == "cancel" and simulation.waiting:
+                await simulation.cancel(
+                    simulation.waiting[which % len(simulation.waiting)]
+                )
+            elif step.endswith("granted") and simulation.at_work and simulation.waiting:
+                # The slot may be granted at the very moment of the cancellation.
+                simulation.at_work[0].end.set()
+                await simulation.cancel(
+                    simulation.waiting[which % len(simulation.waiting)]
+                )
+            await run_ready_tasks()
+            taken = Counter(ticket.tenant for ticket in simulation.at_work)
+            assert len(simulation.at_work) <= places
             full = {t for t in taken if t and cap is not None and taken[t] >= cap}
             assert all(taken[t] == cap for t in full)
-            if any(ticket.tenant not in full for ticket in room.waiting):
-                assert len(room.at_work) == places
+            if any(ticket.tenant not in full for ticket in simulation.waiting):
+                assert len(simulation.at_work) == places
             for queue in WEIGHTS:
-                capped = [t for t in room.waiting if t.queue == queue]
+                capped = [t for t in simulation.waiting if t.queue == queue]
                 capped = [ticket for ticket in capped if ticket.tenant in full]
-                assert room.scheduler.capped(queue) == len(capped)
-        await room.serve_all()
-        assert room.waiting == []
+                assert simulation.scheduler.capped(queue) == len(capped)
+        await simulation.serve_all()
+        assert simulation.waiting == []
 
     run(test)
 
@@ -135,16 +139,16 @@ def test_while_all_queues_are_busy_each_gets_its_weight_in_every_round(
     weights: dict[str, int], rounds: int, random: Any
 ) -> None:
     async def test() -> None:
-        room = Room(1, weights)
-        # The first goes at once, before the others are there; it counts all the same.
-        room.arrive(next(iter(weights)))
-        await settled()
+        simulation = Simulation(1, weights)
+        # The first gets its slot before the others arrive, but still counts.
+        simulation.arrive(next(iter(weights)))
+        await run_ready_tasks()
         line = [queue for queue in weights for _ in range(weights[queue] * rounds)]
         random.shuffle(line)
         for queue in line:
-            room.arrive(queue)
-        await room.serve_all()
-        served = [ticket.queue for ticket in room.served]
+            simulation.arrive(queue)
+        await simulation.serve_all()
+        served = [ticket.queue for ticket in simulation.served]
         size = sum(weights.values())
         for start in range(0, size * rounds, size):
             assert Counter(served[start : start + size]) == weights
@@ -153,21 +157,21 @@ def test_while_all_queues_are_busy_each_gets_its_weight_in_every_round(
 
 
 @given(st.dictionaries(tenants, st.integers(1, 12), min_size=1), st.randoms())
-def test_tenants_take_turns_and_each_in_its_own_order(
+def test_tenants_take_turns_and_each_is_served_in_its_own_order(
     counts: dict[Tenant, int], random: Any
 ) -> None:
     async def test() -> None:
-        room = Room(1, {"default": 1})
-        first = room.arrive("default", "first")
-        await settled()
+        simulation = Simulation(1, {"default": 1})
+        first = simulation.arrive("default", "first")
+        await run_ready_tasks()
         line = [tenant for tenant, count in counts.items() for _ in range(count)]
         random.shuffle(line)
         arrived: dict[Tenant, list[Ticket]] = defaultdict(list)
         for tenant in line:
-            arrived[tenant].append(room.arrive("default", tenant))
-        await settled()
-        await room.serve_all()
-        served = [ticket for ticket in room.served if ticket is not first]
+            arrived[tenant].append(simulation.arrive("default", tenant))
+        await run_ready_tasks()
+        await simulation.serve_all()
+        served = [ticket for ticket in simulation.served if ticket is not first]
         for tenant, tickets in arrived.items():
             assert [t for t in served if t.tenant == tenant] == tickets
         for taken in range(len(served)):
@@ -184,13 +188,13 @@ def test_a_flood_delays_neither_another_tenant_nor_another_queue(
     flood: int, places: int, queue: str
 ) -> None:
     async def test() -> None:
-        room = Room(places, {"x": 5, "y": 1})
+        simulation = Simulation(places, {"x": 5, "y": 1})
         for _ in range(places + flood):
-            room.arrive("x", "flooder")
-        await settled()
-        late = room.arrive(queue, "other")
-        await settled()
-        await room.serve_all()
-        assert room.served.index(late) <= places + 5
+            simulation.arrive("x", "flooder")
+        await run_ready_tasks()
+        late = simulation.arrive(queue, "other")
+        await run_ready_tasks()
+        await simulation.serve_all()
+        assert simulation.served.index(late) <= places + 5
 
     run(test)

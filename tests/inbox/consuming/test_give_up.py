@@ -37,7 +37,7 @@ def count(url: str) -> int:
     return int(rows)
 
 
-async def test_a_redelivered_dead_letter_writes_nothing_new(
+async def test_a_redelivered_message_is_not_dead_lettered_again(
     database_url: str,
 ) -> None:
     source = MemorySource()
@@ -52,7 +52,7 @@ async def test_a_redelivered_dead_letter_writes_nothing_new(
         async with running(consumer) as events:
             source.add(message)
             await events.wait_for(MessageDeadLettered, timeout=60)
-            # As after a crash between the dead letter and the ack.
+            # As if the consumer had crashed between the dead letter and the ack.
             source.add(message)
             source.add(Message("orders", b"another"))
             await events.wait_for(MessageDeadLettered, 2, timeout=60)
@@ -70,7 +70,7 @@ async def test_a_crash_between_dead_letter_and_ack_leaves_one_dead_letter(
     async with PostgresPublisher.from_url(database_url) as publisher:
         await publisher.publish([message])
     async with async_sessions_of(database_url) as sessions:
-        # What the one that died had committed, in the very database of the broker.
+        # What the crashed consumer had committed; its database is also the broker.
         writer = DeadLetterWriter("billing", make_executor(sessions, "billing", 1))
         assert (await writer.write(message, attempts=1, failure="no")).is_new
 
@@ -87,7 +87,7 @@ async def test_a_crash_between_dead_letter_and_ack_leaves_one_dead_letter(
     assert execute(database_url, query) == [(True,)]
 
 
-async def test_a_redelivery_that_succeeds_settles_the_dead_letter_at_its_retry(
+async def test_after_a_successful_redelivery_a_retry_settles_the_dead_letter(
     database_url: str,
 ) -> None:
     source = MemorySource()
@@ -126,17 +126,19 @@ async def test_concurrent_consumers_write_one_dead_letter(
     )
     message = Message("orders", b"")
 
-    async def give_up(_: int) -> bool:
+    async def write(_: int) -> bool:
         written = await writer.write(message, attempts=1, failure="no")
         return written.is_new
 
-    new = await gather(give_up(n) for n in range(24))
+    new = await gather(write(n) for n in range(24))
     engine.dispose()
     assert sum(new) == 1
     assert count(database_url) == 1
 
 
-async def test_a_settled_dead_letter_may_be_opened_again(database_url: str) -> None:
+async def test_a_message_can_be_dead_lettered_again_once_its_dead_letter_is_settled(
+    database_url: str,
+) -> None:
     with sessions_of(database_url) as sessions:
         writer = DeadLetterWriter("billing", make_executor(sessions, "billing", 1))
         message = Message("orders", b"")
@@ -156,7 +158,7 @@ async def test_an_unreadable_message_is_identified_by_all_its_content(
         writer = DeadLetterWriter("billing", make_executor(sessions, "billing", 1))
 
         async def is_new(message: Message) -> bool:
-            # Each time with another id, which the source has to make up.
+            # Each time with another id, because the source has to invent one.
             written = await writer.write(
                 message, attempts=1, failure="no id", readable=False
             )
@@ -221,7 +223,7 @@ async def test_a_failing_redact_function_hides_the_whole_error(
     assert execute(database_url, query) == [(left_out, left_out)]
 
 
-async def test_a_message_started_too_often_without_an_end_is_not_restarted(
+async def test_a_message_started_too_often_without_finishing_is_not_restarted(
     database_url: str,
 ) -> None:
     source = MemorySource()
@@ -237,10 +239,10 @@ async def test_a_message_started_too_often_without_an_end_is_not_restarted(
         async with running(consumer) as events:
             source.add(known)
             await events.wait_for(MessageHandled, timeout=60)
-            # It died between its commit and its ack.
+            # As if it had died between its commit and its ack.
             source.return_later(known, 3, timedelta(0))
             await events.wait_for(DuplicateSkipped, timeout=60)
-            # As a broker counts them whose consumers died, the policy's three times.
+            # As a broker counts deliveries to dead consumers; the policy allows three.
             for attempts in (3, 2):
                 payload = str(attempts).encode()
                 source.return_later(Message("orders", payload), attempts, timedelta(0))

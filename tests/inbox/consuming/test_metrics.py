@@ -1,4 +1,4 @@
-"""What a consumer measures and reports, on a real database."""
+"""A consumer's metrics and counts, on a real database."""
 
 import asyncio
 import time
@@ -104,7 +104,9 @@ async def test_every_outcome_is_counted_by_consumer_and_topic(
         assert not seen.counts.is_active
 
 
-async def test_handlers_and_the_way_of_a_message_are_timed(database_url: str) -> None:
+async def test_handlers_and_the_delivery_of_a_message_are_timed(
+    database_url: str,
+) -> None:
     source = PostgresSource(database_url, consumer="billing", topics=["orders"])
     entered, leave = asyncio.Event(), asyncio.Event()
     async with async_sessions_of(database_url) as sessions:
@@ -141,7 +143,7 @@ async def test_handlers_and_the_way_of_a_message_are_timed(database_url: str) ->
     assert total is not None
     assert 0 < handled < 300
     assert 0 <= waited < 300
-    # An id has the moment it was made at to the millisecond.
+    # An id contains its creation time in milliseconds.
     assert total >= handled - 0.002
 
 
@@ -156,7 +158,7 @@ def handled(message: Message, *, published_at: float | None) -> MessageHandled:
     )
 
 
-def test_clocks_that_disagree_make_no_time_negative() -> None:
+def test_clock_skew_makes_no_duration_negative() -> None:
     seen = Observed()
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     ahead = Message("t", b"1", id=id_of(tomorrow))
@@ -166,7 +168,7 @@ def test_clocks_that_disagree_make_no_time_negative() -> None:
     assert seen.counts.take(MINUTE).lag == 0
 
 
-def test_a_message_with_an_id_of_its_own_has_no_moment_of_adding() -> None:
+def test_a_message_with_a_foreign_id_has_no_time_of_adding() -> None:
     seen = Observed()
     foreign = Message("t", b"1", id=id_of(datetime.now(UTC), version=4))
     seen(handled(foreign, published_at=time.time() - 10))
@@ -177,7 +179,7 @@ def test_a_message_with_an_id_of_its_own_has_no_moment_of_adding() -> None:
     assert seen.counts.take(MINUTE).lag is None
 
 
-def test_a_broker_that_does_not_say_when_gives_no_time() -> None:
+def test_without_a_publish_time_the_delivery_is_not_timed() -> None:
     seen = Observed()
     seen(handled(Message("t", b"1"), published_at=None))
     assert seen.value("publish_to_handle_seconds_count") is None

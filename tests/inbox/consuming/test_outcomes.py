@@ -1,4 +1,4 @@
-"""Outcomes are gathered, written in order, and never dropped."""
+"""Outcomes are collected, written in order, and never dropped."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from outbox.errors import BrokerUnavailableError
 
 
 class Written:
-    """Records what is written; fails a given number of times."""
+    """Records the batches written, after failing a given number of times."""
 
     def __init__(self, *, failures: int = 0) -> None:
         self.batches: list[list[int]] = []
@@ -57,9 +57,9 @@ async def test_after_repeated_failures_a_check_decides_until_one_succeeds() -> N
                 await outcomes.check()
             except BrokerUnavailableError as error:
                 told.append(str(error))
-            # As a receive would, which waits for the broker.
+            # Like a receive, which waits for the broker.
             await asyncio.wait({writing}, timeout=0.01)
-    # The attempts that no check asked for come to three at least.
+    # A check reports nothing until several attempts have failed in a row.
     assert 0 < len(told) <= 3
     assert set(told) == {"outcomes can't be written: away"}
     await outcomes.check()
@@ -85,7 +85,7 @@ async def test_with_many_writes_the_first_failure_is_enough() -> None:
     await asyncio.wait({writing})
 
 
-async def test_a_check_ends_when_the_writer_does() -> None:
+async def test_a_check_returns_when_the_writer_ends() -> None:
     failures = iter([BrokerUnavailableError("away")] * 4)
 
     async def fail(batch: Sequence[int]) -> None:

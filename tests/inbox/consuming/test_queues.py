@@ -1,4 +1,4 @@
-"""Several queues in one consumer: their own sources and room, and shared turns."""
+"""Several queues in one consumer: separate sources and buffers, shared slots."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -59,7 +59,7 @@ async def test_a_flood_in_one_queue_delays_no_other(
         }
         gate.set()
         await events.wait_for(MessageHandled, 30)
-    # Two that were at work; then the six get two turns of three, or more.
+    # Two were already running; then the six get at least two slots in three.
     assert handled.index("urgent") < 6
     assert handled[:16].count("urgent") == 6
 
@@ -116,7 +116,7 @@ async def test_without_order_messages_of_a_key_do_not_wait_for_each_other(
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
         async with asyncio.timeout(60):
-            await meet.wait()  # all three are at work at once, or this fails
+            await meet.wait()  # fails unless all three run at once
 
     @consumer.handles("strict", queue="strict")
     async def handle_in_order(session: AsyncSession, message: Message) -> None: ...
@@ -125,7 +125,7 @@ async def test_without_order_messages_of_a_key_do_not_wait_for_each_other(
         await events.wait_for(MessageHandled, 3)
 
 
-async def test_tenants_share_what_is_prefetched(
+async def test_tenants_share_the_prefetched_messages(
     sessions: async_sessionmaker[AsyncSession],
 ) -> None:
     source = MemorySource(

@@ -1,4 +1,4 @@
-"""Any message can be dead-lettered, and delays no other."""
+"""Any message can be dead-lettered, and does not delay others."""
 
 import json
 from datetime import timedelta
@@ -25,7 +25,7 @@ from tests.fixtures.relay import execute
 pytestmark = pytest.mark.timeout(180)
 
 LONG = "".join(sha256(b"%d" % n).hexdigest() for n in range(100))
-"""That no compression makes short."""
+"""Incompressible text."""
 
 CHECK = "ALTER TABLE inbox.dead_letter ADD CONSTRAINT taken CHECK ({})"
 
@@ -102,7 +102,7 @@ async def test_a_long_handler_accepts_text_that_postgresql_cannot_store(
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_the_dead_letter_of_a_refused_row_takes_no_more_than_its_payload(
+async def test_a_refused_row_is_stored_as_a_spare_row_with_its_payload(
     database_url: str, driver: str
 ) -> None:
     execute(database_url, CHECK.format("tenant IS NULL"))
@@ -151,7 +151,7 @@ async def test_the_dead_letter_of_a_refused_row_takes_no_more_than_its_payload(
     assert "SQLSTATE 23514)" in reason
 
 
-async def test_a_dead_letter_that_no_variant_can_store_is_retried_and_then_complete(
+async def test_a_dead_letter_that_cannot_be_stored_at_all_is_retried_until_it_is(
     database_url: str,
 ) -> None:
     execute(database_url, CHECK.format("origin = ''"))

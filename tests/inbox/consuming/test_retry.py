@@ -1,4 +1,4 @@
-"""A handler may have a retry policy of its own, whatever kind of handler it is."""
+"""Any kind of handler can have its own retry policy."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -74,7 +74,7 @@ async def test_a_handler_is_retried_by_its_own_policy(
     assert max(waits) <= 0.005
 
 
-async def test_a_message_that_used_up_its_own_starts_is_dead_lettered(
+async def test_a_message_that_used_up_the_starts_of_its_policy_is_dead_lettered(
     database_url: str,
 ) -> None:
     source = MemorySource()
@@ -94,7 +94,7 @@ async def test_a_message_that_used_up_its_own_starts_is_dead_lettered(
     assert called == []
 
 
-async def test_a_handler_that_may_outlast_its_receipts_is_reported(
+async def test_retries_that_could_outlast_the_receipts_are_reported(
     database_url: str,
 ) -> None:
     patient = RetryPolicy(max_attempts=100, max_delay=timedelta(days=1))
@@ -137,7 +137,7 @@ async def test_a_failing_handlers_stack_trace_is_logged_once_per_message(
     assert [one.stacktrace for one in given_up] == [None, None]
 
 
-async def test_a_dead_letter_at_the_first_attempt_has_its_stack_trace(
+async def test_the_event_of_a_dead_letter_at_the_first_attempt_has_its_stack_trace(
     database_url: str,
 ) -> None:
     def handle(session: Session, message: Message) -> None:

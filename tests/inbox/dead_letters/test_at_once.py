@@ -1,4 +1,4 @@
-"""Whatever comes at once, the effects of a dead letter's handler happen once."""
+"""Whatever runs concurrently, the handler of a dead letter takes effect once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -63,19 +63,19 @@ async def test_an_idempotent_handler_records_its_own_receipt(
     assert receipts(database_url) == 1
 
 
-async def test_a_retry_and_a_redelivery_at_once_have_one_effect(
+async def test_a_concurrent_retry_and_redelivery_have_one_effect(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     source = MemorySource()
     consumer = Consumer(source, sessions, name="billing")
     at_work = asyncio.Event()
-    go_on = asyncio.Event()
+    proceed = asyncio.Event()
 
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
         await note(session, message)
         at_work.set()
-        await go_on.wait()
+        await proceed.wait()
 
     message = Message("orders", b"once")
     give_up(database_url, message, schema="inbox")
@@ -93,7 +93,7 @@ async def test_a_retry_and_a_redelivery_at_once_have_one_effect(
         lambda: execute(database_url, waiting) == [(1,)],
         seconds=60,
     )
-    go_on.set()
+    proceed.set()
     assert await retrying == RetryCounts(succeeded=1)
     await asyncio.to_thread(wait_for, "it is acked", lambda: source.acked, seconds=60)
     consumer.stop()
@@ -102,19 +102,19 @@ async def test_a_retry_and_a_redelivery_at_once_have_one_effect(
     assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
 
 
-async def test_two_retries_of_one_dead_letter_have_one_effect(
+async def test_two_concurrent_retries_of_one_dead_letter_have_one_effect(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
     at_work = asyncio.Event()
-    go_on = asyncio.Event()
+    proceed = asyncio.Event()
 
     @consumer.handles("orders")
     @idempotent(consumer="billing")
     async def handle(session: AsyncSession, message: Message) -> None:
         await note(session, message)
         at_work.set()
-        await go_on.wait()
+        await proceed.wait()
 
     give_up(database_url, Message("orders", b"once"), schema="inbox")
     async with consumer.retrier() as one, consumer.retrier() as other:
@@ -122,7 +122,7 @@ async def test_two_retries_of_one_dead_letter_have_one_effect(
         first = asyncio.create_task(one.retry(candidate))
         await at_work.wait()
         assert await other.retry(candidate) is Outcome.SKIPPED
-        go_on.set()
+        proceed.set()
         assert await first is Outcome.SUCCEEDED
     assert effects(database_url) == ["once"]
 
@@ -178,7 +178,7 @@ async def test_a_failed_long_handler_is_restarted_by_a_retry(
     assert [row[:2] for row in states(database_url, "inbox")] == [("SUCCEEDED", 1)]
 
 
-async def test_a_job_that_failed_gets_its_dead_letter_even_after_a_crash(
+async def test_a_failed_job_is_dead_lettered_even_after_a_crash(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     source = MemorySource()
@@ -192,7 +192,7 @@ async def test_a_job_that_failed_gets_its_dead_letter_even_after_a_crash(
     async with running(consumer) as events:
         source.add(message)
         await events.wait_for(MessageDeadLettered, timeout=60)
-        # As if the consumer had died after the end of the job.
+        # As if the consumer had died after it had ended the job.
         execute(database_url, "DELETE FROM inbox.dead_letter")
         source.add(message)
         await events.wait_for(MessageDeadLettered, 2, timeout=60)

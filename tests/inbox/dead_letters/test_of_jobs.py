@@ -1,4 +1,4 @@
-"""The dead letters of long handlers: retried, cancelled and discarded at any moment."""
+"""Dead letters of long handlers can be retried, cancelled and discarded at any time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,19 +36,19 @@ async def sessions(
 
 
 class Slow:
-    """A consumer whose long handler works until it may go on."""
+    """A consumer whose long handler runs until `proceed` is set."""
 
     def __init__(self, sessions: async_sessionmaker[AsyncSession]) -> None:
         self.calls: list[AsyncJob] = []
         self.begun = asyncio.Event()
-        self.go_on = asyncio.Event()
+        self.proceed = asyncio.Event()
         self.consumer: Consumer = consumer_of(sessions)
         self.consumer.handles(TOPIC, lease=LEASE)(self.render)
 
     async def render(self, job: AsyncJob, message: Message) -> None:
         self.calls.append(job)
         self.begun.set()
-        await self.go_on.wait()
+        await self.proceed.wait()
 
 
 async def first_of(retrier: HandlerRetrier) -> Candidate:
@@ -72,7 +72,7 @@ async def discard(url: str, *options: str) -> int:
     return await asyncio.to_thread(main, [*command, *options, "--database", url])
 
 
-def why_discarded(url: str) -> list[tuple[str, str]]:
+def statuses_and_reasons(url: str) -> list[tuple[str, str]]:
     query = "SELECT status, discard_reason FROM inbox.dead_letter ORDER BY 1"
     return execute(url, query)
 
@@ -90,7 +90,7 @@ async def test_a_cancel_during_a_retry_discards_the_dead_letter(
         assert await retrying is Outcome.SKIPPED
         assert await retrier.retry(candidate) is Outcome.SKIPPED
     reason = "its job was cancelled: wrong customer"
-    assert why_discarded(database_url) == [("DISCARDED", reason)]
+    assert statuses_and_reasons(database_url) == [("DISCARDED", reason)]
     assert states(database_url, "inbox") == [("DISCARDED", 0, "refused")]
     assert job_of(database_url)[0] == "cancelled"
     assert len(slow.calls) == 1
@@ -105,7 +105,9 @@ async def test_a_crash_between_cancel_and_discard_is_completed_by_the_next_retry
     assert await cancel(database_url, message, "--consumer", "reports") == 0
     async with slow.consumer.retrier() as retrier:
         assert await retrier.retry(await first_of(retrier)) is Outcome.SKIPPED
-    assert why_discarded(database_url) == [("DISCARDED", "its job was cancelled")]
+    assert statuses_and_reasons(database_url) == [
+        ("DISCARDED", "its job was cancelled")
+    ]
     assert slow.calls == []
 
 
@@ -124,9 +126,9 @@ async def test_a_discard_during_a_retry_is_refused(
         said = capsys.readouterr().err
         assert "1 discarded, 1 not" in said
         assert f"pillarbox cancel {message.id} --consumer reports" in said
-        slow.go_on.set()
+        slow.proceed.set()
         assert await retrying is Outcome.SUCCEEDED
-    assert why_discarded(database_url) == [
+    assert statuses_and_reasons(database_url) == [
         ("DISCARDED", "a mistake"),
         ("SUCCEEDED", None),
     ]
@@ -151,7 +153,7 @@ async def test_a_discard_ends_a_job_that_no_process_runs(
     assert receipts(database_url) == 1
 
 
-async def test_a_discard_during_a_retry_stays(
+async def test_a_dead_letter_discarded_during_a_retry_stays_discarded(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     slow = Slow(sessions)
@@ -163,9 +165,9 @@ async def test_a_discard_during_a_retry_stays(
             database_url,
             "UPDATE inbox.dead_letter SET status = 'DISCARDED', discard_reason = 'no'",
         )
-        slow.go_on.set()
+        slow.proceed.set()
         assert await retrying is Outcome.SKIPPED
-    assert why_discarded(database_url) == [("DISCARDED", "no")]
+    assert statuses_and_reasons(database_url) == [("DISCARDED", "no")]
 
 
 async def test_of_two_concurrent_retries_one_is_skipped(
@@ -179,7 +181,7 @@ async def test_of_two_concurrent_retries_one_is_skipped(
         await slow.begun.wait()
         assert await other.retry(candidate) is Outcome.SKIPPED
         assert states(database_url, "inbox") == [PENDING]
-        slow.go_on.set()
+        slow.proceed.set()
         assert await first is Outcome.SUCCEEDED
     assert len(slow.calls) == 1
 
@@ -199,13 +201,13 @@ async def test_a_stopped_retry_leaves_job_and_dead_letter_unchanged(
         assert job_of(database_url)[:2] == ["failure", 0]
         assert states(database_url, "inbox") == [PENDING]
 
-        slow.go_on.set()
+        slow.proceed.set()
         assert await retrier.retry(candidate) is Outcome.SUCCEEDED
     assert [job.attempts for job in slow.calls] == [1, 1]
     assert slow.calls[1].checkpoint == {"page": 3}
 
 
-async def test_a_long_handler_that_asks_for_time_leaves_no_job_open(
+async def test_a_long_handler_that_raises_retry_later_leaves_no_job_open(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)

@@ -1,4 +1,4 @@
-"""The inbox's dead letters are handled once more, and their effects happen once."""
+"""Retries handle dead letters of the inbox again, and each takes effect once."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -66,7 +66,7 @@ async def test_success_commits_effects_receipt_and_state_together(
     assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
 
 
-async def test_a_message_that_was_handled_meanwhile_succeeds_without_its_handler(
+async def test_the_retry_of_a_handled_message_succeeds_without_its_handler(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -88,7 +88,7 @@ async def test_a_message_that_was_handled_meanwhile_succeeds_without_its_handler
     assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
 
 
-async def test_a_failure_changes_only_the_reason(
+async def test_a_failed_retry_updates_reason_and_schedule_and_leaves_no_effects(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -113,7 +113,7 @@ async def test_a_failure_changes_only_the_reason(
     assert later
 
 
-async def test_a_retry_that_commits_past_its_session_is_left_to_a_person(
+async def test_a_retry_that_commits_past_its_session_must_be_retried_by_hand(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -134,7 +134,7 @@ async def test_a_retry_that_commits_past_its_session_is_left_to_a_person(
     assert execute(database_url, query) == [(None,)]
 
 
-async def test_a_handler_that_asks_for_time_costs_no_attempt(
+async def test_retry_later_costs_no_attempt(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -151,7 +151,7 @@ async def test_a_handler_that_asks_for_time_costs_no_attempt(
     assert execute(database_url, query) == [(True,)]
 
 
-async def test_a_dead_letter_without_a_handler_stays_and_says_why(
+async def test_a_dead_letter_without_a_handler_stays_pending_with_that_reason(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -190,7 +190,7 @@ async def test_a_message_too_old_to_deduplicate_is_dead_lettered(
     assert any("isn't a UUIDv7" in reason for reason in reasons)
 
 
-async def test_others_dead_letters_are_left_alone(
+async def test_dead_letters_of_other_consumers_are_left_alone(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     (id,) = give_up(
@@ -242,7 +242,7 @@ async def test_plain_functions_are_retried_in_threads(database_url: str) -> None
     assert effects(database_url) == ["done"]
 
 
-async def test_a_batch_handler_is_given_one_dead_letter_at_a_time(
+async def test_a_batch_handler_receives_one_dead_letter_at_a_time(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -266,7 +266,7 @@ async def test_a_batch_handler_is_given_one_dead_letter_at_a_time(
     assert receipts(database_url) == 1
 
 
-async def test_a_batch_handler_may_be_a_plain_function(database_url: str) -> None:
+async def test_a_batch_handler_can_be_a_plain_function(database_url: str) -> None:
     execute(database_url, "CREATE TABLE effect (what text)")
     with sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions)

@@ -1,4 +1,4 @@
-"""Whatever comes from any broker's fields is a dead letter that PostgreSQL takes."""
+"""PostgreSQL can store a dead letter of any message from any broker."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ Read = tuple[Message, str | None]
 
 
 def fields_of(prefix: str, named: Mapping[str, str]) -> st.SearchStrategy[Any]:
-    """Attributes, each present or not, and other headers."""
+    """Generate the named attributes, each present or absent, and other headers."""
     values = {
         prefix + name: NUMBERS
         if kind == "number"
@@ -82,7 +82,7 @@ def of_redis(stream: str, fields: Mapping[str, str], raw: bytes) -> Read:
 
 
 class Record:
-    """What a client of Kafka gives."""
+    """A record as returned by the Kafka client."""
 
     def __init__(self, headers: Mapping[str, str], raw: bytes) -> None:
         self._headers = [(name, value.encode()) for name, value in headers.items()]
@@ -138,8 +138,8 @@ READ = (
 
 
 @dataclass(frozen=True)
-class Given:
-    """As much of a delivery as is looked at."""
+class PartialDelivery:
+    """The attributes of a delivery that are used here."""
 
     message: Message
     problem: str | None
@@ -163,7 +163,7 @@ def writer(connection: psycopg.Connection[TupleRow]) -> Iterator[DeadLetterWrite
     refusal=st.none() | st.just("DataError, SQLSTATE 22003"),
 )
 @settings(max_examples=400, deadline=None)
-def test_any_dead_letter_can_be_written(
+def test_any_dead_letter_can_be_stored(
     writer: DeadLetterWriter,
     connection: psycopg.Connection[TupleRow],
     found: Read,
@@ -172,7 +172,7 @@ def test_any_dead_letter_can_be_written(
     refusal: str | None,
 ) -> None:
     message, problem = found
-    delivery = cast("Delivery", Given(message, problem))
+    delivery = cast("Delivery", PartialDelivery(message, problem))
     written = asyncio.run(
         writer.write(
             message,

@@ -1,4 +1,4 @@
-"""A database of an application with invoices."""
+"""The database of an application that writes invoices."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def url(database_url: str) -> str:
 
 @pytest.fixture
 def invoices(url: str) -> Callable[[], list[int]]:
-    """The bills so far, in order."""
+    """Return a function that reads the orders invoiced so far, in order."""
 
     def read() -> list[int]:
         rows = execute(url, "SELECT order_id FROM invoice ORDER BY order_id")

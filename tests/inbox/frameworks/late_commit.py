@@ -1,4 +1,4 @@
-"""The writer with the dependency that most write: its commit follows the response."""
+"""A writer with the usual dependency, which commits after the response."""
 
 from typing import Annotated
 

@@ -43,7 +43,7 @@ def test_a_resent_event_is_handled_once(
     assert post(hook, {"id": "evt_2", "order_id": 2}) == (200, {"handled": True})
     assert invoices() == [1, 2]
 
-    # An order that can't be billed leaves no receipt: the sender may try again.
+    # An order that can't be billed leaves no receipt: the sender can retry.
     too_large = {"id": "evt_3", "order_id": 2**40}
     assert post(hook, too_large) == (500, None)
     assert post(hook, {"id": "evt_3", "order_id": 3}) == (200, {"handled": True})

@@ -1,4 +1,4 @@
-"""The guard as a middleware of FastStream, with a real NATS and a real Redis."""
+"""The guard as a FastStream middleware, with a real NATS and a real Redis."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ from tests.fixtures.spans import Spans, attributes_of, context_of, parent_of
 
 
 async def ask(broker: NatsBroker, id: UUID, order: dict[str, int], **more: str) -> None:
-    """Publish, and return when the subscriber has settled it."""
+    """Publish, and return once the subscriber has settled the message."""
     headers = {"ce-id": str(id), "content-type": "application/json", **more}
     await broker.request(
         json.dumps(order), "orders.placed", headers=headers, timeout=60
@@ -127,7 +127,7 @@ async def test_a_handler_has_a_span_in_the_trace_of_its_message(
     ],
     ids=["by default", "as asked", "for ever"],
 )
-async def test_a_handler_may_be_idle_for_max_idle(
+async def test_a_handlers_transaction_can_be_idle_for_max_idle(
     url: str, shared_nats: NatsServer, settings: dict[str, Any], shown: str
 ) -> None:
     limits: list[str] = []
@@ -148,7 +148,7 @@ async def test_a_handler_may_be_idle_for_max_idle(
     assert limits == [shown]
 
 
-def test_a_limit_that_no_handler_can_keep_is_refused() -> None:
+def test_an_idle_limit_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_idle=0s: must be"):
         Idempotent(
             None,  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def test_a_consumer_without_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("way", ["list", "channel"])
-async def test_over_redis_faststreams_own_header_has_the_id(
+async def test_over_redis_the_id_is_in_faststreams_header(
     way: str, url: str, redis_url: str, invoices: Callable[[], list[int]]
 ) -> None:
     seen = asyncio.Queue[int]()
@@ -192,7 +192,7 @@ async def test_over_redis_faststreams_own_header_has_the_id(
     assert invoices() == [1, 2]
 
 
-async def test_an_entry_of_a_redis_stream_is_read_as_its_message(
+async def test_an_entry_of_a_redis_stream_is_read_as_a_message(
     url: str, redis_url: str
 ) -> None:
     order = Message("orders", {"n": 1}, key="k", tenant="acme", headers={"a": "b"})
@@ -265,7 +265,7 @@ async def test_ending_or_breaking_the_transaction_fails_the_handler(
     raised: asyncio.Queue[BaseException | None] = asyncio.Queue()
 
     class Note(BaseMiddleware):
-        """Stands where FastStream decides between ack and nack."""
+        """Records the error with which FastStream would decide between ack and nack."""
 
         @override
         async def after_processed(

@@ -1,4 +1,4 @@
-"""FastStream's example, stopped and started, over each broker that FastStream has."""
+"""The FastStream example is stopped and restarted, over each broker it supports."""
 
 import asyncio
 import sys
@@ -27,8 +27,8 @@ TOPIC = "orders.placed"
 
 
 @dataclass
-class Place:
-    """A broker of the test's own: its URL for FastStream, and our publisher."""
+class PrivateBroker:
+    """A test's private broker: its URL for FastStream, and pillarbox's publisher."""
 
     url: str
     publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
@@ -43,31 +43,33 @@ class Place:
 
 
 @pytest.fixture(params=["redis", "nats", "rabbitmq", "kafka", "confluent"])
-def place(request: pytest.FixtureRequest) -> Place:
+def private_broker(request: pytest.FixtureRequest) -> PrivateBroker:
     match request.param:
         case "redis":
             redis: RedisServer = request.getfixturevalue("private_redis")
-            return Place(redis.url, lambda: RedisPublisher.from_url(redis.url))
+            return PrivateBroker(redis.url, lambda: RedisPublisher.from_url(redis.url))
         case "nats":
             nats: NatsServer = request.getfixturevalue("private_nats")
-            return Place(nats.url, lambda: NatsPublisher.from_url(nats.url))
+            return PrivateBroker(nats.url, lambda: NatsPublisher.from_url(nats.url))
         case "rabbitmq":
             rabbit: RabbitMQServer = request.getfixturevalue("private_rabbitmq")
-            return Place(rabbit.url, lambda: RabbitMQPublisher.from_url(rabbit.url))
+            return PrivateBroker(
+                rabbit.url, lambda: RabbitMQPublisher.from_url(rabbit.url)
+            )
         case _:
             kafka: KafkaCluster = request.getfixturevalue("private_kafka")
             kafka.create_topic(TOPIC, partitions=1)
             url = kafka.url.replace("kafka", request.param, 1)
-            return Place(url, lambda: KafkaPublisher.from_url(kafka.url))
+            return PrivateBroker(url, lambda: KafkaPublisher.from_url(kafka.url))
 
 
 @pytest.fixture
-def app(url: str, tmp_path: Path) -> Callable[[Place], RunningProcess]:
-    def start(place: Place) -> RunningProcess:
+def app(url: str, tmp_path: Path) -> Callable[[PrivateBroker], RunningProcess]:
+    def start(private_broker: PrivateBroker) -> RunningProcess:
         process = RunningProcess(
             [sys.executable, "-m", "examples.frameworks.faststream_app"],
             tmp_path / "app.log",
-            {"PILLARBOX_DATABASE_URL": url, "PILLARBOX_BROKER_URL": place.url},
+            {"PILLARBOX_DATABASE_URL": url, "PILLARBOX_BROKER_URL": private_broker.url},
         )
         started = process.log().count("FastStream app started")
         process.wait_for_log("FastStream app started", times=started + 1)
@@ -81,24 +83,24 @@ def order(number: int) -> Message:
 
 
 def test_messages_published_while_the_application_is_down_are_handled_once(
-    place: Place,
-    app: Callable[[Place], RunningProcess],
+    private_broker: PrivateBroker,
+    app: Callable[[PrivateBroker], RunningProcess],
     url: str,
     invoices: Callable[[], list[int]],
 ) -> None:
     first, second, third, last = (order(number) for number in (1, 2, 3, 4))
-    running = app(place)
-    place.publish(first)
+    running = app(private_broker)
+    private_broker.publish(first)
     wait_for("the first is billed", lambda: invoices() == [1])
     running.terminate()
     assert running.wait() == 0, running.log()
 
-    # What the relay isn't sure of, it publishes again.
-    place.publish(first, second, third, second)
+    # As when a relay publishes again what the broker may have accepted.
+    private_broker.publish(first, second, third, second)
     assert invoices() == [1]
 
-    running = app(place)
-    place.publish(last)
+    running = app(private_broker)
+    private_broker.publish(last)
     wait_for("the last is billed", lambda: 4 in invoices())
     assert invoices() == [1, 2, 3, 4]
     assert execute(url, "SELECT count(*) FROM inbox.receipt") == [(4,)]
@@ -106,24 +108,24 @@ def test_messages_published_while_the_application_is_down_are_handled_once(
     assert running.wait() == 0, running.log()
 
 
-def test_messages_published_before_the_first_start_are_handled_and_later_ones_too(
+def test_messages_published_before_and_after_the_first_start_are_handled(
     private_redis: RedisServer,
-    app: Callable[[Place], RunningProcess],
+    app: Callable[[PrivateBroker], RunningProcess],
     invoices: Callable[[], list[int]],
 ) -> None:
     url = private_redis.url
-    place = Place(url, lambda: RedisPublisher.from_url(url))
-    place.publish(order(1), order(2))
+    private_broker = PrivateBroker(url, lambda: RedisPublisher.from_url(url))
+    private_broker.publish(order(1), order(2))
 
-    running = app(place)
-    place.publish(order(3))
+    running = app(private_broker)
+    private_broker.publish(order(3))
     wait_for("the third is billed", lambda: 3 in invoices())
     assert invoices() == [1, 2, 3]
     running.terminate()
     assert running.wait() == 0, running.log()
 
-    running = app(place)
-    place.publish(order(4))
+    running = app(private_broker)
+    private_broker.publish(order(4))
     wait_for("the fourth is billed", lambda: 4 in invoices())
     assert invoices() == [1, 2, 3, 4]
     running.terminate()

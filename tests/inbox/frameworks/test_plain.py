@@ -1,4 +1,4 @@
-"""The guard as a decorator, in a loop of its own over a real Redis."""
+"""The guard as a decorator in a hand-written loop over a real Redis."""
 
 import sys
 from collections.abc import Callable
@@ -23,7 +23,7 @@ async def test_a_redelivered_entry_is_handled_once(
     first, second = (Message(STREAM, {"order_id": n}) for n in (1, 2))
     async with RedisPublisher.from_url(redis_url) as publisher:
         await publisher.publish([first, first, second, first])
-    # One was handed over to a process that died before its ack.
+    # One was delivered to a process that died before its ack.
     redis.xreadgroup(GROUP, "one", {STREAM: ">"}, 1)
     consumer = RunningProcess(
         [sys.executable, "-m", "examples.frameworks.plain"],

@@ -1,4 +1,4 @@
-"""Handlers of many messages: one transaction, one statement for all receipts."""
+"""Batch handlers: one transaction, and one statement for all receipts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def receipts(url: str) -> int:
     return int(count)
 
 
-def what_of(messages: Sequence[Message]) -> list[dict[str, str]]:
+def rows_of(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [{"what": message.payload.decode()} for message in messages]
 
 
@@ -69,7 +69,7 @@ async def test_many_messages_are_handled_in_few_transactions(
         @consumer.handles("*", batch=20)
         async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
             sizes.append(len(messages))
-            await session.execute(EFFECT, what_of(messages))
+            await session.execute(EFFECT, rows_of(messages))
 
         async with running(consumer) as events:
             await events.wait_for(MessageHandled, 100)
@@ -90,7 +90,7 @@ async def test_all_receipts_of_a_batch_are_one_statement(url: str) -> None:
 
         @consumer.handles("*", batch=50)
         def handle(session: Session, messages: Sequence[Message]) -> None:
-            session.execute(EFFECT, what_of(messages))
+            session.execute(EFFECT, rows_of(messages))
 
         @event.listens_for(engine, "before_cursor_execute")
         def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -107,7 +107,7 @@ async def test_duplicates_are_left_out_of_a_batch(url: str) -> None:
     messages = numbered(10, keys=10)
 
     def handle(session: Session, messages: Sequence[Message]) -> None:
-        session.execute(EFFECT, what_of(messages))
+        session.execute(EFFECT, rows_of(messages))
 
     with sessions_of(url) as sessions:
         for known, new in ((0, 4), (4, 6)):
@@ -128,7 +128,7 @@ async def test_a_bad_message_fails_alone(url: str) -> None:
 
         @consumer.handles("*", batch=20, permanent=KeyError)
         def handle(session: Session, messages: Sequence[Message]) -> None:
-            session.execute(EFFECT, what_of(messages))
+            session.execute(EFFECT, rows_of(messages))
             for message in messages:
                 if message.payload == b"7":
                     raise ValueError("seven")
@@ -163,7 +163,7 @@ async def test_a_stop_that_times_out_rolls_back_the_whole_batch(url: str) -> Non
 
         @consumer.handles("*", batch=5)
         async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
-            await session.execute(EFFECT, what_of(messages))
+            await session.execute(EFFECT, rows_of(messages))
             begun.set()
             await asyncio.Event().wait()
 
@@ -200,7 +200,7 @@ async def test_a_handler_that_raises_cancelled_error_itself_has_failed(
 
         @consumer.handles("*", batch=4)
         async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
-            await session.execute(EFFECT, what_of(messages))
+            await session.execute(EFFECT, rows_of(messages))
             if any(message.payload == b"5" for message in messages):
                 raise asyncio.CancelledError
 

@@ -25,7 +25,7 @@ GZIPPED = b"\x1f\x8b\x08\x00"
         ("Text/HTML;charset=utf-16", b"odd"),
     ],
 )
-def test_a_payload_unlike_its_content_type_is_refused(
+def test_a_payload_that_contradicts_its_content_type_is_refused(
     content_type: str, payload: bytes
 ) -> None:
     message = Message("orders", payload, content_type=content_type)
@@ -51,7 +51,7 @@ def test_a_payload_unlike_its_content_type_is_refused(
         ("", b"\xff"),
     ],
 )
-def test_a_payload_that_may_match_its_content_type_passes(
+def test_a_payload_that_could_match_its_content_type_is_accepted(
     content_type: str, payload: bytes
 ) -> None:
     check_content(Message("orders", payload, content_type=content_type))

@@ -23,7 +23,7 @@ LETTERS = """
 
 
 class Handled(list[object]):
-    """Handlers of each kind, and the messages they were called with."""
+    """Handlers of each kind, which record the messages they receive."""
 
     async def one(self, _: AsyncSession, message: Message) -> None:
         self.append(message.json())
@@ -47,7 +47,7 @@ class Handled(list[object]):
         ("text/plain; charset=utf-8", "can't decode byte 0xff"),
     ],
 )
-async def test_it_is_dead_lettered_unchanged_and_the_next_one_is_handled(
+async def test_a_mismatched_payload_is_dead_lettered_unchanged_and_the_next_is_handled(
     database_url: str, kind: str, terms: dict[str, Any], content_type: str, says: str
 ) -> None:
     wrong = Message("orders", NO_JSON, key="k", content_type=content_type)

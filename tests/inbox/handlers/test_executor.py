@@ -1,4 +1,4 @@
-"""Handlers obey the same rules, sync or async."""
+"""Sync and async handlers obey the same rules."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,12 +21,12 @@ MESSAGE = Message("orders.placed", b"old")
 SESSION: Any = None
 
 
-def same(message: Message) -> Message:
+def unchanged(message: Message) -> Message:
     return message
 
 
 def handlers(do: Callable[[Message], Any]) -> list[Any]:
-    """The same handler in both colours."""
+    """Return the same handler as a plain function and as a coroutine function."""
 
     def plain(session: Any, message: Message) -> Any:
         return do(message)
@@ -49,38 +49,38 @@ def raising(error: Exception) -> list[Any]:
     return handlers(do)
 
 
-COLOURS = pytest.mark.parametrize("colour", [0, 1], ids=["sync", "async"])
+KINDS = pytest.mark.parametrize("kind", [0, 1], ids=["sync", "async"])
 
 
-@COLOURS
-async def test_the_handler_gets_the_upcast_message(colour: int) -> None:
+@KINDS
+async def test_the_handler_receives_the_upcast_message(kind: int) -> None:
     new = Message("orders.placed", b"new")
-    handler = handlers(lambda message: message.payload)[colour]
+    handler = handlers(lambda message: message.payload)[kind]
 
     prepared = prepare(handler, Terms(lambda _: new))
 
     assert await call(prepared) == b"new"
-    assert is_async(prepared) == bool(colour)
+    assert is_async(prepared) == bool(kind)
 
 
-@COLOURS
+@KINDS
 @pytest.mark.parametrize(
     "permanent", [ValueError, (ValueError, KeyError), lambda e: "no" in str(e)]
 )
-async def test_a_permanent_failure_is_a_dead_letter_at_once(
-    colour: int, permanent: Any
+async def test_a_permanent_failure_is_dead_lettered_at_once(
+    kind: int, permanent: Any
 ) -> None:
-    terms = Terms(same, permanent=permanent)
+    terms = Terms(unchanged, permanent=permanent)
 
     with pytest.raises(DeadLetter, match="ValueError: no such order") as caught:
-        await call(prepare(raising(ValueError("no such order"))[colour], terms))
+        await call(prepare(raising(ValueError("no such order"))[kind], terms))
     assert isinstance(caught.value.__cause__, ValueError)
 
     with pytest.raises(OSError, match="busy"):
-        await call(prepare(raising(OSError("busy"))[colour], terms))
+        await call(prepare(raising(OSError("busy"))[kind], terms))
 
 
-@COLOURS
+@KINDS
 @pytest.mark.parametrize(
     "error",
     [
@@ -90,13 +90,13 @@ async def test_a_permanent_failure_is_a_dead_letter_at_once(
     ],
     ids=["RetryLater", "DeadLetter", "lost connection"],
 )
-async def test_decisions_and_lost_connections_are_not_counted_as_starts(
-    colour: int, error: Exception
+async def test_decisions_and_lost_connections_are_raised_unchanged(
+    kind: int, error: Exception
 ) -> None:
-    terms = Terms(same, permanent=Exception)
+    terms = Terms(unchanged, permanent=Exception)
 
     with pytest.raises(type(error)) as caught:
-        await call(prepare(raising(error)[colour], terms))
+        await call(prepare(raising(error)[kind], terms))
     assert caught.value is error
 
 
@@ -109,33 +109,33 @@ async def test_a_coroutine_is_cancelled_at_its_time_limit() -> None:
         finally:
             ended.set()
 
-    terms = Terms(same, time_limit=timedelta(milliseconds=1))
+    terms = Terms(unchanged, time_limit=timedelta(milliseconds=1))
     with pytest.raises(HandlerTimeoutError, match=r"slow: took longer"):
         await call(prepare(slow, terms))
     assert ended.is_set()
 
 
-async def test_work_of_a_function_after_its_time_limit_is_a_failure() -> None:
+async def test_a_function_that_exceeds_its_time_limit_has_failed() -> None:
     def slow(session: Any, message: Message) -> None:
         let_pass(0.002)
 
-    terms = Terms(same, time_limit=timedelta(milliseconds=1))
+    terms = Terms(unchanged, time_limit=timedelta(milliseconds=1))
     with pytest.raises(HandlerTimeoutError, match=r"slow: took longer"):
         await call(prepare(slow, terms))
 
 
-@COLOURS
-async def test_a_timeout_of_the_handler_s_own_is_an_ordinary_failure(
-    colour: int,
+@KINDS
+async def test_a_timeout_error_raised_by_the_handler_is_an_ordinary_failure(
+    kind: int,
 ) -> None:
-    terms = Terms(same, time_limit=timedelta(hours=1))
+    terms = Terms(unchanged, time_limit=timedelta(hours=1))
 
     with pytest.raises(TimeoutError, match="upstream") as caught:
-        await call(prepare(raising(TimeoutError("upstream"))[colour], terms))
+        await call(prepare(raising(TimeoutError("upstream"))[kind], terms))
     assert not isinstance(caught.value, HandlerTimeoutError)
 
 
-async def test_a_timeout_inside_the_handler_is_the_handlers_own() -> None:
+async def test_a_timeout_inside_the_handler_can_be_caught_by_it() -> None:
     async def handler(session: Any, message: Message) -> str:
         try:
             async with asyncio.timeout(0.001):
@@ -144,15 +144,15 @@ async def test_a_timeout_inside_the_handler_is_the_handlers_own() -> None:
             return "recovered"
         return "in time"
 
-    terms = Terms(same, time_limit=timedelta(hours=1))
+    terms = Terms(unchanged, time_limit=timedelta(hours=1))
     assert await call(prepare(handler, terms)) == "recovered"
 
 
 def test_an_idempotent_handler_stays_marked_as_such() -> None:
-    for handler in handlers(same):
+    for handler in handlers(unchanged):
         guarded = idempotent(consumer="billing")(handler)
-        assert is_idempotent(prepare(guarded, Terms(same)))
-        assert not is_idempotent(prepare(handler, Terms(same)))
+        assert is_idempotent(prepare(guarded, Terms(unchanged)))
+        assert not is_idempotent(prepare(handler, Terms(unchanged)))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +163,6 @@ def test_an_idempotent_handler_stays_marked_as_such() -> None:
         ({"permanent": (KeyboardInterrupt,)}, "isn't an exception class"),
     ],
 )
-def test_invalid_retention_terms_are_refused(terms: Any, words: str) -> None:
+def test_invalid_handler_terms_are_refused(terms: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Terms(same, **terms)
+        Terms(unchanged, **terms)

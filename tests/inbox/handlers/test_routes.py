@@ -1,4 +1,4 @@
-"""Which handler a topic is routed to."""
+"""Topics are routed to handlers and queues."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_the_exact_topic_wins_over_prefixes_and_the_longest_prefix_over_others()
     assert set(routes.topics) == set(handlers)
 
 
-def test_an_unregistered_topic_has_no_schema() -> None:
+def test_an_unregistered_topic_has_no_handler() -> None:
     assert Routes[Any]().find("orders") is None
 
 
@@ -52,7 +52,7 @@ def test_an_invalid_topic_is_refused(topic: str) -> None:
         Routes[Any]().add(topic, one)
 
 
-def test_a_topic_belongs_to_one_queue() -> None:
+def test_topics_are_grouped_by_queue() -> None:
     routes = Routes[Any]()
     routes.add("orders.*", one, "batch")
     routes.add("orders.placed", two, "batch")

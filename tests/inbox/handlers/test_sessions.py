@@ -1,4 +1,4 @@
-"""What a session factory says of its database."""
+"""The URL of a session factory's database."""
 
 import pytest
 from sqlalchemy import create_engine
@@ -21,9 +21,7 @@ PLACE = "ann:p%40ss@db.example:6432/shop"
         ("+asyncpg?prepared_statement_cache_size=0", ""),
     ],
 )
-def test_the_url_of_the_engine_is_one_that_libpq_understands(
-    given: str, wanted: str
-) -> None:
+def test_the_url_of_the_engine_is_converted_for_libpq(given: str, wanted: str) -> None:
     driver, _, query = given.partition("?")
     url = f"postgresql{driver}://{PLACE}" + (f"?{query}" if query else "")
     sessions = async_sessionmaker(create_async_engine(url))
@@ -31,7 +29,7 @@ def test_the_url_of_the_engine_is_one_that_libpq_understands(
     assert database_url(sessions) == f"postgresql://{PLACE}{wanted}"
 
 
-def test_an_engine_that_is_not_known_or_of_another_database_is_refused() -> None:
+def test_a_missing_engine_or_one_of_another_database_is_refused() -> None:
     with pytest.raises(ConfigError, match="the engine of sessions is not known"):
         database_url(sessionmaker())
     with pytest.raises(ConfigError, match="scheme 'sqlite'"):

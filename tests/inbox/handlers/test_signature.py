@@ -155,7 +155,7 @@ def test_an_idempotent_handler_is_checked_when_it_is_decorated() -> None:
         guard(one)
 
 
-def test_an_idempotent_handler_may_take_any_kind_of_message() -> None:
+def test_an_idempotent_handler_accepts_any_kind_of_message() -> None:
     def of_rows(session: Session, rows: list[dict[str, int]]) -> None: ...
     def of_record(session: Session, record: tuple[str, bytes]) -> None: ...
 

@@ -1,4 +1,4 @@
-"""A consumer's handlers get versions they understand, and a time limit."""
+"""A consumer's handlers receive versions they understand, within a time limit."""
 
 import asyncio
 from datetime import timedelta
@@ -68,7 +68,7 @@ async def test_old_versions_are_upcast_and_newer_ones_are_dead_lettered(
     assert (version, bytes(payload)) == (3, newer.payload)
 
 
-async def test_an_upgraded_consumer_handles_what_waited_for_its_version(
+async def test_an_upgraded_consumer_handles_dead_letters_of_its_new_version(
     url: str,
 ) -> None:
     newer = Message(TOPIC, {"money": {"currency": "CHF"}}, schema_version=3)

@@ -46,7 +46,7 @@ def test_a_message_is_upcast_step_by_step_and_keeps_its_id() -> None:
     ]
 
 
-def test_an_intermediate_version_is_upcast_the_rest_of_the_way() -> None:
+def test_an_intermediate_version_is_upcast_only_through_the_remaining_steps() -> None:
     climbing = versions(3)
     climbing.add(TOPIC, 3, in_cents)
 
@@ -73,7 +73,7 @@ def test_a_current_version_is_not_upcast(understood: int | None) -> None:
 @pytest.mark.parametrize(
     ("version", "words"), [(4, "is newer than 3"), (1, "no upcaster to version 2")]
 )
-def test_a_version_without_an_upcaster_path_is_a_dead_letter(
+def test_a_version_without_an_upcaster_path_is_dead_lettered(
     version: int, words: str
 ) -> None:
     climbing = versions(3)

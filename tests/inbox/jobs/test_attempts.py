@@ -1,4 +1,4 @@
-"""A job, its dead letter and the attempts of both agree, whatever the broker counts."""
+"""A job and its dead letter agree on attempts, whatever the broker counts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ def dead_letters(url: str) -> list[tuple[Any, ...]]:
 def add_job(
     url: str, message: Message, state: str, attempts: int, *, finished: str = "NULL"
 ) -> None:
-    """Write down a job as processes that are gone would have left it."""
+    """Insert a job as a dead process would have left it."""
     execute(
         url,
         "INSERT INTO inbox.job (message_id, message_at, consumer, state, attempts,"
@@ -61,7 +61,7 @@ async def retry(consumer: Consumer) -> RetryCounts:
 
 
 @pytest.mark.parametrize(("of_job", "of_delivery"), [(0, 2), (2, 0), (1, 1)])
-async def test_the_attempts_of_the_job_are_those_that_hold(
+async def test_the_attempts_of_the_job_count_and_not_those_of_the_delivery(
     of_job: int,
     of_delivery: int,
     database_url: str,
@@ -90,7 +90,7 @@ async def test_the_attempts_of_the_job_are_those_that_hold(
     assert job_of(database_url)[:2] == ["success", 1]
 
 
-async def test_one_that_kills_its_process_is_dead_lettered_after_its_starts(
+async def test_a_message_that_kills_its_process_is_dead_lettered_after_its_starts(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -126,7 +126,7 @@ async def test_attempts_of_a_process_that_died_are_kept_in_the_dead_letter(
     assert attempts == 3
 
 
-async def test_one_that_always_breaks_its_connection_fails_in_the_end(
+async def test_a_handler_that_always_breaks_its_connection_finally_fails(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
@@ -143,7 +143,7 @@ async def test_one_that_always_breaks_its_connection_fails_in_the_end(
     assert attempts == 3
 
 
-async def test_a_message_that_can_no_longer_be_upcast_ends_its_job_too(
+async def test_a_message_that_cannot_be_upcast_ends_its_job(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"", schema_version=2)
@@ -170,7 +170,7 @@ async def test_a_failure_after_losing_the_lease_writes_no_dead_letter(
     async def render(job: AsyncJob, message: Message) -> None:
         if job.attempts > 1:
             return
-        # As another process would, when this one was frozen.
+        # As another process would while this one is frozen.
         execute(
             database_url, "UPDATE inbox.job SET lease = lease + 1, lease_until = now()"
         )

@@ -1,4 +1,4 @@
-"""Long handlers that are cancelled, overtaken, timed out, or fail permanently."""
+"""Long handlers are cancelled, taken over, timed out, or fail permanently."""
 
 import asyncio
 import json
@@ -120,7 +120,7 @@ async def test_a_process_that_lost_the_lease_commits_nothing(
     async def render(job: AsyncJob, message: Message) -> None:
         if job.attempts > 1:
             return
-        # As another process would, when this one was frozen.
+        # As another process would while this one is frozen.
         execute(url, "UPDATE inbox.job SET lease = lease + 1, lease_until = now()")
         try:
             await note(job, "too late")
@@ -145,7 +145,7 @@ async def test_a_job_that_another_process_runs_is_waited_for(
         await note(job, f"attempt {job.attempts}")
 
     async with running(consumer) as events:
-        # The lease has to outlast the way to the handler, and begins as late as it can.
+        # Begin the lease as late as possible, so that it outlasts the delivery.
         await events.wait_for(ConsumerStarted)
         execute(
             url,
@@ -240,7 +240,7 @@ async def test_the_consumer_must_be_named_only_if_the_job_is_ambiguous(
     assert await cancel(url, message, "--consumer", "prints") == 0
 
 
-async def test_a_cancel_that_may_never_take_effect_causes_a_warning(
+async def test_a_cancel_that_might_never_take_effect_prints_a_warning(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await cancel(url, Message(TOPIC, b""), "--consumer", "reprots") == 0
@@ -268,7 +268,7 @@ def test_a_lease_that_is_too_short_is_refused(url: str) -> None:
 
 
 def abandon(url: str, *, seconds_ago: int) -> Message:
-    """Leave a job as a process does that dies with it, after a cancel."""
+    """Insert a cancelled job as its process leaves it when it dies."""
     message = Message(TOPIC, b"")
     execute(
         url,
@@ -281,7 +281,7 @@ def abandon(url: str, *, seconds_ago: int) -> Message:
     return message
 
 
-def test_a_cancelled_job_whose_process_died_is_marked(
+def test_the_list_marks_a_cancelled_job_whose_process_died(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     abandon(url, seconds_ago=1)
@@ -311,7 +311,7 @@ async def test_a_cancel_ends_a_job_whose_process_died(
     assert "has already ended: cancelled" in capsys.readouterr().out
 
 
-async def test_a_cancel_leaves_a_job_to_its_process_while_that_lives(url: str) -> None:
+async def test_a_cancel_leaves_a_job_to_its_process_while_it_is_alive(url: str) -> None:
     message = abandon(url, seconds_ago=-600)
 
     assert await cancel(url, message) == 0
@@ -338,7 +338,7 @@ async def test_a_consumer_ends_cancelled_jobs_whose_process_died(
         )
 
 
-async def test_the_message_of_a_job_cancelled_this_way_never_starts(
+async def test_the_message_of_a_job_cancelled_after_its_process_died_never_starts(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = abandon(url, seconds_ago=1)

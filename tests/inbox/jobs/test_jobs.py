@@ -1,4 +1,4 @@
-"""Long handlers: leased, given back, resumed, and never twice at once."""
+"""Jobs of long handlers are leased, released, resumed, and never run twice at once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ async def sessions(
         yield made
 
 
-async def test_a_long_handler_works_in_transactions_of_its_own(
+async def test_a_long_handler_uses_its_own_transactions(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -87,7 +87,7 @@ async def test_messages_added_by_a_long_handler_have_its_causation_id(
     assert causes == [(str(message.id),)] * 2
 
 
-async def test_a_plain_function_may_be_long_too(url: str) -> None:
+async def test_a_plain_function_can_be_a_long_handler(url: str) -> None:
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""))
 
@@ -128,7 +128,7 @@ async def test_a_message_with_an_ordinary_receipt_is_skipped(
     assert job_of(url)[0] == "skipped"
 
 
-async def test_failures_are_counted_and_end_in_the_dead_letters(
+async def test_failures_are_counted_and_finally_dead_letter_the_message(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
@@ -183,7 +183,7 @@ async def test_a_stop_releases_the_job_and_another_process_resumes_it(
     second = consumer_of(sessions, message)
 
     @second.handles(TOPIC, lease=LEASE)
-    async def go_on(job: AsyncJob, message: Message) -> None:
+    async def resume(job: AsyncJob, message: Message) -> None:
         await note(job, f"page {job.checkpoint['page']}, attempt {job.attempts}")
 
     async with running(second) as events:

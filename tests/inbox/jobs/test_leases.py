@@ -1,4 +1,4 @@
-"""The lease of a job is kept, whatever handlers and database do meanwhile."""
+"""The lease of a job is renewed, whatever handlers and database do."""
 
 import asyncio
 import threading
@@ -32,68 +32,68 @@ from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
-AWAY: Final = [ConnectionRefusedError("refused"), PoolTimeoutError("no room")]
+ERRORS: Final = [ConnectionRefusedError("refused"), PoolTimeoutError("no room")]
 
 
 def wait_for_renewal(url: str) -> None:
-    """Wait until the lease runs for longer than it was first taken for."""
+    """Wait until the lease is valid for longer than it was at first."""
     query = "SELECT lease_until > started_at + %s + interval '0.2 s' FROM inbox.job"
     wait_for("the lease is renewed", lambda: execute(url, query, [LEASE]) == [(True,)])
 
 
-class Away:
-    """Whether a database is away, and how often that was found."""
+class Outage:
+    """Simulates an outage of the database, and counts the attempts that meet it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-        self.is_away = False
+        self.is_on = False
         self.found = threading.Semaphore(0)
 
     def check(self) -> None:
-        """Raise, if it is."""
-        if self.is_away:
+        """Raise the error during an outage."""
+        if self.is_on:
             self.found.release()
             raise self.error
 
     async def find(self, times: int) -> None:
-        """Be unavailable until a number of attempts have found that."""
-        self.is_away = True
+        """Be unavailable until `times` attempts have failed."""
+        self.is_on = True
         for _ in range(times):
             await asyncio.to_thread(self.found.acquire)
-        self.is_away = False
+        self.is_on = False
 
     def async_sessions(self, url: str) -> async_sessionmaker[AsyncSession]:
-        """Sessions for coroutines, which fail while the database is away."""
+        """Return sessions for coroutines, which fail during an outage."""
         return _Checked(self, create_async_engine(sqlalchemy_url(url)))
 
     def sessions(self, url: str) -> sessionmaker[Session]:
-        """Sessions for plain functions, which fail while the database is away."""
+        """Return sessions for plain functions, which fail during an outage."""
         return _CheckedSync(self, create_engine(sqlalchemy_url(url)))
 
 
 class _Checked(async_sessionmaker[AsyncSession]):
-    def __init__(self, away: Away, engine: AsyncEngine) -> None:
+    def __init__(self, outage: Outage, engine: AsyncEngine) -> None:
         super().__init__(engine)
-        self._away = away
+        self._outage = outage
 
     @override
     def __call__(self, **changes: Any) -> AsyncSession:
-        self._away.check()
+        self._outage.check()
         return super().__call__(**changes)
 
 
 class _CheckedSync(sessionmaker[Session]):
-    def __init__(self, away: Away, engine: Engine) -> None:
+    def __init__(self, outage: Outage, engine: Engine) -> None:
         super().__init__(engine)
-        self._away = away
+        self._outage = outage
 
     @override
     def __call__(self, **changes: Any) -> Session:
-        self._away.check()
+        self._outage.check()
         return super().__call__(**changes)
 
 
-async def test_it_is_renewed_while_handlers_have_all_their_threads(
+async def test_a_lease_is_renewed_while_handlers_occupy_all_threads(
     database_url: str,
 ) -> None:
     with sessions_of(database_url) as sessions:
@@ -108,7 +108,7 @@ async def test_it_is_renewed_while_handlers_have_all_their_threads(
     assert job_of(database_url)[:3] == ["success", 1, 1]
 
 
-async def test_a_cancel_arrives_while_handlers_have_all_their_threads(
+async def test_a_cancel_arrives_while_handlers_occupy_all_threads(
     database_url: str,
 ) -> None:
     message, begun = Message(TOPIC, b""), threading.Event()
@@ -128,7 +128,9 @@ async def test_a_cancel_arrives_while_handlers_have_all_their_threads(
     assert job_of(database_url)[0] == "cancelled"
 
 
-async def test_it_is_renewed_in_the_retry_of_a_dead_letter(database_url: str) -> None:
+async def test_a_lease_is_renewed_during_the_retry_of_a_dead_letter(
+    database_url: str,
+) -> None:
     with sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions)
 
@@ -194,18 +196,18 @@ async def test_a_handler_that_ignores_the_first_cancellation_ends_with_the_drain
     assert job_of(database_url)[:2] == ["queued", 0]
 
 
-@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
-async def test_a_failed_heartbeat_is_repeated_whatever_the_error(
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_a_failed_heartbeat_is_repeated_after_any_error(
     error: Exception, database_url: str
 ) -> None:
-    away, calls = Away(error), []
-    sessions = away.async_sessions(database_url)
+    outage, calls = Outage(error), []
+    sessions = outage.async_sessions(database_url)
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
     @consumer.handles(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         calls.append(job.attempts)
-        await away.find(1)
+        await outage.find(1)
         async with job.transaction():
             pass
 
@@ -217,21 +219,21 @@ async def test_a_failed_heartbeat_is_repeated_whatever_the_error(
     assert job_of(database_url)[:3] == ["success", 1, 1]
 
 
-@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 async def test_the_outcome_is_recorded_when_the_database_is_back(
     error: Exception, database_url: str
 ) -> None:
-    away, calls = Away(error), []
-    sessions = away.sessions(database_url)
+    outage, calls = Outage(error), []
+    sessions = outage.sessions(database_url)
     consumer = consumer_of(sessions, Message(TOPIC, b""))
     loop = asyncio.get_running_loop()
 
-    # The first heartbeat is due in a minute.
+    # With this lease, the first heartbeat is due in a minute.
     @consumer.handles(TOPIC, lease=timedelta(hours=1))
     def render(job: Job, message: Message) -> None:
         calls.append(job.attempts)
-        away.is_away = True
-        asyncio.run_coroutine_threadsafe(away.find(2), loop)
+        outage.is_on = True
+        asyncio.run_coroutine_threadsafe(outage.find(2), loop)
 
     async with running(consumer) as events:
         await events.wait_for(MessageHandled)
@@ -241,7 +243,7 @@ async def test_the_outcome_is_recorded_when_the_database_is_back(
     assert receipts(database_url) == 1
 
 
-async def test_a_consumer_that_has_stopped_leaves_no_connection_in_use(
+async def test_a_stopped_consumer_leaves_no_connection_in_use(
     database_url: str,
 ) -> None:
     with (
@@ -253,7 +255,7 @@ async def test_a_consumer_that_has_stopped_leaves_no_connection_in_use(
         @consumer.handles(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None: ...
 
-        # The first transaction of its own, which has to wait.
+        # Its first own transaction has to wait for this lock.
         elsewhere.execute("LOCK inbox.job IN SHARE MODE")
         work = asyncio.create_task(consumer.run())
         waiting = "SELECT true FROM pg_locks WHERE NOT granted"

@@ -1,4 +1,4 @@
-"""Jobs for which no worker has had room yet are in the list, too."""
+"""Jobs that no worker has started yet are listed, too."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_a_delivery_to_a_long_handler_is_a_queued_job(
     for message in (ended, queued, done):
         execute(database_url, DELIVER, (message.id, "reports", "reports.requested"))
     execute(database_url, ACK, (done.id,))
-    # Nothing says that these have long handlers.
+    # Nothing indicates that these have long handlers.
     execute(database_url, DELIVER, (other.id, "reports", "reports.printed"))
     execute(database_url, DELIVER, (other.id, "billing", "reports.requested"))
 

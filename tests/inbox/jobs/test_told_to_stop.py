@@ -1,4 +1,4 @@
-"""The outcome when a long handler that was told to stop returns, or goes on."""
+"""The outcome when a long handler is asked to stop and returns, or continues."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
-GIVEN_BACK: Final = ["queued", 0, 1, None, False, {"page": 3}]
+RELEASED: Final = ["queued", 0, 1, None, False, {"page": 3}]
 
 
 WAITING: Final = (
@@ -71,12 +71,12 @@ async def test_a_function_that_sees_the_stop_and_returns_has_not_finished(
 
         async with running(first):
             await asyncio.to_thread(begun.wait)
-        assert job_of(url) == GIVEN_BACK
+        assert job_of(url) == RELEASED
         assert receipts(url) == 0
         second = consumer_of(sessions, message)
 
         @second.handles(TOPIC, lease=LEASE)
-        def go_on(job: Job, message: Message) -> None:
+        def resume(job: Job, message: Message) -> None:
             with job.finish() as session:
                 session.execute(EFFECT, {"what": f"from page {job.checkpoint['page']}"})
 
@@ -85,7 +85,7 @@ async def test_a_function_that_sees_the_stop_and_returns_has_not_finished(
     assert effects(url) == ["from page 3"]
 
 
-async def test_a_coroutine_that_is_cancelled_by_a_stop_and_returns_has_not_finished(
+async def test_a_coroutine_cancelled_by_a_stop_that_returns_has_not_finished(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     begun = asyncio.Event()
@@ -101,7 +101,7 @@ async def test_a_coroutine_that_is_cancelled_by_a_stop_and_returns_has_not_finis
 
     async with running(consumer):
         await begun.wait()
-    assert job_of(url) == GIVEN_BACK
+    assert job_of(url) == RELEASED
     assert receipts(url) == 0
 
 
@@ -125,7 +125,7 @@ async def test_a_function_that_sees_the_cancel_and_returns_is_cancelled(
     assert receipts(url) == 0
 
 
-async def test_a_coroutine_that_is_cancelled_and_returns_is_cancelled(
+async def test_a_cancelled_coroutine_that_returns_is_cancelled(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message, begun = Message(TOPIC, b""), asyncio.Event()
@@ -174,7 +174,7 @@ async def test_a_function_that_never_checks_for_a_cancel_has_finished(
     assert receipts(url) == 1
 
 
-async def test_a_function_that_sees_the_stop_may_still_finish(url: str) -> None:
+async def test_a_function_that_sees_the_stop_can_still_finish(url: str) -> None:
     begun = threading.Event()
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""))
@@ -192,7 +192,7 @@ async def test_a_function_that_sees_the_stop_may_still_finish(url: str) -> None:
     assert job_of(url)[0] == "success"
 
 
-async def test_a_coroutine_that_is_cancelled_may_still_finish(
+async def test_a_cancelled_coroutine_can_still_finish(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     begun = asyncio.Event()
@@ -255,7 +255,7 @@ async def test_a_checkpoint_in_progress_at_a_stop_is_saved(
             await asyncio.to_thread(
                 wait_for, "it is to stop", lambda: jobs[0].cancelled
             )
-    assert job_of(url) == GIVEN_BACK
+    assert job_of(url) == RELEASED
 
 
 @pytest.mark.parametrize("is_caught", [False, True], ids=["raises", "caught"])

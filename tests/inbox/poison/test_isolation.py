@@ -1,4 +1,4 @@
-"""A handler that runs alone waits for the others, and they for it, but not for long."""
+"""An isolated handler and the others wait for each other, up to a limit."""
 
 import asyncio
 from datetime import timedelta
@@ -10,7 +10,7 @@ LONG = timedelta(seconds=60)
 
 
 class Worker:
-    """A task that runs until a test ends it."""
+    """A task that runs until the test ends it."""
 
     def __init__(self, isolation: Isolation, *, exclusive: bool = False) -> None:
         self.began = asyncio.Event()
@@ -42,7 +42,7 @@ async def test_handlers_run_concurrently() -> None:
     await other.end()
 
 
-async def test_a_handler_that_runs_alone_waits_for_the_others_and_they_for_it() -> None:
+async def test_an_isolated_handler_and_the_others_wait_for_each_other() -> None:
     isolation = Isolation(LONG)
     before = Worker(isolation)
     await before.begin()

@@ -1,4 +1,4 @@
-"""Starts of suspects are counted; after one that never ended the next is alone."""
+"""Starts of suspects are counted; after an unfinished start the next is isolated."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ VALUES (%s, inbox.moment_of(%s), 'billing', %s, %s)
 
 
 class Redelivery:
-    """A delivery of a broker that doesn't count starts."""
+    """A delivery from a broker that doesn't count starts."""
 
     def __init__(self, delivery: Delivery, history: History) -> None:
         self.message = delivery.message
@@ -59,8 +59,8 @@ class Redelivery:
         self.nack = delivery.nack
 
 
-class Forgetful(MemorySource):
-    """A source that counts nothing and delivered all its messages before."""
+class RedeliveringSource(MemorySource):
+    """A source that counts nothing, and says that each delivery is a repeated one."""
 
     history: History = REDELIVERED
     reclaimed = 0
@@ -72,8 +72,8 @@ class Forgetful(MemorySource):
         return [Redelivery(delivery, self.history) for delivery in given]
 
 
-class Fresh(Forgetful):
-    """A source that counts nothing and delivers everything for the first time."""
+class FirstDeliverySource(RedeliveringSource):
+    """A source that counts nothing, and says that each delivery is the first."""
 
     history = FIRST_DELIVERY
 
@@ -96,7 +96,7 @@ async def test_a_suspect_is_counted_while_it_is_handled(database_url: str) -> No
     (message,) = numbered(1)
     seen: list[dict[UUID, int]] = []
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Forgetful(message), sessions, name="billing")
+        consumer = Consumer(RedeliveringSource(message), sessions, name="billing")
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:
@@ -113,7 +113,7 @@ async def test_messages_that_were_delivered_before_are_reported(
     database_url: str,
 ) -> None:
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Forgetful(*numbered(3)), sessions, name="billing")
+        consumer = Consumer(RedeliveringSource(*numbered(3)), sessions, name="billing")
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None: ...
@@ -129,7 +129,7 @@ async def test_a_first_delivery_is_not_counted(
 ) -> None:
     seen: list[dict[UUID, int]] = []
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Fresh(*numbered(1)), sessions, name="billing")
+        consumer = Consumer(FirstDeliverySource(*numbered(1)), sessions, name="billing")
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:
@@ -141,30 +141,30 @@ async def test_a_first_delivery_is_not_counted(
     assert seen == [{}]
 
 
-async def test_a_message_whose_last_start_never_ended_runs_alone(
+async def test_a_message_whose_last_start_never_finished_runs_alone(
     database_url: str,
 ) -> None:
     messages = numbered(12, keys=12)
     known = messages[5].id
     note_starts(database_url, known, 1)
     at_work: set[UUID] = set()
-    beside: dict[UUID, set[UUID]] = {message.id: set() for message in messages}
+    concurrent: dict[UUID, set[UUID]] = {message.id: set() for message in messages}
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Forgetful(*messages), sessions, name="billing")
+        consumer = Consumer(RedeliveringSource(*messages), sessions, name="billing")
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:
             at_work.add(message.id)
             await session.execute(text("SELECT pg_sleep(0.05)"))
             for id in at_work:
-                beside[id] |= at_work
+                concurrent[id] |= at_work
             at_work.remove(message.id)
 
         async with running(consumer) as events:
             await events.wait_for(MessageHandled, len(messages))
 
-    assert beside[known] == {known}
-    assert max(len(others) for others in beside.values()) > 1
+    assert concurrent[known] == {known}
+    assert max(len(others) for others in concurrent.values()) > 1
     assert starts(database_url) == {}
 
 
@@ -176,11 +176,13 @@ async def test_a_message_that_failed_before_a_stop_runs_with_others(
         note_starts(database_url, message.id, 2, is_open=False)
     both = asyncio.Barrier(2)
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Forgetful(*messages), sessions, name="billing", retry=QUICK)
+        consumer = Consumer(
+            RedeliveringSource(*messages), sessions, name="billing", retry=QUICK
+        )
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:
-            # Alone, the first would wait for the second until it no longer runs alone.
+            # If the first ran alone, it would wait for the second in vain.
             async with asyncio.timeout(1.5):
                 await both.wait()
             raise ValueError("no")
@@ -193,22 +195,22 @@ async def test_a_message_that_failed_before_a_stop_runs_with_others(
     }
 
 
-class Owned(Forgetful):
-    """A source that took over a log whose previous owner may have started two."""
+class TakenOverSource(RedeliveringSource):
+    """A source after a takeover; the previous owner may have started two messages."""
 
     def __init__(self, *messages: Message) -> None:
         super().__init__(*messages)
         self.history = TakenOver(2)
 
 
-async def test_only_the_first_that_start_after_a_takeover_are_counted(
+async def test_after_a_takeover_only_the_first_messages_to_start_are_counted(
     database_url: str,
 ) -> None:
     messages = numbered(5)
     note_starts(database_url, messages[0].id, 1)
     seen: list[dict[UUID, int]] = []
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Owned(*messages), sessions, name="billing")
+        consumer = Consumer(TakenOverSource(*messages), sessions, name="billing")
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:
@@ -218,7 +220,7 @@ async def test_only_the_first_that_start_after_a_takeover_are_counted(
             await events.wait_for(MessageHandled, len(messages))
 
     first, second, third, *_ = (message.id for message in messages)
-    # The first is known already, so it doesn't use up the number.
+    # The first is already a suspect, so it does not count towards the two.
     assert seen == [{first: 2}, {second: 1}, {third: 1}, {}, {}]
 
 
@@ -226,7 +228,7 @@ async def test_only_the_first_that_start_after_a_takeover_are_counted(
 def statements_on(
     sessions: async_sessionmaker[AsyncSession], table: str
 ) -> Iterator[list[str]]:
-    """The first words of all statements of these sessions that name the table."""
+    """Record the first word of each statement on the table by these sessions."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -249,7 +251,7 @@ async def test_messages_that_start_together_are_counted_by_one_statement(
     together = asyncio.Barrier(10)
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(
-            Forgetful(*messages), sessions, name="billing", max_in_flight=10
+            RedeliveringSource(*messages), sessions, name="billing", max_in_flight=10
         )
 
         @consumer.handles("*")
@@ -264,11 +266,11 @@ async def test_messages_that_start_together_are_counted_by_one_statement(
     assert starts(database_url) == {}
 
 
-async def test_after_a_takeover_messages_still_come_in_batches(
+async def test_after_a_takeover_messages_are_still_handled_in_batches(
     database_url: str,
 ) -> None:
     messages = numbered(200, keys=200)
-    source = Owned(*messages)
+    source = TakenOverSource(*messages)
     source.history = TakenOver(256)
     batches: list[int] = []
     async with async_sessions_of(database_url) as sessions:
@@ -288,21 +290,21 @@ async def test_after_a_takeover_messages_still_come_in_batches(
             async with running(consumer) as events:
                 await events.wait_for(MessageHandled, len(messages))
 
-    # One by one they would take 200 of each, and a batch for each message or two.
+    # One by one, they would take 200 statements of each kind and as many batches.
     assert len(batches) <= 20
     assert seen.count("INSERT") <= 20
     assert seen.count("DELETE") <= 20
     assert starts(database_url) == {}
 
 
-async def test_one_that_is_too_old_keeps_no_other_from_being_counted(
+async def test_a_message_that_is_too_old_does_not_keep_others_from_being_counted(
     database_url: str,
 ) -> None:
     messages = numbered(6, keys=6)
     old = Message("orders", b"1", id=id_of(datetime.now(UTC) - timedelta(days=400)))
     seen: list[dict[UUID, int]] = []
     async with async_sessions_of(database_url) as sessions:
-        source = Forgetful(*messages[:3], old, *messages[3:])
+        source = RedeliveringSource(*messages[:3], old, *messages[3:])
         consumer = Consumer(source, sessions, name="billing")
 
         @consumer.handles("*")
@@ -318,11 +320,11 @@ async def test_one_that_is_too_old_keeps_no_other_from_being_counted(
     assert starts(database_url) == {}
 
 
-async def test_messages_that_wait_behind_their_key_hide_no_poison(
+async def test_messages_waiting_behind_their_key_do_not_hide_a_poison_message(
     database_url: str,
 ) -> None:
     blocked, poison = numbered(8), Message("orders", b"poison", key="another")
-    source = Owned(*blocked, poison)
+    source = TakenOverSource(*blocked, poison)
     seen: list[dict[UUID, int]] = []
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=NEVER)
@@ -340,11 +342,11 @@ async def test_messages_that_wait_behind_their_key_hide_no_poison(
     assert [counts[poison.id] for counts in seen] == [1]
 
 
-async def test_without_a_uuid7_the_deliveries_that_the_broker_counts_decide(
+async def test_without_a_uuid7_the_brokers_delivery_count_decides(
     database_url: str,
 ) -> None:
     message = Message("orders", b"1", id=id_of(datetime.now(UTC), version=4))
-    source = Forgetful(message)
+    source = RedeliveringSource(message)
     source.history = Delivered(before=True, times=3)
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
@@ -359,14 +361,14 @@ async def test_without_a_uuid7_the_deliveries_that_the_broker_counts_decide(
     assert letter.reason == "was started 3 times and never finished"
 
 
-async def test_a_message_that_used_up_its_starts_is_a_dead_letter_and_not_started(
+async def test_a_message_that_used_up_its_starts_is_dead_lettered_and_not_started(
     database_url: str,
 ) -> None:
     (message,) = numbered(1)
     note_starts(database_url, message.id, 3)
     called: list[Message] = []
     async with async_sessions_of(database_url) as sessions:
-        source = Forgetful(message)
+        source = RedeliveringSource(message)
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
 
         @consumer.handles("*")
@@ -393,7 +395,9 @@ async def test_a_message_that_used_up_its_starts_but_has_a_receipt_is_acked(
         [message.id, message.id],
     )
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Forgetful(message), sessions, name="billing", retry=QUICK)
+        consumer = Consumer(
+            RedeliveringSource(message), sessions, name="billing", retry=QUICK
+        )
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:
@@ -411,7 +415,9 @@ async def test_failures_are_added_to_the_counted_starts(
     (message,) = numbered(1)
     note_starts(database_url, message.id, 1)
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Forgetful(message), sessions, name="billing", retry=QUICK)
+        consumer = Consumer(
+            RedeliveringSource(message), sessions, name="billing", retry=QUICK
+        )
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:
@@ -429,7 +435,7 @@ async def test_retry_later_counts_no_start(database_url: str) -> None:
     (message,) = numbered(1)
     note_starts(database_url, message.id, 1)
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Forgetful(message), sessions, name="billing")
+        consumer = Consumer(RedeliveringSource(message), sessions, name="billing")
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:
@@ -445,7 +451,7 @@ async def test_a_start_interrupted_by_a_stop_is_not_counted(database_url: str) -
     is_at_work = asyncio.Event()
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(
-            Forgetful(message), sessions, name="billing", drain=timedelta(0)
+            RedeliveringSource(message), sessions, name="billing", drain=timedelta(0)
         )
 
         @consumer.handles("*")
@@ -462,7 +468,9 @@ async def test_a_start_interrupted_by_a_stop_is_not_counted(database_url: str) -
 async def test_failures_survive_a_stop(database_url: str) -> None:
     (message,) = numbered(1)
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Fresh(message), sessions, name="billing", retry=NEVER)
+        consumer = Consumer(
+            FirstDeliverySource(message), sessions, name="billing", retry=NEVER
+        )
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:
@@ -479,7 +487,7 @@ async def test_a_suspect_without_a_partition_for_its_day_is_too_old(
 ) -> None:
     message = Message("orders", b"1", id=id_of(datetime.now(UTC) - timedelta(days=400)))
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(Forgetful(message), sessions, name="billing")
+        consumer = Consumer(RedeliveringSource(message), sessions, name="billing")
 
         @consumer.handles("*")
         async def handle(session: AsyncSession, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""How the postgres broker reports messages that a dead replica may have started."""
+"""The postgres broker reports messages that a dead replica may have started."""
 
 import asyncio
 from datetime import timedelta
@@ -50,7 +50,7 @@ def history_of(delivery: Delivery) -> History | None:
     return getattr(delivery, "history", None)
 
 
-async def test_messages_older_than_the_lease_may_have_been_started(
+async def test_messages_older_than_the_lease_are_reported_as_possibly_started(
     database_url: str,
 ) -> None:
     execute(database_url, SUBSCRIBE)
@@ -65,7 +65,7 @@ async def test_messages_older_than_the_lease_may_have_been_started(
 
 async def test_a_failed_message_counts_as_started(database_url: str) -> None:
     async with source(database_url) as consumer:
-        # The lanes are taken by the first receive.
+        # The first receive leases the lanes.
         await publish(database_url, *numbered(1))
         await receive(consumer, 1)
         await publish(database_url, Message("orders", b""))
@@ -86,7 +86,7 @@ async def test_a_claim_writes_nothing_even_after_a_crash(database_url: str) -> N
     ) == [(0,)]
 
 
-async def test_deliveries_that_a_dead_replica_only_held_are_not_charged(
+async def test_deliveries_that_a_dead_replica_held_but_did_not_start_are_not_charged(
     database_url: str,
 ) -> None:
     execute(database_url, SUBSCRIBE)

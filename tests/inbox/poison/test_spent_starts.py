@@ -35,16 +35,18 @@ async def test_a_lookup_that_fails_is_repeated_and_finds_the_receipt(
         @consumer.handles("orders")
         async def handle(session: AsyncSession, message: Message) -> None: ...
 
-        def blink(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        def fail_once(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
             if statement.startswith("SELECT inbox.receipt") and failures:
                 raise failures.pop()
 
-        event.listen(sessions.kw["bind"].sync_engine, "before_cursor_execute", blink)
+        event.listen(
+            sessions.kw["bind"].sync_engine, "before_cursor_execute", fail_once
+        )
         message = Message("orders", b"")
         async with running(consumer) as events:
             source.add(message)
             await events.wait_for(MessageHandled, timeout=60)
-            # It died between its commit and its ack.
+            # As if it had died between its commit and its ack.
             source.return_later(message, 3, timedelta(0))
             await events.wait_for(DuplicateSkipped, timeout=60)
     assert failures == []
@@ -52,7 +54,7 @@ async def test_a_lookup_that_fails_is_repeated_and_finds_the_receipt(
     assert execute(database_url, "SELECT 1 FROM inbox.dead_letter") == []
 
 
-async def test_an_id_that_no_receipt_can_have_is_dead_lettered_at_once(
+async def test_a_message_whose_id_no_receipt_can_have_is_dead_lettered_at_once(
     database_url: str,
 ) -> None:
     source = MemorySource()

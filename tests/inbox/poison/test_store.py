@@ -1,4 +1,4 @@
-"""Starts are counted for many messages at once, and each message gets its answer."""
+"""Starts are counted for many messages at once, and each gets its own answer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +23,7 @@ BLOCKED = """
 SELECT 1 FROM pg_stat_activity
  WHERE datname = current_database() AND wait_event_type = 'Lock'
 """
-# The store keeps it only if it can in time.
+# Inserted here because the store keeps a failure only if it can in time.
 FAILED_ONCE = """
 INSERT INTO inbox.suspect (message_id, message_at, consumer, starts, is_open)
 VALUES (%s, inbox.moment_of(%s), 'billing', 1, false)
@@ -43,7 +43,7 @@ def starts(url: str) -> dict[UUID, int]:
 
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_each_message_gets_its_own_answer(database_url: str, driver: str) -> None:
-    new, open_, failed, old = *(uuid7() for _ in range(3)), a_year_old()
+    new, open_, failed, old = *(uuid7() for _ in range(3)), id_from_last_year()
     async with sessions_by(database_url, driver) as sessions:
         executor = make_executor(sessions, "billing", 4)
         try:
@@ -67,7 +67,7 @@ async def test_each_message_gets_its_own_answer(database_url: str, driver: str) 
     assert starts(database_url) == {failed: 2}
 
 
-def a_year_old() -> UUID:
+def id_from_last_year() -> UUID:
     return id_of(datetime.now(UTC) - timedelta(days=400))
 
 
@@ -75,23 +75,23 @@ def a_year_old() -> UUID:
 async def blocked(url: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
     """Lock the existing rows; yield a function that waits for a blocked session."""
 
-    async def somebody_is_blocked() -> None:
+    async def wait_until_blocked() -> None:
         found = partial(execute, url, BLOCKED)
         await asyncio.to_thread(wait_for, "a count is blocked", found)
 
     async with await psycopg.AsyncConnection.connect(conninfo(url)) as holding:
         await holding.execute("SELECT 1 FROM inbox.suspect FOR UPDATE")
-        yield somebody_is_blocked
+        yield wait_until_blocked
 
 
-async def test_a_start_that_is_cancelled_while_it_is_counted_is_taken_back(
+async def test_a_start_cancelled_while_it_is_counted_is_taken_back(
     store: SuspectStore, database_url: str
 ) -> None:
     ids = known, cancelled, other = [uuid7() for _ in range(3)]
     execute(database_url, FAILED_ONCE, (known, known))
-    async with blocked(database_url) as a_count_is_blocked:
+    async with blocked(database_url) as wait_until_a_count_is_blocked:
         counts = [asyncio.create_task(store.count(id, unless_open=True)) for id in ids]
-        await a_count_is_blocked()
+        await wait_until_a_count_is_blocked()
         counts[ids.index(cancelled)].cancel()
     answers = await asyncio.gather(*counts, return_exceptions=True)
 
@@ -100,19 +100,19 @@ async def test_a_start_that_is_cancelled_while_it_is_counted_is_taken_back(
     assert starts(database_url) == {known: 2, other: 1}
 
 
-async def test_a_start_that_is_cancelled_while_it_waits_is_not_counted(
+async def test_a_start_cancelled_while_it_waits_is_not_counted(
     store: SuspectStore, database_url: str
 ) -> None:
     known, cancelled, other = (uuid7() for _ in range(3))
     execute(database_url, FAILED_ONCE, (known, known))
-    async with blocked(database_url) as a_count_is_blocked:
+    async with blocked(database_url) as wait_until_a_count_is_blocked:
         at_work = asyncio.create_task(store.count(known, unless_open=True))
-        await a_count_is_blocked()
+        await wait_until_a_count_is_blocked()
         waiting = [
             asyncio.create_task(store.count(id, unless_open=True))
             for id in (cancelled, other)
         ]
-        await a_count_is_blocked()
+        await wait_until_a_count_is_blocked()
         waiting[0].cancel()
     assert await at_work == Count(2, True)
     assert await waiting[1] == Count(1, True)
@@ -120,20 +120,20 @@ async def test_a_start_that_is_cancelled_while_it_waits_is_not_counted(
     assert starts(database_url) == {known: 2, other: 1}
 
 
-async def test_what_was_not_answered_in_time_keeps_nothing_later_from_its_answer(
+async def test_a_request_that_timed_out_does_not_block_later_ones(
     store: SuspectStore, database_url: str
 ) -> None:
     known = uuid7()
     execute(database_url, FAILED_ONCE, (known, known))
     async with blocked(database_url):
-        # Its time limit ends while it waits for the lock.
+        # It times out while it waits for the lock.
         await store.forget(known)
         assert starts(database_url) == {known: 1}
     await store.forget(known)
     assert starts(database_url) == {}
 
 
-async def test_one_message_that_is_asked_about_twice_is_counted_twice(
+async def test_each_request_for_the_same_message_is_counted(
     store: SuspectStore, database_url: str
 ) -> None:
     id = uuid7()

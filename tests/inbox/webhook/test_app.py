@@ -1,4 +1,4 @@
-"""The endpoint for webhooks answers when receipt and effects have committed."""
+"""The webhook endpoint answers once receipt and effects are committed."""
 
 import asyncio
 from datetime import timedelta
@@ -168,7 +168,7 @@ async def test_a_stack_trace_is_reported_once_and_redacted(
         assert "token=secret" not in trace
 
 
-async def test_a_handler_decides_by_what_it_raises(
+async def test_the_error_that_a_handler_raises_decides_the_outcome(
     inbox_url: str,
     inbox_sessions: async_sessionmaker[AsyncSession],
     events: RecordedEvents,
@@ -199,7 +199,7 @@ async def test_a_handler_decides_by_what_it_raises(
     assert len(events.of(MessageDeadLettered)) == 1
 
 
-async def test_a_handler_may_ask_for_time_any_number_of_times(
+async def test_a_handler_can_raise_retry_later_any_number_of_times(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     seen: list[str] = []
@@ -235,7 +235,7 @@ async def test_a_payload_that_contradicts_its_content_type_is_dead_lettered_unch
     assert effects(inbox_url) == ["1"]
 
 
-async def test_an_idempotent_handler_is_used_as_it_is(
+async def test_an_idempotent_handler_records_only_its_own_receipt(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     guarded = idempotent(consumer="own")(note)
@@ -246,7 +246,7 @@ async def test_an_idempotent_handler_is_used_as_it_is(
     assert execute(inbox_url, "SELECT consumer FROM inbox.receipt") == [("own",)]
 
 
-async def test_it_can_be_mounted(
+async def test_the_endpoint_can_be_mounted(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
@@ -282,7 +282,7 @@ async def test_the_number_of_running_handlers_is_bounded(
     assert most == 2
 
 
-async def test_an_unavailable_database_is_reported_and_nothing_is_lost(
+async def test_an_unavailable_database_is_reported_and_no_message_is_lost(
     private_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SECRET_ENV, SECRET)

@@ -1,4 +1,4 @@
-"""The endpoint for webhooks refuses invalid requests, and says why."""
+"""The webhook endpoint refuses invalid requests, and says why."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -82,7 +82,7 @@ async def test_an_invalid_message_is_refused_permanently(
     ]
 
 
-async def test_a_body_that_does_not_come_or_never_ends_is_refused(
+async def test_a_body_that_never_arrives_or_never_ends_is_refused(
     inbox_sessions: async_sessionmaker[AsyncSession],
 ) -> None:
     app = webhook_app(

@@ -1,7 +1,7 @@
-"""What can be wrong: how to break it, and what the doctor is to say of it.
+"""Ways to break a database, and what the doctor reports about each of them.
 
-By name: the statement that breaks it, then the check, the severity, and parts of the
-finding and of its remedy.
+Each name maps to the statement that breaks something, the check that finds it, the
+severity, and parts of the finding and of its remedy.
 """
 
 MESSAGE = "parent_table = 'outbox.message'"
@@ -9,7 +9,7 @@ IN_DAYS = (
     "(SELECT partition::text FROM outbox.partitions('outbox.message')"
     " WHERE starts_at = date_trunc('day', now(), 'UTC') + {} * interval '24 hours')"
 )
-# What a check reads is a view of the catalog, and here another: of this database alone.
+# Replaces the catalog view that a check reads with a fake, in this database only.
 SEEN = (
     "SET allow_system_table_mods = on;"
     " ALTER VIEW pg_catalog.{0} RENAME TO {0}_itself;"
@@ -136,15 +136,15 @@ BROKEN = {
         " TO ('2040-01-02 05:00+00')",
         *("partitions", "error", "not at midnight UTC", "DROP TABLE"),
     ),
-    "pg_partman drops by itself": (
+    "pg_partman drops partitions itself": (
         f"UPDATE partman.part_config SET retention = '3 days' WHERE {MESSAGE}",
         *("retention", "error", "itself drops partitions", "SET retention = NULL"),
     ),
-    "anybody's run_maintenance() makes days": (
+    "run_maintenance() creates partitions": (
         f"UPDATE partman.part_config SET automatic_maintenance = 'on' WHERE {MESSAGE}",
         *("retention", "warning", "creates partitions of", "_maintenance = 'off'"),
     ),
-    "pg_partman forgot a table": (
+    "pg_partman has no configuration of a table": (
         f"DELETE FROM partman.part_config WHERE {MESSAGE}",
         *(
             "retention",
@@ -153,27 +153,27 @@ BROKEN = {
             "adopt_table",
         ),
     ),
-    "receipts go too soon": (
+    "receipts are dropped too soon": (
         "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
         " WHERE parent_table = 'inbox.receipt'",
         *("retention", "warning", "can come back", "pillarbox retention set"),
     ),
-    "jobs go too soon": (
+    "jobs are dropped too soon": (
         "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
         " WHERE parent_table = 'inbox.job'",
         *("retention", "warning", "inbox.job is kept for", "set inbox.job 14d"),
     ),
-    "nobody relays": (
+    "no relay runs": (
         "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
         " payload) VALUES (outbox.uuid7(), now(), 0, 't', 'c', '');"
-        # Two hours ago may have been yesterday.
+        # Two hours ago might have been yesterday.
         " SELECT outbox.make_partitions_at('outbox.message',"
         " ARRAY[now() - interval '2 hours']);"
         " UPDATE outbox.message SET available_at = now() - interval '1 hour',"
         " created_at = now() - interval '2 hours'",
         *("backlog", "error", "no relay is connected, and", "pillarbox relay"),
     ),
-    "a replication slot is read by nobody": (
+    "a replication slot has no reader": (
         "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",
         *("pins", "warning", "which has no reader", "pg_drop_replication_slot"),
     ),

@@ -1,8 +1,8 @@
-"""The upkeep goes by the day, so no test may run across midnight."""
+"""The upkeep works in days, so no test can run across midnight."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def within_one_day(one_day: None) -> None:
-    """Let no day end while a test counts days."""
+    """Keep tests that count days from running across midnight."""

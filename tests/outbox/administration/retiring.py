@@ -1,4 +1,4 @@
-"""What a detach meets, and where a partition is on its way out."""
+"""Helpers that observe how expired partitions are detached and dropped."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ AT_THE_NOTES = (
     "SELECT pg_advisory_xact_lock(hashtextextended("
     "'outbox.finish_detached outbox.message', 0))"
 )
-"""As another upkeep holds it from its first note to its end."""
+"""Takes the lock that an upkeep holds from its first note to its end."""
 NOTED = (
     "SELECT partition FROM outbox.retiring_partition"
     " WHERE parent_table = 'outbox.message'"
@@ -42,7 +42,7 @@ def acting_as(url: str, role: str) -> Iterator[psycopg.Connection[Any]]:
 
 @contextmanager
 def reader(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session that is idle in a transaction that has read the table."""
+    """Keep a session idle in a transaction that has read the table."""
     with psycopg.connect(url) as connection:
         connection.execute("SELECT count(*) FROM outbox.message")
         yield connection
@@ -52,7 +52,7 @@ def reader(url: str) -> Iterator[psycopg.Connection[Any]]:
 def steps(
     url: str, *interesting: str, table: str | None = "outbox.message"
 ) -> list[str]:
-    """What the upkeep would do now with a table, or with all of them."""
+    """Return the steps that the upkeep would now take for one table or for all."""
     with psycopg.connect(url, autocommit=True) as connection:
         return [
             s.step
@@ -62,5 +62,5 @@ def steps(
 
 
 def about_messages(told: list[str]) -> list[str]:
-    """Of what an upkeep tells, the lines about outbox.message, not its followers."""
+    """Return an upkeep's lines about outbox.message, without those of its followers."""
     return [line for line in told if line.startswith("outbox.message_p")]

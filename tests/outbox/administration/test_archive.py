@@ -1,4 +1,4 @@
-"""Partitions that the DBA archives: by hand, as kept tables, or by a function."""
+"""DBAs can archive partitions by hand, as kept tables, or with a function."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -49,8 +49,8 @@ def exists(url: str, table: str) -> bool:
     return execute(url, "SELECT to_regclass(%s) IS NOT NULL", [table]) == [(True,)]
 
 
-def expired(url: str, days: int = 20) -> str:
-    """An expired partition with a settled row; give its name."""
+def create_expired(url: str, days: int = 20) -> str:
+    """Create an expired partition with a settled row, and return its name."""
     old_partition(url, days)
     add_old(url, days, outcome="published")
     return str(execute(url, EXPIRED)[0][0])
@@ -58,7 +58,7 @@ def expired(url: str, days: int = 20) -> str:
 
 @pytest.fixture
 def archivist(server: PostgresServer, database_url: str) -> Iterator[str]:
-    """A role with a schema and a function of its own, and no rights on our tables."""
+    """Create a role with its own schema and function, but no rights on our tables."""
     role = f"archivist_{uuid4().hex}"
     execute(server.url, f"CREATE ROLE {role}")
     execute(database_url, ARCHIVE.format(archivist=role))
@@ -72,22 +72,22 @@ def set_archive(url: str, function: str = "archive.save") -> int:
     return main([*command, "--database", url])
 
 
-def by_hand(url: str, partition: str) -> None:
+def detach_by_hand(url: str, partition: str) -> None:
     execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
 
 
-def by_hand_concurrently(url: str, partition: str) -> None:
+def detach_by_hand_concurrently(url: str, partition: str) -> None:
     execute(
         url, f"ALTER TABLE outbox.message DETACH PARTITION {partition} CONCURRENTLY"
     )
 
 
-@pytest.mark.parametrize("detach", [by_hand, by_hand_concurrently])
+@pytest.mark.parametrize("detach", [detach_by_hand, detach_by_hand_concurrently])
 @pytest.mark.parametrize("noted", [False, True], ids=["unknown", "planned before"])
 def test_a_manually_detached_partition_is_left_alone(
     detach: Callable[[str, str], None], noted: bool, database_url: str, doctor: Doctor
 ) -> None:
-    partition = expired(database_url)
+    partition = create_expired(database_url)
     if noted:
         execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
         assert len(execute(database_url, "TABLE outbox.retiring_partition")) == 1
@@ -102,11 +102,11 @@ def test_a_manually_detached_partition_is_left_alone(
     assert any(partition in f["finding"] for f in doctor(database_url)[1])
 
 
-def test_a_detach_that_the_command_never_started_is_not_its_own(
+def test_a_detach_that_the_command_never_started_is_left_alone(
     database_url: str,
 ) -> None:
-    partition = expired(database_url)
-    # As it ends if it is killed between its note and its detach.
+    partition = create_expired(database_url)
+    # The state that a command leaves if it is killed between note and detach.
     execute(
         database_url,
         "INSERT INTO outbox.retiring_partition SELECT partition, 'outbox.message',"
@@ -116,7 +116,7 @@ def test_a_detach_that_the_command_never_started_is_not_its_own(
     )
     execute(database_url, "UPDATE outbox.partition_policy SET retention = '60 days'")
     assert main(["maintain", "--database", database_url]) == 0
-    by_hand(database_url, partition)
+    detach_by_hand(database_url, partition)
     execute(database_url, "UPDATE outbox.partition_policy SET retention = '7 days'")
 
     assert main(["maintain", "--database", database_url]) == 0
@@ -124,23 +124,23 @@ def test_a_detach_that_the_command_never_started_is_not_its_own(
     assert exists(database_url, partition)
 
 
-def test_a_plan_that_is_off_the_schedule_claims_no_detach(
+def test_a_partition_detached_by_hand_is_dropped_while_its_job_is_scheduled(
     database_url: str,
 ) -> None:
-    partition = expired(database_url)
+    partition = create_expired(database_url)
     execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
     execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
-    by_hand(database_url, partition)
+    detach_by_hand(database_url, partition)
     execute(database_url, UPKEEP)
 
-    # While its job is on the schedule nobody can tell whose detach it was.
+    # While its job is scheduled, the detach could have been made by the job.
     assert not exists(database_url, partition)
 
 
-def test_a_partition_that_is_taken_from_our_jobs_with_its_detach_is_left_alone(
+def test_a_partition_detached_by_hand_as_documented_is_left_alone(
     database_url: str,
 ) -> None:
-    partition = expired(database_url)
+    partition = create_expired(database_url)
     execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
     execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
     (script,) = blocks("database.md", "**By hand.**", "### Hours, days, weeks")
@@ -153,7 +153,7 @@ def test_a_partition_that_is_taken_from_our_jobs_with_its_detach_is_left_alone(
     assert exists(database_url, partition)
 
 
-def test_kept_tables_stay_and_are_shown_until_the_policy_drops_again(
+def test_kept_tables_are_shown_until_the_policy_drops_partitions_again(
     database_url: str, doctor: Doctor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -161,7 +161,7 @@ def test_kept_tables_stay_and_are_shown_until_the_policy_drops_again(
         == 0
     )
     assert "then kept as a table" in capsys.readouterr().out
-    first = expired(database_url)
+    first = create_expired(database_url)
 
     assert main(["maintain", "--database", database_url]) == 0
 
@@ -184,7 +184,7 @@ def test_kept_tables_stay_and_are_shown_until_the_policy_drops_again(
         main(["retention", "drop-table", "outbox.message", "--database", database_url])
         == 0
     )
-    second = expired(database_url, 25)
+    second = create_expired(database_url, 25)
     assert main(["maintain", "--database", database_url]) == 0
     assert exists(database_url, first)
     assert not exists(database_url, second)
@@ -193,12 +193,12 @@ def test_kept_tables_stay_and_are_shown_until_the_policy_drops_again(
 
 
 @pytest.mark.parametrize("role", ["pillarbox_maintainer", None])
-def test_a_function_archives_as_its_owner_before_the_drop(
+def test_the_function_archives_as_its_owner_before_the_drop(
     role: str | None, database_url: str, archivist: str
 ) -> None:
     execute(database_url, USAGE.format(archivist=archivist))
     assert set_archive(database_url) == 0
-    partition = expired(database_url)
+    partition = create_expired(database_url)
 
     if role is None:
         assert main(["maintain", "--database", database_url]) == 0
@@ -209,7 +209,7 @@ def test_a_function_archives_as_its_owner_before_the_drop(
     assert not exists(database_url, partition)
     calls = execute(database_url, CALLS)
     assert [(table.partition("_p")[0], rows) for _, _, table, _, rows in calls] == [
-        # The messages first, then what became of them.
+        # Messages come first, then the tables that follow them.
         ("outbox.message", 1),
         ("outbox.deferral", 0),
         ("outbox.settlement", 1),
@@ -229,7 +229,7 @@ def test_a_failing_archive_keeps_the_rows_and_is_reported_until_it_works(
 ) -> None:
     execute(database_url, USAGE.format(archivist=archivist))
     assert set_archive(database_url) == 0
-    partition = expired(database_url)
+    partition = create_expired(database_url)
     execute(database_url, "ALTER TABLE archive.call ADD CHECK (rows = 0)")
 
     assert main(["maintain", "--database", database_url]) == 2
@@ -243,7 +243,7 @@ def test_a_failing_archive_keeps_the_rows_and_is_reported_until_it_works(
     assert partition in found["finding"]
     with pytest.raises(psycopg.Error, match="not archived, and so not dropped"):
         execute(database_url, UPKEEP)
-    # Nothing is left of the attempt, nor of the rights that were granted for it.
+    # Nothing is left of the attempt, nor of the privileges granted for it.
     granted = "SELECT relacl::text LIKE %s FROM pg_class WHERE oid = %s::regclass"
     assert execute(database_url, granted, [f"%{archivist}%", partition]) != [(True,)]
     execute(database_url, "ALTER TABLE archive.call DROP CONSTRAINT call_rows_check")
@@ -264,7 +264,7 @@ def test_a_failing_archive_keeps_the_rows_and_is_reported_until_it_works(
         ("REVOKE USAGE ON SCHEMA outbox, inbox FROM {role}", "can't reach our tables"),
     ],
 )
-def test_a_function_that_could_do_more_or_less_than_archive_is_refused(
+def test_an_unsafe_or_unusable_archive_function_is_refused(
     spoil: str,
     said: str,
     database_url: str,
@@ -273,7 +273,7 @@ def test_a_function_that_could_do_more_or_less_than_archive_is_refused(
 ) -> None:
     execute(database_url, USAGE.format(archivist=archivist))
     assert set_archive(database_url) == 0
-    partition = expired(database_url)
+    partition = create_expired(database_url)
     signature = "archive.save(text, text, timestamptz, timestamptz)"
     execute(database_url, spoil.format(f=signature, role=archivist))
     capsys.readouterr()
@@ -287,14 +287,16 @@ def test_a_function_that_could_do_more_or_less_than_archive_is_refused(
 
 
 @pytest.mark.parametrize("name", ["save", "archive.save()", "a.b.c", """ "x """])
-def test_the_name_of_a_function_has_its_schema(
+def test_the_name_of_a_function_must_include_its_schema(
     name: str, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert set_archive(database_url, name) == 2
     assert "write it as schema.function" in capsys.readouterr().err
 
 
-def test_no_function_archives_what_is_kept(database_url: str, archivist: str) -> None:
+def test_keeping_tables_and_archiving_exclude_each_other(
+    database_url: str, archivist: str
+) -> None:
     policy = (
         "SELECT keep_table, archive FROM outbox.partition_policy"
         " WHERE parent_table = %s"

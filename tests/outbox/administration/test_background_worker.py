@@ -1,4 +1,4 @@
-"""pg_partman's own background worker makes days; the rest of the upkeep is ours."""
+"""pg_partman's own background worker creates partitions; our upkeep does the rest."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +17,7 @@ from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
-# Without these the days are the role's, and a time zone can shift or skip one.
+# Without these, the role owns new partitions, and a time zone shifts or skips one.
 LEND_THE_DETACHER = """
 ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET role = 'pillarbox_owner';
 ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET timezone = 'UTC';
@@ -41,8 +41,8 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def worked() -> Iterator[PostgresServer]:
-    """A server that runs pg_partman's worker every second, and no pg_cron."""
+def partman_worker() -> Iterator[PostgresServer]:
+    """Start a server that runs pg_partman's worker every second, without pg_cron."""
     settings = {
         "shared_preload_libraries": "pg_partman_bgw",
         "pg_partman_bgw.dbname": "pillarbox",
@@ -58,11 +58,11 @@ def worked() -> Iterator[PostgresServer]:
 def wait_for_the_worker(
     server: PostgresServer, what: str, condition: Callable[[], T]
 ) -> T:
-    """Wait for what pg_partman's worker does, and restart the server if it has died.
+    """Wait for an effect of pg_partman's worker; restart the server if the worker died.
 
-    Its main process takes a maintenance process that ended before it was looked at for
-    one that could not start (`BGWH_STOPPED`). It then exits, and PostgreSQL starts it
-    again after 10 minutes: a busy machine makes that likely.
+    If a maintenance process ends before the main process checks on it, the main process
+    concludes that it could not start (`BGWH_STOPPED`) and exits. PostgreSQL restarts it
+    after 10 minutes. This is likely on a busy machine.
     """
 
     def satisfied() -> T:
@@ -74,7 +74,7 @@ def wait_for_the_worker(
 
 
 def runs_the_worker(server: PostgresServer) -> bool:
-    """Whether the main process is there; it has no row in pg_stat_activity."""
+    """Return whether the main process runs; it has no row in pg_stat_activity."""
     ((postmaster,),) = execute(server.url, POSTMASTER)
     children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text()
     for child in children.split():
@@ -85,10 +85,10 @@ def runs_the_worker(server: PostgresServer) -> bool:
 
 
 @pytest.mark.timeout(240)
-def test_it_makes_partitions_and_leaves_dropping_to_the_command(
-    worked: PostgresServer,
+def test_the_worker_creates_partitions_and_leaves_dropping_to_the_command(
+    partman_worker: PostgresServer,
 ) -> None:
-    url = worked.url
+    url = partman_worker.url
     migrate(url, with_cron=False)
     execute(url, "BEGIN;" + LEND_THE_DETACHER + "COMMIT")
     execute(url, LET_IT)
@@ -99,13 +99,13 @@ def test_it_makes_partitions_and_leaves_dropping_to_the_command(
     execute(url, "UPDATE partman.part_config SET premake = 12")
 
     wait_for_the_worker(
-        worked, "days by the worker", lambda: execute(url, AHEAD)[0][0] >= 12
+        partman_worker, "days by the worker", lambda: execute(url, AHEAD)[0][0] >= 12
     )
 
     assert execute(url, ODD) == []
     assert len(execute(url, EXPIRED)) == 2
     execute(url, "SELECT outbox.add('t', '{}'::jsonb)")
-    # It drops, and reports the setting that was changed by hand, once.
+    # The command drops a partition, and reports the manually changed setting once.
     assert main(["maintain", "--database", url]) == 2
     assert len(execute(url, EXPIRED)) == 1
     assert main(["maintain", "--database", url]) == 0
@@ -113,9 +113,9 @@ def test_it_makes_partitions_and_leaves_dropping_to_the_command(
 
 @pytest.mark.timeout(240)
 def test_a_retention_set_by_hand_drops_nothing_and_is_reset(
-    worked: PostgresServer, doctor: Doctor, capsys: pytest.CaptureFixture[str]
+    partman_worker: PostgresServer, doctor: Doctor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = worked.url
+    url = partman_worker.url
     migrate(url, with_cron=False)
     execute(url, "BEGIN;" + LEND_THE_DETACHER + "COMMIT")
     execute(url, LET_IT)
@@ -126,7 +126,9 @@ def test_a_retention_set_by_hand_drops_nothing_and_is_reset(
 
     execute(url, "UPDATE partman.part_config SET retention = '7 days'" + OF_MESSAGE)
 
-    wait_for_the_worker(worked, "its detach", lambda: execute(url, EXPIRED) == [])
+    wait_for_the_worker(
+        partman_worker, "its detach", lambda: execute(url, EXPIRED) == []
+    )
     assert execute(url, f"SELECT count(*) FROM {day}") == [(1,)]
     assert main(["maintain", "--database", url]) == 2
     said = "retention was 7 days and is null again"
@@ -143,16 +145,16 @@ def test_a_retention_set_by_hand_drops_nothing_and_is_reset(
 
 @pytest.mark.timeout(240)
 def test_the_doctor_finds_partitions_made_by_another_role(
-    worked: PostgresServer, capsys: pytest.CaptureFixture[str]
+    partman_worker: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = worked.url
+    url = partman_worker.url
     migrate(url, with_cron=False)
     execute(url, LET_IT)
     assert main(["maintain", "--database", url]) == 0
     execute(url, "UPDATE partman.part_config SET premake = 12")
 
     wait_for_the_worker(
-        worked, "days by the worker", lambda: execute(url, AHEAD)[0][0] >= 12
+        partman_worker, "days by the worker", lambda: execute(url, AHEAD)[0][0] >= 12
     )
 
     assert main(["doctor", "--database", url]) == 3

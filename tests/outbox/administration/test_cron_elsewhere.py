@@ -1,4 +1,4 @@
-"""pg_cron works in another database of the server than ours."""
+"""pg_cron runs in a different database of the server than ours."""
 
 import json
 import re
@@ -19,7 +19,7 @@ MEMBERS_OF_OTHERS = (
     "SELECT r.rolname FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.member"
     " WHERE r.rolname LIKE 'pillarbox%'"
 )
-# One that finds a job without its role when it starts ends at once.
+# A launcher that finds a job whose role is gone exits right after its start.
 LAUNCHER = (
     "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'pg_cron launcher'"
     " AND backend_start < now() - interval '2 seconds'"
@@ -29,7 +29,7 @@ RUNS = "SELECT status, return_message FROM cron.job_run_details"
 
 @pytest.fixture
 def elsewhere(private_server: PostgresServer) -> str:
-    """An empty database, on the server whose pg_cron works in another one."""
+    """Create an empty database on a server whose pg_cron runs in another one."""
     private_server.create_database("bank")
     return private_server.database_url("bank")
 
@@ -72,7 +72,7 @@ def test_the_job_suggested_by_the_hint_runs_the_upkeep(
 
 @pytest.fixture
 def scheduled(private_server: PostgresServer, elsewhere: str) -> str:
-    """The database, with the job that the refusal's hint makes."""
+    """Create the job that the hint of the refusal suggests; return the database."""
     with pytest.raises(MigrationError) as refused:
         migrate(elsewhere)
     migrate(elsewhere, with_cron=False)
@@ -81,13 +81,13 @@ def scheduled(private_server: PostgresServer, elsewhere: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["command", "psql"])
-def test_a_role_that_may_have_a_job_outlives_the_schema(
+def test_a_role_that_can_own_a_job_outlives_the_schema(
     way: str,
     private_server: PostgresServer,
     scheduled: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = remove(way, scheduled, capsys)
+    said = remove_schema(way, scheduled, capsys)
 
     assert execute(scheduled, ROLES) == [
         ("pillarbox_detacher",),
@@ -106,8 +106,8 @@ def test_a_role_that_may_have_a_job_outlives_the_schema(
     wait_for("launcher", lambda: execute(private_server.url, LAUNCHER), seconds=60)
 
 
-def remove(way: str, url: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what was written to standard error."""
+def remove_schema(way: str, url: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Remove the schema, and return the standard error."""
     if way == "command":
         assert main(["migrate", "--remove", "--yes", "--database", url]) == 0
         return capsys.readouterr().err
@@ -145,7 +145,7 @@ def test_with_pg_cron_a_role_is_removed_only_with_its_jobs(
     assert line.startswith('role "pillarbox_maintainer" is kept: it may own pg_cron')
 
 
-def test_the_doctor_passes_after_an_upkeep_and_says_who_may_run_it(
+def test_the_doctor_says_who_can_run_the_upkeep_and_passes_after_a_run(
     private_server: PostgresServer,
     elsewhere: str,
     capsys: pytest.CaptureFixture[str],
@@ -155,7 +155,7 @@ def test_the_doctor_passes_after_an_upkeep_and_says_who_may_run_it(
     assert main(["doctor", "--json", "--database", elsewhere]) == 1
 
     findings = json.loads(capsys.readouterr().out)["findings"]
-    # To a test's database every role may connect, at which the doctor hints.
+    # Every role can connect to a test's database, so the doctor gives a hint.
     (found,) = (f for f in findings if f["check"] != "locks")
     assert (found["check"], found["severity"]) == ("upkeep", "warning")
     assert "the upkeep has not run yet" in found["finding"]

@@ -1,4 +1,4 @@
-"""pg_cron's own launcher runs the jobs that migrate makes, in whole minutes."""
+"""pg_cron's own launcher runs the jobs that migrate creates, at full minutes."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -64,14 +64,14 @@ ADD: Final = "SET statement_timeout = '30s'; SELECT outbox.add('t', '{}'::jsonb)
 
 @pytest.fixture
 def four_minutes(pytestconfig: pytest.Config) -> None:
-    """The time that a detach takes which pg_cron starts and plans meet."""
+    """Skip a test that takes four minutes, unless --full is given."""
     if not pytestconfig.getoption("full"):
         pytest.skip("four minutes of pg_cron's: with --full")
 
 
 @pytest.fixture
 def servers(request: pytest.FixtureRequest) -> Iterator[list[PostgresServer]]:
-    """Servers with an expired partition, with and without pg_cron's workers."""
+    """Start servers with an expired partition, with and without pg_cron's workers."""
     with ExitStack() as stack:
         running = [
             stack.enter_context(
@@ -96,7 +96,7 @@ def prepare(url: str) -> None:
 
 
 def schedule(url: str, when: str, *jobs: str) -> None:
-    """Change when jobs run, not what they run or as whom."""
+    """Change when jobs run, but not their commands or roles."""
     execute(
         url,
         "UPDATE cron.job SET schedule = %s WHERE jobname = ANY (%s)",
@@ -104,8 +104,8 @@ def schedule(url: str, when: str, *jobs: str) -> None:
     )
 
 
-def ended(url: str, *jobs: str) -> Runs:
-    """Role, status and message of the first run of each of these, and no second one."""
+def first_runs(url: str, *jobs: str) -> Runs:
+    """Return role, status and message of each job's first run; prevent a second one."""
 
     def all_ended() -> Runs:
         runs = {job: tuple(run) for job, *run in execute(url, RUNS)}
@@ -123,7 +123,7 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
 ) -> None:
     urls = [server.url for server in servers]
     for url in urls:
-        # Two jobs run at once here: one would leave to the other to note what may go.
+        # Note them now: of two concurrent jobs, one would leave that to the other.
         execute(url, NOTE)
         execute(url, f"DROP TABLE {execute(url, AHEAD)[0][0]}")
         assert steps(url, "make") == ["make"]
@@ -131,14 +131,14 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
         execute(url, OLD_RUNS)
         schedule(url, EVERY_MINUTE, UPKEEP, TRIM, PLAN)
 
-    all_runs = [ended(url, UPKEEP, TRIM, PLAN) for url in urls]
+    all_runs = [first_runs(url, UPKEEP, TRIM, PLAN) for url in urls]
 
     for url, runs in zip(urls, all_runs, strict=True):
         assert runs[TRIM][:2] == ("pillarbox_maintainer", "succeeded")
         assert runs[PLAN][:2] == ("pillarbox_detacher", "succeeded")
         assert runs[UPKEEP][:2] == ("pillarbox_maintainer", "failed")
         assert "upkeep: retention of inbox.job: column" in runs[UPKEEP][2]
-        # The failure did not keep the rest from being done.
+        # The failure did not prevent the rest of the upkeep.
         assert steps(url, "make") == []
         assert execute(url, LEFT_OF_OLD_RUNS) == [
             *(("another", 13), ("another", 15)),
@@ -159,7 +159,7 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
 @pytest.mark.fault
 @pytest.mark.parametrize("servers", [("on", "on", "off")], indirect=True)
 @pytest.mark.timeout(600)
-def test_a_waiting_detach_goes_on_after_crash_timeout_and_new_plans(
+def test_a_waiting_detach_continues_after_crash_timeout_and_new_plans(
     four_minutes: None, servers: list[PostgresServer]
 ) -> None:
     urls = crashed, late, patient = [server.url for server in servers]
@@ -197,14 +197,14 @@ def test_a_waiting_detach_goes_on_after_crash_timeout_and_new_plans(
         wait_for("the end", partial(execute, url, NO_DETACHES), seconds=150)
         assert execute(url, EXPIRED) == []
         assert execute(url, RETIRING) == []
-        # It was started once.
+        # The detach was started only once.
         assert len(execute(url, DETACH_RUNS)) == 1
     ((status, _),) = execute(patient, DETACH_RUNS)
     assert status == "succeeded"
 
 
 def connect(url: str) -> psycopg.Connection[Any]:
-    """A session that is idle in a transaction that has read the table."""
+    """Return a session that is idle in a transaction that has read the table."""
     connection = psycopg.connect(url)
     connection.execute("SELECT count(*) FROM outbox.message")
     return connection

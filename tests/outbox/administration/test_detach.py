@@ -1,4 +1,4 @@
-"""Detach, check again, drop: by pg_cron or the command, without blocking anyone."""
+"""pg_cron or the command detaches, checks again and drops, blocking nobody."""
 
 import asyncio
 import threading
@@ -34,14 +34,14 @@ from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 @pytest.fixture
 def dba(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """Someone with the rights of the maintainer and of the owner."""
+    """Return a session with the privileges of the maintainer and of the owner."""
     with psycopg.connect(
         database_url, autocommit=True, application_name=APPLICATION_NAME
     ) as connection:
         yield connection
 
 
-def test_the_command_detaches_and_drops_what_has_expired(
+def test_the_command_detaches_and_drops_expired_partitions(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     for days in (20, 25):
@@ -58,7 +58,7 @@ def test_the_command_detaches_and_drops_what_has_expired(
     assert steps(database_url, "detach", "hold", table=None) == ["hold"]
 
 
-def test_writers_go_on_while_a_detach_waits_for_a_reader(
+def test_writers_continue_while_a_detach_waits_for_a_reader(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     old_partition(database_url)
@@ -70,7 +70,7 @@ def test_writers_go_on_while_a_detach_waits_for_a_reader(
             database_url,
             "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)",
         )
-        # What waits is not finalized by another: that would overtake the reader.
+        # Another upkeep must not finalize it: that would overtake the reader.
         execute(database_url, "CALL outbox.maintain(patience => '6 hours')")
         assert execute(database_url, PENDING) == [(1,)]
         assert upkeep.is_alive()
@@ -118,7 +118,7 @@ def test_an_interrupted_detach_is_finalized_by_the_routines_alone(
 
 
 def leave_detached(url: str) -> str:
-    """End as a run does that is killed between its detach and its drop."""
+    """Leave the state of a run that was killed between its detach and its drop."""
     old_partition(url)
     add_old(url, outcome="published")
     with psycopg.connect(url, autocommit=True) as connection:
@@ -133,7 +133,7 @@ def leave_detached(url: str) -> str:
     return step.partition
 
 
-def test_a_table_that_was_detached_and_not_dropped_is_dropped(
+def test_a_table_that_was_left_detached_is_dropped(
     database_url: str,
 ) -> None:
     name = leave_detached(database_url)
@@ -159,7 +159,7 @@ def test_a_row_that_became_unsettled_brings_its_partition_back(
     assert told == [f"{name}: attached again"]
     assert execute(database_url, EXPIRED) == [(name,)]
     assert steps(database_url, "attach", "detach", "hold") == ["hold"]
-    # It is a partition like the others: found by its parent, its rows can be settled.
+    # It is an ordinary partition again: its rows can be settled through the parent.
     publish(database_url)
     maintain(dba, tell=told.append)
     assert about_messages(told)[1:] == [f"{name}: detached", f"{name}: dropped"]

@@ -1,4 +1,4 @@
-"""The server crashes while a detach waits, and the next run takes it from there."""
+"""The server crashes while a detach waits, and the next run continues."""
 
 import threading
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ DETACHES = (
 
 @pytest.fixture
 def url(private_server: PostgresServer) -> str:
-    """A database with two expired partitions, one with a settled row."""
+    """Return a database with two expired partitions, one with a settled row."""
     migrate(private_server.url)
     old_partition(private_server.url, 20)
     old_partition(private_server.url, 25)
@@ -42,8 +42,8 @@ def url(private_server: PostgresServer) -> str:
 
 
 @contextmanager
-def crash_at_the_end(server: PostgresServer) -> Iterator[None]:
-    """Let a detach in the block wait for a reader, and take both down with a crash."""
+def crash_after(server: PostgresServer) -> Iterator[None]:
+    """Let a detach in the block wait for a reader, and then crash the server."""
     with closing(psycopg.connect(server.url)) as reading:
         reading.execute("SELECT count(*) FROM outbox.message")
         yield
@@ -51,7 +51,7 @@ def crash_at_the_end(server: PostgresServer) -> Iterator[None]:
 
 
 def interrupt_the_command(server: PostgresServer, log: Path) -> None:
-    with crash_at_the_end(server):
+    with crash_after(server):
         line = command_line("pillarbox", "maintain", "--database", server.url)
         command = RunningProcess(line, log, {})
         wait_for("detach", lambda: execute(server.url, PENDING))
@@ -60,7 +60,7 @@ def interrupt_the_command(server: PostgresServer, log: Path) -> None:
     assert "Traceback" not in command.log()
 
 
-def test_the_next_command_finalizes_what_a_crash_interrupted_and_does_the_rest(
+def test_the_next_command_finalizes_a_detach_that_a_crash_interrupted_and_continues(
     url: str, private_server: PostgresServer, tmp_path: Path
 ) -> None:
     interrupt_the_command(private_server, tmp_path / "maintain.log")
@@ -75,7 +75,7 @@ def test_the_next_command_finalizes_what_a_crash_interrupted_and_does_the_rest(
     assert steps(url, "make", "hold", "attach", "drop") == []
 
 
-def test_the_routines_alone_finalize_what_a_crash_interrupted(
+def test_the_routines_alone_finalize_a_detach_that_a_crash_interrupted(
     url: str, private_server: PostgresServer, tmp_path: Path
 ) -> None:
     interrupt_the_command(private_server, tmp_path / "maintain.log")
@@ -102,12 +102,12 @@ def test_after_a_crash_the_job_is_removed_and_its_detach_finalized(
             ):
                 job.execute(statement)
 
-        with crash_at_the_end(private_server):
+        with crash_after(private_server):
             job = threading.Thread(target=detach)
             job.start()
             wait_for("detach", lambda: execute(url, PENDING))
             detacher.execute("SELECT outbox.schedule_detaches()")
-            # For a day that never comes: so nothing starts it again after the crash.
+            # It is scheduled for 30 February, so nothing restarts it after the crash.
             assert execute(url, DETACHES) == [("0 0 30 2 *", statement)]
         job.join(60)
 

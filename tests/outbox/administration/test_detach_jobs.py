@@ -1,4 +1,4 @@
-"""Detaches by pg_cron, which runs its commands at top level."""
+"""pg_cron, which runs commands at top level, detaches partitions."""
 
 import psycopg
 
@@ -18,7 +18,7 @@ PLAN = "SELECT outbox.schedule_detaches()"
 UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
 
 
-def test_pg_cron_gets_a_job_for_each_partition_and_loses_it_again(
+def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
     private_server: PostgresServer,
 ) -> None:
     url = private_server.url
@@ -42,7 +42,7 @@ def test_pg_cron_gets_a_job_for_each_partition_and_loses_it_again(
             detacher.execute(command)
         maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
         assert execute(url, EXPIRED) == []
-        # The next plan is for the followers of the partitions that have gone.
+        # The next plan covers the followers of the dropped partitions.
         detacher.execute("SELECT outbox.schedule_detaches()")
         following = execute(url, jobs)
         assert {
@@ -87,7 +87,7 @@ def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
     assert count_holding(url) == 2
 
 
-def test_only_noted_partitions_are_given_to_a_job(
+def test_only_noted_partitions_get_a_job(
     private_server: PostgresServer,
 ) -> None:
     url = private_server.url

@@ -1,4 +1,4 @@
-"""Each thing is broken on purpose, and the doctor finds it and names the remedy."""
+"""The doctor finds what each test breaks on purpose, and names the remedy."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ OLD = datetime.now(UTC) - timedelta(days=40, hours=6)
 
 
 @pytest.fixture
-def no_slots(database_url: str) -> Iterator[None]:
+def drop_slots(database_url: str) -> Iterator[None]:
     yield
     execute(
         database_url,
@@ -43,9 +43,9 @@ def test_nothing_is_wrong_with_a_new_schema(
     assert "ok       partitions" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("no_slots")
+@pytest.mark.usefixtures("drop_slots")
 @pytest.mark.parametrize("broken", BROKEN)
-def test_the_doctor_finds_what_is_broken(
+def test_the_doctor_finds_each_problem_with_its_remedy(
     broken: str, database_url: str, doctor: Doctor
 ) -> None:
     breaking, check, severity, finding, remedy = BROKEN[broken]
@@ -71,16 +71,16 @@ def test_the_remedy_shows_the_rows_that_hold_a_partition(
     assert held["remedy"].startswith("SELECT * FROM outbox.unsettled_messages(")
     (backlog,) = (f for f in findings if f["check"] == "backlog")
     assert backlog["severity"] == "error"
-    # In the first hour of a day, it is an hour short of 20 days.
+    # In the first hour of a day, the wait is an hour short of 20 days.
     waited = r"has waited for (19|20)d, more than half its retention"
     assert re.search(waited, backlog["finding"])
 
 
-def test_the_doctor_says_of_waiting_messages_what_status_says(
+def test_the_doctor_reports_waiting_messages_like_status(
     database_url: str, doctor: Doctor
 ) -> None:
     for _ in range(2):
-        execute(database_url, BROKEN["nobody relays"][0])
+        execute(database_url, BROKEN["no relay runs"][0])
     first = "seq = (SELECT min(seq) FROM outbox.message)"
     assert defer(database_url, "refused", first) == 1
 
@@ -90,7 +90,7 @@ def test_the_doctor_says_of_waiting_messages_what_status_says(
             connection, Scope(parts=("processes", "backlogs", "blocked"))
         )
 
-    # Their times differ by moments.
+    # Their durations differ slightly.
     said = [re.sub(r"\d+\w+", "", it.finding) for it in overview.findings]
     assert len(said) == 2
     assert [
@@ -98,7 +98,7 @@ def test_the_doctor_says_of_waiting_messages_what_status_says(
     ] == said
 
 
-def test_a_row_that_appeared_in_a_detached_partition(
+def test_an_unsettled_row_in_a_detached_partition_is_found(
     database_url: str, doctor: Doctor
 ) -> None:
     name = leave_detached(database_url)
@@ -147,7 +147,7 @@ def test_an_invalid_unsettled_condition_is_found(
     assert any("nobody can tell whether it has" in f["finding"] for f in findings)
 
 
-def test_a_dead_letter_that_waits_for_a_decision_holds_its_partition(
+def test_a_pending_dead_letter_holds_its_partition(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url, 40, "inbox.dead_letter")
@@ -205,7 +205,7 @@ def test_a_partition_overdue_for_hours_is_found(
     assert "pillarbox maintain" in late["remedy"]
 
 
-def test_the_monitor_checks_most_and_names_what_it_may_not_read(
+def test_the_monitor_can_run_most_checks_and_names_the_others(
     database_url: str, doctor: Doctor
 ) -> None:
     status, findings = doctor(f"{database_url}?options=-crole%3Dpillarbox_monitor")
@@ -267,11 +267,13 @@ def test_the_doctor_warns_that_nothing_runs_the_upkeep_of_a_copy(
         server.drop_database(f"{name}_copy")
 
 
-def test_a_database_without_the_schema(empty_database_url: str) -> None:
+def test_the_doctor_fails_in_a_database_without_the_schema(
+    empty_database_url: str,
+) -> None:
     assert main(["doctor", "--database", empty_database_url]) == 2
 
 
-def test_a_server_that_does_not_load_pg_cron_runs_nothing(
+def test_the_doctor_finds_nothing_wrong_with_a_server_without_pg_cron(
     doctor: Doctor,
 ) -> None:
     with postgres_server(

@@ -1,4 +1,4 @@
-"""The doctor on pg_cron: its launcher, our jobs, and the roles that they run as."""
+"""The doctor checks pg_cron: its launcher, our jobs, and their roles."""
 
 from datetime import timedelta
 from typing import Any
@@ -125,7 +125,7 @@ def test_missing_inactive_silent_or_failing_jobs_are_found(
     )
     paste(url, found["remedy"])
     assert about_upkeep() == []
-    # The monitor may not see jobs: that is said.
+    # The monitor can't see jobs, and the doctor says so.
     findings = doctor(f"{url}?options=-crole%3Dpillarbox_monitor")[1]
     jobs = [f for f in findings if f["check"] == "cron"]
     assert {f["severity"] for f in jobs} == {"unknown"}

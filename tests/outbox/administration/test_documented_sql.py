@@ -1,4 +1,4 @@
-"""The SQL of the pages for the DBA, run as the role that they name."""
+"""The SQL in the documentation for DBAs works in the roles that it names."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ FAILED: Final = (
 
 
 def blocks(page: str, start: str, end: str) -> list[str]:
-    """Return the SQL of a part of a page."""
+    """Return the SQL blocks in a part of a page."""
     text = (DOCS / page).read_text()
     part = text[text.index(start) :]
     part = part[: part.index(end, len(start))]
@@ -40,8 +40,8 @@ def in_psql(url: str, script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def alarmed(private_server: PostgresServer) -> str:
-    """A database with pg_cron's jobs, by a role that is to have been granted all."""
+def alarms_url(private_server: PostgresServer) -> str:
+    """Return the URL of a database with pg_cron's jobs, for a role without grants."""
     url = private_server.url
     migrate(url)
     execute(url, "CREATE ROLE my_alarms LOGIN")
@@ -50,31 +50,31 @@ def alarmed(private_server: PostgresServer) -> str:
 
 
 def test_alarms_are_reported_to_the_monitor(
-    private_server: PostgresServer, alarmed: str
+    private_server: PostgresServer, alarms_url: str
 ) -> None:
     health, launcher, _ = blocks("database.md", "## What to alarm on", "\n## ")
     upkeep, partitions, _, backlog = split_statements(health)
     execute(private_server.url, "GRANT pillarbox_monitor TO my_alarms")
 
-    assert execute(alarmed, upkeep) == []
+    assert execute(alarms_url, upkeep) == []
     assert main(["maintain", "--database", private_server.url]) == 0
-    assert len(execute(alarmed, upkeep)) == 1
-    assert len(execute(alarmed, partitions)) == len(TABLES)
-    assert execute(alarmed, backlog) == [(None,)]
+    assert len(execute(alarms_url, upkeep)) == 1
+    assert len(execute(alarms_url, partitions)) == len(TABLES)
+    assert execute(alarms_url, backlog) == [(None,)]
     execute(private_server.url, "GRANT pg_monitor TO my_alarms")
-    assert len(execute(alarmed, launcher)) == 1
+    assert len(execute(alarms_url, launcher)) == 1
 
 
 def test_the_error_of_a_job_is_visible_after_set_role(
-    private_server: PostgresServer, alarmed: str
+    private_server: PostgresServer, alarms_url: str
 ) -> None:
     *_, runs = blocks("database.md", "## What to alarm on", "\n## ")
     _, look, _ = split_statements(runs)
     execute(private_server.url, FAILED)
     execute(private_server.url, "GRANT pillarbox_maintainer TO my_alarms")
 
-    assert "no lock" in in_psql(alarmed, runs).stdout
-    assert "no lock" not in in_psql(alarmed, look).stdout
+    assert "no lock" in in_psql(alarms_url, runs).stdout
+    assert "no lock" not in in_psql(alarms_url, look).stdout
 
 
 def test_the_archive_function_archives(private_server: PostgresServer) -> None:
@@ -98,7 +98,7 @@ def test_the_archive_function_archives(private_server: PostgresServer) -> None:
     assert execute(url, outcomes) == [("published",)]
 
 
-def test_a_lock_timeout_is_an_ordinary_error_and_the_session_goes_on(
+def test_a_lock_timeout_is_an_ordinary_error_and_the_session_continues(
     database_url: str,
 ) -> None:
     (trial,) = blocks("managed-services.md", "**AlloyDB.**", "**Cloud SQL.**")

@@ -1,4 +1,4 @@
-"""If no concurrent detach is possible: a short lock, and no scan under it."""
+"""Without a concurrent detach, the lock is brief and not held during a scan."""
 
 import threading
 
@@ -21,7 +21,7 @@ ADD = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"
 
 @pytest.fixture
 def partition(database_url: str) -> str:
-    """An expired day, whose only row is settled."""
+    """Return an expired partition whose only row is settled."""
     old_partition(database_url)
     add_old(database_url, outcome="published")
     ((name,),) = execute(database_url, EXPIRED)
@@ -31,7 +31,7 @@ def partition(database_url: str) -> str:
 def test_writers_do_not_wait_for_readers_of_the_partition(
     database_url: str, partition: str
 ) -> None:
-    # So that it can be watched at leisure.
+    # Without a timeout, there is time to observe the wait.
     execute(
         database_url,
         "ALTER FUNCTION outbox.detach_expired(text, regclass[], interval)"
@@ -86,7 +86,7 @@ def test_a_row_reopened_during_the_detach_brings_its_partition_back(
     assert steps(database_url, "drop", "attach", "hold") == ["hold"]
 
 
-def test_all_that_has_expired_goes_in_one_run(
+def test_all_expired_partitions_are_dropped_in_one_run(
     database_url: str, partition: str
 ) -> None:
     for days in range(30, 33):

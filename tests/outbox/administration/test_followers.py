@@ -1,4 +1,4 @@
-"""What became of messages is kept as long as they are: no message without its marks."""
+"""Marks are kept as long as their messages: no message loses its marks."""
 
 import json
 from collections.abc import Iterator
@@ -48,20 +48,20 @@ BOUNDS = (
 
 
 class KilledError(Exception):
-    """The process has gone."""
+    """The process was killed."""
 
 
-class Mortal(psycopg.Connection[Any]):
+class KillableConnection(psycopg.Connection[Any]):
     """A session whose process is killed before a statement."""
 
-    lives = 0
+    statements_left = 0
 
     @override
     def execute(self, *arguments: Any, **options: Any) -> Any:
-        if self.lives == 0:
+        if self.statements_left == 0:
             self.close()
             raise KilledError
-        self.lives -= 1
+        self.statements_left -= 1
         return super().execute(*arguments, **options)
 
 
@@ -69,23 +69,26 @@ def exists(url: str, table: str) -> bool:
     return execute(url, "SELECT to_regclass(%s) IS NOT NULL", [table]) == [(True,)]
 
 
-def all_messages_have_their_marks(url: str, partition: str) -> bool:
-    """Whether it is so, also in a partition that is detached and may come back."""
+def all_messages_have_marks(url: str, partition: str) -> bool:
+    """Check the table and, because it can be attached again, the partition too."""
     tables = ["outbox.message"] + [partition] * exists(url, partition)
     return all(execute(url, UNMARKED.format(table)) == [(0,)] for table in tables)
 
 
-def run_until_killed(url: str, statements: int) -> bool:
-    """Run the command; return whether it lived to its end."""
-    with suppress(KilledError), Mortal.connect(url, autocommit=True) as mortal:
-        mortal.lives = statements
-        maintain(mortal, tell=print)
-        mortal.lives = 1
+def run_until_killed_after(url: str, statements: int) -> bool:
+    """Run the upkeep; return whether it finished."""
+    with (
+        suppress(KilledError),
+        KillableConnection.connect(url, autocommit=True) as connection,
+    ):
+        connection.statements_left = statements
+        maintain(connection, tell=print)
+        connection.statements_left = 1
         return True
     return False
 
 
-def test_no_message_is_without_its_marks_wherever_the_upkeep_is_killed(
+def test_no_message_loses_its_marks_wherever_the_upkeep_is_killed(
     database_url: str,
 ) -> None:
     for statements in count(1):
@@ -93,32 +96,32 @@ def test_no_message_is_without_its_marks_wherever_the_upkeep_is_killed(
         add_old(database_url, outcome="published")
         (partition,) = (p for t, p in execute(database_url, OLD) if t[-7:] == "message")
 
-        lived = run_until_killed(database_url, statements)
+        finished = run_until_killed_after(database_url, statements)
 
-        assert all_messages_have_their_marks(database_url, partition), statements
+        assert all_messages_have_marks(database_url, partition), statements
         with psycopg.connect(database_url, autocommit=True) as next_one:
             maintain(next_one, tell=print)
         assert execute(database_url, OLD) == [], statements
         assert steps(database_url, "drop", "attach", "finalize", table=None) == []
-        if lived:
+        if finished:
             break
     assert statements > 10
 
 
-def test_the_routines_let_no_mark_go_before_its_message(database_url: str) -> None:
+def test_the_routines_drop_no_mark_before_its_message(database_url: str) -> None:
     leader = leave_detached(database_url)
     tables = [*FOLLOWERS, "outbox.message"]
     with acting_as(database_url, "pillarbox_maintainer") as maintainer:
         for table in FOLLOWERS:
             for routine in ("finish_detached(%s)", "detach_expired(%s, '{}', '0')"):
                 maintainer.execute(f"SELECT outbox.{routine}".encode(), (table,))
-        assert all_messages_have_their_marks(database_url, leader)
+        assert all_messages_have_marks(database_url, leader)
         assert len(execute(database_url, OLD)) == len(FOLLOWERS)
         for table in reversed(tables):
             maintainer.execute("SELECT outbox.finish_detached(%s)", (table,))
             detach = "SELECT outbox.detach_expired(%s, '{}', '0')"
             maintainer.execute(detach, (table,))
-            assert all_messages_have_their_marks(database_url, leader)
+            assert all_messages_have_marks(database_url, leader)
         maintainer.execute("CALL outbox.maintain()")
 
     assert execute(database_url, OLD) == []
@@ -146,7 +149,7 @@ def moved_away(url: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("leader", [detached_by_hand, moved_away])
-def test_marks_stay_as_long_as_somebody_may_attach_their_messages_again(
+def test_marks_stay_as_long_as_their_messages_can_be_attached_again(
     leader: Any, database_url: str
 ) -> None:
     old_partition(database_url)
@@ -182,7 +185,7 @@ def test_marks_stay_as_long_as_a_message_holds_its_partition(
 def test_marks_that_were_detached_too_early_are_attached_again(
     database_url: str,
 ) -> None:
-    """As by a job that was planned, and whose leader has come back."""
+    """A planned job detached them, although their leader is attached again."""
     old_partition(database_url)
     add_old(database_url, outcome="published")
     replay(database_url)
@@ -221,7 +224,7 @@ def test_an_interrupted_detach_of_marks_is_finished_by_the_next_run(
     assert execute(database_url, OLD) == []
 
 
-def test_the_policy_of_messages_is_that_of_their_marks(
+def test_the_policy_of_messages_applies_to_their_marks(
     database_url: str, capsys: Capture
 ) -> None:
     arguments = ["message", "3w", "--interval", "hourly", "--premake", "30"]
@@ -241,7 +244,7 @@ def test_the_policy_of_messages_is_that_of_their_marks(
 
 
 @pytest.mark.parametrize("table", FOLLOWERS)
-def test_marks_can_not_be_kept_otherwise(
+def test_marks_cannot_have_a_policy_of_their_own(
     table: str, database_url: str, capsys: Capture
 ) -> None:
     before = execute(database_url, POLICIES)
@@ -261,7 +264,9 @@ def test_marks_can_not_be_kept_otherwise(
     assert len(execute(database_url, POLICIES)) == 1
 
 
-def test_a_day_that_is_held_is_overdue_once(database_url: str) -> None:
+def test_a_held_day_is_reported_as_overdue_for_one_table_only(
+    database_url: str,
+) -> None:
     overdue = (
         "SELECT parent_table, overdue FROM outbox.partition_health WHERE overdue > 0"
         " ORDER BY 1"
@@ -277,7 +282,7 @@ def test_a_day_that_is_held_is_overdue_once(database_url: str) -> None:
     assert execute(database_url, overdue) == [(table, 1) for table in FOLLOWERS]
 
 
-def test_tables_that_are_kept_are_kept_with_their_marks(
+def test_kept_tables_are_kept_with_their_marks(
     database_url: str, capsys: Capture
 ) -> None:
     old_partition(database_url)
@@ -309,7 +314,7 @@ def test_tables_that_are_kept_are_kept_with_their_marks(
     ) == [(1,)]
 
 
-def test_marks_that_were_detached_by_hand_come_back_with_the_doctors_remedy(
+def test_the_doctors_remedy_attaches_marks_that_were_detached_by_hand(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url, 3)
@@ -336,7 +341,7 @@ def test_marks_that_were_detached_by_hand_come_back_with_the_doctors_remedy(
     assert [f for f in doctor(database_url)[1] if f["check"] == "partitions"] == []
 
 
-def test_messages_in_a_default_partition_get_partitions_for_their_marks(
+def test_marks_of_messages_in_a_default_partition_get_partitions(
     database_url: str,
 ) -> None:
     execute(
@@ -354,7 +359,7 @@ def test_messages_in_a_default_partition_get_partitions_for_their_marks(
     assert execute(database_url, UNMARKED.format("outbox.message")) == [(0,)]
 
 
-def test_a_day_of_messages_without_partitions_for_its_marks_gets_them(
+def test_the_doctors_remedy_creates_missing_partitions_for_marks(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url, 3)

@@ -1,4 +1,4 @@
-"""What holds a day of messages: exactly those that are still to be published."""
+"""Exactly the messages that are still to be published hold their partition."""
 
 from datetime import UTC
 from typing import Any
@@ -50,7 +50,7 @@ STATEMENT = "SELECT statement FROM outbox.upkeep_plan('outbox.message')"
 
 @pytest.fixture(params=[True, False], ids=["verified", "not verified"])
 def settled(request: pytest.FixtureRequest, database_url: str) -> str:
-    """A database with many settled messages, and watermarks or none."""
+    """Return a database with many settled messages, with or without watermarks."""
     execute(database_url, MANY, (3000,))
     publish(database_url)
     if request.param:
@@ -77,7 +77,7 @@ def test_a_row_inserted_by_hand_below_the_watermark_is_found(settled: str) -> No
 
 
 @pytest.mark.parametrize("cause", ["scheduled", "refused", "postponed", "blocked"])
-def test_a_message_that_waits_is_found_until_its_run_is_settled(
+def test_a_waiting_message_is_found_until_its_run_is_settled(
     cause: Cause, settled: str
 ) -> None:
     added = execute(settled, "SELECT outbox.add('t', '{}'::jsonb, key => 'k')")
@@ -108,7 +108,7 @@ def test_a_replay_is_found_until_its_own_run_is_settled(settled: str) -> None:
         assert count_holding(settled) == 0
 
 
-def test_an_entry_without_its_message_holds_nothing(settled: str) -> None:
+def test_a_log_entry_without_its_message_holds_nothing(settled: str) -> None:
     execute(settled, ENTRY.format("now()", 1, "replayed"))
     execute(
         settled,
@@ -118,7 +118,7 @@ def test_an_entry_without_its_message_holds_nothing(settled: str) -> None:
     assert count_holding(settled) == 0
 
 
-def test_no_more_than_a_thousand_are_counted(settled: str) -> None:
+def test_at_most_a_thousand_messages_are_counted(settled: str) -> None:
     execute(settled, REPLAY)
     assert count_holding(settled) == 1000
 
@@ -133,18 +133,18 @@ def watermark(url: str, *, cluster: str = "outbox.cluster()", **values: Any) -> 
     )
 
 
-def test_what_another_cluster_has_verified_does_not_count(database_url: str) -> None:
+def test_a_watermark_of_another_cluster_does_not_count(database_url: str) -> None:
     execute(database_url, "SELECT outbox.add('t', '{}'::jsonb)")
     watermark(database_url, above=-1, up_to=99, messages=1, cluster="'another/1'")
     assert count_holding(database_url) == 1
 
     watermark(database_url, above=-1, up_to=99, messages=1)
 
-    # Here it would: whoever wrote it has seen the mark.
+    # A watermark of this cluster counts: its writer has seen the mark.
     assert count_holding(database_url) == 0
 
 
-def test_stretches_that_overlap_count_no_message_twice(database_url: str) -> None:
+def test_overlapping_stretches_count_no_message_twice(database_url: str) -> None:
     for _ in range(2):
         execute(database_url, "SELECT outbox.add('t', '{}'::jsonb, key => 'k')")
     watermark(database_url, above=-1, up_to=50, messages=1)
@@ -217,7 +217,7 @@ def test_the_topics_that_hold_a_partition_are_counted(database_url: str) -> None
     assert "of topics t4 (4), t3 (3), t2 (2) and 1 more, the oldest " in reason
 
 
-def test_a_partition_that_is_held_is_looked_at_once(database_url: str) -> None:
+def test_a_held_partition_is_checked_once(database_url: str) -> None:
     old_partition(database_url)
     add_old(database_url)
 

@@ -1,4 +1,4 @@
-"""A row that somebody still has to see to holds its day, in every table."""
+"""In every table, a row that still needs handling holds its partition."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -82,7 +82,7 @@ class Held(NamedTuple):
     settle: Callable[[str], object]
 
 
-def by(statement: str) -> Callable[[str], object]:
+def by_statement(statement: str) -> Callable[[str], object]:
     return lambda url: execute(url, statement)
 
 
@@ -97,17 +97,17 @@ def message(available_at: str, outcome: str = "published") -> Held:
 def waiting(
     cause: str, *, due_at: str = "now()", run: int = 0, outcome: str = "deferred"
 ) -> Held:
-    """A message whose mark alone doesn't say that it is settled."""
+    """Return a message whose mark alone doesn't settle it."""
     insert = WAITING.format(cause=cause, due_at=due_at, run=run, outcome=outcome)
     return Held("outbox.message", insert, publish)
 
 
 def delivery(insert: str, settle: str) -> Held:
-    return Held("inbox.delivery", insert, by(settle))
+    return Held("inbox.delivery", insert, by_statement(settle))
 
 
 def dead_letter(table: str, decision: str) -> Held:
-    settled = by(f"UPDATE {table} SET {decision}")
+    settled = by_statement(f"UPDATE {table} SET {decision}")
     return Held(table, DEAD_LETTER.format(table), settled)
 
 
@@ -115,21 +115,21 @@ def job(state: str) -> Held:
     return Held(
         "inbox.job",
         JOB.format(state),
-        by("UPDATE inbox.job SET state = 'cancelled', finished_at = now()"),
+        by_statement("UPDATE inbox.job SET state = 'cancelled', finished_at = now()"),
     )
 
 
 HELD = {
     "a message that is ready": message("NULL"),
     "a message that is scheduled": message("now()"),
-    "a message that is given up later": message("NULL", "dead_lettered"),
+    "a message that is dead-lettered later": message("NULL", "dead_lettered"),
     "a message that waits for its retry": waiting("refused"),
     "a message whose key is blocked": waiting("blocked", due_at="NULL"),
     "a message that is to be published again": waiting(
         "replayed", run=1, outcome="published"
     ),
     "a delivery that is ready": delivery(DELIVERY, ACK),
-    "a delivery that was given back": delivery(GIVEN_BACK, ACK_LATER),
+    "a delivery that was nacked": delivery(GIVEN_BACK, ACK_LATER),
     "a dead letter of the outbox": dead_letter(
         "outbox.dead_letter", "status = 'SUCCEEDED'"
     ),
@@ -137,19 +137,19 @@ HELD = {
         "inbox.dead_letter", "status = 'DISCARDED', discard_reason = 'a test'"
     ),
     "a job that waits": job("'queued', NULL"),
-    "a job under way": job("'in_progress', NULL"),
+    "a job in progress": job("'in_progress', NULL"),
     "a job that is to be cancelled": job("'waiting', now()"),
 }
 
 
 def noon() -> datetime:
-    """Return the middle of the day that may be held."""
+    """Return the middle of the day that can be held."""
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     return midnight - timedelta(days=DAYS_AGO - 0.5)
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_its_partition_is_held_until_it_is_settled_and_others_are_dropped(
+def test_an_unsettled_row_holds_its_partition_and_no_other(
     name: str, database_url: str
 ) -> None:
     table, insert, settle_it = HELD[name]
@@ -170,7 +170,7 @@ def test_its_partition_is_held_until_it_is_settled_and_others_are_dropped(
     assert execute(database_url, LEFT, (table,)) == []
 
 
-def test_dropped_partitions_around_it_are_not_a_gap(database_url: str) -> None:
+def test_dropped_partitions_around_a_held_one_are_not_a_gap(database_url: str) -> None:
     for days in (DAYS_AGO - 1, DAYS_AGO, DAYS_AGO + 1):
         old_partition(database_url, days)
     (_, held, _) = execute(database_url, LEFT, ("outbox.message",))

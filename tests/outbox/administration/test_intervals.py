@@ -1,4 +1,4 @@
-"""Hours, days and weeks: premade, kept, dropped, and changed from one to another."""
+"""Hourly, daily and weekly partitions are premade, kept, dropped and changed."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 
 Capture = pytest.CaptureFixture[str]
 Change: TypeAlias = Callable[..., None]
-Look: TypeAlias = Callable[[], None]
+CheckHealth: TypeAlias = Callable[[], None]
 UNITS = {"hourly": "hour", "daily": "day", "weekly": "week"}
 PREMAKE = {"hourly": 48, "daily": 7, "weekly": 4}
 PARTITIONS = """
@@ -36,7 +36,7 @@ HEALTH = """
 SELECT ahead >= premake, has_today, gaps, defaults, owners
   FROM outbox.partition_health WHERE parent_table = 'outbox.message'
 """
-# Of the new width are those that begin where the present hour, day and week are over.
+# New partitions have the new width once the current hour, day and week are over.
 OFF = """
 SELECT x.* FROM outbox.partitions('outbox.message') x
  WHERE x.starts_at <> date_trunc(%s, x.starts_at, 'UTC')
@@ -61,11 +61,11 @@ def upkeep(url: str) -> None:
 
 
 @pytest.fixture
-def is_well(database_url: str) -> Callable[[], None]:
-    """Look whether all is there; another hour wants another partition first."""
+def check_health(database_url: str) -> Callable[[], None]:
+    """Check that nothing is missing; run the upkeep first if a new hour has begun."""
     hour = execute(database_url, HOUR)
 
-    def look() -> None:
+    def check() -> None:
         nonlocal hour
         while True:
             if (now := execute(database_url, HOUR)) != hour:
@@ -77,37 +77,37 @@ def is_well(database_url: str) -> Callable[[], None]:
                 break
         assert found == [[(True, True, 0, 0, 1)], [], []]
 
-    return look
+    return check
 
 
 @pytest.mark.parametrize("new", UNITS)
 @pytest.mark.parametrize("old", UNITS)
-def test_one_follows_another_without_a_gap(
-    old: str, new: str, database_url: str, change: Change, is_well: Look
+def test_one_interval_follows_another_without_a_gap(
+    old: str, new: str, database_url: str, change: Change, check_health: CheckHealth
 ) -> None:
     change(old)
     before = execute(database_url, PARTITIONS)
 
     change(new)
-    is_well()
+    check_health()
     upkeep(database_url)
-    is_well()
+    check_health()
 
     after = execute(database_url, PARTITIONS)
     past = [row for row in before if not row[4]]
     assert after[: len(past)] == past
     ahead = [row for row in after if row[4]]
-    # At the latest from next week on, all are of the new width.
+    # From next week at the latest, all partitions have the new width.
     ((next_week,),) = execute(database_url, NEXT)
     unit = UNITS[new]
     odd = execute(database_url, OFF, (unit, unit))
     assert all(row[2] <= next_week for row in odd)
     assert ahead[-1] not in odd
-    # Less the one that has become the present one meanwhile.
+    # One fewer if one of them has become the current partition meanwhile.
     assert len(ahead) >= PREMAKE[new] - 1
 
 
-def test_after_a_downgrade_and_upgrade_the_names_are_pg_partmans(
+def test_back_at_daily_partitions_pg_partmans_configuration_and_names_are_the_same(
     database_url: str, change: Change
 ) -> None:
     config = (
@@ -129,7 +129,7 @@ def test_after_a_downgrade_and_upgrade_the_names_are_pg_partmans(
 
 @pytest.mark.parametrize("interval", UNITS)
 def test_a_dropped_future_partition_is_premade_again(
-    interval: str, database_url: str, change: Change, is_well: Look
+    interval: str, database_url: str, change: Change, check_health: CheckHealth
 ) -> None:
     change(interval)
     (*_, last) = execute(database_url, PARTITIONS)
@@ -139,13 +139,13 @@ def test_a_dropped_future_partition_is_premade_again(
 
     upkeep(database_url)
 
-    is_well()
+    check_health()
     assert {last[0], middle[0]} <= {r[0] for r in execute(database_url, PARTITIONS)}
 
 
 @pytest.mark.parametrize("interval", UNITS)
 def test_old_partitions_are_dropped_and_held_individually(
-    interval: str, database_url: str, change: Change, is_well: Look
+    interval: str, database_url: str, change: Change, check_health: CheckHealth
 ) -> None:
     change(interval)
     unit = UNITS[interval]
@@ -170,7 +170,7 @@ def test_old_partitions_are_dropped_and_held_individually(
     upkeep(database_url)
 
     assert execute(database_url, EXPIRED) == []
-    is_well()
+    check_health()
 
 
 def test_rows_ahead_are_never_dropped(database_url: str, change: Change) -> None:
@@ -194,8 +194,8 @@ def policy(url: str) -> list[Any]:
     return execute(url, "TABLE outbox.partition_policy")
 
 
-def test_an_open_transaction_is_waited_for_only_briefly(
-    database_url: str, change: Change, is_well: Look
+def test_a_change_waits_only_briefly_for_an_open_transaction(
+    database_url: str, change: Change, check_health: CheckHealth
 ) -> None:
     before = policy(database_url)
     with psycopg.connect(database_url) as reader:
@@ -208,7 +208,7 @@ def test_an_open_transaction_is_waited_for_only_briefly(
 
     assert policy(database_url) == before
     change("hourly")
-    is_well()
+    check_health()
 
 
 def test_an_unsupported_partition_width_is_refused(
@@ -224,7 +224,7 @@ def test_an_unsupported_partition_width_is_refused(
         )
 
 
-def test_the_maintainer_may_not_change_it(database_url: str) -> None:
+def test_the_maintainer_cannot_change_the_interval(database_url: str) -> None:
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         execute(
             f"{database_url}?options=-crole%3Dpillarbox_maintainer",
@@ -232,7 +232,7 @@ def test_the_maintainer_may_not_change_it(database_url: str) -> None:
         )
 
 
-def test_the_command_changes_and_shows_the_retention(
+def test_the_command_changes_and_shows_the_interval(
     database_url: str, capsys: Capture
 ) -> None:
     command = ["retention", "--database", database_url, "set", "message"]
@@ -252,7 +252,7 @@ def test_the_command_changes_and_shows_the_retention(
 
 
 @pytest.mark.parametrize("interval", UNITS)
-def test_the_doctor_finds_nothing_wrong_with_it(
+def test_the_doctor_finds_nothing_wrong_after_a_change(
     interval: str, database_url: str, change: Change, doctor: Doctor
 ) -> None:
     change("weekly" if interval == "hourly" else "hourly")

@@ -1,4 +1,4 @@
-"""The plan of the upkeep, printed."""
+"""The printed plan of the upkeep."""
 
 import re
 from contextlib import closing
@@ -54,7 +54,7 @@ def oldest(url: str, table: str) -> str:
 
 
 def leave_detached(url: str, days: int, outcome: str | None) -> str:
-    """End as a run does that is killed between its detach and its drop."""
+    """Leave the state of a run that was killed between its detach and its drop."""
     old_partition(url, days)
     add_old(url, days, outcome)
     partition = oldest(url, "outbox.message")
@@ -64,7 +64,7 @@ def leave_detached(url: str, days: int, outcome: str | None) -> str:
 
 
 def leave_half_detached(url: str, table: str) -> str:
-    """End as a run does that is cancelled while it waits for a reader."""
+    """Leave the state of a run that was cancelled while it waited for a reader."""
     old_partition(url, table=table)
     partition = oldest(url, table)
     with (
@@ -115,7 +115,7 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
         ("trim", "inbox.foreign_receipt"),
     ]
     assert printed[0][2] == NOBODY_CAN_TELL
-    # Behind that it says where such a row is.
+    # The rest of the reason says where such a row is.
     assert {
         step: reason.removesuffix(" (1 rows)").partition(" in lane ")[0]
         for step, _, reason, _ in printed[1:]
@@ -134,5 +134,5 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
         if not subject.startswith(tuple(following))
     ]
     assert others == [("hold", untold), ("hold", attached), ("hold", held)]
-    # A day of messages has gone: its marks follow.
+    # A day of messages was dropped, and its marks follow.
     assert [step for step, _, _, _ in left if step == "detach"] == ["detach"] * 3

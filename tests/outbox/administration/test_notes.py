@@ -1,4 +1,4 @@
-"""What was planned to go and has to stay: whenever it is detached, it is found."""
+"""A partition that was to be dropped but must stay is found when it is detached."""
 
 from datetime import timedelta
 
@@ -37,7 +37,7 @@ ROWS = "SELECT count(*) FROM outbox.message"
 
 @pytest.fixture
 def planned(database_url: str) -> str:
-    """An expired partition with a settled row, noted and given to a job to detach."""
+    """Return an expired partition with a settled row, which a job is to detach."""
     old_partition(database_url)
     add_old(database_url, outcome="published")
     plan(database_url)
@@ -64,7 +64,7 @@ def detach_by_job(url: str, partition: str) -> None:
 
 
 @pytest.mark.parametrize("change", [REPLAY, KEEP])
-def test_a_partition_that_must_stay_after_all_is_attached_again(
+def test_a_detached_partition_that_must_stay_is_attached_again(
     change: str, database_url: str, planned: str
 ) -> None:
     execute(database_url, change)
@@ -78,7 +78,7 @@ def test_a_partition_that_must_stay_after_all_is_attached_again(
 
     assert execute(database_url, ROWS) == [(1,)]
     assert execute(database_url, EXPIRED) == [(planned,)]
-    # Jobs stay on the schedule if no plan takes them off.
+    # Jobs stay scheduled until a plan removes them.
     detach_by_job(database_url, planned)
     plan(database_url)
     assert execute(database_url, ROWS) == [(1,)]
@@ -168,7 +168,7 @@ def test_a_note_is_removed_with_its_table(database_url: str, planned: str) -> No
     assert execute(database_url, NOTED) == []
 
 
-def test_the_command_notes_what_it_detaches_by_a_plan_that_another_made(
+def test_the_command_notes_a_detach_that_it_leaves_for_another_upkeep_to_drop(
     database_url: str,
 ) -> None:
     old_partition(database_url)
@@ -181,7 +181,7 @@ def test_the_command_notes_what_it_detaches_by_a_plan_that_another_made(
     assert steps(database_url, "drop") == ["drop"]
 
 
-def test_the_timeline_shows_what_is_detached_and_kept_as_detached(
+def test_the_timeline_shows_a_detached_partition(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave_detached(database_url)

@@ -1,4 +1,4 @@
-"""What exists, drawn, and the policy that the upkeep obeys."""
+"""The timeline of the partitions, and the policy that the upkeep follows."""
 
 import json
 import re
@@ -19,7 +19,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def outbox(url: str, capsys: Capture, *arguments: str, status: int = 0) -> str:
-    """Run the command; return its output, or its error."""
+    """Run the command; return its output, or its error if it fails."""
     assert main([arguments[0], "--database", url, *arguments[1:]]) == status
     printed = capsys.readouterr()
     return printed.err if status else printed.out
@@ -35,7 +35,7 @@ def test_the_timeline_shows_past_held_today_and_ahead(
     lines = outbox(database_url, capsys, "partitions").splitlines()
 
     start = lines.index("outbox.message: kept 7d, 7 ahead")
-    # pg_partman made some days before today, too.
+    # pg_partman created some partitions before today, too.
     assert re.fullmatch(r"  !·+#o{7,8}", lines[start + 1])
     held = lines[start + 2]
     assert "held" in held
@@ -45,7 +45,9 @@ def test_the_timeline_shows_past_held_today_and_ahead(
     assert len(execute(database_url, query)) == 1
 
 
-def test_the_same_as_json(database_url: str, capsys: Capture) -> None:
+def test_the_timeline_as_json_shows_the_same(
+    database_url: str, capsys: Capture
+) -> None:
     name = leave_detached(database_url)
     old_partition(database_url, 30)
     add_old(database_url, 30)
@@ -109,7 +111,7 @@ def test_the_timeline_shows_the_whole_retention(
     assert f"outbox.message: kept {shown}, 7 ahead" in drawn.splitlines()
 
 
-def test_retention_says_what_holds_each_day_once(
+def test_retention_lists_each_held_day_once_with_the_reason(
     database_url: str, capsys: Capture
 ) -> None:
     for days, topic in ((20, "orders"), (20, "mails"), (25, "orders")):
@@ -131,7 +133,7 @@ def test_retention_says_what_holds_each_day_once(
     assert [it["unsettled"] for it in messages["held"]] == [1, 2]
 
 
-def test_the_policy_is_shown_if_what_is_held_cannot_be_read(
+def test_the_policy_is_shown_even_if_held_partitions_cannot_be_read(
     database_url: str, capsys: Capture
 ) -> None:
     execute(database_url, "DROP VIEW outbox.partition_health")
@@ -144,7 +146,9 @@ def test_the_policy_is_shown_if_what_is_held_cannot_be_read(
     assert "run pillarbox migrate" in printed.err
 
 
-def test_the_monitor_may_see_it(database_url: str, capsys: Capture) -> None:
+def test_the_monitor_can_see_partitions_and_policy(
+    database_url: str, capsys: Capture
+) -> None:
     old_partition(database_url, 20)
     add_old(database_url, 20)
     url = f"{database_url}?options=-crole%3Dpillarbox_monitor"
@@ -210,7 +214,7 @@ def test_a_dangerous_retention_policy_is_refused(
 
 
 @pytest.mark.parametrize("table", KEPT_FOR_LATE_MESSAGES)
-def test_receipts_and_jobs_may_be_kept_for_less_if_no_message_comes_that_late(
+def test_a_lower_minimum_allows_a_shorter_retention_of_receipts_and_jobs(
     table: str, database_url: str, capsys: Capture
 ) -> None:
     set_it = ["retention", "--database", database_url, "set", table, "6d"]
@@ -225,7 +229,7 @@ def test_receipts_and_jobs_may_be_kept_for_less_if_no_message_comes_that_late(
 
 
 @pytest.mark.parametrize("table", KEPT_FOR_LATE_MESSAGES)
-def test_the_minimum_is_the_defaults_and_the_database_enforces_it(
+def test_the_minimum_covers_the_defaults_and_the_database_enforces_it(
     table: str, database_url: str
 ) -> None:
     is_it = "SELECT minimum FROM outbox.partition_policy WHERE parent_table = %s"
@@ -250,7 +254,7 @@ def test_a_minimum_above_the_defaults_is_respected(
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_less_than_a_day_is_refused_by_the_database_too(
+def test_the_database_also_refuses_less_than_a_day(
     table: str, database_url: str
 ) -> None:
     shorten = "UPDATE outbox.partition_policy SET retention = '23:59' WHERE"
@@ -260,7 +264,7 @@ def test_less_than_a_day_is_refused_by_the_database_too(
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_database_refuses_a_moment_before_the_minimum_too(
+def test_the_database_also_refuses_more_than_a_hundred_years(
     table: str, database_url: str
 ) -> None:
     lengthen = "UPDATE outbox.partition_policy SET retention = '36501 days' WHERE"

@@ -1,4 +1,4 @@
-"""What somebody writes into pg_partman's configuration of our tables is put back."""
+"""Manual changes to pg_partman's configuration of our tables are reverted."""
 
 from typing import Final
 
@@ -62,14 +62,16 @@ def test_a_change_by_the_policy_is_not_a_manual_change(database_url: str) -> Non
     assert execute(database_url, settings + OF_MESSAGE) == [(9, "on")]
 
 
-def test_equal_intervals_may_be_written_differently(database_url: str) -> None:
+def test_an_equal_interval_in_another_notation_is_not_a_change(
+    database_url: str,
+) -> None:
     execute(database_url, UPDATE.format("partition_interval", "'24:00:00'"))
     execute(database_url, UPDATE.format("partition_interval", "'P1D'"))
 
     assert main(["maintain", "--database", database_url]) == 0
 
 
-def test_partitions_that_are_made_alone_put_settings_back_with_a_warning(
+def test_make_partitions_reverts_settings_with_a_warning(
     database_url: str,
 ) -> None:
     execute(database_url, UPDATE.format("retention", "'1 day'"))

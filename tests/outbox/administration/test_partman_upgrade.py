@@ -1,4 +1,4 @@
-"""pg_partman goes from 4 to 5 under a writer's, a relay's and a consumer's hands."""
+"""pg_partman is upgraded from 4 to 5 while writers, a relay and a consumer run."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 
-# It keeps its partition from being dropped, and the relay leaves it alone.
+# The message holds its partition, and the relay does not publish it.
 HOLD_BACK = "UPDATE outbox.message SET available_at = now() + interval '1 day'"
 HEALTH = (
     "SELECT min(ahead) >= 7, bool_and(has_today), sum(defaults), max(owners)"
@@ -37,7 +37,7 @@ FORGOTTEN = (
 
 @pytest.fixture
 def versions(server: PostgresServer) -> tuple[str, str]:
-    """A version of pg_partman 4, and one of 5 that this server can upgrade it to."""
+    """Return a version of pg_partman 4, and one of 5 to which it can be upgraded."""
     found = execute(
         server.url,
         "SELECT source, target FROM pg_extension_update_paths('pg_partman')"
@@ -57,7 +57,7 @@ def versions(server: PostgresServer) -> tuple[str, str]:
 
 
 class Writers:
-    """Sessions that add numbered messages of a key each, one in a transaction."""
+    """Sessions that each add numbered messages of one key, one per transaction."""
 
     def __init__(self, url: str, number: int) -> None:
         self._url = as_role(url, "pillarbox_application")
@@ -81,7 +81,7 @@ class Writers:
         query = "SELECT outbox.add('numbers.counted', convert_to(%s, 'UTF8'), %s)"
         try:
             with psycopg.connect(self._url, autocommit=True) as connection:
-                # At a pace that one consumer keeps.
+                # Slowly enough for one consumer to keep up.
                 while not self._stop.wait(0.1):
                     connection.execute(query, (str(self.added[key]), key))
                     self.added[key] += 1
@@ -90,7 +90,7 @@ class Writers:
 
 
 @pytest.mark.timeout(300)
-def test_writers_relay_and_consumer_go_on_and_migrate_restores_grants(
+def test_writers_relay_and_consumer_continue_and_migrate_restores_grants(
     versions: tuple[str, str],
     empty_database_url: str,
     tmp_path: Path,
@@ -115,7 +115,7 @@ def test_writers_relay_and_consumer_go_on_and_migrate_restores_grants(
     ):
         processes = [relays.start(url, "--lease=2s"), counters.start()]
 
-        def all_go_on() -> None:
+        def all_continue() -> None:
             handled, added = counters.count(), dict(writers.added)
             wait_for(
                 "each writer and the consumer",
@@ -130,16 +130,16 @@ def test_writers_relay_and_consumer_go_on_and_migrate_restores_grants(
             assert writers.failures == []
 
         with writers.at_work():
-            all_go_on()
+            all_continue()
             execute(url, f"ALTER EXTENSION pg_partman UPDATE TO '{five}'")
-            all_go_on()
+            all_continue()
             assert main(["doctor", "--database", url]) == 3
             assert "lacks privileges on pg_partman" in capsys.readouterr().out
             assert main(["maintain", "--database", url]) == 2
             assert "pillarbox doctor" in capsys.readouterr().err
             migrate(url, with_cron=False)
             assert main(["maintain", "--database", url]) == 0
-            all_go_on()
+            all_continue()
         wait_for("all is settled", lambda: inspection.unsettled() == 1, seconds=120)
         wait_for("all is acked", lambda: not counters.waiting(), seconds=120)
 

@@ -1,4 +1,4 @@
-"""What the doctor prints is pasted, and then it finds nothing."""
+"""Once the remedies that the doctor prints have been pasted, it finds nothing."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,11 +15,11 @@ from tests.outbox.administration.broken import BROKEN, IN_DAYS, SEEN
 from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
-# What is faked stays as it is, and what was dropped is for a person to find.
+# Fakes can't be repaired, and a person has to restore objects that were dropped.
 OTHERWISE = {
     "part of the schema is missing",
     "a limit of the table is gone",
-    "nobody relays",
+    "no relay runs",
     "a transaction was prepared and forgotten",
     "a transaction stays open",
     "the reader of a replication slot is far behind",
@@ -28,21 +28,21 @@ OTHERWISE = {
 }
 
 
-def mend(url: str, doctor: Doctor) -> None:
-    """Paste all there is, again if that brings more to light."""
+def paste_remedies(url: str, doctor: Doctor) -> None:
+    """Paste all remedies, twice, because the first ones can reveal further problems."""
     for _ in range(2):
         for found in doctor(url)[1]:
             paste(url, found["remedy"])
 
 
 @pytest.mark.parametrize("broken", sorted(BROKEN.keys() - OTHERWISE))
-def test_the_printed_remedy_repairs_it(
+def test_the_printed_remedy_repairs_the_problem(
     broken: str, database_url: str, doctor: Doctor
 ) -> None:
     execute(database_url, BROKEN[broken][0])
     assert doctor(database_url)[1] != []
 
-    mend(database_url, doctor)
+    paste_remedies(database_url, doctor)
 
     assert doctor(database_url)[1] == []
     execute(database_url, "CALL outbox.maintain()")
@@ -53,10 +53,10 @@ def test_the_remedy_for_a_lagging_replication_slot_works(
 ) -> None:
     execute(database_url, BROKEN["the reader of a replication slot is far behind"][0])
 
-    mend(database_url, doctor)
+    paste_remedies(database_url, doctor)
 
 
-def test_a_row_of_a_default_partition_moves_to_its_day(
+def test_a_row_in_a_default_partition_moves_to_the_partition_of_its_day(
     database_url: str, doctor: Doctor
 ) -> None:
     execute(
@@ -66,7 +66,7 @@ def test_a_row_of_a_default_partition_moves_to_its_day(
     execute(database_url, BROKEN["there is a DEFAULT partition"][0])
     add_in(database_url, 3)
 
-    mend(database_url, doctor)
+    paste_remedies(database_url, doctor)
 
     assert is_in_its_day(database_url, 3)
 
@@ -127,18 +127,18 @@ def test_a_transaction_that_stays_open_is_terminated(
 
 
 @pytest.fixture
-def with_two_phases(doctor: Doctor) -> Iterator[str]:
-    """A server on which transactions can be prepared."""
+def url_with_prepared_transactions(doctor: Doctor) -> Iterator[str]:
+    """Start a server on which transactions can be prepared."""
     with postgres_server(
         settings={"max_prepared_transactions": "2"}, durable=False
     ) as server:
         yield server.url
 
 
-def test_a_transaction_that_was_prepared_is_committed(
-    with_two_phases: str, doctor: Doctor
+def test_a_prepared_transaction_is_committed(
+    url_with_prepared_transactions: str, doctor: Doctor
 ) -> None:
-    url = with_two_phases
+    url = url_with_prepared_transactions
     paste(url, "pillarbox migrate --without-cron")
     execute(
         url,
@@ -160,7 +160,7 @@ def test_a_transaction_that_was_prepared_is_committed(
     assert execute(url, "SELECT count(*) FROM outbox.message") == [(1,)]
 
 
-def held(url: str, doctor: Doctor) -> Any:
+def held_finding(url: str, doctor: Doctor) -> Any:
     (found,) = (f for f in doctor(url)[1] if "and held" in f["finding"])
     return found
 
@@ -171,7 +171,7 @@ def test_the_rows_that_hold_a_partition_are_shown(
     old_partition(database_url)
     add_old(database_url)
 
-    shown = paste(database_url, held(database_url, doctor)["remedy"])
+    shown = paste(database_url, held_finding(database_url, doctor)["remedy"])
 
     assert len(shown.splitlines()) == 1
 
@@ -181,12 +181,12 @@ def test_a_detached_partition_with_an_unsettled_row_is_attached(
 ) -> None:
     name = leave_detached(database_url)
     replay(database_url, table=name)
-    found = held(database_url, doctor)
+    found = held_finding(database_url, doctor)
     assert "queries don't see it" in found["finding"]
 
     paste(database_url, found["remedy"])
 
-    assert "queries don't see it" not in held(database_url, doctor)["finding"]
+    assert "queries don't see it" not in held_finding(database_url, doctor)["finding"]
     assert count_holding(database_url) == 1
 
 
@@ -207,7 +207,7 @@ def test_a_condition_that_cannot_be_run_is_shown(
         (broken, table),
     )
 
-    shown = paste(database_url, held(database_url, doctor)["remedy"])
+    shown = paste(database_url, held_finding(database_url, doctor)["remedy"])
 
     assert shown == f"{broken}\n"
 
@@ -232,7 +232,7 @@ def test_an_overdue_partition_is_reported_with_the_blocking_session(
         ("a limit of the table is gone", "as pillarbox migrate --sql prints it"),
     ],
 )
-def test_a_part_of_the_schema_that_was_dropped_is_named_with_its_source(
+def test_a_dropped_part_of_the_schema_is_named_with_its_source(
     broken: str, source: str, database_url: str, doctor: Doctor
 ) -> None:
     execute(database_url, BROKEN[broken][0])

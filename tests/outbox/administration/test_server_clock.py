@@ -1,4 +1,4 @@
-"""The server's clock jumps, and nothing is forgotten in silence."""
+"""If the server's clock jumps, nothing is forgotten silently."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def running() -> Iterator[tuple[PostgresServer, ServerClock]]:
 
 @pytest.fixture
 def url(running: tuple[PostgresServer, ServerClock]) -> Iterator[str]:
-    """A migrated database whose upkeep has run."""
+    """Return a migrated database whose upkeep has run."""
     server, clock = running
     clock.jump(0)
     name = f"clock_{uuid7().hex}"
@@ -56,7 +56,7 @@ def clock(running: tuple[PostgresServer, ServerClock]) -> ServerClock:
 
 @pytest.fixture
 def ask(url: str, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Ask the doctor about the upkeep."""
+    """Return a function that asks the doctor about the upkeep."""
 
     def findings() -> list[dict[str, Any]]:
         capsys.readouterr()
@@ -117,7 +117,7 @@ def test_a_refused_run_is_recorded_as_a_failure_and_not_as_a_success(
     assert execute(url, record) == [(execute(url, record)[0][0], None, None)]
 
 
-def test_a_message_of_partitions_dropped_by_a_wrong_clock_is_too_old(
+def test_a_message_whose_partition_a_wrong_clock_dropped_is_too_old(
     url: str, clock: ServerClock
 ) -> None:
     handled = uuid7()
@@ -125,7 +125,7 @@ def test_a_message_of_partitions_dropped_by_a_wrong_clock_is_too_old(
     clock.jump(20)
     assert main(["maintain", "--accept-clock", "--database", url]) == 0
     clock.jump(0)
-    # No partition: today's was dropped.
+    # There is no partition: today's was dropped.
     with pytest.raises(MessageTooOldError):
         handle(url, handled)
 
@@ -201,7 +201,7 @@ def test_after_three_months_without_upkeep_rows_are_accepted_and_the_remedy_name
 
     assert set(execute(url, days)) == {(True, 7)}
     assert ask() == []
-    # Nothing unsettled was dropped: the relay that starts now finds both.
+    # Nothing unsettled was dropped: a relay finds both messages when it starts.
     assert count_holding(url) == 2
     assert execute(url, f"{plan} AND step <> 'trim'") == []
 
@@ -228,14 +228,14 @@ async def test_a_relay_stopped_for_longer_than_the_retention_publishes_all(
         ids = sorted(message.id for message in await publisher.until_acked(3))
 
     assert count_holding(old) == 0
-    # The receipts of the first one's day are gone, after 14 days.
+    # The receipts of the first message's day were dropped after 14 days.
     with pytest.raises(MessageTooOldError):
         handle(old, ids[0])
     assert [handle(old, id) for id in ids[1:]] == [True, True]
     server.drop_database(name)
 
 
-def test_the_limit_can_be_set(url: str, clock: ServerClock) -> None:
+def test_the_longest_pause_can_be_set(url: str, clock: ServerClock) -> None:
     execute(url, "UPDATE outbox.upkeep SET longest_pause = '100 days'")
     clock.jump(90)
 

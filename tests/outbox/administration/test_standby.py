@@ -1,4 +1,4 @@
-"""The doctor on a standby, and after that took over."""
+"""The doctor on a standby, and after a failover to it."""
 
 import psycopg
 import pytest
@@ -32,7 +32,7 @@ def test_the_doctor_says_what_a_standby_cannot_show_and_finds_the_rest(
         assert (found["check"], found["severity"]) == ("standby", "unknown")
         assert "run pillarbox doctor on the primary" in found["remedy"]
 
-        # What the primary wrote down is judged here; nothing is to be deleted here.
+        # The doctor checks the records of the primary, but advises no deletion here.
         execute(
             url,
             "SELECT cron.unschedule(jobid) FROM cron.job"
@@ -68,11 +68,11 @@ def test_after_a_failover_the_old_primarys_upkeep_does_not_count(
         assert "its server has been promoted since" in found["finding"]
         execute(standby.url, "CALL outbox.maintain()")
         assert doctor(standby.url) == (0, [])
-        # Its rows and sequences are the old ones: what was verified there holds here.
+        # Its rows and sequences are those of the primary: its watermarks stay valid.
         assert execute(standby.url, CLUSTER) == execute(url, CLUSTER)
 
 
-def test_every_check_reads_only(private_server: PostgresServer, doctor: Doctor) -> None:
+def test_every_check_only_reads(private_server: PostgresServer, doctor: Doctor) -> None:
     migrate(private_server.url)
     with private_standby(private_server.url) as standby:
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):

@@ -1,4 +1,4 @@
-"""Tables that were partitions, and that no note names: found, and attached again."""
+"""Tables that were partitions and have no note are found and attached again."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_manually_detached_partition_gets_its_bounds_back(
     assert doctor(database_url)[1] == []
 
 
-def test_an_old_week_is_attached_though_the_policy_wants_days(
+def test_an_old_weekly_partition_is_attached_although_the_policy_is_daily(
     database_url: str, doctor: Doctor
 ) -> None:
     execute(

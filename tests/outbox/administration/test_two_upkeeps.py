@@ -44,7 +44,7 @@ WAITS = "SELECT 1 FROM pg_locks WHERE NOT granted"
 def foreign_session(
     server: PostgresServer, url: str
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-    """A transaction of a role that may connect and nothing else."""
+    """Open a transaction in a role that can connect and do nothing else."""
     role = f"foreign_{uuid4().hex}"
     execute(server.url, f"CREATE ROLE {role} LOGIN")
     try:
@@ -55,7 +55,7 @@ def foreign_session(
         execute(server.url, f"DROP ROLE {role}")
 
 
-def test_the_second_leaves_the_detached_partitions_to_the_first_and_says_so(
+def test_the_second_upkeep_leaves_the_detached_partitions_to_the_first_and_says_so(
     database_url: str,
 ) -> None:
     old_partition(database_url)
@@ -73,13 +73,13 @@ def test_the_second_leaves_the_detached_partitions_to_the_first_and_says_so(
         "the retention of outbox.message was left to another upkeep",
     ]
     assert len(execute(database_url, RETIRING)) == 1
-    # How it ended is for the first one to record.
+    # The first upkeep has to record the result.
     assert execute(database_url, RECORD) == [(None, None)]
     execute(database_url, "CALL outbox.maintain()")
     assert execute(database_url, RECORD) == [(True, None)]
 
 
-def test_a_foreign_session_with_the_lock_of_the_upkeep_makes_the_run_fail_by_name(
+def test_a_run_fails_if_a_foreign_session_holds_its_lock_and_names_that_session(
     server: PostgresServer, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old_partition(database_url)
@@ -179,10 +179,10 @@ def test_two_concurrent_fallbacks_drop_all_expired_partitions(
 
 
 @pytest.mark.parametrize("table", ["deferral", "watermark"])
-def test_an_upkeep_waits_while_another_one_has_locked_what_the_gate_reads(
+def test_an_upkeep_waits_while_another_one_locks_tables_that_the_gate_reads(
     database_url: str, table: str
 ) -> None:
-    """The other one may have reached the tables that follow outbox.message."""
+    """The other upkeep might have reached the tables that follow outbox.message."""
     old_partition(database_url)
     with (
         psycopg.connect(database_url) as ahead,
@@ -209,7 +209,7 @@ def test_an_upkeep_waits_while_another_one_has_locked_what_the_gate_reads(
     assert execute(database_url, RECORD) == [(True, None)]
 
 
-def test_a_fallback_in_mid_detach_makes_a_second_upkeep_yield_and_the_reverse(
+def test_a_second_upkeep_yields_to_a_fallback_in_mid_detach_and_vice_versa(
     database_url: str,
 ) -> None:
     for days in (20, 21):
@@ -228,7 +228,7 @@ def test_a_fallback_in_mid_detach_makes_a_second_upkeep_yield_and_the_reverse(
         assert first.execute(DETACH).fetchall() == [("skipped",)]
 
 
-def test_a_detached_partition_that_is_being_dropped_makes_no_other_upkeep_wait_or_fail(
+def test_no_other_upkeep_waits_or_fails_while_a_detached_partition_is_dropped(
     database_url: str,
 ) -> None:
     old_partition(database_url)
@@ -268,7 +268,7 @@ def test_the_commands_detach_is_recognized_despite_another_application_name(
     assert execute(database_url, EXPIRED) == []
 
 
-def test_two_upkeeps_that_make_the_same_partitions_do_not_fail(
+def test_two_upkeeps_that_create_the_same_partitions_do_not_fail(
     database_url: str,
 ) -> None:
     ahead = (

@@ -1,4 +1,4 @@
-"""Partitions ahead, retention that drops nothing unsettled, and the pg_cron job."""
+"""The upkeep premakes partitions and drops only settled ones; pg_cron runs it."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.fixtures.relay import execute
 
 Connection = psycopg.Connection[Any]
 FOLLOWERS = ["outbox.deferral", "outbox.settlement", "outbox.watermark"]
-"""They follow outbox.message."""
+"""The tables that follow outbox.message."""
 FOLLOWERS_OF_DELIVERIES = ["inbox.ack", "inbox.redelivery", "inbox.watermark"]
 TABLES = [
     "inbox.dead_letter",
@@ -28,7 +28,7 @@ TABLES = [
     "outbox.message",
     *FOLLOWERS,
 ]
-"""As the policy lists them: each table before its followers."""
+"""All tables in the order of the policy: each table before its followers."""
 
 
 class Upkeep:
@@ -56,7 +56,7 @@ def upkeep(database_url: str) -> Iterator[Upkeep]:
 
 
 def old_partition(url: str, days: int = 20, table: str = "outbox.message") -> None:
-    """Make a day long past its retention, with the days of its followers."""
+    """Create a day's partition, long past retention, and those of its followers."""
     execute(
         f"{url}?options=-crole%3Dpillarbox_owner",
         "SELECT outbox.make_partitions_at(%s,"
@@ -68,7 +68,7 @@ def old_partition(url: str, days: int = 20, table: str = "outbox.message") -> No
 def add_old(
     url: str, days: int = 20, outcome: str | None = None, topic: str = "t"
 ) -> None:
-    """Add a message of that day; with an outcome, it is settled."""
+    """Add a message of that day, and settle it if an outcome is given."""
     execute(
         url,
         "WITH m AS ("
@@ -91,7 +91,9 @@ def expired(upkeep: Upkeep) -> int:
     return int(count)
 
 
-def test_a_new_schema_has_a_week_ahead_no_default_and_no_gap(upkeep: Upkeep) -> None:
+def test_a_new_schema_has_a_week_of_partitions_ahead_no_default_and_no_gap(
+    upkeep: Upkeep,
+) -> None:
     health = upkeep.query(
         "SELECT parent_table, ahead >= 7, has_today, gaps, defaults, overdue,"
         " detach_pending, owners FROM outbox.partition_health ORDER BY 1"
@@ -132,7 +134,9 @@ def test_upkeep_that_has_nothing_to_do_changes_nothing(upkeep: Upkeep) -> None:
     assert upkeep.heard == []
 
 
-def test_a_missing_future_partition_is_made(database_url: str, upkeep: Upkeep) -> None:
+def test_a_missing_future_partition_is_created(
+    database_url: str, upkeep: Upkeep
+) -> None:
     for days in (3, 7):
         ((partition,),) = execute(
             database_url,
@@ -163,7 +167,7 @@ def test_a_partition_whose_name_is_taken_fails_the_run(
         upkeep.run()
 
 
-def test_as_many_partitions_as_the_policy_says_are_premade(
+def test_the_number_of_premade_partitions_follows_the_policy(
     database_url: str, upkeep: Upkeep
 ) -> None:
     execute(database_url, "UPDATE outbox.partition_policy SET premake = 10")
@@ -194,7 +198,7 @@ def test_a_partition_with_an_unsettled_row_is_kept_and_reported_until_settled(
 
     upkeep.run()
 
-    # The day before it waits; the settled one after it does not.
+    # The older day is held; the newer one, which is settled, was dropped.
     assert expired(upkeep) == 1
     assert len(upkeep.heard) == 1
     held = "past its retention, but held: it has 1 unsettled row (1 unclaimed)"
@@ -284,7 +288,7 @@ def test_old_foreign_receipts_are_trimmed(database_url: str, upkeep: Upkeep) -> 
     assert rows == [("young",)]
 
 
-def test_operations_are_deleted_90_days_after_they_have_ended(
+def test_operations_are_deleted_90_days_after_their_end(
     database_url: str, upkeep: Upkeep
 ) -> None:
     execute(

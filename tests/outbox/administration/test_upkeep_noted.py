@@ -1,4 +1,4 @@
-"""When the upkeep last succeeded is written down, whatever drives it, and looked at."""
+"""The last success of the upkeep is recorded, whatever runs it, and checked."""
 
 import json
 from typing import Any, Final
@@ -26,9 +26,9 @@ TURN_OFF: Final = "UPDATE cron.job SET active = false"
 
 
 def ask(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[Any]]:
-    """Ask the doctor; give the exit status and what it knows of all but the locks.
+    """Return the doctor's exit status, and what it finds except about locks.
 
-    To a test's database every role may connect, at which it hints.
+    Every role can connect to a test's database, so the doctor gives a hint about locks.
     """
     capsys.readouterr()
     status = main(["doctor", "--json", "--database", url])
@@ -50,14 +50,14 @@ def test_a_jobs_statement_is_recorded(call: str, database_url: str) -> None:
     assert execute(database_url, FRESH) == [(True,)]
 
 
-def test_the_command_is_noted_and_the_doctor_finds_nothing_more(
+def test_a_run_of_the_command_is_recorded_and_the_doctor_finds_nothing_more(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monitor = f"{database_url}?options=-crole%3Dpillarbox_monitor"
     status, (found,) = ask(database_url, capsys)
     assert (status, found["check"]) == (1, "upkeep")
     assert "has not run yet" in found["finding"]
-    assert ask(monitor, capsys)[0] == 4  # it doesn't see all transactions
+    assert ask(monitor, capsys)[0] == 4  # the monitor can't see all transactions
 
     paste(database_url, found["remedy"])
 
@@ -101,7 +101,7 @@ def test_an_upkeep_that_ran_hours_ago_or_never_is_an_error(
     assert ask(database_url, capsys) == (0, [])
 
 
-def test_without_its_note_the_upkeep_counts_as_never_run(
+def test_without_its_record_the_upkeep_counts_as_never_run(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, "DELETE FROM outbox.upkeep")
@@ -129,7 +129,7 @@ def test_without_pg_cron_any_scheduler_can_run_the_upkeep(
         assert ask(bare.url, capsys) == (0, [])
 
 
-def test_pg_cron_may_be_installed_without_running_our_jobs(
+def test_pg_cron_can_be_installed_without_running_our_jobs(
     private_server: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = private_server.url
@@ -144,7 +144,7 @@ def test_pg_cron_may_be_installed_without_running_our_jobs(
     assert main(["maintain", "--database", url]) == 0
 
     assert ask(url, capsys) == (0, [])
-    # Who migrated with its jobs may switch them off.
+    # The jobs that migrate created can be switched off.
     migrate(url)
     execute(url, TURN_OFF)
     assert ask(url, capsys) == (0, [])

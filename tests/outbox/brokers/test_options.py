@@ -1,4 +1,4 @@
-"""The options of broker URLs: one declaration for both sides, the docs and the help."""
+"""Options of broker URLs: one declaration serves both sides, the docs and the help."""
 
 import inspect
 from dataclasses import fields
@@ -34,7 +34,7 @@ from outbox.errors import ConfigError, UnknownImplementationError
 DOCS = Path(__file__).parents[3] / "docs" / "brokers"
 BROKERS = brokers()
 PASSWORD = "hemlighet"
-# One URL for both sides, with an option of each.
+# Each URL serves both sides, and contains options of each.
 ONE_URL = {
     "amqp": "amqp://h/?unroutable=drop&timeout=3s&prefetch=10&heartbeat=5",
     "kafka": "kafka://h/?timeout=3s&max_payload_bytes=9&session.timeout.ms=6000"
@@ -47,7 +47,7 @@ ONE_URL = {
 }
 
 
-def declared(options: type[BrokerOptions]) -> dict[str, Any]:
+def declared_forms(options: type[BrokerOptions]) -> dict[str, Any]:
     return {f.name: f.metadata["option"].form for f in fields(options)}
 
 
@@ -84,7 +84,7 @@ def test_printed_options_are_parsed_again(broker: str, data: st.DataObject) -> N
     kind = BROKERS[broker]
     given_values = {
         name: data.draw(values(form), name)
-        for name, form in declared(kind).items()
+        for name, form in declared_forms(kind).items()
         if data.draw(st.booleans(), f"{name} given")
     }
     if "create" in given_values:
@@ -100,7 +100,7 @@ def test_printed_options_are_parsed_again(broker: str, data: st.DataObject) -> N
 @given(text=st.text(max_size=20))
 def test_an_invalid_value_is_refused_by_name(broker: str, text: str) -> None:
     kind = BROKERS[broker]
-    for name in declared(kind):
+    for name in declared_forms(kind):
         try:
             kind.parse(f"x://host/?{name}={quote(text, errors='replace')}")
         except ConfigError as error:
@@ -140,7 +140,9 @@ async def test_the_error_for_an_unknown_option_lists_the_known_ones(
         ("sqs://eu-west-1/?visibilty=5s", "visibility"),
     ],
 )
-def test_the_option_that_was_meant_is_suggested(url: str, meant: str) -> None:
+def test_the_error_for_a_misspelled_option_suggests_the_right_one(
+    url: str, meant: str
+) -> None:
     publisher = implementation("relay.publishers", url)
     with pytest.raises(ConfigError, match=f"; did you mean {meant}[?] the options are"):
         publisher.from_url(url)
@@ -195,13 +197,15 @@ def test_no_password_is_in_an_error(broker: str, tail: str) -> None:
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-def test_the_documentation_has_the_table_of_the_code(broker: str) -> None:
+def test_the_documentation_contains_the_options_declared_in_the_code(
+    broker: str,
+) -> None:
     table = BROKERS[broker].markdown()
     page = (DOCS / f"{broker}.md").read_text()
     assert BROKERS[broker].table() == [] or table in page, table
 
 
-def test_every_scheme_has_its_options() -> None:
+def test_every_scheme_has_options() -> None:
     groups = ("relay.publishers", "inbox.sources")
     schemes = {entry.name for group in groups for entry in entry_points(group=group)}
     assert schemes == {s for kind in BROKERS.values() for s in kind.schemes}
@@ -215,14 +219,14 @@ def test_options_are_found_by_the_name_of_a_broker() -> None:
         options_of("mqtt")
 
 
-def test_arguments_win_over_the_url() -> None:
+def test_arguments_override_the_url() -> None:
     assert RedisOptions.parse("redis://h?maxlen=1", maxlen=2)[1].maxlen == 2
     assert RedisOptions.parse("redis://h?maxlen=1", maxlen=None)[1].maxlen == 1
     with pytest.raises(ConfigError, match="maxlen=0: must be a whole number from 1"):
         RedisOptions.parse("redis://h", maxlen=0)
 
 
-def test_the_clients_have_the_options_that_are_listed_as_theirs() -> None:
+def test_the_client_libraries_accept_the_options_listed_for_them() -> None:
     of_redis = {
         name
         for kind in (AbstractConnection, Connection, SSLConnection)
@@ -233,6 +237,6 @@ def test_the_clients_have_the_options_that_are_listed_as_theirs() -> None:
     assert set(RabbitMQOptions.client_names()) <= setters
 
 
-def test_a_duration_that_is_refused_is_shown_as_it_is_typed() -> None:
+def test_a_refused_duration_is_shown_in_the_format_that_users_type() -> None:
     with pytest.raises(ConfigError, match=r"^reclaim_after=-2d: must be"):
         RedisOptions(reclaim_after=timedelta(days=-2))

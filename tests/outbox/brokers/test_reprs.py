@@ -1,4 +1,4 @@
-"""No password is shown by the repr of what was made from a URL."""
+"""The repr of an object made from a URL shows no password."""
 
 import pkgutil
 from collections.abc import Callable
@@ -32,7 +32,7 @@ SETTINGS: dict[type[object], list[Callable[[], object]]] = {
             options=HttpOptions(),
         )
     ],
-    # They hold no secret: the name of a variable, and an address without a user.
+    # These hold no secret: the name of a variable, and an address without a user.
     HttpOptions: [lambda: HttpOptions(secret_env="HOST_SECRET_ENV", ca_file="host")],
     SqsOptions: [lambda: SqsOptions(endpoint_url="https://host:1")],
 }

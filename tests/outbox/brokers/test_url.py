@@ -1,4 +1,4 @@
-"""Invalid URLs: a clear error without the password."""
+"""The error for an invalid URL is clear and contains no password."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -106,7 +106,9 @@ def test_the_error_of_a_database_hides_its_password(
 
 
 @pytest.mark.parametrize("address", ["[::1", "host:port", "ho\u2100st", "host\udcff"])
-def test_an_address_that_cannot_be_read_is_named(address: str) -> None:
+def test_the_error_for_an_invalid_address_quotes_it_without_the_password(
+    address: str,
+) -> None:
     with pytest.raises(ConfigError, match="invalid address") as refusal:
         split(f"redis://someone:hemlighet@{address}/0")
     assert f"redis://someone@{address}" in str(refusal.value)

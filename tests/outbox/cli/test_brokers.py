@@ -31,7 +31,7 @@ def test_each_option_of_a_broker_has_a_line(
 
 
 @pytest.mark.parametrize("said", ["rediss", "redis://host/0", "redis"])
-def test_a_broker_is_named_by_itself_by_a_scheme_or_by_a_url(
+def test_a_broker_can_be_given_by_name_by_scheme_or_by_url(
     said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["brokers", said, "--json"]) == 0
@@ -45,7 +45,7 @@ def test_a_broker_is_named_by_itself_by_a_scheme_or_by_a_url(
     }
 
 
-def test_nobody_needs_a_client_library_to_read_about_options() -> None:
+def test_listing_options_needs_no_client_library() -> None:
     program = (
         "import sys\n"
         "sys.modules |= dict.fromkeys(['psycopg', 'redis', 'nats', 'pika'])\n"
@@ -58,7 +58,7 @@ def test_nobody_needs_a_client_library_to_read_about_options() -> None:
     assert "unsubscribed" in done.stdout
 
 
-def test_a_broker_that_is_not_installed_is_answered_with_those_that_are(
+def test_the_error_for_an_unknown_broker_lists_the_installed_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["brokers", "carrier-pigeon"]) == 2

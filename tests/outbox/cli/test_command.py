@@ -1,4 +1,4 @@
-"""`pillarbox`: what all commands have in common."""
+"""`pillarbox`: the behavior that all commands share."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ URL = "postgresql://relay:secret@db/app"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_url_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.delenv(f"{VARIABLE}_FILE", raising=False)
 
@@ -67,7 +67,7 @@ def test_a_missing_or_binary_file_is_named_but_not_shown(
         url_of(None, "database", VARIABLE)
 
 
-def panels(said: str) -> str:
+def without_boxes(said: str) -> str:
     """Return the help as running text, without the boxes."""
     return " ".join(said.translate(dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")).split())
 
@@ -76,7 +76,7 @@ def test_without_arguments_the_help_shows_the_commands_in_their_groups(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([]) == 0
-    said = panels(capsys.readouterr().out)
+    said = without_boxes(capsys.readouterr().out)
     names = [
         *(
             "The database",
@@ -103,7 +103,7 @@ def test_without_arguments_the_help_shows_the_commands_in_their_groups(
     assert places == sorted(places)
 
 
-def test_the_version_is_that_of_the_distribution(
+def test_the_version_is_the_version_of_the_distribution(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--version"]) == 0
@@ -130,7 +130,7 @@ def test_every_option_has_an_environment_variable_that_its_help_names(
     monkeypatch.setenv("TERMINAL_WIDTH", "200")
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
     assert main([*words, "--help"]) == 0
-    said = panels(capsys.readouterr().out)
+    said = without_boxes(capsys.readouterr().out)
     prefix = "_".join(["PILLARBOX", *words]).replace("-", "_").upper()
     for option in command.params:
         if option.param_type_name == "option":
@@ -140,7 +140,7 @@ def test_every_option_has_an_environment_variable_that_its_help_names(
 
 
 @pytest.mark.parametrize(("words", "command"), list(every_command()))
-def test_every_command_that_reports_has_json_and_every_one_the_logging_options(
+def test_every_command_has_the_logging_options_and_every_report_has_json(
     words: tuple[str, ...], command: Any
 ) -> None:
     options = {name for option in command.params for name in option.opts}
@@ -152,7 +152,7 @@ def test_every_command_that_reports_has_json_and_every_one_the_logging_options(
 WITHOUT_REPORT = {
     *("migrate", "relay", "consume", "subscribe", "unsubscribe", "cancel"),
     "web",
-    "export",  # which is JSON lines
+    "export",  # its output is JSON lines anyway
 }
 
 
@@ -205,19 +205,19 @@ def test_the_error_for_an_unknown_command_suggests_a_known_one(
     ids=" ".join,
 )
 @pytest.mark.parametrize("variable", [None, "warning"])
-def test_the_log_level_may_stand_before_the_command_and_after_it(
+def test_the_log_level_can_be_given_before_or_after_the_command(
     arguments: list[str],
     level: str,
     variable: str | None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("NOTSET", "pillarbox")  # puts its level back in the end
+    caplog.set_level("NOTSET", "pillarbox")  # restores the level after the test
     chosen: list[str] = []
     monkeypatch.setattr("logging.basicConfig", lambda **it: chosen.append(it["level"]))
     if variable:
         monkeypatch.setenv("PILLARBOX_LOG_LEVEL", variable)
-    assert main(arguments) == 2  # without a database
+    assert main(arguments) == 2  # no database was given
     expected = level if variable is None or len(arguments) > 1 else "WARNING"
     if expected == "DEBUG":
         assert logging.getLogger("pillarbox").level == logging.DEBUG
@@ -268,7 +268,7 @@ def test_logs_are_json_on_request() -> None:
     assert (record["level"], record["event"]) == ("WARNING", "E")
 
 
-def test_an_event_in_json_has_its_name_its_fields_and_its_trace() -> None:
+def test_an_event_in_json_has_its_name_fields_and_trace() -> None:
     program = (
         "from outbox import uuid7\n"
         "from inbox.events import HandlerFailed\n"
@@ -349,7 +349,7 @@ COMPLETE = {
         _pillarbox_completion pillarbox
         printf '"%s"\n' "${{COMPREPLY[@]}}"
     """,
-    # Called with `*: :(("value":"help"))` or `*: :(value)`.
+    # Typer calls it with `*: :(("value":"help"))` or `*: :(value)`.
     "zsh": """
         _arguments() {{
             print -r -- $@ | sed -E 's/":"[^"]*"/"/g; s/\\((\\w+)\\)/"\\1"/'
@@ -361,13 +361,13 @@ COMPLETE = {
         complete -C '{words}' | string replace -r '(\\S+).*' '"$1"'
     """,
 }
-"""What a shell offers after these words, in quotes."""
+"""Prints, in quotes, the completions that each shell offers after these words."""
 DECLARE = {"zsh": "compdef() { }\n"}
 
 
 @pytest.mark.parametrize("shell", COMPLETE)
 def test_a_shell_completes_commands_options_and_values(shell: str) -> None:
-    """By the script that users install, in the real shell."""
+    """Run the script that users install, in the real shell."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     environment = {**os.environ, "PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
@@ -400,9 +400,9 @@ def test_a_shell_completes_commands_options_and_values(shell: str) -> None:
 def test_an_application_package_that_shadows_ours_is_named(
     name: str, tmp_path: Path
 ) -> None:
-    theirs = tmp_path / name
-    theirs.mkdir()
-    (theirs / "__init__.py").write_text("raise RuntimeError('imported')")
+    shadowing = tmp_path / name
+    shadowing.mkdir()
+    (shadowing / "__init__.py").write_text("raise RuntimeError('imported')")
     done = subprocess.run(
         command_line("pillarbox", "--help"),
         capture_output=True,
@@ -412,7 +412,7 @@ def test_an_application_package_that_shadows_ours_is_named(
     )
     assert done.returncode == 2
     assert done.stderr == (
-        f"pillarbox: the package {name!r} at {theirs} hides pillarbox's own at "
+        f"pillarbox: the package {name!r} at {shadowing} hides pillarbox's own at "
         f"{ROOT / name}: rename it, or take {tmp_path} from PYTHONPATH\n"
     )
 
@@ -441,7 +441,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        # It has been started, and waits for an answer.
+        # The command has connected and waits for an answer.
         connection, _ = silent.accept()
         with connection:
             process.send_signal(signal.SIGINT)
@@ -449,7 +449,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
     assert (process.returncode, said) == (130, (b"", b""))
 
 
-def test_debug_is_for_pillarbox_alone_because_clients_log_payloads() -> None:
+def test_debug_applies_to_pillarbox_only_because_clients_log_payloads() -> None:
     program = (
         "import logging\n"
         "from outbox.cli.command import command, new_app\n"

@@ -33,7 +33,7 @@ def side(
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Side:
-    """Either side, with the rights of its role."""
+    """Return each side in turn, with the privileges of its role."""
     role = {"outbox": "pillarbox_relay", "inbox": "pillarbox_consumer"}[request.param]
     url = as_role(database_url, role)
     monkeypatch.setenv("PILLARBOX_DATABASE_URL", url)
@@ -48,7 +48,7 @@ def topics_of(said: str) -> list[str]:
     return [letter["topic"] for letter in json.loads(said)]
 
 
-def fill(side: Side) -> None:
+def dead_letter_three(side: Side) -> None:
     give_up(side.url, Message("orders.placed", b"", key="k1"), schema=side.schema)
     give_up(
         side.url,
@@ -85,30 +85,28 @@ def fill(side: Side) -> None:
     ],
     ids=" ".join,
 )
-def test_list_shows_what_matches_the_filters_newest_first(
+def test_list_shows_matching_dead_letters_newest_first(
     side: Side, filters: list[str], found: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fill(side)
+    dead_letter_three(side)
     assert side.run("list", "--json", *filters) == 0
     assert topics_of(capsys.readouterr().out) == found
 
 
-def test_list_is_a_table_for_people(
-    side: Side, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_prints_a_table(side: Side, capsys: pytest.CaptureFixture[str]) -> None:
     assert side.run("list") == 0
     assert capsys.readouterr().out == "no dead letters\n"
-    fill(side)
+    dead_letter_three(side)
     assert side.run("list") == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["id", "age", "side", "status"]
     ages = [row.split()[1] for row in rows]
-    assert re.fullmatch(r"\d+s", ages[0])  # since it was written down just now
+    assert re.fullmatch(r"\d+s", ages[0])  # it was stored just before
     assert ages[1:] == ["2h", "1d"]
     assert rows[1].endswith("No such Customer")
 
 
-def test_the_monitor_lists_and_reads_no_payload(
+def test_the_monitor_can_list_dead_letters_but_reads_no_payload(
     side: Side, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (id, *_) = give_up(side.url, Message("t", b""), schema=side.schema)
@@ -143,7 +141,7 @@ def test_show_prints_everything_that_was_stored(
 
 
 def nested(levels: int) -> str:
-    """Return JSON that is nothing but its brackets."""
+    """Return JSON that consists of nested brackets only."""
     return "[" * levels + "]" * levels
 
 
@@ -186,7 +184,7 @@ def test_an_unknown_id_cannot_be_shown(
 def test_export_prints_one_json_line_each_oldest_first(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fill(side)
+    dead_letter_three(side)
     give_up(side.url, Message("bytes", b"\xff"), schema=side.schema)
     assert side.run("export") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -199,10 +197,10 @@ def test_export_prints_one_json_line_each_oldest_first(
     assert lines[-1]["payload_base64"] == "/w=="
 
 
-def test_discard_keeps_the_reason_and_who_decided(
+def test_discard_stores_the_reason_and_who_decided(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fill(side)
+    dead_letter_three(side)
     argv = ("discard", "--topic", "orders.*", "--reason", "the shop is closed")
     assert side.run(*argv, "--dry-run") == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
@@ -315,13 +313,13 @@ def run(url: str, action: str, *argv: str) -> int:
 
 
 def fill_both(url: str) -> list[str]:
-    """Dead-letter a message on each side; return the ids, the outbox's first."""
-    (ours,) = give_up(url, Message("sent", b"1"), age=timedelta(hours=1))
-    (theirs,) = give_up(url, Message("handled", b"2"), schema="inbox")
-    return [str(ours), str(theirs)]
+    """Dead-letter a message on each side; return both ids, that of the outbox first."""
+    (from_outbox,) = give_up(url, Message("sent", b"1"), age=timedelta(hours=1))
+    (from_inbox,) = give_up(url, Message("handled", b"2"), schema="inbox")
+    return [str(from_outbox), str(from_inbox)]
 
 
-def test_without_a_side_both_form_one_list_newest_first(
+def test_without_a_side_both_sides_are_listed_newest_first(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill_both(database_url)
@@ -341,7 +339,7 @@ def test_without_a_side_both_form_one_list_newest_first(
     assert [it["side"] for it in lines] == ["outbox", "inbox"]
 
 
-def test_an_id_is_found_on_whichever_side_it_is(
+def test_an_id_is_found_on_either_side(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for id, side in zip(fill_both(database_url), ("outbox", "inbox"), strict=True):
@@ -352,7 +350,7 @@ def test_an_id_is_found_on_whichever_side_it_is(
     assert "not found in outbox.dead_letter or inbox.dead_letter" in said
 
 
-def test_discard_means_both_sides(
+def test_discard_applies_to_both_sides(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill_both(database_url)
@@ -362,7 +360,7 @@ def test_discard_means_both_sides(
         assert {status for status, *_ in states(database_url, schema)} == {"DISCARDED"}
 
 
-def test_the_error_for_a_role_that_sees_one_side_says_how_to_select_it(
+def test_the_error_for_a_role_that_can_read_one_side_says_how_to_select_it(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     relay = as_role(database_url, "pillarbox_relay")

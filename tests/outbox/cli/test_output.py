@@ -1,4 +1,4 @@
-"""What commands print, on a terminal and elsewhere."""
+"""The output of commands, on a terminal and elsewhere."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""The reference pages of the commands and the events, and what they say."""
+"""The reference pages of commands and events: up to date and complete."""
 
 import logging
 from dataclasses import fields
@@ -22,21 +22,21 @@ def name_of(event: type[Event]) -> str:
     [(commands.PAGE, commands.page()), (events.PAGE, events.page())],
     ids=["commands", "events"],
 )
-def test_a_page_is_what_the_code_gives(path: Path, page: str) -> None:
+def test_a_page_matches_the_code(path: Path, page: str) -> None:
     assert path.read_text() == page, "run `make reference`"
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=name_of)
-def test_every_event_and_no_other_says_what_it_means(event: type[Event]) -> None:
+def test_every_event_documents_its_meaning(event: type[Event]) -> None:
     documented = event.__doc__ or ""
-    # A dataclass without a docstring gets its signature for one.
+    # A dataclass without a docstring gets its signature as one.
     assert documented
     assert not documented.startswith(f"{event.__name__}(")
     assert f"### {event.__name__}\n" in events.PAGE.read_text()
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=name_of)
-def test_a_warning_and_nothing_else_comes_with_a_remedy(event: type[Event]) -> None:
+def test_warnings_and_only_warnings_have_a_remedy(event: type[Event]) -> None:
     is_warning = logging.WARNING in {event.level, event.lasting_level}
     has_field = any(field.name == "remedy" for field in fields(event))
     assert (event.advice is not None) + has_field == is_warning

@@ -1,4 +1,4 @@
-"""`pillarbox status`: whether all is well, and what waits and fails, on one screen."""
+"""`pillarbox status`: whether all is well, and what is waiting or failing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def status(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_the_monitor_sees_what_waits_and_what_failed(
+def test_the_monitor_sees_waiting_and_failed_messages(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     insert(database_url, Message("orders", b"secret"), Message("orders", b"", key="k"))
@@ -62,7 +62,7 @@ def test_nothing_is_wrong_with_a_new_database(
     assert remedy.strip().startswith("pillarbox relay")
 
 
-def test_the_answer_names_what_is_wrong_and_its_remedy(
+def test_the_answer_names_each_problem_and_its_remedy(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, ADDED_EARLIER)
@@ -76,7 +76,7 @@ def test_the_answer_names_what_is_wrong_and_its_remedy(
     assert backlog == "outbox     1 wait: 1 ready; the oldest for 2m"
 
 
-def test_what_could_not_be_measured_is_named(
+def test_a_part_that_could_not_be_measured_is_named(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, "REVOKE SELECT ON outbox.upkeep FROM pillarbox_monitor")
@@ -124,8 +124,8 @@ def test_bad_options_are_refused(
     assert problem in capsys.readouterr().err
 
 
-def test_watched_as_json_it_prints_a_line_each_time(database_url: str) -> None:
-    line = watching(database_url, "--json")
+def test_watch_with_json_prints_a_line_for_each_refresh(database_url: str) -> None:
+    line = watch_command(database_url, "--json")
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         first, second = (json.loads(process.stdout.readline()) for _ in range(2))
@@ -136,17 +136,17 @@ def test_watched_as_json_it_prints_a_line_each_time(database_url: str) -> None:
     assert process.returncode == 0
 
 
-def test_watched_on_a_terminal_it_is_refreshed_in_place(database_url: str) -> None:
-    ours, theirs = pty.openpty()
-    line = watching(database_url)
-    with subprocess.Popen(line, stdin=theirs, stdout=theirs, close_fds=True) as process:
-        os.close(theirs)
-        read_until(ours, rb"(?s)\x1b\[\?1049h.*all well.*all well")
+def test_watch_on_a_terminal_refreshes_in_place(database_url: str) -> None:
+    parent, child = pty.openpty()
+    line = watch_command(database_url)
+    with subprocess.Popen(line, stdin=child, stdout=child, close_fds=True) as process:
+        os.close(child)
+        read_until(parent, rb"(?s)\x1b\[\?1049h.*all well.*all well")
         process.send_signal(signal.SIGINT)
-        # Back from the alternate screen.
-        read_until(ours, rb"\x1b\[\?1049l")
+        # The terminal leaves the alternate screen.
+        read_until(parent, rb"\x1b\[\?1049l")
 
-    os.close(ours)
+    os.close(parent)
     assert process.returncode == 0
 
 
@@ -156,6 +156,6 @@ def read_until(terminal: int, pattern: bytes) -> None:
         said += os.read(terminal, 65536)
 
 
-def watching(url: str, *more: str) -> list[str]:
+def watch_command(url: str, *more: str) -> list[str]:
     arguments = ("status", "--watch", "--interval", "0.05s", "--database", url)
     return command_line("pillarbox", *arguments, *more)

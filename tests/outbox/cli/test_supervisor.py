@@ -1,4 +1,4 @@
-"""A process's background tasks end with it, and their errors are raised."""
+"""Background tasks end with their process, and their errors are raised."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Foreign text reaches no terminal unescaped, by a log or by a command."""
+"""Logs and commands escape foreign text before it reaches a terminal."""
 
 import logging
 import subprocess
@@ -17,12 +17,12 @@ from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
 from tests.fixtures.relay import execute, insert
 
-# Clear the screen, set the title, C1's CSI, an override of direction, a false line.
+# Clears the screen, sets the title, a C1 CSI, a bidi override, a forged log line.
 HOSTILE = "x\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\u2066\r\nERROR\u2028root:"
 BAD = ("\x1b", "\x07", "\x9b", "\u202e", "\u2066", "\u2028", "\r")
 
 
-def check(said: str) -> None:
+def check_escaped(said: str) -> None:
     assert "\\x1b[2J" in said
     assert [c for c in BAD if c in said] == []
     assert not any(line.startswith("ERROR") for line in said.splitlines())
@@ -30,7 +30,7 @@ def check(said: str) -> None:
 
 @pytest.fixture
 def hostile_rows(database_url: str) -> str:
-    """Foreign text in every field that can hold it."""
+    """Store hostile text in every field that can hold text."""
     message = Message(
         HOSTILE, HOSTILE.encode(), key=HOSTILE, headers={HOSTILE: HOSTILE}
     )
@@ -72,28 +72,28 @@ def test_a_command_shows_foreign_text_escaped(
     arguments: list[str], hostile_rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--database", hostile_rows]) == 0
-    check(capsys.readouterr().out)
+    check_escaped(capsys.readouterr().out)
 
 
 def test_the_status_shows_foreign_text_escaped(
     hostile_rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status", "--database", hostile_rows]) == 1
-    check(capsys.readouterr().out)
+    check_escaped(capsys.readouterr().out)
 
 
-def test_a_life_shows_foreign_text_escaped(
+def test_a_trace_shows_foreign_text_escaped(
     hostile_rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ((id,),) = execute(hostile_rows, "SELECT message_id::text FROM outbox.dead_letter")
     database = ["--database", hostile_rows]
 
     assert main(["trace", id, *database]) == 0
-    check(capsys.readouterr().out)
+    check_escaped(capsys.readouterr().out)
     assert main(["trace", "--key", HOSTILE, *database]) == 0
-    check(capsys.readouterr().out)
+    check_escaped(capsys.readouterr().out)
     assert main(["trace", HOSTILE, *database]) == 4
-    check(capsys.readouterr().out)
+    check_escaped(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("schema", ["outbox", "inbox"])
@@ -105,7 +105,7 @@ def test_all_of_a_dead_letter_is_shown_escaped(
     assert main(["dead-letters", "show", id, "--database", hostile_rows]) == 0
 
     head, _, rest = capsys.readouterr().out.partition("\npayload (")
-    check(head)
+    check_escaped(head)
     assert "\x1b" not in rest
 
 
@@ -120,12 +120,14 @@ def test_the_doctor_escapes_the_names_of_relations(
     main(["partitions", "--database", database_url])
     said += capsys.readouterr().out
 
-    check(said)
+    check_escaped(said)
 
 
-def test_an_error_of_a_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_of_a_command_is_one_escaped_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["blocked", "--database", f"nonsense\x1b[2J{HOSTILE}://x"]) == 2
-    check(capsys.readouterr().err)
+    check_escaped(capsys.readouterr().err)
 
 
 def event() -> Event:
@@ -135,7 +137,7 @@ def event() -> Event:
 def test_an_event_is_logged_escaped(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pillarbox")
     LogEvents()(event())
-    check(caplog.messages[0])
+    check_escaped(caplog.messages[0])
     assert "key=a\\x1b[2J" in caplog.messages[0]
 
 
@@ -143,11 +145,11 @@ def test_a_record_of_any_library_is_formatted_escaped() -> None:
     said = PrintableFormatter("%(levelname)s %(message)s").format(
         logging.makeLogRecord({"msg": f"got {HOSTILE}", "levelname": "INFO"})
     )
-    check(said)
+    check_escaped(said)
     assert said.startswith("INFO got x")
 
 
-def test_our_processes_log_by_that_formatter() -> None:
+def test_our_processes_log_with_that_formatter() -> None:
     program = (
         "import logging, sys\n"
         "from outbox.cli.command import command, new_app\n"
@@ -160,4 +162,4 @@ def test_our_processes_log_by_that_formatter() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    check(done.stderr)
+    check_escaped(done.stderr)

@@ -1,4 +1,4 @@
-"""`pillarbox trace`: what a person, a program and Mermaid get to see of a life."""
+"""`pillarbox trace`: the life of a message as text, as JSON and for Mermaid."""
 
 import json
 
@@ -22,7 +22,7 @@ NASTY = 'email."]\x1b[31m\u202e'
 
 @pytest.fixture
 def family(database_url: str) -> list[Message]:
-    """Two generations: the first is published and handled, one child is refused."""
+    """Store two generations: the first is published and handled, one child refused."""
     first = Message("orders.placed", b"secret", key="customer 7", tenant="acme")
     cause = {"causation-id": str(first.id)}
     second = Message("payments.requested", b"secret", headers=cause)
@@ -59,7 +59,7 @@ def test_the_answer_comes_first_then_the_steps_then_the_tree(
     assert "secret" not in said
 
 
-def test_what_led_to_a_message_is_above_it(
+def test_the_cause_of_a_message_is_shown_above_it(
     database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(database_url, str(family[1].id)) == 0
@@ -72,7 +72,7 @@ def test_what_led_to_a_message_is_above_it(
     assert this.startswith(f"└─ payments.requested  {family[1].id}")
 
 
-def test_a_program_gets_moments_durations_and_the_tree(
+def test_json_contains_moments_durations_and_the_tree(
     database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(database_url, str(family[0].id), "--json") == 0
@@ -102,7 +102,7 @@ def test_mermaid_draws_the_tree_whatever_the_topics_are(
     assert "email.#34;#93;#92;x1b#91;31m#92;u202e" in said
 
 
-def test_the_messages_of_a_key_are_listed_with_their_window(
+def test_the_messages_of_a_key_are_listed_with_the_time_window(
     database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(database_url, "--key", "customer 7") == 0
@@ -116,7 +116,7 @@ def test_the_messages_of_a_key_are_listed_with_their_window(
     assert message["id"] == str(family[0].id)
 
 
-def test_the_status_tells_what_is_missing_from_what_can_t_be_known(
+def test_the_exit_status_distinguishes_not_found_from_not_knowable(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(database_url, str(Message("t", b"").id)) == 1
@@ -128,7 +128,7 @@ def test_the_status_tells_what_is_missing_from_what_can_t_be_known(
     assert run(database_url, "--key", "k", "--within", "90d") == 4
 
 
-def test_the_databases_of_consumers_are_asked_too(
+def test_the_databases_of_consumers_are_searched_too(
     database_url: str,
     server: PostgresServer,
     template: Template,
@@ -162,7 +162,7 @@ def test_the_databases_of_consumers_are_asked_too(
     ],
     ids=" ".join,
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_combinations_of_arguments_are_refused(
     database_url: str,
     capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""Messages as fields, and back."""
+"""Messages are converted to fields and back."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def test_a_message_becomes_named_fields() -> None:
     }
 
 
-def test_unknown_fields_are_left_alone() -> None:
+def test_unknown_fields_are_ignored() -> None:
     assert from_fields({**SOUND, b"new": b"?"}) == from_fields(SOUND)
 
 

@@ -1,4 +1,4 @@
-"""A message as an HTTP request, and back."""
+"""Messages are converted to HTTP requests and back."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from outbox.errors import InvalidMessageError
 from outbox.testing.samples import TEXTS, differences, full_message
 
 
-def there_and_back(message: Message) -> tuple[dict[str, str], Message]:
+def round_trip(message: Message) -> tuple[dict[str, str], Message]:
     headers = to_request(message)
     folded = {name.lower(): value for name, value in headers.items()}
     assert len(folded) == len(headers)
@@ -22,14 +22,14 @@ def there_and_back(message: Message) -> tuple[dict[str, str], Message]:
 
 
 def test_attributes_are_percent_encoded_as_the_http_binding_says() -> None:
-    headers, _ = there_and_back(Message("t", b"", key='Euro € 😀 "100%"'))
+    headers, _ = round_trip(Message("t", b"", key='Euro € 😀 "100%"'))
     encoded = "Euro%20%E2%82%AC%20%F0%9F%98%80%20%22100%25%22"
     assert headers["ce-partitionkey"] == encoded
 
 
 def test_text_that_http_can_carry_is_unchanged() -> None:
     message = full_message("orders.placed/eu:1")
-    headers, arrived = there_and_back(message)
+    headers, arrived = round_trip(message)
     assert headers["ce-type"] == "orders.placed/eu:1"
     assert headers["traceparent"] == message.headers["traceparent"]
     assert headers["tracestate"] == "a=1,b=2"
@@ -38,9 +38,9 @@ def test_text_that_http_can_carry_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize("text", [*TEXTS, " ", "%41", "a%20b", "a\tb", "\r\n", "*"])
-def test_any_text_survives_as_key_value_and_name(text: str) -> None:
+def test_any_text_survives_as_a_key_header_value_or_header_name(text: str) -> None:
     message = Message("t", b"", key=f"k{text}", headers={f"n{text}": text, text: "1"})
-    _, arrived = there_and_back(message)
+    _, arrived = round_trip(message)
     assert differences(message, arrived) == {}
 
 
@@ -60,7 +60,7 @@ def test_any_text_survives_as_key_value_and_name(text: str) -> None:
 )
 def test_a_header_name_reserved_by_http_is_renamed(name: str) -> None:
     message = Message("t", b"", headers={name: "mine"})
-    headers, arrived = there_and_back(message)
+    headers, arrived = round_trip(message)
     sent = {n.lower(): value for n, value in headers.items()}
     assert sent.get(name.lower()) != "mine"
     assert dict(arrived.headers) == {name: "mine"}
@@ -72,7 +72,7 @@ def test_a_reserved_name_is_not_sent(name: str) -> None:
         to_request(Message("t", b"", headers={name: "mine"}))
 
 
-def whole(name: str) -> str:
+def fully_escaped(name: str) -> str:
     return "".join(f"%{byte:02X}" for byte in name.encode())
 
 
@@ -82,13 +82,21 @@ def whole(name: str) -> str:
         *("Authorization", "authorization", "Cookie", "set-cookie", "Host"),
         *("proxy-authorization", "x-forwarded-for", "connection", "te", "webhook-id"),
         *("pillarbox-headers", "ce-tenant", "Ce-Tenant", "content-type"),
-        # Escaped in a way that our publisher doesn't use.
+        # Names escaped in a way that our publisher doesn't use.
         *("x%2Down", "%63e-tenant", "%61uthorization", "a%"),
-        *(whole("ce-tenant"), whole("CE-Key"), whole("cloudEvents:tenant")),
-        *(whole("pillarbox-topic"), whole("content-type"), "cloudEvents%3Atenant"),
+        *(
+            fully_escaped("ce-tenant"),
+            fully_escaped("CE-Key"),
+            fully_escaped("cloudEvents:tenant"),
+        ),
+        *(
+            fully_escaped("pillarbox-topic"),
+            fully_escaped("content-type"),
+            "cloudEvents%3Atenant",
+        ),
     ],
 )
-def test_only_what_our_publisher_writes_is_a_header_of_the_message(name: str) -> None:
+def test_header_names_that_our_publisher_never_writes_are_refused(name: str) -> None:
     headers = to_request(Message("t", b"")) | {
         "pillarbox-headers": f"{name}*",
         "authorization": "Bearer secret",
@@ -99,11 +107,11 @@ def test_only_what_our_publisher_writes_is_a_header_of_the_message(name: str) ->
         from_request(headers, b"")
 
 
-def test_no_header_of_its_own_becomes_an_attribute() -> None:
-    """As any client may send it, with a percent-encoded name."""
+def test_a_listed_header_cannot_become_an_attribute() -> None:
+    """Any client can send such a header, with a percent-encoded name."""
     headers = to_request(Message("t", b"")) | {
-        "pillarbox-headers": whole("ce-tenant"),
-        whole("ce-tenant").lower(): "forged",
+        "pillarbox-headers": fully_escaped("ce-tenant"),
+        fully_escaped("ce-tenant").lower(): "forged",
     }
     with pytest.raises(InvalidMessageError, match="'ce-tenant': is a reserved name"):
         from_request(headers, b"")
@@ -111,17 +119,17 @@ def test_no_header_of_its_own_becomes_an_attribute() -> None:
 
 def test_the_headers_of_an_encoded_payload_are_sent() -> None:
     kept = {"pillarbox-codec": "c:1", "pillarbox-content-type": "a/b"}
-    _, arrived = there_and_back(Message("t", b"", headers=kept))
+    _, arrived = round_trip(Message("t", b"", headers=kept))
     assert dict(arrived.headers) == kept
 
 
 def test_names_that_differ_only_in_case_stay_distinct() -> None:
     message = Message("t", b"", headers={"X-A": "1", "x-a": "2", " a": "3", " A": "4"})
-    _, arrived = there_and_back(message)
+    _, arrived = round_trip(message)
     assert differences(message, arrived) == {}
 
 
-def test_headers_added_in_transit_are_not_the_messages() -> None:
+def test_headers_added_in_transit_are_not_headers_of_the_message() -> None:
     headers = to_request(Message("t", b"", headers={"x": "1"}))
     headers |= {
         "host": "h",
@@ -137,14 +145,14 @@ def test_a_trace_context_started_by_a_proxy_is_continued() -> None:
     assert from_request(headers, b"").headers == {"traceparent": "00-1-2-01"}
 
 
-def test_a_header_lost_on_the_way_is_reported() -> None:
+def test_a_header_lost_in_transit_is_reported() -> None:
     headers = to_request(Message("t", b"", headers={"x_own": "1"}))
     del headers["x_own"]
     with pytest.raises(InvalidMessageError, match="'x_own': is listed in pillarbox"):
         from_request(headers, b"")
 
 
-def test_an_attribute_may_be_a_quoted_string() -> None:
+def test_an_attribute_can_be_a_quoted_string() -> None:
     headers = to_request(Message("t", b"")) | {"ce-partitionkey": r'"a\"b%20c"'}
     assert from_request(headers, b"").key == 'a"b c'
 

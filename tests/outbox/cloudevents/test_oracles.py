@@ -1,6 +1,6 @@
-"""What others read in our messages, and we in theirs.
+"""Other libraries read our messages correctly, and we read theirs.
 
-The SDK of CloudEvents and the library of Standard Webhooks are the judges.
+The libraries are the CloudEvents SDK and the Standard Webhooks library.
 """
 
 import base64
@@ -51,8 +51,8 @@ ATTRIBUTES = {
 }
 
 
-def check_theirs(event: object, message: Message) -> None:
-    """Compare what the SDK read with the message that we wrote."""
+def check_sdk_event(event: object, message: Message) -> None:
+    """Compare an event read by the SDK with the message that we wrote."""
     assert isinstance(event, CloudEvent)
     attributes = event.get_attributes()
     expected = {
@@ -70,8 +70,8 @@ def check_theirs(event: object, message: Message) -> None:
     assert event.get_data() == message.json()
 
 
-def check_ours(message: Message) -> None:
-    """Compare what we read with the event that the SDK wrote."""
+def check_our_message(message: Message) -> None:
+    """Compare a message that we read with the event that the SDK wrote."""
     assert str(message.id) == ATTRIBUTES["id"]
     assert message.topic == ATTRIBUTES["type"]
     assert message.key == ATTRIBUTES["partitionkey"]
@@ -82,21 +82,21 @@ def check_ours(message: Message) -> None:
 
 
 @pytest.fixture
-def theirs() -> CloudEvent:
+def sdk_event() -> CloudEvent:
     return CloudEvent(dict(ATTRIBUTES), {"order": 1})
 
 
 @pytest.mark.parametrize("message", [FULL, BARE], ids=["full", "bare"])
 def test_the_sdk_reads_our_requests(message: Message) -> None:
     request = http.HTTPMessage(to_request(message), message.payload)
-    check_theirs(http.from_http(request, JSON), message)
+    check_sdk_event(http.from_http(request, JSON), message)
 
 
-def test_we_read_the_requests_of_the_sdk(theirs: CloudEvent) -> None:
-    request = http.to_binary(theirs, JSON)
+def test_we_read_the_requests_of_the_sdk(sdk_event: CloudEvent) -> None:
+    request = http.to_binary(sdk_event, JSON)
     headers = {name.lower(): value for name, value in request.headers.items()}
     message = from_request(headers, request.body)
-    check_ours(message)
+    check_our_message(message)
     assert dict(message.headers) == {"ce-subject": ATTRIBUTES["subject"]}
 
 
@@ -104,7 +104,7 @@ def test_we_read_the_requests_of_the_sdk(theirs: CloudEvent) -> None:
 def test_the_sdk_reads_any_text_in_our_requests(text: str) -> None:
     message = Message("t", {}, key=text, tenant=text)
     request = http.HTTPMessage(to_request(message), message.payload)
-    check_theirs(http.from_http(request, JSON), message)
+    check_sdk_event(http.from_http(request, JSON), message)
 
 
 @pytest.mark.parametrize("message", [FULL, BARE], ids=["full", "bare"])
@@ -112,14 +112,14 @@ def test_the_sdk_reads_our_kafka_records(message: Message) -> None:
     headers = {n: v.encode() for n, v in to_headers(message, KAFKA).items()}
     key = None if message.key is None else message.key.encode()
     record = kafka.KafkaMessage(headers, key, message.payload)
-    check_theirs(kafka.from_binary(record, JSON), message)
+    check_sdk_event(kafka.from_binary(record, JSON), message)
 
 
-def test_we_read_the_records_of_the_sdk(theirs: CloudEvent) -> None:
-    record = kafka.to_binary(theirs, JSON)
+def test_we_read_the_records_of_the_sdk(sdk_event: CloudEvent) -> None:
+    record = kafka.to_binary(sdk_event, JSON)
     headers = {name: value.decode() for name, value in record.headers.items()}
     message = from_headers(headers, record.value, KAFKA)
-    check_ours(message)
+    check_our_message(message)
     assert dict(message.headers) == {"ce_subject": ATTRIBUTES["subject"]}
 
 
@@ -132,12 +132,14 @@ def test_the_sdk_reads_our_amqp_messages(message: Message) -> None:
         dict(properties.headers),
         message.payload,
     )
-    check_theirs(amqp.from_binary(delivered, JSON), message)
+    check_sdk_event(amqp.from_binary(delivered, JSON), message)
 
 
 @pytest.mark.parametrize("prefix", ["cloudEvents_", "cloudEvents:"])
-def test_we_read_the_amqp_messages_of_the_sdk(theirs: CloudEvent, prefix: str) -> None:
-    written = amqp.to_binary(theirs, JSON)
+def test_we_read_the_amqp_messages_of_the_sdk(
+    sdk_event: CloudEvent, prefix: str
+) -> None:
+    written = amqp.to_binary(sdk_event, JSON)
     assert "cloudEvents_id" in written.application_properties
     message = read_amqp(
         {
@@ -146,7 +148,7 @@ def test_we_read_the_amqp_messages_of_the_sdk(theirs: CloudEvent, prefix: str) -
         },
         written.application_data,
     )
-    check_ours(message)
+    check_our_message(message)
     assert dict(message.headers) == {f"{prefix}subject": ATTRIBUTES["subject"]}
 
 
@@ -157,7 +159,7 @@ def test_we_read_the_amqp_messages_of_the_sdk(theirs: CloudEvent, prefix: str) -
 def test_a_header_under_the_other_amqp_prefix_is_no_attribute(
     prefix: str, other: str
 ) -> None:
-    """Neither adds an attribute that the event lacks, nor replaces one that it has."""
+    """The header neither adds an attribute to the event nor replaces one."""
     attributes = {"specversion": "1.0", "id": str(uuid7()), "type": "t"}
     forged = {"tenant": "mallory", "partitionkey": "k", "schemaversion": "9"}
     forged["type"] = "admin"
@@ -171,8 +173,8 @@ def test_a_header_under_the_other_amqp_prefix_is_no_attribute(
     assert dict(message.headers) == {f"{other}{n}": v for n, v in forged.items()}
 
 
-def test_of_two_ids_our_own_counts() -> None:
-    """What our relay wrote is never read under the other prefix."""
+def test_our_own_id_takes_precedence_over_one_with_the_other_prefix() -> None:
+    """Messages written by our relay are never read under the other prefix."""
     properties = to_properties(FULL)
     assert properties.headers is not None
     forged = {"cloudEvents_id": str(uuid7()), "cloudEvents_type": "admin"}
@@ -195,7 +197,7 @@ def read_amqp(headers: Mapping[str, object], payload: bytes) -> Message:
 def test_no_cloudevents_reader_mistakes_a_custom_header_for_an_attribute(
     header: str,
 ) -> None:
-    """What `add` lets through under another name stays a header for their SDK."""
+    """The SDK reads a header with a similar name, which `add` accepts, as a header."""
     message = Message("t", {}, headers={f"x-{header}": "forged"})
     sent = to_request(message)
     assert (

@@ -1,4 +1,4 @@
-"""Foreign bytes are kept as text from which they can be restored."""
+"""Foreign bytes are stored as text from which they can be restored."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_text_that_looks_like_base64_is_distinguished_from_bytes() -> None:
     assert text_of(bytes_in_base64.encode()) != bytes_in_base64
 
 
-def test_fields_without_a_payload_are_the_payload() -> None:
+def test_without_a_payload_field_all_fields_become_the_payload() -> None:
     fields = {b"data": b"\xff\x00raw", "ä".encode(): b"text", b"\xfe": b""}
     foreign = unreadable_from_fields("orders", fields)
     assert foreign.payload == payload_of(fields)

@@ -1,4 +1,4 @@
-"""Signatures of webhooks: made, verified, and never given away."""
+"""Webhooks are signed and verified, and the secrets never revealed."""
 
 import time
 from datetime import timedelta
@@ -29,7 +29,7 @@ def signed(
     }
 
 
-def test_the_signature_is_that_of_the_published_example() -> None:
+def test_the_signature_equals_the_published_example() -> None:
     signature = Secret(SECRET).sign(ID, 1614265330, BODY)
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
@@ -86,7 +86,7 @@ def test_a_request_with_an_old_or_future_timestamp_is_refused(
     assert patient.verify(request, BODY) == ID
 
 
-def test_an_authentic_request_gives_its_message() -> None:
+def test_verifying_an_authentic_request_returns_its_message() -> None:
     message = Message("orders", b"1", key="a b", headers={"x": "1"})
     headers = to_request(message) | signed(SECRET, id=str(message.id), body=b"1")
     assert Verifier([SECRET]).read(headers, b"1") == message

@@ -1,4 +1,4 @@
-"""A dead letter gives its message back, and shows its payload as what it is."""
+"""A dead letter restores its message, and shows a JSON payload as JSON."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -87,7 +87,7 @@ def test_the_dead_letter_of_a_foreign_message_is_refused(
         ("text/plain", b"1", {"payload_base64": "MQ=="}),
     ],
 )
-def test_a_payload_is_shown_as_json_if_it_is(
+def test_a_json_payload_is_shown_as_json(
     content_type: str, payload: bytes, shown: dict[str, Any]
 ) -> None:
     values = letter(Message("t", payload, content_type=content_type)).as_json()
@@ -102,7 +102,7 @@ def test_a_topic_with_a_star_matches_the_prefix() -> None:
     assert (many["topic"], many["topic_prefix"]) == (None, "orders.")
 
 
-def test_a_failed_retry_waits_less_than_the_interval_except_for_the_last() -> None:
+def test_a_failed_retry_is_delayed_less_than_the_interval_except_the_last() -> None:
     schedule = RetrySchedule()
     for count in (1, 2, 100, 239):
         delay = schedule.delay(count)

@@ -1,4 +1,4 @@
-"""Retries keep to the rate that they are given, whatever each of them takes."""
+"""Retries respect their rate, however long each of them takes."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from outbox.postgres.advisory_lock import LockHolder
 
 
 class Clock:
-    """A clock that only sleepers and work move on; it starts at no round time."""
+    """A clock that only sleep and retries advance; it starts at an odd time."""
 
     def __init__(self) -> None:
         self.now = 1234.5
@@ -26,17 +26,17 @@ class Clock:
         self.now += seconds
 
 
-class Desk:
-    """Retries anything, and notes when; each retry takes a given time."""
+class FakeRetrier:
+    """Retries anything and records when; each retry takes a given time."""
 
     def __init__(self, clock: Clock, *takes: float) -> None:
-        self.begun: list[float] = []
+        self.start_times: list[float] = []
         self._clock = clock
         self._start = clock.now
         self._takes = iter(takes)
 
     async def retry(self, candidate: Candidate) -> Outcome:
-        self.begun.append(self._clock.now - self._start)
+        self.start_times.append(self._clock.now - self._start)
         self._clock.now += next(self._takes)
         return Outcome.SUCCEEDED
 
@@ -61,21 +61,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-async def begun(clock: Clock, rate: float | None, *takes: float) -> list[float]:
-    desk = Desk(clock, *takes)
+async def start_times(clock: Clock, rate: float | None, *takes: float) -> list[float]:
+    desk = FakeRetrier(clock, *takes)
     candidates = [Candidate(uuid7(), datetime.now(UTC)) for _ in takes]
     tally = await retry_all(desk, candidates, max_per_second=rate)
     assert tally == RetryCounts(succeeded=len(takes))
-    return desk.begun
+    return desk.start_times
 
 
 async def test_retries_start_no_sooner_than_the_rate_allows(clock: Clock) -> None:
-    assert await begun(clock, 2, 0.0, 0.1, 0.4, 0.0) == [0.0, 0.5, 1.0, 1.5]
+    assert await start_times(clock, 2, 0.0, 0.1, 0.4, 0.0) == [0.0, 0.5, 1.0, 1.5]
 
 
 async def test_a_slow_retry_is_not_followed_by_a_burst(clock: Clock) -> None:
-    assert await begun(clock, 2, 3.0, 0.0, 0.0) == [0.0, 3.0, 3.5]
+    assert await start_times(clock, 2, 3.0, 0.0, 0.0) == [0.0, 3.0, 3.5]
 
 
 async def test_without_a_rate_there_is_no_wait(clock: Clock) -> None:
-    assert await begun(clock, None, 0.0, 0.25, 0.0) == [0.0, 0.0, 0.25]
+    assert await start_times(clock, None, 0.0, 0.25, 0.0) == [0.0, 0.0, 0.25]

@@ -1,4 +1,4 @@
-"""Dead letters in SQL: JSON where it is JSON, and no bad payload fails the query."""
+"""Dead letters in SQL: JSON is shown as JSON, and no payload fails the query."""
 
 import psycopg
 import pytest
@@ -39,7 +39,7 @@ from tests.fixtures.relay import execute
         "no JSON",
     ],
 )
-def test_a_payload_is_json_where_it_is_json(
+def test_a_payload_is_json_only_if_it_is_valid_json(
     database_url: str,
     schema: Schema,
     content_type: str,

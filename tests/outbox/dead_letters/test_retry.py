@@ -1,4 +1,4 @@
-"""`dead-letters retry`, by the relay's publisher and by the consumer's handlers."""
+"""`dead-letters retry` uses the relay's publisher or the consumer's handlers."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.relay import execute
 
 
-def test_the_relay_retries_by_the_publisher_of_the_broker(
+def test_the_relay_retries_with_the_publisher_of_the_broker(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
@@ -77,7 +77,7 @@ def handle(session, message):
 """
 
 
-def test_the_inbox_retries_by_the_handlers_of_the_consumer(
+def test_the_inbox_retries_with_the_handlers_of_the_consumer(
     database_url: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""A turn of the schedule belongs to one replica, whatever the server's settings."""
+"""One replica at a time runs the schedule, whatever the server's settings."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -57,7 +57,7 @@ async def test_no_server_timeout_ends_a_scheduled_retry(
 ) -> None:
     async with open_retrier() as first, first.alone() as alone:
         assert alone
-        for _ in range(10):  # each a transaction within the limit
+        for _ in range(10):  # each transaction stays within the limit
             await asyncio.to_thread(execute, database_url, "SELECT pg_sleep(0.1)")
         async with open_retrier() as second, second.alone() as alone_too:
             assert not alone_too
@@ -68,11 +68,11 @@ async def test_no_server_timeout_ends_a_scheduled_retry(
 async def test_a_lost_lock_is_reported_in_one_line(
     database_url: str, open_retrier: Open
 ) -> None:
-    async def lose_it() -> None:
+    async def lose_the_lock() -> None:
         async with open_retrier() as retrier, retrier.alone() as alone:
             assert alone
             assert execute(database_url, HOLDERS) == [(True,)]
 
     with pytest.raises(DatabaseUnavailableError, match=r"lock .* was lost") as told:
-        await lose_it()
+        await lose_the_lock()
     assert "\n" not in str(told.value)

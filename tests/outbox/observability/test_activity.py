@@ -1,4 +1,4 @@
-"""A process reports what it does, once per interval, and that it is idle, rarely."""
+"""A process reports its activity once per interval, and that it is idle rarely."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ MINUTE = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Event):
-    """What was done."""
+    """Reports how much was done in a period."""
 
     done: int
     period: timedelta
 
 
 class Counts:
-    """Counts what the test says."""
+    """A counter that the test can set."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -40,8 +40,8 @@ class Counts:
         return Report(done=done, period=period)
 
 
-class Reporting:
-    """An activity whose clock the test moves on."""
+class ActivityWithClock:
+    """An activity whose clock the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -60,26 +60,26 @@ class Reporting:
         return reported
 
 
-def test_each_interval_with_activity_is_reported_by_itself() -> None:
-    reports = Reporting().after(3, done=2)
+def test_each_interval_with_activity_is_reported_separately() -> None:
+    reports = ActivityWithClock().after(3, done=2)
     assert reports == [Report(done=2, period=MINUTE)] * 3
 
 
 def test_an_idle_process_reports_once_an_hour() -> None:
-    reporting = Reporting()
-    assert reporting.after(IDLE_INTERVALS - 1, done=0) == []
+    with_clock = ActivityWithClock()
+    assert with_clock.after(IDLE_INTERVALS - 1, done=0) == []
     hour = Report(done=0, period=timedelta(hours=1))
-    assert reporting.after(1, done=0) == [hour]
-    assert reporting.after(IDLE_INTERVALS, done=0) == [hour]
+    assert with_clock.after(1, done=0) == [hour]
+    assert with_clock.after(IDLE_INTERVALS, done=0) == [hour]
 
 
-def test_the_period_of_a_report_begins_with_the_last_one() -> None:
-    reporting = Reporting()
-    reporting.after(10, done=0)
-    assert reporting.after(1, done=5) == [Report(done=5, period=11 * MINUTE)]
+def test_the_period_of_a_report_begins_at_the_previous_report() -> None:
+    with_clock = ActivityWithClock()
+    with_clock.after(10, done=0)
+    assert with_clock.after(1, done=5) == [Report(done=5, period=11 * MINUTE)]
 
 
-async def test_what_was_done_before_the_end_is_reported() -> None:
+async def test_activity_before_the_end_is_reported() -> None:
     counts, events = Counts(), RecordedEvents()
     task = asyncio.create_task(Activity(counts, MINUTE, events).run())
     await asyncio.sleep(0)  # noqa: TID251 - lets the task begin

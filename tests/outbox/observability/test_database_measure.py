@@ -1,4 +1,4 @@
-"""What no process sees is measured by one of the processes, for all of them."""
+"""One process measures the database on behalf of all processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def measuring(
     grace: timedelta = timedelta(minutes=1),
     measurer: Measurer = RELAY,
 ) -> AsyncIterator[RecordedEvents]:
-    """Measure as a relay's role may, or a consumer's, until the end of the block."""
+    """Measure in the role of a relay or a consumer until the end of the block."""
     events = RecordedEvents()
     role = "pillarbox_relay" if measurer is RELAY else "pillarbox_consumer"
     measure = DatabaseMeasure(
@@ -56,7 +56,7 @@ async def measuring(
             await task
 
 
-async def test_a_relay_may_measure_all_of_it(database_url: str) -> None:
+async def test_a_relay_can_measure_everything(database_url: str) -> None:
     insert(database_url, Message("orders", b""), Message("orders", b"", key="k"))
 
     async with measuring(database_url) as events:
@@ -66,14 +66,14 @@ async def test_a_relay_may_measure_all_of_it(database_url: str) -> None:
     assert measured.backlog == 2
     assert measured.waited is not None
     assert measured.waited > timedelta(0)
-    # One fewer after midnight, until the next upkeep.
+    # After midnight there is one fewer, until the next upkeep.
     assert measured.ahead["outbox.message"] in {6, 7}
     assert set(measured.gaps.values()) == {0}
     assert set(measured.held.values()) == {0}
     assert measured.bytes["outbox.message"] > 0
 
 
-async def test_a_partition_that_is_held_or_missing_is_counted(
+async def test_held_and_missing_partitions_are_counted(
     database_url: str,
 ) -> None:
     execute(
@@ -114,7 +114,7 @@ async def test_a_pinned_transaction_of_another_role_is_timed(
         assert last.pinned_for > first.pinned_for
 
 
-async def test_one_measures_and_another_one_goes_on_when_it_ends(
+async def test_one_replica_measures_and_another_takes_over_when_it_ends(
     database_url: str,
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -127,8 +127,10 @@ async def test_one_measures_and_another_one_goes_on_when_it_ends(
             await second.wait_for(DatabaseMeasured)
 
 
-async def test_another_one_goes_on_when_it_hangs(database_url: str) -> None:
-    # To the server, a process that sleeps is one that hangs.
+async def test_another_replica_takes_over_when_the_first_hangs(
+    database_url: str,
+) -> None:
+    # To the server, a sleeping process looks the same as a hanging one.
     hanging = measuring(database_url, 3600.0, grace=timedelta(seconds=-3599))
     async with hanging as first:
         await first.wait_for(DatabaseMeasured)
@@ -136,7 +138,7 @@ async def test_another_one_goes_on_when_it_hangs(database_url: str) -> None:
             await second.wait_for(DatabaseMeasured)
 
 
-async def test_a_consumer_measures_where_no_relay_does(database_url: str) -> None:
+async def test_a_consumer_measures_if_no_relay_does(database_url: str) -> None:
     execute(database_url, "UPDATE outbox.upkeep SET succeeded_at = now()")
     async with measuring(database_url, measurer=CONSUMER) as consumer:
         measured, *_ = await consumer.wait_for(DatabaseMeasured)
@@ -152,7 +154,9 @@ async def test_a_consumer_measures_where_no_relay_does(database_url: str) -> Non
             assert second.of(DatabaseMeasured) == []
 
 
-async def test_consumers_leave_it_to_a_relay_until_that_ends(database_url: str) -> None:
+async def test_consumers_leave_measuring_to_a_relay_until_it_ends(
+    database_url: str,
+) -> None:
     async with measuring(database_url, measurer=CONSUMER) as consumer:
         await consumer.wait_for(DatabaseMeasured)
         async with measuring(database_url) as relay:
@@ -166,7 +170,7 @@ async def test_consumers_leave_it_to_a_relay_until_that_ends(database_url: str) 
         await consumer.wait_for(DatabaseMeasured, count=before + 1)
 
 
-async def test_a_database_that_is_not_known_is_reported() -> None:
+async def test_an_unknown_database_is_reported() -> None:
     events = RecordedEvents()
 
     def unknown() -> str:
@@ -182,7 +186,7 @@ async def test_a_database_that_is_not_known_is_reported() -> None:
     assert "is not known" in failed.reason
 
 
-async def test_what_cannot_be_measured_is_reported_and_tried_again(
+async def test_a_failed_measurement_is_reported_and_tried_again(
     database_url: str,
 ) -> None:
     execute(database_url, "ALTER TABLE outbox.message RENAME TO hidden")

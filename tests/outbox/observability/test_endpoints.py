@@ -1,4 +1,4 @@
-"""Where health and metrics listen."""
+"""The addresses on which health and metrics listen."""
 
 import socket
 
@@ -20,7 +20,7 @@ from outbox.observability.endpoints import ListenAddress, address_of
         ("[::1]:65535", "::1", 65535),
     ],
 )
-def test_an_address_is_read_and_written(text: str, host: str, port: int) -> None:
+def test_an_address_is_parsed_and_printed(text: str, host: str, port: int) -> None:
     address = ListenAddress.read(text, "health-listen")
     assert address == ListenAddress(host, port)
     assert ListenAddress.read(str(address), "health-listen") == address
@@ -40,7 +40,7 @@ def test_an_address_of_another_host_is_refused(text: str) -> None:
         ListenAddress.read(text, "metrics-listen").listen("metrics-listen")
 
 
-def test_an_address_is_listened_on_and_no_other() -> None:
+def test_only_the_given_address_is_listened_on() -> None:
     with ListenAddress("127.0.0.2", 0).listen("health-listen") as listening:
         port = address_of(listening).port
         with socket.create_connection(("127.0.0.2", port), timeout=60):

@@ -1,4 +1,4 @@
-"""Readiness follows the events of a process; its HTTP server withstands bad clients."""
+"""Readiness follows a process's events; the HTTP server withstands bad clients."""
 
 import asyncio
 import json
@@ -91,7 +91,7 @@ async def get(
     return status, json.loads(body) if body else None
 
 
-def test_a_process_is_ready_when_it_has_started_until_it_stops(health: Health) -> None:
+def test_a_process_is_ready_from_its_start_until_it_stops(health: Health) -> None:
     assert health.waits_for == ["start"]
     health(STARTED)
     assert health.waits_for == []
@@ -99,7 +99,7 @@ def test_a_process_is_ready_when_it_has_started_until_it_stops(health: Health) -
     assert health.waits_for == ["end"]
 
 
-def test_it_is_ready_when_everything_lost_is_back(health: Health) -> None:
+def test_a_process_is_ready_again_once_everything_lost_is_back(health: Health) -> None:
     health(STARTED)
     lost: dict[str, Any] = {"consumer": "billing", "reason": "gone", "seconds": 1.0}
     health(SourceLost(queue="batch", **lost))
@@ -113,7 +113,9 @@ def test_it_is_ready_when_everything_lost_is_back(health: Health) -> None:
     assert health.waits_for == []
 
 
-async def test_both_are_served_over_http(health: Health, port: int) -> None:
+async def test_liveness_and_readiness_are_served_over_http(
+    health: Health, port: int
+) -> None:
     assert await get(port, "/live") == (200, {"live": True})
     not_ready = {"ready": False, "waits_for": ["start"]}
     assert await get(port, "/ready") == (503, not_ready)
@@ -138,7 +140,7 @@ async def test_a_page_that_fails_is_logged_and_the_others_are_served(
 
 
 @pytest.mark.parametrize("path", ["/live", "/ready", "/metrics"])
-async def test_one_server_serves_all_that_listens_on_one_address(
+async def test_health_and_metrics_share_a_server_if_they_share_an_address(
     health: Health, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
@@ -155,7 +157,7 @@ async def test_one_server_serves_all_that_listens_on_one_address(
         assert status == 200
 
 
-async def test_health_and_metrics_may_listen_on_different_addresses(
+async def test_health_and_metrics_can_listen_on_different_addresses(
     health: Health, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
@@ -170,7 +172,7 @@ async def test_health_and_metrics_may_listen_on_different_addresses(
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 @pytest.mark.parametrize("host", ["[::1]", ""])
-async def test_it_is_served_over_ipv6(
+async def test_health_is_served_over_ipv6(
     health: Health, caplog: pytest.LogCaptureFixture, host: str
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
@@ -204,7 +206,7 @@ async def test_an_invalid_request_does_no_harm(
         with suppress(ConnectionError):
             assert not (await reader.read()).startswith(b"HTTP/1.1 200")
     assert await get(port, "/live") == (200, {"live": True})
-    assert caplog.text == ""  # or anyone could fill the log
+    assert caplog.text == ""  # otherwise anyone could fill the log
 
 
 async def test_a_client_that_never_ends_its_request_is_disconnected(
@@ -218,13 +220,13 @@ async def test_a_client_that_never_ends_its_request_is_disconnected(
                 assert await reader.read() == b""
 
 
-async def test_endless_headers_take_no_memory(port: int) -> None:
+async def test_endless_headers_use_no_memory(port: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     header = b"X: " + b"y" * 4000 + b"\r\n"
     sent = 0
     async with connected(port) as (_, writer):
         writer.write(b"GET /live HTTP/1.1\r\n")
-        with pytest.raises(ConnectionError):  # noqa: PT012 - whichever write meets it
+        with pytest.raises(ConnectionError):  # noqa: PT012 - any of the writes can raise
             while sent < 500_000_000:
                 writer.write(header * 100)
                 await writer.drain()
@@ -244,7 +246,7 @@ async def test_many_silent_clients_do_not_block_a_probe(
         assert await oldest.read() == b""
 
 
-async def test_nothing_is_left_when_the_process_ends(
+async def test_no_task_and_no_port_is_left_open_at_the_end(
     health: Health, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served(health, caplog) as port, AsyncExitStack() as client:
@@ -267,7 +269,7 @@ async def test_a_blocked_event_loop_answers_no_probe(port: int) -> None:
         return urllib.request.urlopen(url, timeout=0.2)
 
     with ThreadPoolExecutor() as threads:
-        # Waits in the loop's own thread, as a handler does that blocks the loop.
+        # Blocks the loop by waiting in its thread, as a blocking handler does.
         error = threads.submit(probe).exception()
     assert isinstance(error, TimeoutError)
     assert await get(port, "/live") == (200, {"live": True})
@@ -283,7 +285,7 @@ async def test_a_port_in_use_is_reported(health: Health, port: int) -> None:
             pass
 
 
-def test_the_error_says_what_to_install(
+def test_the_error_for_a_missing_library_says_what_to_install(
     health: Health, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "outbox.observability.http_server")

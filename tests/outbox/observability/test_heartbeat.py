@@ -1,4 +1,4 @@
-"""The heartbeat of a process: it is sent for as long as the event loop runs."""
+"""The heartbeat of a process is sent as long as its event loop runs."""
 
 import asyncio
 import os
@@ -28,7 +28,9 @@ def is_aged(file: Path) -> bool:
     return file.stat().st_mtime == LONG_AGO
 
 
-async def test_it_touches_its_file_until_the_process_ends(tmp_path: Path) -> None:
+async def test_the_heartbeat_touches_its_file_until_the_process_ends(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "heartbeat"
     async with Heartbeat(file).beating():
         for _ in range(3):
@@ -42,7 +44,7 @@ async def test_the_heartbeat_stops_while_the_loop_is_blocked(tmp_path: Path) -> 
     file = tmp_path / "heartbeat"
     async with Heartbeat(file).beating():
         age(file)
-        let_pass(0.1)  # as a handler does that blocks the loop
+        let_pass(0.1)  # blocks the loop, as a handler might
         assert is_aged(file)
 
 

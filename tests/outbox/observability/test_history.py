@@ -1,4 +1,4 @@
-"""What happened in each minute of the last hour, as the tables tell it."""
+"""Activity in each minute of the last hour, read from the tables."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,7 +12,7 @@ from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.relay import execute
 
-# A UUIDv7 of a moment, as the first parameter says it, and of a number.
+# A UUIDv7 made from a moment, `ago` before now, and the number n.
 ID = """
     (lpad(to_hex((extract(epoch FROM now() - %(ago)s) * 1000)::bigint), 12, '0')
      || '7' || lpad(to_hex(n), 3, '0') || '8' || left(md5(n::text), 15))::uuid
@@ -53,7 +53,7 @@ def run(url: str, statement: str, **values: object) -> None:
 
 
 def busy(minutes: tuple[float, ...]) -> dict[int, float]:
-    """The minutes with messages, by how long ago they were."""
+    """Return the nonzero minutes, by how many minutes ago they were."""
     return {60 - n: messages for n, messages in enumerate(minutes) if messages}
 
 
@@ -80,7 +80,7 @@ def test_publications_are_counted_in_the_minute_of_their_marks(
     assert list(busy(history.published).values()) == [3 * ids]
 
 
-def test_what_was_handled_is_counted_by_consumer(
+def test_handled_messages_are_counted_by_consumer(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     run(database_url, RECEIVE, consumer="billing", count=5)
@@ -94,7 +94,7 @@ def test_what_was_handled_is_counted_by_consumer(
     }
 
 
-def test_dead_letters_are_counted_by_side_whatever_became_of_them(
+def test_dead_letters_are_counted_by_side_whatever_their_status(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     give_up(database_url, Message("t", 1), Message("t", 1), age=HALF)
@@ -118,7 +118,7 @@ def test_a_busy_minute_is_estimated_from_its_first_rows(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     started = "date_trunc('minute', now()) - interval '30 minutes'"
-    # 20 a second, over the whole minute.
+    # 20 messages a second, over the whole minute.
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO outbox.message"
@@ -134,7 +134,7 @@ def test_a_busy_minute_is_estimated_from_its_first_rows(
     assert 1100 <= messages <= 1300
 
 
-def test_an_hour_ago_is_not_counted(
+def test_activity_more_than_an_hour_ago_is_not_counted(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     ago = timedelta(minutes=62)

@@ -1,4 +1,4 @@
-"""Durations in buckets, one by one and many at once."""
+"""Durations are counted in buckets, one by one or many at once."""
 
 from bisect import bisect_left
 from datetime import UTC, datetime, timedelta
@@ -20,13 +20,15 @@ def added(ages: list[float]) -> list[datetime]:
 
 
 @given(ages=AGES)
-def test_many_at_once_are_counted_as_one_by_one(ages: list[float]) -> None:
+def test_durations_added_at_once_count_like_durations_added_one_by_one(
+    ages: list[float],
+) -> None:
     at_once, singly = Latencies(), Latencies()
     at_once.add_since(added(ages), NOW)
     for age in ages:
         singly.add(age)
     assert at_once.count == len(ages)
-    # A duration on a bound may end up on either side of it, by rounding.
+    # Rounding can put a duration that equals a bound on either side of it.
     bounds = [age for age in ages if min(abs(age - b) for b in LONG) < 1e-5]
     if not bounds:
         assert at_once.counts == singly.counts
@@ -35,7 +37,7 @@ def test_many_at_once_are_counted_as_one_by_one(ages: list[float]) -> None:
 
 
 @given(ages=AGES)
-def test_a_clock_that_is_wrong_makes_no_duration_negative(ages: list[float]) -> None:
+def test_a_wrong_clock_makes_no_duration_negative(ages: list[float]) -> None:
     latencies = Latencies()
     latencies.add_since(added([-abs(age) for age in ages]), NOW)
     for age in ages:
@@ -45,7 +47,7 @@ def test_a_clock_that_is_wrong_makes_no_duration_negative(ages: list[float]) -> 
 
 
 @given(ages=AGES.filter(bool))
-def test_the_median_is_in_the_bucket_in_which_it_is(ages: list[float]) -> None:
+def test_the_median_is_in_the_right_bucket(ages: list[float]) -> None:
     latencies = Latencies()
     for age in ages:
         latencies.add(age)
@@ -59,14 +61,14 @@ def test_the_median_is_in_the_bucket_in_which_it_is(ages: list[float]) -> None:
     assert median <= min(high, latencies.longest) + 1e-9
 
 
-def test_nothing_has_no_median() -> None:
+def test_without_durations_there_is_no_median() -> None:
     latencies = Latencies(SHORT)
     latencies.add_since([])
     assert latencies.quantile(0.5) is None
     assert (latencies.count, latencies.sum, latencies.longest) == (0, 0, 0)
 
 
-def test_the_sum_of_a_large_batch_is_close() -> None:
+def test_the_sum_of_a_large_batch_is_close_to_exact() -> None:
     ages = [n / 100 for n in range(1000)]
     latencies = Latencies()
     latencies.add_since(added(ages), NOW)
@@ -76,7 +78,7 @@ def test_the_sum_of_a_large_batch_is_close() -> None:
 
 
 @given(batches=st.lists(AGES, max_size=5))
-def test_what_is_taken_is_what_came_since_and_the_counts_go_on(
+def test_take_returns_durations_since_the_last_take_and_keeps_the_totals(
     batches: list[list[float]],
 ) -> None:
     total = Latencies()

@@ -1,4 +1,4 @@
-"""Events as log records: what is repeated about one key is summed up."""
+"""Events as log records: repeated events about one key are summarized."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ MINUTE = timedelta(minutes=1)
 
 
 class Clock:
-    """A clock that the test moves on."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -68,7 +68,7 @@ def about(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
     return [m for m in caplog.messages if what in m]
 
 
-def test_the_first_is_logged_at_once_and_repetitions_as_one_line_with_a_count(
+def test_the_first_event_is_logged_at_once_and_repetitions_as_one_line_with_a_count(
     log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for attempts in range(1, 6):
@@ -92,7 +92,7 @@ def test_another_reason_is_logged_at_once(
     assert len(about(caplog, "topic=a")) == 2
 
 
-def test_an_outage_that_ends_soon_is_no_warning(
+def test_a_short_outage_is_not_a_warning(
     log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for event in (lost(), lost(), BrokerRecovered(), lost()):
@@ -107,7 +107,7 @@ def test_an_outage_that_ends_soon_is_no_warning(
     assert "remedy" not in caplog.text
 
 
-def test_an_outage_that_lasts_is_a_warning_with_a_remedy(
+def test_a_lasting_outage_is_a_warning_with_a_remedy(
     log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_a_lasting_outage_is_logged_even_if_only_warnings_are(
     assert [it.levelname for it in caplog.records] == ["WARNING"]
 
 
-def test_what_is_not_for_logs_is_not_logged(
+def test_fields_excluded_from_logs_are_not_logged(
     log: LogEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -151,7 +151,9 @@ def test_what_is_not_for_logs_is_not_logged(
 @pytest.mark.parametrize(
     "header", [None, "", "nonsense", "00-" + "0" * 32 + "-00f067aa0ba902b7-01"]
 )
-def test_a_header_that_is_no_trace_context_has_no_trace_id(header: str | None) -> None:
+def test_a_header_that_is_not_a_trace_context_has_no_trace_id(
+    header: str | None,
+) -> None:
     assert trace_id_of(header) is None
 
 
@@ -171,7 +173,7 @@ def test_outside_a_span_a_record_keeps_the_trace_of_its_event() -> None:
     assert "span_id" not in record.__dict__
 
 
-def test_without_opentelemetry_a_record_stays_as_it_is(
+def test_without_opentelemetry_a_record_is_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
@@ -180,7 +182,7 @@ def test_without_opentelemetry_a_record_stays_as_it_is(
     assert "trace_id" not in record.__dict__
 
 
-def test_ongoing_events_are_summarized_and_logged_again_after_they_ended(
+def test_ongoing_events_are_summarized_and_logged_anew_after_a_pause(
     log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
@@ -207,7 +209,9 @@ def test_collected_events_are_reported_when_the_observer_ends(
     assert about(caplog, "topic=c")[-1].endswith("repeated=1")
 
 
-async def test_an_idle_process_reports_it_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_collected_events_are_reported_by_an_idle_process_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", "pillarbox")
     told = asyncio.Event()
 
@@ -239,7 +243,7 @@ def test_memory_stays_bounded_with_a_flood_of_keys(
     assert about(caplog, "topic=first")[-1].endswith("repeated=1")
 
 
-def test_a_stack_trace_is_printed_on_lines_of_its_own_and_escaped(
+def test_a_stack_trace_is_printed_on_separate_lines_and_escaped(
     log: LogEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
     about = {"consumer": "billing", "id": uuid7(), "topic": "t", "key": None}
@@ -264,7 +268,7 @@ def test_a_stack_trace_is_printed_on_lines_of_its_own_and_escaped(
     assert "attempts=2" in second.getMessage()
 
 
-def test_a_duration_is_logged_as_it_is_typed(
+def test_a_duration_is_logged_in_the_format_that_users_type(
     log: LogEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "pillarbox")

@@ -1,4 +1,4 @@
-"""The life of a message, as the tables of its databases tell it."""
+"""The life of a message, read from the tables of its databases."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,7 +70,7 @@ def opened(url: str) -> Iterator[AdministrationConnection]:
 
 
 def trace(url: str, id: UUID | str, **options: Any) -> Trace:
-    """Read it as the monitor."""
+    """Read a trace in the role of the monitor."""
     with opened(url) as connection:
         return read_trace({"shop": connection}, str(id), **options)
 
@@ -115,7 +115,7 @@ def test_a_message_was_added_published_delivered_handled_and_acked(
     assert (found.life.waits, found.unknown) == (None, ())
 
 
-def test_a_message_that_nobody_published_says_that_no_relay_runs(
+def test_the_life_of_an_unpublished_message_says_that_no_relay_runs(
     database_url: str,
 ) -> None:
     message = Message("t", b"")
@@ -128,7 +128,7 @@ def test_a_message_that_nobody_published_says_that_no_relay_runs(
     assert "no relay is running" in life.waits
 
 
-def test_refusals_are_told_with_their_reasons_and_what_comes_next(
+def test_refusals_are_shown_with_their_reasons_and_the_next_step(
     database_url: str,
 ) -> None:
     message = Message("t", b"")
@@ -149,7 +149,7 @@ def test_refusals_are_told_with_their_reasons_and_what_comes_next(
     assert "still no such queue" in life.waits
 
 
-def test_a_blocked_message_names_the_one_that_it_waits_behind(
+def test_a_blocked_message_names_the_message_that_blocks_it(
     database_url: str,
 ) -> None:
     head, behind = Message("head", b"", key="k"), Message("behind", b"", key="k")
@@ -164,7 +164,7 @@ def test_a_blocked_message_names_the_one_that_it_waits_behind(
     assert str(head.id) in life.waits
 
 
-def test_a_scheduled_message_keeps_the_moment_at_which_it_was_due(
+def test_a_scheduled_message_keeps_the_time_when_it_was_due(
     database_url: str,
 ) -> None:
     soon = datetime.now(UTC) + timedelta(hours=1)
@@ -183,7 +183,7 @@ def test_a_scheduled_message_keeps_the_moment_at_which_it_was_due(
     assert life.steps[0].due_at == soon
 
 
-def test_a_replay_tells_who_requested_it_and_keeps_the_first_publication(
+def test_a_replay_shows_who_requested_it_and_keeps_the_first_publication(
     database_url: str,
 ) -> None:
     message = Message("t", b"")
@@ -201,7 +201,7 @@ def test_a_replay_tells_who_requested_it_and_keeps_the_first_publication(
     assert life.state is State.PUBLISHED
 
 
-def test_a_dead_letter_of_a_consumer_is_told_until_it_is_discarded(
+def test_a_dead_letter_of_a_consumer_is_shown_until_it_is_discarded(
     database_url: str,
 ) -> None:
     message = Message("t", b"")
@@ -220,12 +220,12 @@ def test_a_dead_letter_of_a_consumer_is_told_until_it_is_discarded(
 
     assert pending.handlings[0].progress is Progress.DEAD_LETTERED
     assert pending.handlings[0].reason == "ValueError: no"
-    # The receipt of the discard is none of a handler.
+    # The receipt written by the discard does not count as handled.
     assert life.handlings[0].progress is Progress.DISCARDED
     assert (life.steps[-1].by, life.steps[-1].reason) == ("ann", "was a test")
 
 
-def test_a_dead_letter_of_the_relay_that_was_retried(database_url: str) -> None:
+def test_a_retried_dead_letter_of_the_relay_is_shown(database_url: str) -> None:
     message = Message("t", b"")
     insert(database_url, message)
     marks.give_up(database_url)
@@ -244,7 +244,7 @@ def test_a_dead_letter_of_the_relay_that_was_retried(database_url: str) -> None:
     assert (retried.attempts, retried.consumer) == (2, None)
 
 
-def test_a_delivery_that_was_given_back_waits(database_url: str) -> None:
+def test_a_nacked_delivery_waits_for_its_redelivery(database_url: str) -> None:
     message = Message("t", b"")
     insert(database_url, message)
     publish(database_url)
@@ -257,7 +257,7 @@ def test_a_delivery_that_was_given_back_waits(database_url: str) -> None:
     assert handling.due_at is not None
 
 
-def test_a_start_without_an_end_and_a_job_are_told(database_url: str) -> None:
+def test_an_unfinished_start_and_a_job_are_shown(database_url: str) -> None:
     message = Message("t", b"")
     insert(database_url, message)
     publish(database_url)
@@ -282,7 +282,7 @@ def test_a_start_without_an_end_and_a_job_are_told(database_url: str) -> None:
     assert (job.consumer, job.progress) == ("reports", Progress.IN_PROGRESS)
 
 
-def test_what_led_to_a_message_and_what_it_caused_are_a_tree(
+def test_the_causes_and_effects_of_a_message_form_a_tree(
     database_url: str,
 ) -> None:
     first = Message("orders.placed", b"")
@@ -336,7 +336,7 @@ def test_messages_that_name_each_other_as_their_cause_are_read_once(
     ["8f14e45f-ceea-467f-9575-30a1c8b1d9a2", "01000000-0000-7000-8000-000000000000"],
     ids=["a random one", "of another year"],
 )
-def test_an_id_that_tells_no_moment_or_a_wrong_one_is_found_in_any_day(
+def test_an_id_with_no_time_or_a_wrong_one_is_found_in_any_partition(
     database_url: str, id: str
 ) -> None:
     execute(
@@ -363,7 +363,7 @@ def test_an_id_that_was_used_twice_shows_both_messages(database_url: str) -> Non
     assert steps(life) == ["added", "added"]
 
 
-def test_a_message_of_now_that_is_nowhere_is_not_found(database_url: str) -> None:
+def test_a_recent_message_that_was_never_stored_is_not_found(database_url: str) -> None:
     assert trace(database_url, Message("t", b"").id).found is Found.NOT_FOUND
 
 
@@ -372,7 +372,9 @@ def test_a_message_of_now_that_is_nowhere_is_not_found(database_url: str) -> Non
     ["01600000-0000-7000-8000-000000000000", "ffffffff-ffff-7fff-bfff-ffffffffffff"],
     ids=["before the first day", "after the year 9999"],
 )
-def test_of_days_that_are_gone_nothing_can_be_known(database_url: str, id: str) -> None:
+def test_a_message_from_outside_the_stored_days_is_not_knowable(
+    database_url: str, id: str
+) -> None:
     found = trace(database_url, id)
 
     assert found.found is Found.NOT_KNOWABLE
@@ -398,7 +400,7 @@ def test_a_dead_letter_outlives_the_message(database_url: str) -> None:
     assert (found.found, steps(found.life)) == (Found.FOUND, ["dead_letter"])
 
 
-def test_a_message_that_was_refused_and_given_up_says_so_once(
+def test_a_message_that_was_refused_and_dead_lettered_says_so_once(
     database_url: str,
 ) -> None:
     message = Message("t", b"")
@@ -426,7 +428,7 @@ def test_a_foreign_id_is_found_among_the_foreign_receipts(database_url: str) -> 
     assert trace(database_url, "evt_3").found is Found.NOT_KNOWABLE
 
 
-def test_the_outbox_and_a_consumer_with_a_database_of_its_own_tell_one_life(
+def test_the_databases_of_outbox_and_consumer_show_one_life(
     database_url: str, server: PostgresServer, template: Template
 ) -> None:
     message = Message("t", b"")
@@ -472,7 +474,7 @@ def test_the_messages_of_a_key_are_found_whatever_their_priority(
     assert newest == lives[:1]
 
 
-def test_the_views_tell_what_the_reader_tells(database_url: str) -> None:
+def test_the_views_show_the_same_steps_as_the_reader(database_url: str) -> None:
     message = Message("t", b"")
     insert(database_url, message)
     defer(database_url, "refused", attempts=1)
@@ -487,7 +489,7 @@ def test_the_views_tell_what_the_reader_tells(database_url: str) -> None:
     life = trace(database_url, message.id).life
     with psycopg.connect(as_role(database_url, "pillarbox_monitor")) as connection:
         connection.execute("SET jit = off")
-        # Moments of two time zones are never equal in an hour that one repeats.
+        # Python never treats times in a repeated hour as equal across time zones.
         connection.execute("SET timezone = 'UTC'")
         rows = connection.execute(IN_VIEWS, {"id": message.id}).fetchall()
 

@@ -1,4 +1,4 @@
-"""Spans of what is added, and that tracing costs nothing where nobody asked for it."""
+"""Added messages get spans, and tracing costs nothing unless it is enabled."""
 
 import ast
 import logging
@@ -64,7 +64,7 @@ with trace.get_tracer("application").start_as_current_span("request"):
 
 
 class Reversing:
-    """A codec, for payloads that nobody is to read in the table."""
+    """A codec that makes payloads in the table unreadable."""
 
     name = "reversing"
 
@@ -83,7 +83,7 @@ def stored(url: str) -> list[dict[str, str]]:
 def added(
     *messages: Message, limits: Limits | None = None, codec: PayloadCodec | None = None
 ) -> list[Message]:
-    """Add to a session without a database, and give the messages that wait in it."""
+    """Add messages to a session without a database; return those pending in it."""
     with Session(create_engine("postgresql+psycopg://")) as session:
         add(session, *messages, limits=limits or Limits(), codec=codec)
         (waiting,) = session.new
@@ -133,7 +133,7 @@ def test_a_context_that_the_caller_set_is_kept_and_has_no_span(spans: Spans) -> 
     assert spans.starting("create") == []
 
 
-def test_the_state_of_the_callers_trace_goes_along(spans: Spans) -> None:
+def test_the_tracestate_of_the_caller_is_propagated(spans: Spans) -> None:
     from opentelemetry import trace
 
     upstream = trace.SpanContext(
@@ -158,7 +158,7 @@ def test_without_create_spans_messages_carry_the_callers_own_context(
     assert spans.starting("create") == []
 
 
-def test_what_is_not_sampled_says_so_to_whoever_handles_it(record: Record) -> None:
+def test_an_unsampled_message_carries_the_unsampled_flag(record: Record) -> None:
     spans = record(sampler=ParentBased(ALWAYS_OFF))
     (message,) = added(ONE)
     flags = int(message.headers["traceparent"][-2:], 16)
@@ -173,7 +173,9 @@ def test_an_encoded_message_has_its_context_in_plain_text(spans: Spans) -> None:
     assert message.headers["traceparent"] == traceparent_of(span)
 
 
-def test_no_message_is_refused_for_want_of_room_for_a_header(spans: Spans) -> None:
+def test_a_message_with_no_room_for_the_header_is_added_without_it(
+    spans: Spans,
+) -> None:
     full = ONE.replace(headers={"x": "y" * 99})
     (message,) = added(full, limits=Limits(max_header_bytes=100))
     assert message == full
@@ -187,7 +189,7 @@ def test_spans_show_neither_payload_nor_key_nor_tenant(spans: Spans) -> None:
         assert hidden not in shown
 
 
-def test_an_application_may_show_more(record: Record) -> None:
+def test_an_application_can_add_attributes(record: Record) -> None:
     spans = record(attributes=lambda message: {"shop.tenant": message.tenant or ""})
     added(ONE)
     span = spans.one("create orders.placed")
@@ -202,7 +204,7 @@ def test_conversation_and_cause_are_shown(spans: Spans) -> None:
     assert about["pillarbox.causation_id"] == str(ONE.id)
 
 
-def test_a_failing_exporter_fails_no_message_and_is_reported_once(
+def test_a_failing_exporter_does_not_fail_messages_and_is_reported_once(
     spans: Spans, caplog: pytest.LogCaptureFixture
 ) -> None:
     spans.provider.add_span_processor(Broken())
@@ -215,7 +217,7 @@ def test_a_failing_exporter_fails_no_message_and_is_reported_once(
     assert "span processors" in record.__dict__["values"]["remedy"]
 
 
-def test_a_failing_description_fails_no_message(
+def test_a_failing_attributes_function_does_not_fail_messages(
     record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
     def describe(message: Message) -> dict[str, str]:
@@ -238,7 +240,9 @@ def test_nothing_is_traced_after_uninstrument(spans: Spans) -> None:
     assert spans.all() == ()
 
 
-def test_a_tenth_of_the_traces_is_a_tenth_of_the_spans(record: Record) -> None:
+def test_sampling_a_tenth_of_the_traces_records_about_a_tenth_of_the_spans(
+    record: Record,
+) -> None:
     spans = record(sampler=ParentBased(TraceIdRatioBased(0.1)))
     for _ in range(300):
         added(ONE)
@@ -264,7 +268,7 @@ def test_opentelemetry_instrument_chooses_the_parent_by_environment(
     assert tracing.tracer is None
 
 
-def test_opentelemetry_instrument_needs_no_line_of_code() -> None:
+def test_opentelemetry_instrument_needs_no_change_to_the_code() -> None:
     script = Path(sys.executable).with_name("opentelemetry-instrument")
     said = subprocess.run(
         [script, sys.executable, "-c", ADD],
@@ -301,12 +305,12 @@ def test_opentelemetry_instrument_traces_a_relay(
     log = relay.log()
     for topic in ("orders.placed", "orders.unknown"):
         assert log.count(f'"name": "retry {topic}"') == 1
-        # Once, though several observers listen to its event.
+        # Only once, although several observers listen to the event.
         assert log.count(f'"name": "dead_letter {topic}"') == 1
     assert '"messaging.system": "postgres"' in log
 
 
-def test_no_process_imports_opentelemetry_by_itself() -> None:
+def test_no_process_imports_opentelemetry_on_its_own() -> None:
     said = subprocess.run(
         [sys.executable, "-c", IMPORTS],
         capture_output=True,
@@ -318,7 +322,7 @@ def test_no_process_imports_opentelemetry_by_itself() -> None:
 
 
 @pytest.mark.parametrize("module", ["outbox/writer.py", "inbox/guard.py"])
-def test_the_hot_path_asks_once_whether_there_is_a_tracer(module: str) -> None:
+def test_the_hot_path_checks_once_for_a_tracer(module: str) -> None:
     tree = ast.parse((ROOT / module).read_text())
     functions = [
         node
@@ -338,7 +342,7 @@ def test_the_hot_path_asks_once_whether_there_is_a_tracer(module: str) -> None:
     assert max(asked.values()) == 1
 
 
-def test_an_adapter_of_somebody_elses_is_named_after_its_class() -> None:
+def test_a_third_party_adapter_is_named_after_its_class() -> None:
     class AcmePublisher:
         pass
 

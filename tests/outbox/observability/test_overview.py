@@ -1,4 +1,4 @@
-"""The overview: what the database says about messages, processes and partitions."""
+"""The overview of messages, processes and partitions, read from the database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def monitor(database_url: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def test_the_backlog_is_what_has_no_final_mark(
+def test_the_backlog_consists_of_messages_without_a_final_mark(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     insert(
@@ -69,7 +69,7 @@ def test_beyond_its_limit_the_backlog_is_estimated(
     assert 35 <= backlog.estimated <= 45
 
 
-def test_its_moments_are_utc_whatever_the_time_zone_of_the_session(
+def test_times_are_in_utc_whatever_the_time_zone_of_the_session(
     monitor: psycopg.Connection,
 ) -> None:
     monitor.execute("SET timezone = 'Europe/Berlin'")
@@ -95,17 +95,23 @@ def test_a_missing_part_is_named_and_does_not_fail_the_others(
 
     overview = read_overview(monitor)
 
-    assert parts(overview) == {"consumers", "blocked", "dead_letters", "jobs", "tables"}
+    assert missing_parts(overview) == {
+        "consumers",
+        "blocked",
+        "dead_letters",
+        "jobs",
+        "tables",
+    }
     assert overview.outbox is not None
     assert [it.side for it in overview.dead_letters] == ["outbox"]
-    assert {it.check for it in overview.findings} >= parts(overview)
+    assert {it.check for it in overview.findings} >= missing_parts(overview)
 
 
-def parts(overview: Overview) -> set[str]:
+def missing_parts(overview: Overview) -> set[str]:
     return {it.part for it in overview.missing}
 
 
-def test_the_monitor_is_told_what_holds_a_partition(
+def test_the_monitor_sees_what_holds_a_partition(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     execute(
@@ -132,7 +138,7 @@ def test_the_monitor_is_told_what_holds_a_partition(
     assert "unsettled" in finding.finding
 
 
-def test_the_lag_of_a_consumer_is_what_it_has_not_acked(
+def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     execute(

@@ -1,4 +1,4 @@
-"""Events become metrics, whatever they are."""
+"""Events of every kind become metrics."""
 
 import asyncio
 import re
@@ -46,9 +46,7 @@ def test_events_are_counted_by_name() -> None:
 
 
 @given(st.lists(st.text()), st.integers(0, 5))
-def test_no_more_topics_have_a_label_than_the_limit(
-    topics: list[str], limit: int
-) -> None:
+def test_at_most_the_limit_of_topics_have_labels(topics: list[str], limit: int) -> None:
     labels = TopicLabels(limit)
     given = [labels.of(topic) for topic in topics]
     assert len({*given} - {OTHER}) <= limit
@@ -63,7 +61,7 @@ def test_topics_beyond_the_limit_are_counted_as_one() -> None:
     assert [labels.of(topic) for topic in "abcda"] == ["a", "b", OTHER, OTHER, "a"]
 
 
-def test_a_topic_that_is_not_text_has_a_label_that_is() -> None:
+def test_a_topic_that_is_not_valid_text_has_a_valid_label() -> None:
     label = TopicLabels().of("a\udcff\n" + "x" * 1000)
     assert label.encode().startswith(b"a\\udcff")
     assert len(label) < 250
@@ -88,14 +86,14 @@ def test_a_histogram_has_cumulative_buckets() -> None:
     assert value(registry, "wait_seconds_sum", who="a") == pytest.approx(9.65)
 
 
-def test_two_metrics_of_one_name_are_refused() -> None:
+def test_two_metrics_with_one_name_are_refused() -> None:
     registry = CollectorRegistry()
     LatencyHistogram("wait_seconds", "Waits.", [], (1,), registry)
     with pytest.raises(ValueError, match="Duplicated"):
         LatencyHistogram("wait_seconds", "Waits.", [], (1,), registry)
 
 
-def test_consumers_are_distinguished() -> None:
+def test_metrics_distinguish_consumers() -> None:
     metrics = PrometheusEvents()
     about = {"id": uuid4(), "topic": "t", "key": None}
     metrics(MessageHandled(consumer="billing", seconds=0.1, **about))  # type: ignore[arg-type]
@@ -131,7 +129,7 @@ def test_dead_letter_metrics_show_the_last_measurement() -> None:
     assert value(metrics.registry, "dead_letter_age_seconds", **origin) is None
 
 
-def watching(
+def serving(
     metrics_listen: str | None, interval: timedelta = timedelta(minutes=1)
 ) -> Watching:
     return Watching(metrics_listen=metrics_listen, metrics_interval=interval)
@@ -141,7 +139,7 @@ async def test_metrics_are_served_on_the_given_address(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
-    assert watching(None).metrics() is None
+    assert serving(None).metrics() is None
     metrics = PrometheusEvents()
     metrics(BatchSettled(published=1, retried=0, dead_lettered=0, seconds=0.1))
     endpoints = Endpoints()
@@ -157,7 +155,7 @@ async def test_metrics_are_served_on_the_given_address(
 
 def test_an_interval_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="metrics-interval=0s: must be above 0s"):
-        watching("0", interval=timedelta(0)).metrics()
+        serving("0", interval=timedelta(0)).metrics()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ def test_an_invalid_address_is_refused(address: str, problem: str) -> None:
         Endpoints().add("metrics", address, PrometheusEvents())
 
 
-def test_metrics_have_names_by_the_conventions_of_prometheus() -> None:
+def test_metric_names_follow_the_conventions_of_prometheus() -> None:
     metrics = PrometheusEvents()
     RelayMetrics(metrics.registry, metrics.topics, RelayCounts())
     ConsumerMetrics(metrics.registry, metrics.topics, ConsumerCounts("billing"))

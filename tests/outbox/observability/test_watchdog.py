@@ -1,4 +1,4 @@
-"""The watchdog ends a process when its event loop is blocked, and only then."""
+"""The watchdog ends a process only if its event loop is blocked."""
 
 import asyncio
 import threading
@@ -12,10 +12,10 @@ from outbox.observability.watchdog import Watchdog
 from tests.fixtures.waiting import wait_for
 
 
-async def test_a_blocked_loop_is_noticed() -> None:
+async def test_a_blocked_loop_is_detected() -> None:
     noticed = threading.Event()
     async with Watchdog(0.05, lambda limit: noticed.set()).watching():
-        noticed.wait(60)  # in the loop's own thread: it can't run
+        noticed.wait(60)  # waits in the loop's own thread, so the loop can't run
     assert noticed.is_set()
 
 
@@ -25,8 +25,8 @@ async def test_a_running_event_loop_is_left_alone(
     looked, noticed = threading.Semaphore(0), threading.Event()
     watched = Watchdog(0.2, lambda limit: noticed.set())
 
-    class Patience(threading.Event):
-        """However slow this machine is, the loop runs between two looks."""
+    class WaitForLoop(threading.Event):
+        """Lets the loop run between two checks, however slow the machine is."""
 
         @override
         def wait(self, timeout: float | None = None) -> bool:
@@ -34,7 +34,7 @@ async def test_a_running_event_loop_is_left_alone(
             looked.release()
             return self.is_set()
 
-    monkeypatch.setattr(watched, "_stopped", Patience())
+    monkeypatch.setattr(watched, "_stopped", WaitForLoop())
     async with watched.watching():
         for _ in range(3 * watchdog._TICKS):
             await asyncio.to_thread(looked.acquire)
@@ -42,6 +42,6 @@ async def test_a_running_event_loop_is_left_alone(
 
 
 @pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf")])
-def test_a_limit_that_is_not_positive_is_refused(limit: float) -> None:
+def test_a_limit_that_is_not_positive_and_finite_is_refused(limit: float) -> None:
     with pytest.raises(ConfigError, match="watchdog="):
         Watchdog(limit)

@@ -1,4 +1,4 @@
-"""The doorbell: writers ring only for sleepers, and no relay sleeps too early."""
+"""The doorbell: writers ring only for sleeping relays, and none sleeps too early."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -40,14 +40,14 @@ def writer(database_url: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def listener(database_url: str) -> Iterator[Connection]:
-    """Hears every ring."""
+    """Return a session that receives every ring."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("LISTEN outbox_message")
         yield connection
 
 
 def rings(listener: Connection) -> list[str]:
-    """The rings so far: our own arrives after those of all earlier commits."""
+    """Return the rings so far: our own notification comes after all earlier ones."""
     listener.execute("SELECT pg_notify('outbox_message', 'asked')")
     heard = []
     for notification in listener.notifies():
@@ -77,7 +77,7 @@ async def test_a_writer_rings_once_for_a_sleeping_relay(
 
         assert await sleeper.wait(LONG)
         assert rings(listener) == [""]
-        # Still armed until it says that it is busy.
+        # The doorbell stays armed until the relay disarms it.
         writer.execute(ADD)
         assert rings(listener) == [""]
 
@@ -114,7 +114,7 @@ async def test_arming_twice_is_the_same_as_once(
         await sleeper.disarm()
         with writer.transaction():
             writer.execute(ADD)
-            # Nothing is left of the first two.
+            # Nothing is left of the first two calls.
             assert not await sleeper.arm()
 
 
@@ -180,7 +180,7 @@ async def test_the_lock_is_released_with_the_connection(database_url: str) -> No
         assert await one.arm()
 
 
-async def test_a_sleeper_that_is_not_rung_wakes_by_itself(database_url: str) -> None:
+async def test_a_sleeping_relay_wakes_without_a_ring(database_url: str) -> None:
     async with bell(database_url) as sleeper:
         assert await sleeper.arm()
 

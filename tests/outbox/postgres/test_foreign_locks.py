@@ -1,4 +1,4 @@
-"""Any session can take our advisory locks: this is detected and reported by name."""
+"""A foreign session that holds our advisory locks is detected and reported by name."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ INBOX_BELL_SHARED = INBOX_BELL.replace("pg_advisory_lock", "pg_advisory_lock_sha
 
 @pytest.fixture
 def mallory(database_url: str) -> Iterator["psycopg.Connection[tuple[object, ...]]"]:
-    """A session of a role that may connect, and nothing else."""
+    """Connect as a role that can connect and do nothing else."""
     execute(database_url, "DROP ROLE IF EXISTS mallory")
     execute(database_url, "CREATE ROLE mallory LOGIN")
     with psycopg.connect(
@@ -76,7 +76,7 @@ def mallory(database_url: str) -> Iterator["psycopg.Connection[tuple[object, ...
 
 @pytest.fixture
 def importer_url(database_url: str) -> Iterator[str]:
-    """As a role that writes, and that no relay trusts."""
+    """Return the URL of a role that writes and that no relay trusts."""
     execute(database_url, "DROP ROLE IF EXISTS importer")
     execute(database_url, "CREATE ROLE importer LOGIN IN ROLE pillarbox_application")
     yield database_url.replace("postgres@", "importer@")
@@ -85,7 +85,7 @@ def importer_url(database_url: str) -> Iterator[str]:
 
 
 class Watched:
-    """A lease that records the sessions in its way."""
+    """A lease that records the sessions that obstruct it."""
 
     def __init__(self, url: str, patience: timedelta = SECOND) -> None:
         self.told: asyncio.Queue[Obstruction] = asyncio.Queue()
@@ -153,7 +153,7 @@ async def test_a_relay_without_lanes_names_the_foreign_session_until_it_is_gone(
         await publisher.until_acked(1)
 
 
-async def test_the_holder_of_the_doorbell_is_reported_and_polling_goes_on(
+async def test_the_holder_of_the_doorbell_is_reported_and_polling_continues(
     database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
 ) -> None:
     mallory.execute(BELL)
@@ -167,7 +167,7 @@ async def test_the_holder_of_the_doorbell_is_reported_and_polling_goes_on(
         assert relay.events.of(LanesWithheld) == []
 
 
-async def test_a_session_that_blocks_the_doorbell_is_reported_but_not_a_writer(
+async def test_a_session_that_blocks_the_doorbell_is_reported_but_a_writer_is_not(
     database_url: str,
     importer_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
@@ -188,7 +188,7 @@ async def test_a_session_that_blocks_the_doorbell_is_reported_but_not_a_writer(
             assert len(relay.events.of(DoorbellHeld)) == 1
 
 
-async def test_a_foreign_session_among_the_members_takes_no_share(
+async def test_a_foreign_session_among_the_members_gets_no_share_of_the_lanes(
     database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
 ) -> None:
     mallory.execute(JOINED)
@@ -216,7 +216,7 @@ async def test_more_relays_than_lanes_do_not_obstruct_each_other(
     database_url: str,
 ) -> None:
     lanes = "SELECT pg_advisory_lock(%s, lane) FROM unnest(%s::int[]) lane"
-    # Of 17 members each of 16 holds one lane of each priority.
+    # Of 17 members, 16 each hold one lane of every priority.
     sessions = [psycopg.connect(database_url, autocommit=True) for _ in range(16)]
     try:
         for number, session in enumerate(sessions):
@@ -233,7 +233,7 @@ async def test_more_relays_than_lanes_do_not_obstruct_each_other(
             session.close()
 
 
-async def receive_for_ever(source: PostgresSource) -> None:
+async def receive_forever(source: PostgresSource) -> None:
     while True:
         await source.receive(limit=1)
 
@@ -250,7 +250,7 @@ async def test_a_consumer_without_lanes_names_the_foreign_session_until_it_is_go
     )
     async with asyncio.timeout(60), source:
         with pytest.raises(BrokerUnavailableError, match=r"role mallory.*REVOKE"):
-            await receive_for_ever(source)
+            await receive_forever(source)
         mallory.close()
         async with PostgresPublisher.from_url(database_url) as publisher:
             await publisher.publish([Message("orders", b"")])
@@ -261,7 +261,7 @@ async def test_a_consumer_without_lanes_names_the_foreign_session_until_it_is_go
             await answer_after(0.01)
 
 
-async def test_a_consumer_without_one_lane_names_the_foreign_session_and_goes_on(
+async def test_a_consumer_missing_one_lane_names_the_foreign_session_and_continues(
     database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
 ) -> None:
     mallory.execute("SELECT pg_advisory_lock(%s, 3)", [consumer_class("billing")])
@@ -302,7 +302,7 @@ async def test_a_retry_schedule_names_the_foreign_session_that_stops_it(
     mallory: "psycopg.Connection[tuple[object, ...]]",
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of a consumer whose broker is not PostgreSQL, and which has no subscription."""
+    """The consumer's broker is not PostgreSQL, so it has no subscription."""
     give_up(database_url, Message("orders", b""), schema="inbox")
     lock = "SELECT pg_advisory_lock(%s, %s)"
     mallory.execute(lock, [consumer_class("billing"), int(Lock.DEAD_LETTERS)])
@@ -355,7 +355,7 @@ async def test_a_relays_retry_schedule_names_the_foreign_session_that_stops_it(
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_dead_letter_is_written_late_and_not_in_silence_if_its_lock_is_held(
+async def test_a_dead_letter_whose_lock_is_held_is_written_late_and_reported(
     driver: str,
     database_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
@@ -381,7 +381,7 @@ async def test_a_dead_letter_is_written_late_and_not_in_silence_if_its_lock_is_h
 
 
 def findings(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What the doctor finds about locks, and its remedy, by severity."""
+    """Return the doctor's findings about locks with their remedies, by severity."""
     main(["doctor", "--json", "--database", url])
     report = json.loads(capsys.readouterr().out)
     return {
@@ -436,7 +436,7 @@ def test_the_doctor_names_foreign_sessions_with_a_doorbell(
     assert f"SELECT pg_terminate_backend({pid});" in found["warning"]
 
 
-def test_the_doctor_takes_nobody_who_writes_for_one_that_keeps_a_doorbell(
+def test_the_doctor_does_not_report_a_writer_as_blocking_the_doorbell(
     database_url: str, importer_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, "GRANT USAGE ON SCHEMA inbox TO importer")
@@ -446,7 +446,7 @@ def test_the_doctor_takes_nobody_who_writes_for_one_that_keeps_a_doorbell(
         psycopg.connect(importer_url) as inbox,
     ):
         outbox.execute("SELECT outbox.add('long import', ''::bytea)")
-        # Even a statement that inserts no row rings.
+        # Even a statement that inserts no row rings the doorbell.
         inbox.execute("INSERT INTO inbox.delivery (seq) SELECT 1 WHERE false")
         assert set(findings(database_url, capsys)) == {"hint"}
 

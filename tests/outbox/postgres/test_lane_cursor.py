@@ -1,4 +1,4 @@
-"""The floor of a lane: how far it rises, and what lowers it."""
+"""How far the floor of a lane rises, and what lowers it."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,12 +6,12 @@ from outbox.postgres.lane_cursor import LaneCursor, Snapshot
 from relay.lanes.lane import Lane
 
 QUIET = Snapshot(xmin=7, next_xid=7)
-"""No transaction is open."""
+"""A snapshot taken while no transaction is open."""
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def looked(cursor: LaneCursor, *seqs: int) -> None:
-    """Look that often while no transaction is open."""
+    """Finish a look at each of these seqs, while no transaction is open."""
     for seq in seqs:
         cursor.looked(seq, QUIET)
 
@@ -38,13 +38,13 @@ def test_the_floor_does_not_rise_above_the_end_of_the_later_look() -> None:
     assert cursor.floor == 5
 
 
-def test_rows_left_by_a_short_look_are_passed_by_a_later_one() -> None:
+def test_a_later_look_moves_past_rows_that_a_short_look_left() -> None:
     cursor = LaneCursor()
     cursor.looked(10, Snapshot(xmin=5, next_xid=9))
     cursor.looked(4, Snapshot(xmin=9, next_xid=20))
     assert cursor.floor == 4
 
-    # Transactions that opened in between don't matter to what was seen before them.
+    # Transactions that began later don't affect rows that were read before them.
     cursor.looked(12, Snapshot(xmin=9, next_xid=20))
 
     assert cursor.floor == 10
@@ -74,7 +74,7 @@ def test_a_rewind_between_looks_lowers_the_floor_once() -> None:
     assert cursor.floor == 40
 
 
-def test_a_rewind_lowers_the_bound_in_time_too() -> None:
+def test_a_rewind_lowers_the_time_bound_too() -> None:
     lane = Lane(16)
     lane.refresh(None, NOW)
 
@@ -83,7 +83,7 @@ def test_a_rewind_lowers_the_bound_in_time_too() -> None:
     assert lane.oldest == NOW - timedelta(days=3)
 
 
-def test_a_running_look_at_the_head_does_not_undo_a_rewind_in_time() -> None:
+def test_a_running_look_at_the_head_does_not_undo_a_rewind_of_the_time_bound() -> None:
     lane = Lane(16)
     lane.rewind(5, NOW - timedelta(days=3))
 

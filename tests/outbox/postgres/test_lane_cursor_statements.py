@@ -1,4 +1,4 @@
-"""What the lane cursor learns about open transactions from the statements."""
+"""The statements tell the lane cursor which transactions are open."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,8 +53,8 @@ def parameters() -> dict[str, Any]:
 
 
 @contextmanager
-def writing(url: str) -> Iterator[int]:
-    """Keep a transaction open that has an id."""
+def open_writer(url: str) -> Iterator[int]:
+    """Keep a transaction open and yield its id."""
     with psycopg.connect(conninfo(url)) as writer:
         row = writer.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
         assert row is not None
@@ -77,11 +77,11 @@ async def test_a_look_reads_an_xid_above_all_open_ones_without_assigning_one(
     insert(database_url, Message("orders", b""))
     execute(database_url, DELIVERY)
     async with await connect(database_url, application_name="test") as connection:
-        # The second writer is above everything that has ended: xmax doesn't cover it.
-        with writing(database_url) as first, writing(database_url) as last:
+        # The second writer's xid is above all that have ended: xmax doesn't cover it.
+        with open_writer(database_url) as first, open_writer(database_url) as last:
             if in_transaction:
                 await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-                # Whatever began since the snapshot was taken may be counted as well.
+                # Transactions that begin after the snapshot can be counted, too.
                 await connection.execute("SELECT")
             cursor = await connection.execute(load(package, name), parameters())
             row = await cursor.fetchone()

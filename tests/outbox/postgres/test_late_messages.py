@@ -1,4 +1,4 @@
-"""How late a message may come, compared with how long its day is kept."""
+"""How late a message can arrive, compared with how long its receipts are kept."""
 
 from datetime import timedelta
 
@@ -19,7 +19,7 @@ def test_longer_retries_need_a_longer_retention() -> None:
 
 
 @pytest.mark.parametrize(("kept", "longer"), [(14, " 15d"), (15, ""), (60, "")])
-def test_retries_that_outlast_the_minimum_are_found_with_the_command_to_paste(
+def test_retries_that_outlast_the_minimum_are_reported_with_the_command_to_run(
     kept: int, longer: str
 ) -> None:
     minimums = [

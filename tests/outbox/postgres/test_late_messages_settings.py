@@ -1,4 +1,4 @@
-"""Relay and consumer compare their retries with what the database keeps."""
+"""Relay and consumer compare their retries with the retention in the database."""
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -23,12 +23,12 @@ PATIENT = RetryPolicy(max_attempts=100, max_delay=timedelta(hours=2))
 AFTER = timedelta(days=6, hours=200, minutes=40)
 
 
-async def of_relay(url: str, retry: RetryPolicy) -> RecordedEvents:
+async def events_of_relay(url: str, retry: RetryPolicy) -> RecordedEvents:
     async with relaying(url, ScriptedPublisher(), retry=retry) as relay:
         return relay.events
 
 
-async def of_sync_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
+async def events_of_sync_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
     with sessions_of(url) as sessions:
         consumer = Consumer(MemorySource(), sessions, name="billing", retry=retry)
         consumer.handles("orders")(lambda _session, _message: None)
@@ -36,7 +36,7 @@ async def of_sync_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
             return events
 
 
-async def of_async_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
+async def events_of_async_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
     async def handle(_session: object, _message: object) -> None: ...
 
     async with async_sessions_of(url, "asyncpg") as sessions:
@@ -48,7 +48,7 @@ async def of_async_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
 
 @pytest.mark.parametrize(
     "events_of",
-    [of_relay, of_sync_consumer, of_async_consumer],
+    [events_of_relay, events_of_sync_consumer, events_of_async_consumer],
     ids=lambda f: f.__name__,
 )
 async def test_retries_that_outlast_the_receipts_are_reported_until_retention_is_raised(
@@ -65,5 +65,5 @@ async def test_retries_that_outlast_the_receipts_are_reported_until_retention_is
 
 
 async def test_default_retries_do_not_warn_about_receipts(database_url: str) -> None:
-    events = await of_relay(database_url, RetryPolicy())
+    events = await events_of_relay(database_url, RetryPolicy())
     assert not events.of(RetentionTooShort)

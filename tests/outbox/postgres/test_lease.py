@@ -1,4 +1,4 @@
-"""Leases of lanes: shared fairly, lost with the session, taken by who is left."""
+"""Lanes are shared fairly; a lost session's lanes go to the remaining members."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ CLASS = 4711
 
 
 class Member:
-    """A lease that records changes of its lanes."""
+    """A lease that records which lanes it holds."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Member:
         self._changed.set()
 
     async def has(self, count: int) -> set[int]:
-        """Wait until it holds that many."""
+        """Wait until the member holds this many lanes, and return them."""
         async with asyncio.timeout(10):
             while len(self.held) != count:
                 self._changed.clear()
@@ -76,7 +76,7 @@ async def member(
 
 
 @asynccontextmanager
-async def beating_by_hand(url: str, name: str) -> AsyncIterator[Member]:
+async def member_with_manual_heartbeat(url: str, name: str) -> AsyncIterator[Member]:
     """A member that sends a heartbeat only on demand."""
     joined = Member(url, name)
     await joined.lease.beat()
@@ -157,7 +157,7 @@ async def test_lanes_in_use_are_not_released(database_url: str) -> None:
             one.lease.leave(range(4))
             theirs = await other.has(4)
             assert theirs <= set(range(16))
-            # What is to be given back is not claimed from any more.
+            # Lanes that are to be released are not claimed from.
             assert len(one.lease.lanes) < len(one.held)
             assert one.lease.holds(range(4, 32))
             one.lease.leave(range(32))
@@ -165,7 +165,7 @@ async def test_lanes_in_use_are_not_released(database_url: str) -> None:
             await other.has(16)
 
 
-async def test_a_member_whose_session_ends_loses_all_and_takes_them_again(
+async def test_a_member_whose_session_ends_loses_all_lanes_and_takes_them_again(
     database_url: str,
 ) -> None:
     async with member(database_url, "one") as one:
@@ -177,7 +177,7 @@ async def test_a_member_whose_session_ends_loses_all_and_takes_them_again(
         await one.has(32)
 
 
-async def test_the_lanes_of_a_session_that_ends_go_to_the_other(
+async def test_the_lanes_of_a_session_that_ends_go_to_the_other_member(
     database_url: str,
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as session:
@@ -196,13 +196,13 @@ async def test_the_lanes_of_a_session_that_ends_go_to_the_other(
 async def test_the_server_ends_the_lease_of_a_member_without_heartbeats(
     database_url: str,
 ) -> None:
-    async with beating_by_hand(database_url, "frozen") as frozen:
+    async with member_with_manual_heartbeat(database_url, "frozen") as frozen:
         assert len(frozen.held) == 32
 
         async with member(database_url, "other") as other:
             await other.has(32)
 
-        # It has not noticed, but knows that it must not use them any more.
+        # It has not noticed the loss, but knows that it must not use the lanes.
         assert len(frozen.held) == 32
         assert not frozen.lease.holds([0])
         assert frozen.lease.lanes == frozenset()
@@ -214,7 +214,7 @@ async def test_a_lease_expires_locally_before_the_server_ends_it(
     database_url: str,
 ) -> None:
     try_lane = f"SELECT pg_try_advisory_lock({CLASS}, 0)"
-    async with beating_by_hand(database_url, "frozen") as frozen:
+    async with member_with_manual_heartbeat(database_url, "frozen") as frozen:
         with psycopg.connect(database_url, autocommit=True) as watcher:
             taken = believed = False
             while not taken:
@@ -233,6 +233,6 @@ async def test_priority_classes_share_no_lane(database_url: str) -> None:
         assert one.lease.lanes == set(range(32))
 
 
-def test_a_limit_too_short_to_keep_is_refused() -> None:
+def test_a_limit_below_a_second_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lease=.*must be at least 1s"):
         Member("postgresql://unused", "short", timedelta(milliseconds=999))

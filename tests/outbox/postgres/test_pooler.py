@@ -1,4 +1,4 @@
-"""A pooler in transaction mode is found, and refused by all that need a session."""
+"""A pooler in transaction mode is detected and refused if a session is needed."""
 
 import json
 import threading
@@ -54,7 +54,7 @@ COMMANDS = (
 
 @contextmanager
 def sessions_in_pool(url: str, count: int) -> Iterator[None]:
-    """Make the pool open this many sessions, all idle again."""
+    """Make the pool open this many sessions, and leave them idle."""
     with ExitStack() as stack:
         connections = [
             stack.enter_context(psycopg.connect(conninfo(url))) for _ in range(count)
@@ -67,8 +67,8 @@ def sessions_in_pool(url: str, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def busy(url: str, clients: int) -> Iterator[None]:
-    """Let clients take and give back sessions as fast as they can."""
+def busy_clients(url: str, clients: int) -> Iterator[None]:
+    """Let clients take and return sessions as fast as they can."""
     stop = threading.Event()
     rounds = [0] * clients
 
@@ -93,7 +93,7 @@ def busy(url: str, clients: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("in_turns", [0, 1])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_a_pooler_is_found_however_it_assigns_sessions(
+def test_a_pooler_is_detected_however_it_assigns_sessions(
     count: int, in_turns: int, pooled: Pooled
 ) -> None:
     url = pooled("transaction", server_round_robin=in_turns)
@@ -101,23 +101,23 @@ def test_a_pooler_is_found_however_it_assigns_sessions(
         for _ in range(5):
             with pytest.raises(PoolerError, match=REFUSAL):
                 refuse_pooler(url)
-    # The check left nothing behind in the session for its next client.
+    # The check left no state in the session for its next client.
     assert execute(url, "SHOW search_path") == [('"$user", public',)]
 
 
 @pytest.mark.parametrize("in_turns", [0, 1])
-def test_a_busy_pooler_is_found(
+def test_a_busy_pooler_is_detected(
     in_turns: int, pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pooler, "RING_LIMIT", 2.0)
     url = pooled("transaction", server_round_robin=in_turns, default_pool_size=4)
-    with busy(url, 3):
+    with busy_clients(url, 3):
         for _ in range(10):
             with pytest.raises(PoolerError):
                 refuse_pooler(url)
 
 
-def test_a_pooler_in_statement_mode_is_found(
+def test_a_pooler_in_statement_mode_is_detected(
     pooled: Pooled,
 ) -> None:
     with pytest.raises(PoolerError):
@@ -159,13 +159,13 @@ def test_a_pool_with_a_single_session_is_reported_as_too_small(
         refuse_pooler(pooled("session", default_pool_size=1))
 
 
-async def test_a_pooler_is_looked_for_inside_a_running_loop_too(pooled: Pooled) -> None:
+async def test_a_pooler_is_detected_inside_a_running_loop_too(pooled: Pooled) -> None:
     with pytest.raises(PoolerError):
         refuse_pooler(pooled("transaction"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_refuses_it_names_the_remedy_and_changes_nothing(
+def test_a_command_refuses_a_pooler_names_the_remedy_and_changes_nothing(
     command: str, pooled: Pooled, database_url: str, capsys: Capture
 ) -> None:
     ((ahead,),) = execute(
@@ -187,7 +187,7 @@ def test_a_command_refuses_it_names_the_remedy_and_changes_nothing(
     assert execute(url, "SELECT current_user = session_user") == [(True,)]
 
 
-def test_the_doctor_finds_it_and_stops_there(pooled: Pooled, capsys: Capture) -> None:
+def test_the_doctor_reports_a_pooler_and_stops(pooled: Pooled, capsys: Capture) -> None:
     url = pooled("transaction")
 
     assert main(["doctor", "--json", "--database", url]) == 3
@@ -200,7 +200,7 @@ def test_the_doctor_finds_it_and_stops_there(pooled: Pooled, capsys: Capture) ->
     assert "the URL of PostgreSQL itself" in finding["remedy"]
 
 
-def test_commands_work_through_one_in_session_mode(
+def test_commands_work_through_a_pooler_in_session_mode(
     pooled: Pooled, capsys: Capture
 ) -> None:
     url = pooled("session")
@@ -210,7 +210,7 @@ def test_commands_work_through_one_in_session_mode(
     assert "ok       pooler\n" in capsys.readouterr().out
 
 
-async def test_a_relay_refuses_it_and_publishes_nothing(
+async def test_a_relay_refuses_a_pooler_and_publishes_nothing(
     pooled: Pooled, database_url: str
 ) -> None:
     insert(database_url, Message("orders", b""))
@@ -231,7 +231,7 @@ async def test_a_relay_works_through_a_pooler_in_session_mode(
     assert publisher.messages == [message]
 
 
-async def test_a_source_refuses_it_and_subscribes_to_nothing(
+async def test_a_source_refuses_a_pooler_and_subscribes_to_nothing(
     pooled: Pooled, database_url: str
 ) -> None:
     source = PostgresSource(
@@ -243,7 +243,7 @@ async def test_a_source_refuses_it_and_subscribes_to_nothing(
     assert execute(database_url, "SELECT * FROM inbox.subscription") == []
 
 
-async def test_a_source_works_through_one_in_session_mode(
+async def test_a_source_works_through_a_pooler_in_session_mode(
     pooled: Pooled, database_url: str
 ) -> None:
     async with PostgresSource(
@@ -256,7 +256,7 @@ async def test_a_source_works_through_one_in_session_mode(
         await delivery.ack()
 
 
-async def test_a_publisher_to_postgresql_refuses_it(pooled: Pooled) -> None:
+async def test_a_publisher_to_postgresql_refuses_a_pooler(pooled: Pooled) -> None:
     with pytest.raises(PoolerError, match=REMEDY):
         async with PostgresPublisher(pooled("transaction")):
             pass

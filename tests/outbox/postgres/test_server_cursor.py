@@ -1,4 +1,4 @@
-"""A cursor of the server is closed whatever happens meanwhile."""
+"""A server-side cursor is closed whatever happens."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ MANY = "SELECT generate_series(1, 100000)"
 SLEEPS = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
 
 
-async def test_it_reads_in_parts_and_is_closed(database_url: str) -> None:
+async def test_a_server_cursor_reads_in_parts_and_is_closed(database_url: str) -> None:
     async with await connect(database_url, application_name="test") as connection:
         async with connection.transaction(), server_cursor(connection, "a") as cursor:
             await cursor.execute(MANY)
@@ -23,7 +23,9 @@ async def test_it_reads_in_parts_and_is_closed(database_url: str) -> None:
         assert cursor.closed
 
 
-async def test_it_is_closed_if_its_connection_is_lost(database_url: str) -> None:
+async def test_a_server_cursor_is_closed_if_its_connection_is_lost(
+    database_url: str,
+) -> None:
     async with await connect(database_url, application_name="test") as connection:
         cursors = []
 
@@ -43,7 +45,9 @@ async def test_it_is_closed_if_its_connection_is_lost(database_url: str) -> None
         assert cursors[0].closed
 
 
-async def test_it_is_closed_if_its_task_is_cancelled(database_url: str) -> None:
+async def test_a_server_cursor_is_closed_if_its_task_is_cancelled(
+    database_url: str,
+) -> None:
     async with await connect(database_url, application_name="test") as connection:
         cursors = []
 

@@ -1,4 +1,4 @@
-"""Settings of ALTER DATABASE stop none of our processes and commands."""
+"""No setting of ALTER DATABASE breaks our processes and commands."""
 
 from datetime import datetime, timedelta
 
@@ -31,7 +31,7 @@ from tests.outbox.administration.test_upkeep import old_partition
 ODD = {
     "DateStyle": "SQL, DMY",
     "IntervalStyle": "iso_8601",
-    # Its letters, IST, are those of Israel to PostgreSQL.
+    # PostgreSQL reads its abbreviation, IST, as Israel Standard Time.
     "TimeZone": "Asia/Kolkata",
     "bytea_output": "escape",
     "extra_float_digits": "-15",
@@ -52,7 +52,9 @@ def odd_url(server: PostgresServer, database_url: str) -> str:
     return make_odd(server, database_url)
 
 
-async def test_sessions_of_our_own_have_settings_of_their_own(odd_url: str) -> None:
+async def test_our_own_sessions_override_the_settings_of_the_database(
+    odd_url: str,
+) -> None:
     settings = "SELECT name, setting FROM pg_settings WHERE name = ANY (%s)"
     async with await connect(odd_url, application_name="settings") as connection:
         found = await (await connection.execute(settings, [list(ODD)])).fetchall()
@@ -156,7 +158,7 @@ def test_a_migration_makes_partitions_at_midnight_utc(
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_consumer_handles_and_retries_in_sessions_of_the_users(
+async def test_a_consumer_handles_and_retries_in_the_users_sessions(
     odd_url: str, driver: str
 ) -> None:
     styles = []
@@ -182,7 +184,7 @@ async def test_a_consumer_handles_and_retries_in_sessions_of_the_users(
             found = await find(retrier, Criteria())
             assert await retry_all(retrier, found) == RetryCounts(succeeded=1)
 
-    # In a retry the handler's own moments are still read as day, month, year.
+    # In a retry, the handler's own dates are still read as day, month, year.
     assert {style.rpartition(", ")[2] for style in styles} == {"DMY"}
 
 
@@ -191,7 +193,7 @@ REFUSED = psycopg.errors.CheckViolation
 
 
 @pytest.mark.parametrize("moment", BEYOND)
-def test_a_moment_that_python_cannot_read_is_refused(
+def test_a_timestamp_that_python_cannot_read_is_refused(
     database_url: str, moment: str
 ) -> None:
     fill(database_url)
@@ -222,7 +224,7 @@ def test_a_moment_that_python_cannot_read_is_refused(
         )
 
 
-def test_a_moment_before_the_first_is_refused_by_add() -> None:
+def test_add_refuses_a_timestamp_before_the_year_1() -> None:
     first, before = (
         datetime.fromisoformat(f"0001-01-01T00:00:00{zone}")
         for zone in ("+00:00", "+05:00")

@@ -1,4 +1,4 @@
-"""What needs no session of its own works through a pooler in transaction mode."""
+"""Features that need no session work through a pooler in transaction mode."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -33,21 +33,21 @@ from tests.fixtures.postgres import one_at_a_time
 from tests.fixtures.relay import execute, running, unsettled
 from tests.fixtures.waiting import wait_for
 
-# More than psycopg executes a statement before it prepares it.
+# More often than psycopg executes a statement before preparing it.
 ROUNDS = 12
 DEFAULT_PATH = '"$user", public'
 
 
 @pytest.fixture
 def url(pooled: Pooled, database_url: str) -> str:
-    """Through a pool whose sessions are dealt out in turns."""
+    """Return the URL of a pool that assigns its sessions in turns."""
     execute(database_url, "CREATE TABLE effect (what text)")
     return pooled("transaction", server_round_robin=1, max_client_conn=100)
 
 
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
-    """As the documentation says for psycopg."""
+    """Create an engine as documented for psycopg."""
     engine = create_engine(
         sqlalchemy_url(url), connect_args={"prepare_threshold": None}
     )
@@ -59,7 +59,7 @@ def engine(url: str) -> Iterator[Engine]:
 async def async_sessions(
     url: str, request: pytest.FixtureRequest
 ) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
-    """As the documentation says for each driver."""
+    """Create sessions as documented for each driver."""
     if request.param == "psycopg":
         engine = create_async_engine(
             sqlalchemy_url(url), connect_args={"prepare_threshold": None}
@@ -105,7 +105,7 @@ async def test_messages_are_added_by_async_sessions(
 
     await asyncio.gather(*map(write, range(4)))
     assert unsettled(database_url) == 4 * ROUNDS
-    # Nothing stays behind in a session that others get next.
+    # No prepared statement is left in a session for its next client.
     prepared = "SELECT name FROM pg_prepared_statements"
     assert [execute(url, prepared) for _ in range(ROUNDS)] == [[]] * ROUNDS
 
@@ -165,7 +165,7 @@ async def test_handlers_work_through_a_pooler_if_the_broker_url_is_direct(
     assert receipts(database_url) == ROUNDS * 2
 
 
-async def test_long_handlers_work_through_it(
+async def test_long_handlers_work_through_a_pooler(
     async_sessions: async_sessionmaker[AsyncSession], database_url: str
 ) -> None:
     message = Message(jobs.TOPIC, b"")
@@ -186,7 +186,7 @@ async def test_long_handlers_work_through_it(
     assert unsettled(database_url) == 1
 
 
-def test_commands_of_one_statement_work_through_it(
+def test_commands_of_one_statement_work_through_a_pooler(
     url: str, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topics = [f"orders.{number}" for number in range(ROUNDS)]
@@ -200,11 +200,11 @@ def test_commands_of_one_statement_work_through_it(
 
 
 def paths(url: str) -> set[str]:
-    """Return the state that the pool's sessions keep for their next clients."""
+    """Return the search paths that the pool's sessions keep for their next clients."""
     return {execute(url, "SHOW search_path")[0][0] for _ in range(ROUNDS)}
 
 
-def test_a_migration_in_a_transaction_of_its_own_works_through_it(
+def test_a_migration_in_its_own_transaction_works_through_a_pooler(
     empty_database_url: str, server: PostgresServer
 ) -> None:
     with pgbouncer(empty_database_url, "transaction", server_round_robin=1) as url:

@@ -1,4 +1,4 @@
-"""What `outbox.testing.added` sees of a session."""
+"""`outbox.testing.added` returns the messages added to a session."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +35,7 @@ def session(database_url: str) -> Iterator[Session]:
     engine.dispose()
 
 
-def test_pending_and_flushed_in_order(session: Session) -> None:
+def test_pending_and_flushed_messages_are_returned_in_order(session: Session) -> None:
     assert added(session) == []
     outbox.add(session, A)
     assert added(session) == [A]
@@ -45,7 +45,7 @@ def test_pending_and_flushed_in_order(session: Session) -> None:
     assert added(session) == [A, B, C]
 
 
-def test_by_topic(session: Session) -> None:
+def test_messages_can_be_filtered_by_topic(session: Session) -> None:
     outbox.add(session, A, B)
     session.flush()
     outbox.add(session, A)
@@ -55,7 +55,7 @@ def test_by_topic(session: Session) -> None:
     assert added(session, "c") == []
 
 
-def test_committed_messages_stay_and_are_seen_once(session: Session) -> None:
+def test_committed_messages_stay_and_are_returned_once(session: Session) -> None:
     outbox.add(session, A)
     session.commit()
     outbox.add(session, B)
@@ -68,7 +68,7 @@ def test_committed_messages_stay_and_are_seen_once(session: Session) -> None:
 @pytest.mark.parametrize("flushed", [False, True])
 @pytest.mark.pillarbox_allow_unsent
 @pytest.mark.parametrize("end", ["rollback", "close", "reset"])
-def test_rolled_back_messages_are_not_seen(
+def test_rolled_back_messages_are_not_returned(
     session: Session, end: str, flushed: bool
 ) -> None:
     outbox.add(session, A)
@@ -120,7 +120,7 @@ async def test_messages_of_a_committed_async_session_are_returned(
     await engine.dispose()
 
 
-def test_messages_added_by_a_listener_during_the_flush_are_seen(
+def test_messages_added_by_a_listener_during_the_flush_are_returned(
     session: Session,
 ) -> None:
     def announce(session: Session, *_: Any) -> None:
@@ -141,6 +141,6 @@ def test_a_role_without_read_privilege_does_not_interfere(session: Session) -> N
     assert added(session) == [A, B]
 
 
-def test_anything_but_a_session_is_refused_here() -> None:
+def test_an_argument_that_is_not_a_session_is_refused_by_added() -> None:
     with pytest.raises(NotASessionError):
         added(object())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Dead letters on the page: groups, filters, one with its contents."""
+"""Dead letters on the page: groups, filters, and the contents of one."""
 
 import html
 import re
@@ -18,7 +18,7 @@ PAYLOAD = {"card": "4111", "name": "Jane <b>"}
 
 
 def shown(text: str) -> str:
-    """The text of a page, without its tags."""
+    """Return the text of a page without its tags."""
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
 
 
@@ -35,7 +35,9 @@ def test_dead_letters_of_both_sides_are_grouped_by_reason_with_counts(
     assert "1 no such customer consumer:billing inbox t" in text
 
 
-def test_a_window_says_whether_there_are_others_from_before(database_url: str) -> None:
+def test_a_time_window_says_whether_there_are_older_dead_letters(
+    database_url: str,
+) -> None:
     give_up(database_url, Message("now", 1))
     give_up(database_url, Message("before", 1), age=timedelta(days=2))
     with browsing(database_url) as browser:
@@ -96,7 +98,9 @@ def test_filters_are_combined(database_url: str, query: str, found: set[str]) ->
     assert {ids[id] for id in listed} == found
 
 
-def test_the_list_goes_on_where_its_page_ends(database_url: str) -> None:
+def test_the_next_page_of_the_list_continues_where_the_last_one_ended(
+    database_url: str,
+) -> None:
     give_up(database_url, *[Message(f"t{n}", 1) for n in range(30)])
     give_up(database_url, *[Message(f"t{n}", 1) for n in range(30)], schema="inbox")
     seen: list[str] = []
@@ -122,14 +126,16 @@ def test_the_list_goes_on_where_its_page_ends(database_url: str) -> None:
         f"topic={'x' * 3000}",
     ],
 )
-def test_a_filter_that_can_not_be_is_explained(database_url: str, query: str) -> None:
+def test_the_error_for_an_invalid_filter_names_it(
+    database_url: str, query: str
+) -> None:
     with browsing(database_url) as browser:
         text = browser.get(f"/dead-letters?{query}")
     assert browser.status == 400
     assert query.partition("=")[0] in shown(text)
 
 
-def test_hostile_values_of_rows_are_text(database_url: str) -> None:
+def test_hostile_values_in_rows_are_escaped(database_url: str) -> None:
     (id,) = give_up(
         database_url,
         Message(
@@ -174,7 +180,7 @@ def test_one_dead_letter_is_shown_with_its_contents(database_url: str) -> None:
         ({"show_payloads": True}, BOB, "bob may not see them"),
     ],
 )
-def test_contents_are_hidden_unless_page_and_viewer_may_show_them(
+def test_contents_are_hidden_unless_page_and_viewer_are_allowed_to_show_them(
     database_url: str, settings: dict[str, Any], token: str | None, said: str
 ) -> None:
     (id,) = give_up(
@@ -190,7 +196,7 @@ def test_contents_are_hidden_unless_page_and_viewer_may_show_them(
     assert not [it for it in ("4111", "s3cret", "line 7") if it in text]
 
 
-def test_contents_are_hidden_if_the_role_may_not_read_them(database_url: str) -> None:
+def test_contents_are_hidden_if_the_role_cannot_read_them(database_url: str) -> None:
     (id,) = give_up(database_url, Message("t", PAYLOAD))
     url = as_role(database_url, "pillarbox_web")
     with browsing(url, show_payloads=True) as browser:
@@ -199,7 +205,7 @@ def test_contents_are_hidden_if_the_role_may_not_read_them(database_url: str) ->
     assert "4111" not in text
 
 
-def test_json_with_half_of_a_surrogate_pair_is_shown_as_it_was_written(
+def test_json_with_a_lone_surrogate_is_shown_as_it_was_written(
     database_url: str,
 ) -> None:
     payload = rb'{"name": "\ud800"}'
@@ -228,7 +234,7 @@ def test_the_hook_redacts_payload_headers_and_stack_trace(database_url: str) -> 
     assert text.count("****") == 3
 
 
-def test_a_hook_that_fails_shows_nothing(database_url: str) -> None:
+def test_contents_are_hidden_if_the_hook_fails(database_url: str) -> None:
     (id,) = give_up(database_url, Message("t", PAYLOAD))
 
     def redact(text: str) -> str:
@@ -241,15 +247,13 @@ def test_a_hook_that_fails_shows_nothing(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/dead-letters/outbox/", "/dead-letters/relay/"])
-def test_a_dead_letter_that_is_not_there_is_not_found(
-    database_url: str, path: str
-) -> None:
+def test_a_missing_dead_letter_is_not_found(database_url: str, path: str) -> None:
     with browsing(database_url) as browser:
         browser.get(path + "0" * 32)
     assert browser.status == 404
 
 
-def test_what_a_frozen_selection_means_does_not_grow() -> None:
+def test_a_frozen_selection_matches_no_later_dead_letters() -> None:
     selection = Selection.of({"topic": "t", "window": "24h"})
     at = datetime.now(UTC)
     frozen = selection.frozen(at).criteria(at + timedelta(days=30))

@@ -1,4 +1,4 @@
-"""The frame of the page: logins, forms, headers, errors, and what it weighs."""
+"""The frame of the page: logins, forms, headers, errors, and its size."""
 
 import re
 from hashlib import sha256
@@ -44,7 +44,7 @@ def address(path: str) -> str:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_is_shown_to_nobody_who_is_not_logged_in(path: str) -> None:
+def test_a_page_is_not_shown_without_a_login(path: str) -> None:
     with browsing("postgresql://nowhere", token=None) as browser:
         browser.client.follow_redirects = False
         browser.get(address(path))
@@ -54,7 +54,7 @@ def test_a_page_is_shown_to_nobody_who_is_not_logged_in(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ACTIONS)
-def test_nothing_is_done_for_somebody_who_is_not_logged_in(path: str) -> None:
+def test_an_action_without_a_login_is_refused(path: str) -> None:
     with browsing("postgresql://nowhere", token=None) as browser:
         browser.get("/login")
         browser.post(address(path), kind="discard")
@@ -62,7 +62,7 @@ def test_nothing_is_done_for_somebody_who_is_not_logged_in(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ACTIONS)
-def test_nothing_is_done_for_a_form_without_its_token(
+def test_an_action_without_the_form_token_is_refused(
     database_url: str, path: str
 ) -> None:
     with browsing(database_url) as browser:
@@ -79,7 +79,7 @@ def test_nothing_is_done_for_a_form_without_its_token(
     [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}],
     ids=["origin", "fetch metadata"],
 )
-def test_nothing_is_done_for_a_form_of_another_site(
+def test_a_form_from_another_site_is_refused(
     database_url: str, path: str, headers: dict[str, str]
 ) -> None:
     with browsing(database_url) as browser:
@@ -99,7 +99,7 @@ def test_a_page_is_read_only_unless_actions_are_allowed(
 
 
 @pytest.mark.parametrize("path", ACTIONS)
-def test_a_viewer_who_may_only_look_changes_nothing(
+def test_a_viewer_with_read_only_access_can_change_nothing(
     database_url: str, path: str
 ) -> None:
     with browsing(database_url, token=BOB) as browser:
@@ -108,7 +108,7 @@ def test_a_viewer_who_may_only_look_changes_nothing(
     assert (browser.status, "bob has read-only access" in browser.text) == (403, True)
 
 
-def test_a_form_token_is_of_no_use_to_another_viewer(database_url: str) -> None:
+def test_a_form_token_is_invalid_for_another_viewer(database_url: str) -> None:
     with browsing(database_url, token=BOB) as browser:
         browser.get("/dead-letters")
         of_bob = browser.hidden()
@@ -117,7 +117,9 @@ def test_a_form_token_is_of_no_use_to_another_viewer(database_url: str) -> None:
     assert browser.status == 403
 
 
-def test_a_wrong_token_is_refused_and_many_lock_the_login(database_url: str) -> None:
+def test_a_wrong_token_is_refused_and_many_attempts_lock_the_login(
+    database_url: str,
+) -> None:
     with browsing(database_url, token=None) as browser:
         browser.log_in("no such token at all")
         assert (browser.status, "Nobody has this token" in browser.text) == (403, True)
@@ -127,7 +129,7 @@ def test_a_wrong_token_is_refused_and_many_lock_the_login(database_url: str) -> 
         assert (browser.status, "Wait a minute" in browser.text) == (403, True)
 
 
-def test_a_login_ends_with_logging_out(database_url: str) -> None:
+def test_logging_out_ends_the_login(database_url: str) -> None:
     with browsing(database_url) as browser:
         assert "ann" in browser.get("/dead-letters")
         browser.post_raw("/logout", browser.hidden())
@@ -136,7 +138,7 @@ def test_a_login_ends_with_logging_out(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("changed", ["", "x.1.y", "é", "{}0", "0{}"])
-def test_a_changed_login_cookie_is_nobodys(database_url: str, changed: str) -> None:
+def test_a_changed_login_cookie_is_refused(database_url: str, changed: str) -> None:
     with browsing(database_url) as browser:
         cookie = browser.client.cookies["pillarbox_login"]
         browser.client.cookies.clear()
@@ -150,11 +152,11 @@ def test_a_changed_login_cookie_is_nobodys(database_url: str, changed: str) -> N
 def test_a_login_cookie_holds_no_digest_of_a_token(database_url: str) -> None:
     with browsing(database_url) as browser:
         cookie = browser.client.cookies["pillarbox_login"]
-    # Who has it could make logins that never end, or try tokens that are short.
+    # With it, anyone could forge logins that never expire, or guess short tokens.
     assert not any(sha256(it.encode()).hexdigest() in cookie for it in TOKENS)
 
 
-def test_another_process_takes_the_logins_and_forms_of_this_one(
+def test_another_process_accepts_the_logins_and_forms_of_this_one(
     database_url: str,
 ) -> None:
     with (
@@ -168,7 +170,7 @@ def test_another_process_takes_the_logins_and_forms_of_this_one(
     assert (other.status, "Discard 0 dead letters?" in other.text) == (200, True)
 
 
-def test_the_cookies_are_kept_from_scripts_and_other_sites(database_url: str) -> None:
+def test_scripts_and_other_sites_cannot_use_the_cookies(database_url: str) -> None:
     with browsing(database_url, token=None) as browser:
         form = browser.client.get("/login").headers["set-cookie"]
         browser.get("/login")
@@ -206,12 +208,12 @@ def test_a_page_has_no_inline_script_or_style_and_needs_no_other_server(
     assert [it for it in links if urlsplit(it).netloc] == []
 
 
-def test_style_and_script_together_weigh_less_than_30_kb() -> None:
+def test_style_and_script_together_are_smaller_than_30_kb() -> None:
     static = files("outbox.web") / "static"
     assert sum(len(file.read_bytes()) for file in static.iterdir()) < MOST_BYTES
 
 
-def test_a_static_file_is_kept_by_browsers_until_it_changes(database_url: str) -> None:
+def test_browsers_cache_a_static_file_until_it_changes(database_url: str) -> None:
     with browsing(database_url) as browser:
         (link,) = re.findall(r'href="([^"]*page\.css[^"]*)"', browser.get("/login"))
         response = browser.client.get(link)
@@ -219,14 +221,14 @@ def test_a_static_file_is_kept_by_browsers_until_it_changes(database_url: str) -
     assert response.headers["content-type"] == "text/css; charset=utf-8"
 
 
-def test_no_page_is_kept_by_browsers(database_url: str) -> None:
+def test_browsers_cache_no_page(database_url: str) -> None:
     with browsing(database_url) as browser:
         assert (
             browser.client.get("/dead-letters").headers["cache-control"] == "no-store"
         )
 
 
-def test_a_database_that_is_away_is_named_with_what_to_do() -> None:
+def test_the_error_for_an_unreachable_database_names_it_without_the_password() -> None:
     with browsing("postgresql://ann:secret@127.0.0.1:1/shop") as browser:
         text = browser.get("/dead-letters")
     assert browser.status == 503
@@ -240,7 +242,9 @@ def test_a_role_without_privileges_is_told_what_to_grant(database_url: str) -> N
     assert (browser.status, "GRANT pillarbox_web" in text) == (503, True)
 
 
-def test_the_roles_of_page_and_monitor_show_every_page(database_url: str) -> None:
+def test_the_roles_of_the_page_and_the_monitor_can_show_pages(
+    database_url: str,
+) -> None:
     with browsing(as_role(database_url, "pillarbox_web")) as browser:
         for path in PAGES:
             if "{" not in path and not path.endswith("/live") and path != "/operation":
@@ -251,7 +255,7 @@ def test_the_roles_of_page_and_monitor_show_every_page(database_url: str) -> Non
         assert browser.status == 200
 
 
-def test_the_page_reads_in_transactions_that_can_write_nothing(
+def test_the_page_reads_in_read_only_transactions(
     database_url: str,
 ) -> None:
     with browsing(database_url) as browser:
@@ -290,7 +294,7 @@ def test_an_application_mounts_the_page_with_its_own_login(database_url: str) ->
             client.portal.call(close, page)
 
 
-def test_an_error_of_the_hosts_own_code_is_an_event_and_no_value_is_shown(
+def test_an_error_in_the_hosts_code_is_an_event_and_shows_no_value(
     database_url: str,
 ) -> None:
     def identify(connection: HTTPConnection) -> Viewer | None:
@@ -321,7 +325,7 @@ def test_a_form_that_is_too_large_is_refused(database_url: str) -> None:
         ("ann secret-secret-secret\nbob secret-secret-secret", "the same token"),
     ],
 )
-def test_a_file_of_tokens_that_is_written_otherwise_is_refused(
+def test_a_malformed_file_of_tokens_is_refused(
     tmp_path: Path, text: str, said: str
 ) -> None:
     file = tmp_path / "tokens"
@@ -331,7 +335,9 @@ def test_a_file_of_tokens_that_is_written_otherwise_is_refused(
     assert "secret-secret" not in str(refused.value)
 
 
-def test_a_file_of_tokens_says_what_each_viewer_may_do(tmp_path: Path) -> None:
+def test_a_file_of_tokens_says_what_each_viewer_is_allowed_to_do(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "tokens"
     file.write_text("# viewers\n\nann a-secret act payloads\nbob b-secret\n")
     assert read_tokens(str(file)) == {
@@ -340,6 +346,6 @@ def test_a_file_of_tokens_says_what_each_viewer_may_do(tmp_path: Path) -> None:
     }
 
 
-def test_a_token_that_could_be_guessed_is_refused() -> None:
+def test_a_token_short_enough_to_guess_is_refused() -> None:
     with pytest.raises(ConfigError, match="has 5 characters: use at least 16"):
         TokenLogin({"short": Viewer(name="ann")})

@@ -35,24 +35,24 @@ PAGES = (
     "/operations",
 )
 LONG = "a very long reason that has no end " * 6
-# Much more than it takes: the machine may be busy.
+# Much longer than a page takes, because the machine can be busy.
 PATIENCE = 60_000
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
-# What another theme may change.
+# The rules that depend on the theme.
 COLORS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 SCHEMES: Final[dict[Literal["light", "dark"], Any]] = {"light": RULES, "dark": COLORS}
 NARROW = {"width": 360, "height": 740}
 expect.set_options(timeout=PATIENCE)
 
 
-class Open(NamedTuple):
-    """A page that is open in the browser, by somebody who is logged in."""
+class OpenPage(NamedTuple):
+    """A page that a logged-in viewer has open in the browser."""
 
     page: Page
     address: str
     process: RunningProcess
     said: list[str]
-    """What the browser complained about in its console."""
+    """Messages on the console of the browser."""
 
 
 def seed(database_url: str) -> None:
@@ -106,7 +106,7 @@ def shared(
     tokens: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Served]:
-    """The server of the tests that only look."""
+    """Start the server for tests that change nothing."""
     with new_database(server, "pillarbox_test", template) as name:
         url = server.database_url(name)
         seed(url)
@@ -115,25 +115,25 @@ def shared(
 
 
 @pytest.fixture
-def looked_at(shared: Served, browser: Browser) -> Iterator[Open]:
-    with opening(shared, browser) as opened:
+def shared_page(shared: Served, browser: Browser) -> Iterator[OpenPage]:
+    with open_page(shared, browser) as opened:
         yield opened
 
 
 @pytest.fixture
-def opened(
+def own_page(
     seeded: str, tokens: str, tmp_path: Path, browser: Browser
-) -> Iterator[Open]:
-    """With a server and a database of its own."""
+) -> Iterator[OpenPage]:
+    """Open a page of a separate server with its own database."""
     with (
         serving(seeded, tokens, tmp_path / "log") as started,
-        opening(started, browser) as opened,
+        open_page(started, browser) as opened,
     ):
         yield opened
 
 
 @contextmanager
-def opening(started: Served, browser: Browser) -> Iterator[Open]:
+def open_page(started: Served, browser: Browser) -> Iterator[OpenPage]:
     process, address = started
     with browser.new_context() as context:
         context.set_default_timeout(PATIENCE)
@@ -144,11 +144,11 @@ def opening(started: Served, browser: Browser) -> Iterator[Open]:
         page.goto(f"{address}/login#{TOKEN}")
         page.get_by_role("button", name="Log in").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
-        yield Open(page, address, process, said)
+        yield OpenPage(page, address, process, said)
 
 
 def violations(page: Page) -> list[Any]:
-    """Everything in the light theme, and the colors in the dark one."""
+    """Check all rules in the light theme, and colors in the dark one."""
     found = []
     for scheme, rules in SCHEMES.items():
         page.emulate_media(color_scheme=scheme)
@@ -156,8 +156,8 @@ def violations(page: Page) -> list[Any]:
     return [(it["id"], [node["html"] for node in it["nodes"]]) for it in found]
 
 
-def test_axe_finds_nothing_to_complain_about(looked_at: Open) -> None:
-    page, address, _, said = looked_at
+def test_axe_finds_no_violations(shared_page: OpenPage) -> None:
+    page, address, _, said = shared_page
     page.emulate_media(reduced_motion="reduce")
     for path in PAGES:
         page.goto(f"{address}{path}")
@@ -175,12 +175,12 @@ def test_axe_finds_nothing_to_complain_about(looked_at: Open) -> None:
     page.locator("#live a").first.click()
     expect(page.get_by_role("heading", name="Life")).to_be_visible()
     assert violations(page) == []
-    # Nothing was blocked by the page's own policy; the one page isn't there.
+    # The page's own policy blocked nothing; one page does not exist.
     assert [it for it in said if it.startswith("error") and "404" not in it] == []
 
 
-def test_a_message_is_found_and_its_tree_is_walked(looked_at: Open) -> None:
-    page, address, _, said = looked_at
+def test_a_message_is_found_and_its_tree_can_be_followed(shared_page: OpenPage) -> None:
+    page, address, _, said = shared_page
     page.goto(f"{address}/messages")
     page.get_by_label("Key", exact=True).fill("customer 7")
     page.get_by_role("button", name="Find").click()
@@ -196,20 +196,20 @@ def test_a_message_is_found_and_its_tree_is_walked(looked_at: Open) -> None:
 
 
 def wait_for_page(page: Page, title: str) -> None:
-    """Wait until a page is shown, and its script listens to keys."""
+    """Wait until a page is shown and its script handles keys."""
     expect(page.get_by_role("heading", level=1)).to_have_text(title)
     page.wait_for_load_state("domcontentloaded")
 
 
-def test_everything_is_reached_by_keyboard(looked_at: Open) -> None:
-    page, address, _, _ = looked_at
+def test_everything_can_be_reached_by_keyboard(shared_page: OpenPage) -> None:
+    page, address, _, _ = shared_page
     page.goto(f"{address}/dead-letters")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
     page.keyboard.press("/")
     expect(page.get_by_label("Since")).to_be_focused()
-    page.keyboard.type("gp?j")  # in a field these are letters
+    page.keyboard.type("gp?j")  # inside a field, these are just letters
     expect(page.get_by_label("Since")).to_have_value("gp?j")
     page.keyboard.press("Tab")
     page.evaluate("document.activeElement.blur()")
@@ -230,10 +230,10 @@ def test_everything_is_reached_by_keyboard(looked_at: Open) -> None:
     expect(page.get_by_label("Reason", exact=True)).to_have_value(LONG[:80])
 
 
-def test_the_page_is_dark_where_the_system_is_and_as_the_viewer_chose(
-    looked_at: Open,
+def test_the_theme_follows_the_system_unless_the_viewer_chooses_one(
+    shared_page: OpenPage,
 ) -> None:
-    page = looked_at.page
+    page = shared_page.page
 
     def background() -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
@@ -250,8 +250,10 @@ def test_the_page_is_dark_where_the_system_is_and_as_the_viewer_chose(
     assert background() == light
 
 
-def test_a_phone_shows_every_page_without_scrolling_sideways(looked_at: Open) -> None:
-    page, address, _, _ = looked_at
+def test_a_phone_shows_every_page_without_scrolling_sideways(
+    shared_page: OpenPage,
+) -> None:
+    page, address, _, _ = shared_page
     page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
     for path in PAGES:
         page.goto(f"{address}{path}")
@@ -260,9 +262,9 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(looked_at: Open) ->
 
 
 def test_an_open_page_follows_the_database_and_comes_back_after_a_restart(
-    opened: Open, seeded: str, tokens: str, tmp_path: Path
+    own_page: OpenPage, seeded: str, tokens: str, tmp_path: Path
 ) -> None:
-    page, address, process, _ = opened
+    page, address, process, _ = own_page
     page.goto(f"{address}/dead-letters")
     expect(page.locator("#status")).to_contain_text("Live")
     row = page.locator("a[id^='l-']").first
@@ -281,10 +283,8 @@ def test_an_open_page_follows_the_database_and_comes_back_after_a_restart(
         expect(page.locator("#status")).to_contain_text("Live")
 
 
-def test_dead_letters_are_discarded_and_that_is_undone(
-    opened: Open, seeded: str
-) -> None:
-    page, address, _, _ = opened
+def test_discarding_dead_letters_can_be_undone(own_page: OpenPage, seeded: str) -> None:
+    page, address, _, _ = own_page
     page.goto(f"{address}/dead-letters?topic=orders.*")
     page.get_by_role("button", name="Discard all that match…").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Discard 5 dead letters?")
@@ -297,8 +297,10 @@ def test_dead_letters_are_discarded_and_that_is_undone(
     assert {status for status, _, _ in states(seeded)} == {"PENDING"}
 
 
-def test_a_job_is_cancelled_by_its_button(opened: Open, seeded: str) -> None:
-    page, address, _, _ = opened
+def test_a_job_can_be_cancelled_with_its_button(
+    own_page: OpenPage, seeded: str
+) -> None:
+    page, address, _, _ = own_page
     page.goto(f"{address}/jobs")
     page.get_by_role("button", name="Cancel the job of message").click()
     expect(page.locator("#live")).to_contain_text("cancelled by ann")

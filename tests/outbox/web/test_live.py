@@ -1,4 +1,4 @@
-"""An open page receives what has changed, and a server with open pages stops."""
+"""An open page receives changes, and a server with open pages can stop."""
 
 import re
 import sys
@@ -40,7 +40,7 @@ def tokens(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_an_open_page_receives_what_changes_until_the_server_is_stopped(
+def test_an_open_page_receives_changes_until_the_server_is_stopped(
     database_url: str, tmp_path: Path, tokens: str
 ) -> None:
     log = tmp_path / "log"
@@ -60,7 +60,7 @@ def test_an_open_page_receives_what_changes_until_the_server_is_stopped(
     assert "Traceback" not in process.log()
 
 
-def test_the_command_prints_a_link_with_a_token_that_no_log_has(
+def test_the_command_prints_a_link_with_a_token_that_appears_nowhere_else(
     database_url: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -88,7 +88,9 @@ def test_a_missing_extra_is_named(
     )
 
 
-def test_a_port_that_is_taken_is_named(database_url: str, tmp_path: Path) -> None:
+def test_the_error_for_a_port_in_use_names_it(
+    database_url: str, tmp_path: Path
+) -> None:
     with served(database_url, tmp_path / "log") as (_, address):
         port = address.rpartition(":")[2]
         arguments = command_line("pillarbox", "web", "--port", port)

@@ -1,4 +1,4 @@
-"""Messages on the page: what finds them, the life of one, and who sees its payload."""
+"""Messages on the page: search, the life of a message, and who sees its payload."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ SECRET = {"card": "4111"}
 
 @pytest.fixture
 def family(database_url: str) -> list[Message]:
-    """The first is published and handled; it caused two, of which one is refused."""
+    """Insert a message that is published and handled, and two effects, one refused."""
     first = Message("orders.placed", SECRET, key="customer 7", tenant="acme")
     cause = {"causation-id": str(first.id)}
     second = Message("payments.requested", b"", tenant="acme", headers=cause)
@@ -33,7 +33,7 @@ def family(database_url: str) -> list[Message]:
 
 
 def found(text: str, family: list[Message]) -> list[int]:
-    """Which of the messages are in a list, by their number."""
+    """Return the indexes of the messages that a list contains."""
     return [n for n, message in enumerate(family) if f"m-{message.id}" in text]
 
 
@@ -54,7 +54,7 @@ def found(text: str, family: list[Message]) -> list[int]:
         ("?state=dead_lettered&window=7d", []),
     ],
 )
-def test_messages_are_found_by_what_is_known_of_them(
+def test_messages_are_found_by_topic_key_tenant_and_state(
     database_url: str, family: list[Message], query: str, expected: list[int]
 ) -> None:
     with browsing(as_role(database_url, "pillarbox_web")) as browser:
@@ -75,7 +75,7 @@ def test_a_message_is_found_by_its_id(database_url: str, family: list[Message]) 
         assert "outbox.message begins" in shown(gone)
 
 
-def test_a_message_has_its_life_and_what_it_caused(
+def test_a_message_is_shown_with_its_life_and_its_effects(
     database_url: str, family: list[Message]
 ) -> None:
     with browsing(as_role(database_url, "pillarbox_monitor")) as browser:
@@ -101,7 +101,7 @@ def test_a_message_has_its_life_and_what_it_caused(
         ({"show_payloads": True}, BOB, "bob may not see them"),
     ],
 )
-def test_the_payload_is_for_those_who_may_see_it(
+def test_the_payload_is_hidden_unless_page_and_viewer_are_allowed_to_show_it(
     database_url: str,
     family: list[Message],
     settings: dict[str, Any],
@@ -116,7 +116,7 @@ def test_the_payload_is_for_those_who_may_see_it(
     assert problem in shown(text)
 
 
-def test_a_role_that_may_not_read_payloads_shows_none(
+def test_the_payload_is_hidden_if_the_role_cannot_read_it(
     database_url: str, family: list[Message]
 ) -> None:
     url = as_role(database_url, "pillarbox_web")
@@ -125,7 +125,7 @@ def test_a_role_that_may_not_read_payloads_shows_none(
     assert "GRANT SELECT ON outbox.message TO it" in text
 
 
-def test_the_hook_redacts_what_a_message_says(
+def test_the_hook_redacts_the_payload_of_a_message(
     database_url: str, family: list[Message]
 ) -> None:
     def redact(text: str) -> str:
@@ -140,7 +140,7 @@ def test_the_hook_redacts_what_a_message_says(
 @pytest.mark.parametrize(
     "query", ["state=lost", "window=1y", "key=%00", "topic=%00", "id=%00"]
 )
-def test_what_can_not_be_is_refused(database_url: str, query: str) -> None:
+def test_an_invalid_query_is_refused(database_url: str, query: str) -> None:
     with browsing(database_url) as browser:
         browser.get(f"/messages?{query}")
         assert browser.status == 400

@@ -1,4 +1,4 @@
-"""What a person has the page do: counted first, undone in time, and recorded."""
+"""Actions on the page: counted first, undoable until they start, and recorded."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -55,7 +55,7 @@ def retries(url: str, **changes: Any) -> RetryOptions:
 
 
 def plan(browser: Browser, kind: str, **chosen: str) -> str:
-    """Ask what an action would do."""
+    """Ask for a dry run of an action."""
     browser.get("/dead-letters")
     hidden = {"form_token": browser.hidden()["form_token"]}
     return shown(
@@ -85,7 +85,7 @@ def test_a_dry_run_counts_exactly_and_changes_nothing(database_url: str) -> None
 
 
 @pytest.mark.parametrize("role", ["postgres", "pillarbox_web"])
-def test_all_that_match_are_discarded_on_both_sides_and_who_asked_is_recorded(
+def test_all_matches_on_both_sides_are_discarded_and_who_asked_is_recorded(
     database_url: str, role: str
 ) -> None:
     give_up(database_url, *[Message("a", 1)] * 3, Message("b", 1))
@@ -102,7 +102,9 @@ def test_all_that_match_are_discarded_on_both_sides_and_who_asked_is_recorded(
     assert execute(database_url, "SELECT count(*) FROM inbox.receipt") == [(1,)]
 
 
-def test_what_is_given_up_after_the_dry_run_is_left_alone(database_url: str) -> None:
+def test_dead_letters_that_appear_after_the_dry_run_are_left_alone(
+    database_url: str,
+) -> None:
     give_up(database_url, Message("a", 1))
     with browsing(database_url) as browser:
         plan(browser, "discard", window="all")
@@ -127,7 +129,7 @@ def test_one_dead_letter_is_discarded_and_the_others_are_not(database_url: str) 
     assert [status for status, _, _ in states(database_url)] == ["PENDING", "DISCARDED"]
 
 
-def test_a_retry_publishes_again(
+def test_a_retry_publishes_the_messages(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = MemoryPublisher()
@@ -162,7 +164,7 @@ def test_a_retry_calls_the_handler_of_the_consumer(
     assert sorted(found) == [("PENDING", 1), ("SUCCEEDED", 0)]
 
 
-def test_a_side_that_can_not_be_retried_is_left_out_and_named(
+def test_a_side_that_cannot_be_retried_is_left_out_and_named(
     database_url: str,
 ) -> None:
     give_up(database_url, Message("a", 1))
@@ -175,7 +177,7 @@ def test_a_side_that_can_not_be_retried_is_left_out_and_named(
         assert browser.status == 400
 
 
-def test_an_operation_is_undone_until_it_starts(database_url: str) -> None:
+def test_an_operation_can_be_undone_until_it_starts(database_url: str) -> None:
     give_up(database_url, Message("a", 1))
     with browsing(database_url, undo=LATER) as browser:
         plan(browser, "discard")
@@ -190,7 +192,7 @@ def test_an_operation_is_undone_until_it_starts(database_url: str) -> None:
     assert [status for status, _, _ in states(database_url)] == ["PENDING"]
 
 
-def test_another_process_goes_on_with_an_operation(database_url: str) -> None:
+def test_another_process_continues_an_operation(database_url: str) -> None:
     give_up(database_url, Message("a", 1))
     with browsing(database_url, undo=LATER) as browser:
         plan(browser, "discard")
@@ -224,7 +226,7 @@ def test_a_killed_process_is_replaced_and_each_effect_happens_once(
     waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     with psycopg.connect(conninfo(database_url)) as holder:
         holder.execute("SELECT pg_advisory_lock(3)")
-        # Nobody opens the page: it finds what is to be done by itself.
+        # Nobody opens the page: the process finds the operation without a request.
         with served(database_url, tmp_path / "first", *options, **path) as (first, _):
             wait_for("3", lambda: execute(database_url, waits) == [(1,)], seconds=90)
             first.kill()
@@ -232,7 +234,7 @@ def test_a_killed_process_is_replaced_and_each_effect_happens_once(
     ((state, worker),) = execute(database_url, query)
     assert state == "running"
     assert worker.endswith(f":{first.pid}")
-    # As if the lease had ended.
+    # Simulate the end of the lease.
     execute(database_url, "UPDATE outbox.operation SET lease_until = now()")
     with served(database_url, tmp_path / "second", *options, **path) as (second, _):
         done = [("done", worker.replace(f":{first.pid}", f":{second.pid}"))]
@@ -243,7 +245,7 @@ def test_a_killed_process_is_replaced_and_each_effect_happens_once(
     assert {status for status, _, _ in states(database_url, "inbox")} == {"SUCCEEDED"}
 
 
-def test_an_operation_is_left_to_the_process_that_has_it(database_url: str) -> None:
+def test_an_operation_is_left_to_the_process_that_leases_it(database_url: str) -> None:
     give_up(database_url, Message("a", 1))
     with browsing(database_url) as browser:
         execute(
@@ -253,7 +255,7 @@ def test_an_operation_is_left_to_the_process_that_has_it(database_url: str) -> N
             " 'bob', 1, 'running', 'other:1', now() + interval '1 h')",
         )
         plan(browser, "discard", topic="none")
-        # Another one, which shows that this process has looked.
+        # When this second operation is done, the process has seen the first one, too.
         execute(
             database_url,
             "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
@@ -273,7 +275,7 @@ def test_a_running_operation_is_stopped(database_url: str) -> None:
             " 'bob', 1, 'running', 'other:1', now() - interval '1 h')",
         )
         assert "Stop" not in browser.get(address(database_url))
-    # Its worker is gone, so whoever takes it finds that it is to stop.
+    # Its worker is gone, so the next process to take it sees that it has to stop.
     execute(database_url, "UPDATE outbox.operation SET state = 'stopping'")
     with browsing(database_url, undo=LATER) as browser:
         browser.wait_until_shown(address(database_url), "</strong>: stopped")
@@ -292,7 +294,7 @@ def test_a_running_operation_is_stopped(database_url: str) -> None:
         ({"why": "w", "expected": "many"}, "the dry run is missing"),
     ],
 )
-def test_an_incomplete_order_is_refused(
+def test_an_incomplete_request_is_refused(
     database_url: str, fields: dict[str, str], said: str
 ) -> None:
     give_up(database_url, Message("a", 1))
@@ -303,7 +305,7 @@ def test_an_incomplete_order_is_refused(
     assert execute(database_url, "SELECT * FROM outbox.operation") == []
 
 
-def test_an_operation_ends_with_the_reason_if_the_broker_is_away(
+def test_an_operation_fails_with_the_reason_if_the_broker_is_unreachable(
     database_url: str,
 ) -> None:
     give_up(database_url, Message("a", 1))
@@ -316,7 +318,7 @@ def test_an_operation_ends_with_the_reason_if_the_broker_is_away(
     assert states(database_url) == [("PENDING", 0, "refused")]
 
 
-def test_an_operation_that_is_not_there_is_not_found(database_url: str) -> None:
+def test_a_missing_operation_is_not_found(database_url: str) -> None:
     with browsing(database_url) as browser:
         for id in ("", "7", "0" * 32):
             browser.get(f"/operation?id={id}")

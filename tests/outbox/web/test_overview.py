@@ -1,4 +1,4 @@
-"""The first page: whether all is well, the picture, the last hour."""
+"""The first page: whether all is well, the diagram, and the last hour."""
 
 from contextlib import ExitStack
 from datetime import timedelta
@@ -31,7 +31,7 @@ def test_the_first_page_says_that_all_is_well(database_url: str) -> None:
     assert text.count("held-lane") == LANES
 
 
-def test_what_is_wrong_comes_first_with_its_remedy(database_url: str) -> None:
+def test_problems_come_first_with_their_remedies(database_url: str) -> None:
     give_up(database_url, Message("a", 1), reason="refused")
     execute(database_url, "SELECT outbox.note_failure('no space')")
     text = shown(overview(database_url))
@@ -41,7 +41,7 @@ def test_what_is_wrong_comes_first_with_its_remedy(database_url: str) -> None:
     assert "pillarbox dead-letters list --side outbox" in text
 
 
-def test_the_picture_shows_relays_lanes_and_consumers(database_url: str) -> None:
+def test_the_diagram_shows_relays_lanes_and_consumers(database_url: str) -> None:
     for name in ("billing", "mail"):
         execute(database_url, SUBSCRIBE, [name])
     insert(database_url, *(Message("a", 1, key=f"k{n}") for n in range(3)))
@@ -59,14 +59,14 @@ def test_the_picture_shows_relays_lanes_and_consumers(database_url: str) -> None
     assert "host 7" in picture
     assert "24 lanes" in picture
     assert "3 wait" in picture
-    # Of the boxes only that of mail, which isn't connected.
+    # Only the box of mail, which isn't connected.
     assert picture.count('bad-box"><rect x="900"') == 1
     table = shown(text[text.index('id="flow-table"') :])
     assert "Consumer mail is not connected" in table
     assert "Consumer billing is not connected" not in table
 
 
-def test_the_last_hour_is_drawn_and_told(database_url: str) -> None:
+def test_the_last_hour_is_shown_as_charts_and_text(database_url: str) -> None:
     insert(database_url, *(Message("a", 1) for _ in range(3)))
     publish(database_url)
     give_up(database_url, Message("a", 1), age=timedelta(minutes=20))
@@ -77,7 +77,7 @@ def test_the_last_hour_is_drawn_and_told(database_url: str) -> None:
     assert "1 in the last hour, at most 1 a minute" in said
 
 
-def test_what_is_refused_is_linked_and_listed_with_its_reason(
+def test_refused_messages_are_linked_and_listed_with_their_reason(
     database_url: str,
 ) -> None:
     insert(database_url, Message("orders", 1, key=HOSTILE), Message("orders", 2))
@@ -94,14 +94,14 @@ def test_what_is_refused_is_linked_and_listed_with_its_reason(
         assert browser.status == 200
 
 
-def test_names_in_the_picture_are_text(database_url: str) -> None:
+def test_names_in_the_diagram_are_escaped(database_url: str) -> None:
     execute(database_url, SUBSCRIBE, [HOSTILE])
     with session(database_url, f"pillarbox relay {HOSTILE}", LOCK_CLASS, range(1)):
         text = overview(database_url)
     assert "<img" not in text
 
 
-def test_what_a_role_may_not_read_is_named(database_url: str) -> None:
+def test_parts_that_the_role_cannot_read_are_named(database_url: str) -> None:
     text = shown(overview(as_role(database_url, "pillarbox_relay")))
     assert "lacks privileges" in text
     assert "The last hour can't be shown" in text

@@ -33,7 +33,7 @@ RETURNING message_id
 
 @contextmanager
 def session(url: str, name: str, lock_class: int, lanes: range) -> Iterator[None]:
-    """Be connected as a process of ours that holds lanes."""
+    """Hold lanes under the application name of one of our processes."""
     with psycopg.connect(
         conninfo(url, application_name=name), autocommit=True
     ) as connection:
@@ -42,7 +42,7 @@ def session(url: str, name: str, lock_class: int, lanes: range) -> Iterator[None
         yield
 
 
-def test_the_days_of_a_table_are_a_strip_with_sizes_and_retention(
+def test_the_partitions_of_a_table_are_shown_with_sizes_and_retention(
     database_url: str,
 ) -> None:
     with browsing(database_url) as browser:
@@ -51,11 +51,11 @@ def test_the_days_of_a_table_are_a_strip_with_sizes_and_retention(
     assert f"{today} today" in shown(text)
     assert "inbox.receipt" in text
     assert "partitions of 1d; rows are kept 30d; 7 are made ahead." in shown(text)
-    # One less if a day has begun since they were made.
+    # One fewer if a new day has begun since the partitions were made.
     assert len(re.findall(r"1 today, [67] ahead\.", shown(text))) >= 5
 
 
-def test_what_holds_a_day_is_shown_with_the_query_that_lists_it(
+def test_rows_that_hold_a_partition_are_shown_with_the_query_that_lists_them(
     database_url: str,
 ) -> None:
     old_partition(database_url, 40, "inbox.dead_letter")
@@ -107,7 +107,7 @@ def test_a_job_is_cancelled_and_who_asked_is_recorded(
     assert execute(database_url, query) == [(state, "cancelled by ann")]
 
 
-def test_a_viewer_who_may_only_look_has_no_button(database_url: str) -> None:
+def test_a_viewer_with_read_only_access_sees_no_button(database_url: str) -> None:
     execute(database_url, JOB, ["reports", "a", timedelta(hours=1)])
     with browsing(database_url, token=BOB) as browser:
         assert "/jobs/cancel" not in browser.get("/jobs")
@@ -116,7 +116,7 @@ def test_a_viewer_who_may_only_look_has_no_button(database_url: str) -> None:
 @pytest.mark.parametrize(
     "job", ["", "reports", "reports 7", "\0 {id}", "reports " + "0" * 32]
 )
-def test_a_job_that_can_not_be_is_refused(database_url: str, job: str) -> None:
+def test_an_invalid_job_is_refused(database_url: str, job: str) -> None:
     with browsing(database_url) as browser:
         browser.get("/jobs")
         browser.post("/jobs/cancel", job=job.format(id=id_of(datetime.now(UTC))))
@@ -124,7 +124,7 @@ def test_a_job_that_can_not_be_is_refused(database_url: str, job: str) -> None:
     assert execute(database_url, "SELECT * FROM inbox.job") == []
 
 
-def test_relays_and_consumers_are_shown_with_the_lanes_that_they_hold(
+def test_relays_and_consumers_are_shown_with_their_lanes(
     database_url: str,
 ) -> None:
     execute(
@@ -152,13 +152,13 @@ def test_relays_and_consumers_are_shown_with_the_lanes_that_they_hold(
     assert "Consumer billing is subscribed" not in text
 
 
-def test_no_relay_at_all_is_a_problem(database_url: str) -> None:
+def test_a_missing_relay_is_shown_as_a_problem(database_url: str) -> None:
     with browsing(database_url) as browser:
         text = shown(browser.get("/processes"))
     assert "No relay is connected: nothing is published." in text
 
 
-def test_names_of_sessions_are_text(database_url: str) -> None:
+def test_names_of_sessions_are_escaped(database_url: str) -> None:
     name = "pillarbox relay <img src=x onerror=y> lease"
     with (
         session(database_url, name, LOCK_CLASS, range(1)),
@@ -169,7 +169,7 @@ def test_names_of_sessions_are_text(database_url: str) -> None:
     assert "&lt;img" in text
 
 
-def test_a_role_that_does_not_see_other_sessions_says_so(database_url: str) -> None:
+def test_a_role_that_cannot_see_other_sessions_says_so(database_url: str) -> None:
     url = as_role(database_url, "pillarbox_web")
     with browsing(url) as browser:
         text = shown(browser.get("/processes"))

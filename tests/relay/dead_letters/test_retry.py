@@ -1,4 +1,4 @@
-"""The outbox's dead letters are published once more, each by one retry at a time."""
+"""Retries publish dead letters of the outbox, each in one retry at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ PENDING = Criteria()
 
 
 class Backwards:
-    """A codec that anybody can read, from the end."""
+    """A codec that reverses the payload."""
 
     name = "backwards"
 
@@ -47,8 +47,8 @@ class Backwards:
         return message.payload[::-1]
 
 
-class Bench:
-    """A publisher that is scripted, and retriers that publish by it."""
+class Workbench:
+    """A scripted publisher, and retriers that publish through it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -82,11 +82,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench(database_url: str) -> Bench:
-    return Bench(database_url)
+def bench(database_url: str) -> Workbench:
+    return Workbench(database_url)
 
 
-async def test_an_acked_retry_succeeds_with_the_message_as_it_was(bench: Bench) -> None:
+async def test_an_acked_retry_succeeds_with_the_message_as_it_was(
+    bench: Workbench,
+) -> None:
     message = Message(
         "orders",
         {"order": 1},
@@ -105,8 +107,8 @@ async def test_an_acked_retry_succeeds_with_the_message_as_it_was(bench: Bench) 
     assert event.message_id == str(message.id)
 
 
-async def test_an_encoded_payload_is_decoded_on_its_way_and_stays_encoded(
-    bench: Bench,
+async def test_an_encoded_payload_is_decoded_for_the_broker_and_stored_encoded(
+    bench: Workbench,
 ) -> None:
     message = Message("orders", {"secret": 1}, key="k")
     give_up(bench.url, encoded(message, Backwards()))
@@ -123,7 +125,7 @@ async def test_an_encoded_payload_is_decoded_on_its_way_and_stays_encoded(
 
 
 async def test_a_nacked_retry_is_charged_and_waits_with_a_new_reason(
-    bench: Bench,
+    bench: Workbench,
 ) -> None:
     give_up(bench.url, Message("orders", b""), stacktrace="an old one")
     bench.publisher.script = lambda message: Nacked("still\0not", permanent=True)
@@ -140,7 +142,7 @@ async def test_a_nacked_retry_is_charged_and_waits_with_a_new_reason(
     assert event.retry_count == 1
 
 
-async def test_a_postponed_retry_is_not_charged(bench: Bench) -> None:
+async def test_a_postponed_retry_is_not_charged(bench: Workbench) -> None:
     give_up(bench.url, Message("orders", b""))
     answer = Nacked("later", retry_after=timedelta(hours=3))
     bench.publisher.script = lambda message: answer
@@ -152,7 +154,9 @@ async def test_a_postponed_retry_is_not_charged(bench: Bench) -> None:
     assert execute(bench.url, query) == [(True,)]
 
 
-async def test_after_the_last_retry_only_a_manual_retry_follows(bench: Bench) -> None:
+async def test_after_the_last_scheduled_retry_only_a_manual_retry_is_possible(
+    bench: Workbench,
+) -> None:
     give_up(bench.url, Message("orders", b""))
     bench.publisher.script = lambda message: Nacked("no")
 
@@ -165,7 +169,7 @@ async def test_after_the_last_retry_only_a_manual_retry_follows(bench: Bench) ->
     assert await bench.retry_all() == RetryCounts(succeeded=1)
 
 
-async def test_an_unavailable_broker_costs_no_attempt(bench: Bench) -> None:
+async def test_an_unavailable_broker_costs_no_attempt(bench: Workbench) -> None:
     give_up(bench.url, *[Message("orders", b"") for _ in range(3)])
     bench.publisher.away = "gone fishing"
 
@@ -175,13 +179,13 @@ async def test_an_unavailable_broker_costs_no_attempt(bench: Bench) -> None:
     bench.publisher.away = None
     calls: list[Message] = []
 
-    def away_from_the_second_on(message: Message) -> Confirmation:
+    def fail_after_the_first(message: Message) -> Confirmation:
         calls.append(message)
         if len(calls) > 1:
             raise BrokerUnavailableError("gone again")
         return Acked()
 
-    bench.publisher.script = away_from_the_second_on
+    bench.publisher.script = fail_after_the_first
     with pytest.raises(BrokerUnavailableError, match="gone again"):
         await bench.retry_all()
     assert [state[:2] for state in sorted(states(bench.url))] == [
@@ -192,7 +196,7 @@ async def test_an_unavailable_broker_costs_no_attempt(bench: Bench) -> None:
 
 
 async def test_the_dead_letter_of_a_foreign_message_cannot_be_published(
-    bench: Bench,
+    bench: Workbench,
 ) -> None:
     give_up(bench.url, Message("orders", b""), message_id="stripe-17")
     give_up(bench.url, Message("orders", b""), headers="[]")
@@ -212,7 +216,7 @@ async def test_the_dead_letter_of_a_foreign_message_cannot_be_published(
 
 
 async def test_a_dead_letter_that_is_being_retried_is_skipped_by_others(
-    bench: Bench,
+    bench: Workbench,
 ) -> None:
     give_up(bench.url, Message("orders", b""))
     bench.publisher.open.clear()
@@ -228,7 +232,7 @@ async def test_a_dead_letter_that_is_being_retried_is_skipped_by_others(
 
 
 async def test_an_interrupted_retry_leaves_the_dead_letter_unchanged(
-    bench: Bench,
+    bench: Workbench,
 ) -> None:
     give_up(bench.url, Message("orders", b""))
     bench.publisher.open.clear()
@@ -246,8 +250,8 @@ async def test_an_interrupted_retry_leaves_the_dead_letter_unchanged(
     assert states(bench.url) == [("PENDING", 0, "refused")]
 
 
-async def test_a_scheduled_run_retries_what_is_due_up_to_its_batch_size(
-    bench: Bench,
+async def test_a_scheduled_run_retries_due_dead_letters_up_to_its_batch_size(
+    bench: Workbench,
 ) -> None:
     give_up(bench.url, *[Message("orders", b"") for _ in range(7)])
     give_up(bench.url, Message("later", b""))
@@ -263,7 +267,7 @@ async def test_a_scheduled_run_retries_what_is_due_up_to_its_batch_size(
     assert await scheduler.run_due() == RetryCounts()
 
 
-async def test_a_scheduled_retry_runs_in_one_replica(bench: Bench) -> None:
+async def test_a_scheduled_retry_runs_in_one_replica(bench: Workbench) -> None:
     give_up(bench.url, Message("orders", b""))
     async with bench.retrier() as retrier, retrier.alone() as alone:
         assert alone
@@ -272,7 +276,7 @@ async def test_a_scheduled_retry_runs_in_one_replica(bench: Bench) -> None:
     assert await bench.scheduler().run_due() == RetryCounts(succeeded=1)
 
 
-async def test_the_schedule_goes_on_after_a_failed_run(bench: Bench) -> None:
+async def test_the_schedule_continues_after_a_failed_run(bench: Workbench) -> None:
     give_up(bench.url, Message("orders", b""))
     bench.publisher.away = "gone fishing"
     scheduler = bench.scheduler(interval=timedelta(milliseconds=200))
@@ -288,7 +292,7 @@ async def test_the_schedule_goes_on_after_a_failed_run(bench: Bench) -> None:
 
 
 async def test_a_manual_lock_on_one_table_does_not_stop_the_others(
-    bench: Bench,
+    bench: Workbench,
 ) -> None:
     held, _ = give_up(bench.url, Message("held", b""), Message("free", b""))
     with psycopg.connect(conninfo(bench.url)) as person:

@@ -1,4 +1,4 @@
-"""The board: whose turn it is, and what is known of each lane."""
+"""The board: the turns of the lanes, and the state of each lane."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ WEIGHTS = RelayConfig().weights
 
 
 class Board(LaneBoard):
-    """A board that holds the lanes of some classes, all of them fresh."""
+    """A board that holds the newly leased lanes of some priority classes."""
 
     def __init__(self, *priorities: Priority, concurrency: int = 2) -> None:
         numbers = [n for p in priorities or PRIORITIES for n in lanes_of(p)]
@@ -27,7 +27,7 @@ class Board(LaneBoard):
         self.take(numbers)
 
     def pick_share(self) -> Sequence[Lane]:
-        """Pick as under load, not as after a wake-up."""
+        """Pick a share of the lanes, as under load rather than after a wake-up."""
         picked = self.pick()
         if len(picked) == len(self.numbers()):
             self.put_back(picked)
@@ -82,7 +82,7 @@ def test_priority_classes_get_turns_by_weight() -> None:
 def test_a_flood_in_one_priority_class_starves_no_other(flooded: Priority) -> None:
     board = Board()
     for _ in range(100):
-        # The others are found empty and woken now and then.
+        # The other classes are found empty here, and are woken below.
         picked = board.pick_share()
         for lane in picked:
             if priority_of(lane.number) is not flooded:
@@ -113,7 +113,7 @@ def test_lanes_of_one_priority_class_take_turns() -> None:
     assert sorted(seen[-16:]) == list(lanes_of(Priority.DEFAULT))
 
 
-def test_an_empty_claim_leaves_the_lane_alone() -> None:
+def test_a_lane_found_empty_is_not_picked_again() -> None:
     board = Board(Priority.BULK)
     board.run_idle()
     assert board.pick() == []
@@ -165,7 +165,7 @@ def test_a_lost_lane_is_not_owned_even_if_it_is_leased_again() -> None:
     assert board.owns([lane for lane in picked if lane.number != 16])
 
 
-def test_a_lane_that_is_leased_again_starts_afresh() -> None:
+def test_a_lane_that_is_leased_again_starts_from_scratch() -> None:
     board = Board(Priority.DEFAULT)
     old = board.pick()[0]
     old.looked_up_to(100, Snapshot(7, 7))
@@ -225,7 +225,7 @@ def test_a_look_aside_wakes_idle_lanes_without_changing_the_turns() -> None:
     assert {Priority.DEFAULT} in turns
 
 
-async def test_work_and_idle_wait_for_the_right_state() -> None:
+async def test_work_and_idle_return_once_their_state_is_reached() -> None:
     board = Board(Priority.DEFAULT)
     working, drying = (asyncio.create_task(wait()) for wait in (board.work, board.idle))
     await working
@@ -268,13 +268,13 @@ def test_after_a_claim_filled_by_few_rows_the_next_ones_read_few() -> None:
     board.note_claim(5, cut=True)
     assert board.rows_worth_reading(500) == 16
 
-    # It grows again as soon as bytes end no claim.
+    # It grows again once claims are no longer cut by bytes.
     for worth_reading in (32, 64, 128, 256, 500):
         board.note_claim(board.rows_worth_reading(500), cut=False)
         assert board.rows_worth_reading(500) == worth_reading
 
 
-def test_empty_lanes_say_nothing_about_how_many_rows_fill_a_claim() -> None:
+def test_empty_lanes_do_not_change_how_many_rows_are_worth_reading() -> None:
     board = Board()
     board.note_claim(5, cut=True)
     board.note_claim(15, cut=False)

@@ -1,4 +1,4 @@
-"""Messages that wait: any number of keys, of due messages, and of relays in turn."""
+"""Waiting messages: many blocked keys, many due messages, and successive relays."""
 
 import asyncio
 import random
@@ -47,7 +47,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def fill_with_blocked_keys(url: str, behind: int = 2) -> None:
-    """Refused heads that wait for an hour, with messages behind them."""
+    """Insert refused heads that wait for an hour, with messages behind them."""
     execute(
         url,
         """
@@ -61,7 +61,7 @@ def fill_with_blocked_keys(url: str, behind: int = 2) -> None:
     defer(url, "b%/0")
 
 
-async def until_a_retry_is_written(events: RecordedEvents) -> None:
+async def wait_until_a_retry_is_settled(events: RecordedEvents) -> None:
     settled = 0
     while not any(event.retried for event in events.of(BatchSettled)):
         settled = len(await events.wait_for(BatchSettled, settled + 1))
@@ -131,7 +131,7 @@ async def test_many_blocked_keys_delay_no_other_key(database_url: str) -> None:
     )
 
 
-async def test_keys_that_are_due_all_at_once_delay_no_other_key(
+async def test_many_keys_that_come_due_at_once_delay_no_other_key(
     database_url: str,
 ) -> None:
     fill_with_blocked_keys(database_url)
@@ -155,14 +155,14 @@ async def test_keys_that_are_due_all_at_once_delay_no_other_key(
         assert publisher.of_key(f"b{n}") == [f"b{n}/{i}" for i in range(3)]
 
 
-async def test_a_key_that_is_free_again_goes_on_without_the_log(
+async def test_an_unblocked_key_is_published_without_the_log(
     database_url: str,
 ) -> None:
     fill_with_blocked_keys(database_url)
     publisher = ScriptedPublisher()
 
     async with running(database_url, publisher, retry=PATIENT) as running_relay:
-        # What is claimed after the head of its key was published isn't in the log.
+        # A message claimed after the head of its key was published is not in the log.
         await asyncio.to_thread(
             wait_for,
             "all messages in the log",
@@ -174,7 +174,7 @@ async def test_a_key_that_is_free_again_goes_on_without_the_log(
             Nacked("no") if message.topic == "a/0" else Acked()
         )
         insert(database_url, *numbered("ab", 2))
-        await until_a_retry_is_written(running_relay.events)
+        await wait_until_a_retry_is_settled(running_relay.events)
         await publisher.until_acked(3 * KEYS + 2)
         publisher.script = lambda message: Acked()
         make_due(database_url)
@@ -186,12 +186,12 @@ async def test_a_key_that_is_free_again_goes_on_without_the_log(
         await publisher.until_acked(3 * KEYS + 7)
 
     assert publisher.of_key("a") == ["a/0", "a/1", "a/9"]
-    # Those that were added at last are not in it.
+    # The messages added last are not in the log.
     assert execute(database_url, NOT_IN_THE_LOG) == [(5,)]
 
 
 @pytest.mark.parametrize("step", ["_find_next_of_keys", "_load", "_claim_next"])
-async def test_a_claim_that_fails_half_way_passes_nothing_by(
+async def test_a_claim_that_fails_halfway_skips_no_message(
     step: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(relay.claim, step)
@@ -222,7 +222,7 @@ async def test_a_claim_that_fails_half_way_passes_nothing_by(
         assert publisher.of_key(f"b{n}") == [f"b{n}/{i}" for i in range(3)]
 
 
-async def test_a_broker_that_goes_away_while_a_key_drains_changes_no_order(
+async def test_an_outage_while_a_key_drains_does_not_change_its_order(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("k", 12))
@@ -230,7 +230,7 @@ async def test_a_broker_that_goes_away_while_a_key_drains_changes_no_order(
     publisher = ScriptedPublisher()
 
     async with running(database_url, publisher, batch_size=4) as relay:
-        # All of them are in the log.
+        # All messages are in the log.
         await relay.events.wait_for(BatchSettled, 3)
         make_due(database_url)
         await publisher.until_acked(3)
@@ -244,7 +244,7 @@ async def test_a_broker_that_goes_away_while_a_key_drains_changes_no_order(
     assert unsettled(database_url) == 0
 
 
-async def test_a_message_that_waited_is_dead_lettered_once_by_whichever_relay(
+async def test_a_waiting_message_is_dead_lettered_once_across_relays(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("k", 3))
@@ -265,7 +265,7 @@ async def test_a_message_that_waited_is_dead_lettered_once_by_whichever_relay(
     assert unsettled(database_url) == 0
 
 
-async def test_a_late_entry_for_a_message_that_was_published_publishes_nothing(
+async def test_a_late_log_entry_does_not_publish_a_published_message_again(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("k", 2))
@@ -284,7 +284,7 @@ async def test_a_late_entry_for_a_message_that_was_published_publishes_nothing(
     ) == [("published",), ("published",)]
 
 
-async def test_a_message_that_was_deleted_by_hand_holds_up_nothing(
+async def test_a_message_deleted_by_hand_does_not_block_its_key(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("k", 2))
@@ -310,7 +310,7 @@ async def test_a_scheduled_message_waits_for_its_key_once_it_is_due(
         Message("head", b"", key="k"),
     )
     async with running(database_url, publisher, retry=PATIENT) as relay:
-        await until_a_retry_is_written(relay.events)
+        await wait_until_a_retry_is_settled(relay.events)
         execute(
             database_url,
             "INSERT INTO outbox.deferral"
@@ -326,7 +326,7 @@ async def test_a_scheduled_message_waits_for_its_key_once_it_is_due(
         make_due(database_url)
         await publisher.until_acked(3)
 
-    # In the order in which they were added, once both of them may go.
+    # In the order in which they were added, once both are due.
     assert publisher.of_key("k") == ["scheduled", "head"]
 
 
@@ -347,7 +347,7 @@ def place(id: UUID | None = None, **changes: Any) -> WaitingMessage:
     )
 
 
-def test_a_head_that_is_due_lets_its_key_drain_and_nothing_else() -> None:
+def test_a_due_head_lets_only_its_key_drain() -> None:
     deferrals = Deferrals()
     deferrals.block("k")
     deferrals.block("j")
@@ -359,7 +359,7 @@ def test_a_head_that_is_due_lets_its_key_drain_and_nothing_else() -> None:
     assert not deferrals.due
 
 
-def test_a_scheduled_message_that_is_due_does_not_free_its_key() -> None:
+def test_a_due_scheduled_message_does_not_unblock_its_key() -> None:
     deferrals = Deferrals()
     deferrals.block("k")
     scheduled = place(cause="scheduled")
@@ -370,9 +370,7 @@ def test_a_scheduled_message_that_is_due_does_not_free_its_key() -> None:
     assert not deferrals.draining
 
 
-def test_a_message_that_is_held_while_its_key_drains_is_read_though_it_is_older() -> (
-    None
-):
+def test_an_older_message_held_while_its_key_drains_is_still_read() -> None:
     deferrals = Deferrals()
     deferrals.block("k")
     deferrals.drain("k")
@@ -387,7 +385,7 @@ def test_a_message_that_is_held_while_its_key_drains_is_read_though_it_is_older(
     assert deferrals.draining == {"k": 2}
 
 
-def test_a_scan_that_was_overtaken_by_a_refusal_is_repeated() -> None:
+def test_a_scan_during_which_a_message_was_refused_is_repeated() -> None:
     deferrals = Deferrals()
     began = deferrals.scan()
     deferrals.expect(NOW)
@@ -397,7 +395,7 @@ def test_a_scan_that_was_overtaken_by_a_refusal_is_repeated() -> None:
     assert deferrals.due_up_to <= (NOW, -1)
 
 
-def test_a_scan_goes_on_after_the_last_message_it_found() -> None:
+def test_a_cut_scan_continues_after_the_last_message_it_found() -> None:
     deferrals = Deferrals()
 
     deferrals.scanned(deferrals.scan(), (NOW, 5), is_cut=True)
@@ -416,7 +414,7 @@ def test_a_scan_goes_on_after_the_last_message_it_found() -> None:
     ],
     ids=["head", "no head", "nothing waits", "scheduled"],
 )
-def test_a_relay_that_takes_over_learns_from_the_log_which_keys_wait(
+def test_a_relay_that_takes_over_reads_the_blocked_keys_from_the_log(
     log: LogOfKey, blocked: set[str], draining: list[str]
 ) -> None:
     deferrals = Deferrals()
@@ -427,7 +425,7 @@ def test_a_relay_that_takes_over_learns_from_the_log_which_keys_wait(
     assert list(deferrals.draining) == draining
 
 
-def test_a_key_drains_when_somebody_else_has_settled_its_head() -> None:
+def test_a_key_drains_when_another_relay_has_settled_its_head() -> None:
     deferrals = Deferrals()
     deferrals.block("k")
 
@@ -436,7 +434,7 @@ def test_a_key_drains_when_somebody_else_has_settled_its_head() -> None:
     assert list(deferrals.draining) == ["k"]
 
 
-def test_a_head_that_comes_due_while_its_key_is_read_is_not_forgotten() -> None:
+def test_a_head_that_comes_due_while_its_key_is_read_is_not_lost() -> None:
     deferrals = Deferrals()
     deferrals.block("k")
     deferrals.drain("k")
@@ -473,7 +471,7 @@ def test_a_key_drains_up_to_its_head(
     assert Draining.read("k", waiting, is_cut=False) == Draining("k", places, end)
 
 
-def test_a_key_is_free_when_a_claim_has_taken_all_that_waits() -> None:
+def test_a_key_is_unblocked_once_a_claim_contains_all_its_waiting_messages() -> None:
     deferrals = Deferrals()
     deferrals.block("k")
     deferrals.drain("k")

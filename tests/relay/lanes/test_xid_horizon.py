@@ -1,4 +1,4 @@
-"""How far back claims have to look for what open transactions wrote."""
+"""How far back claims must look for messages written by open transactions."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -9,7 +9,7 @@ NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-def test_a_transaction_older_than_the_relay_may_have_written_at_any_time() -> None:
+def test_a_transaction_older_than_the_relay_can_have_written_at_any_time() -> None:
     horizon = XidHorizon()
     horizon.note(100, NOON)
 
@@ -28,7 +28,7 @@ def test_a_transaction_that_started_after_a_note_wrote_after_it() -> None:
     assert horizon.since(10**9) == NOON + 2 * HOUR
 
 
-def test_a_recorded_moment_stays_while_its_transaction_is_open() -> None:
+def test_a_note_is_kept_while_its_transaction_is_open() -> None:
     horizon = XidHorizon()
     for hours in range(50):
         horizon.note(100 + hours, NOON + hours * HOUR)
@@ -43,7 +43,7 @@ def test_notes_are_at_least_a_minute_apart() -> None:
     assert horizon.since(300) == NOON
 
 
-def test_a_lane_looks_back_to_where_an_open_transaction_began_to_write() -> None:
+def test_a_lane_looks_back_to_when_an_open_transaction_can_have_written_first() -> None:
     lane = Lane(16)
 
     lane.refresh((7, NOON), NOON - 5 * HOUR)
@@ -53,9 +53,7 @@ def test_a_lane_looks_back_to_where_an_open_transaction_began_to_write() -> None
     assert lane.oldest == BEGINNING
 
 
-def test_what_had_been_drawn_counts_when_all_who_may_have_drawn_less_have_ended() -> (
-    None
-):
+def test_a_drawn_seq_counts_once_all_older_transactions_have_ended() -> None:
     horizon = XidHorizon()
     horizon.note_drawn(100, 7)
     horizon.note_drawn(200, 9)
@@ -75,7 +73,7 @@ def test_few_notes_are_kept_while_a_transaction_stays_open() -> None:
     assert horizon.drawn_before(2000) == 999
 
 
-def test_a_sequence_that_went_back_voids_what_had_been_drawn() -> None:
+def test_a_sequence_that_was_reset_discards_earlier_notes() -> None:
     horizon = XidHorizon()
     horizon.note_drawn(100, 1000)
     horizon.note_drawn(200, 3)
