@@ -181,7 +181,8 @@ def test_dead_letters_that_outlive_their_receipts_are_found(
         " schema_version, content_type, headers, payload, error_reason)"
         " VALUES ('o', %s, 't', 1, 1, 'c', '{}', '', 'why')"
     )
-    for message_id in (str(uuid7()), "evt_1", str(id_of(OLD, version=4))):
+    foreign = ("evt_1", "01234567-89ab-7-order", str(id_of(OLD, version=4)))
+    for message_id in (str(uuid7()), *foreign):
         execute(database_url, letter, (message_id,))
     assert doctor(database_url)[1] == []
 
