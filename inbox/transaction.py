@@ -10,8 +10,8 @@ does that would break this is refused at the call, or detected before the commit
     COMMIT or ROLLBACK outside SQLAlchemy  ──▶ detected at the return and the commit
 
 With psycopg and psycopg2, reading the state of the transaction takes no round trip:
-libpq keeps it. asyncpg only tells whether there is a transaction, so after a database
-error, and only then, a statement asks the server.
+libpq keeps it. asyncpg only tells whether there is a transaction, so a statement asks
+the server, but only after a database error or if the mark described below is lost.
 
 After a COMMIT or ROLLBACK, a driver begins a new transaction with the next statement,
 and its state looks the same as before. So the statement that inserts a receipt also

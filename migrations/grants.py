@@ -267,8 +267,8 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             {"SELECT": (), "INSERT": ()},
             _tables("outbox.settlement", "outbox.deferral", "outbox.watermark"),
             "relay",
-            why="What becomes of a message is written beside it: nobody may update any"
-            " of these.",
+            why="A message is settled by inserting marks and log entries: nobody may"
+            " update these tables.",
         ),
         _grant(_SELECT, _sequence("outbox.message_seq"), "relay", "monitor"),
         _grant(
@@ -346,8 +346,8 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             },
             _tables("inbox.ack"),
             "consumer",
-            why="What becomes of a delivery is written beside it: nobody may update any"
-            " of these.",
+            why="A delivery is settled by inserting marks: nobody may update these"
+            " tables.",
         ),
         _grant(
             {

@@ -39,7 +39,7 @@ GRANT EXECUTE
         outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
     TO {application};
 GRANT SELECT ON outbox.message TO {relay};
--- What becomes of a message is written beside it: nobody may update any of these.
+-- A message is settled by inserting marks and log entries: nobody may update these tables.
 GRANT SELECT, INSERT ON outbox.settlement, outbox.deferral, outbox.watermark TO {relay};
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {monitor};
 GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay};

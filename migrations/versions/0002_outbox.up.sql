@@ -43,7 +43,7 @@ CREATE INDEX message_cause_idx ON outbox.message ((headers ->> 'causation-id')) 
 
 -- A partitioned table has no storage parameters: pg_partman copies them from this template. Rows are
 -- only inserted, so vacuum finds nothing dead: it marks new pages all-visible, for index-only scans.
--- It comes often, while the last checkpoint is newer than the pages, and doesn't freeze early: rows
+-- It comes often, so that it reaches pages before the next checkpoint, and doesn't freeze early: rows
 -- are dropped before they need it, and freezing a page that was checkpointed writes all of it to the
 -- WAL (340 bytes for a message of 300, instead of 3).
 CREATE TABLE outbox.message_template (LIKE outbox.message);

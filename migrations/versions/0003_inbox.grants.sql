@@ -31,7 +31,7 @@ GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
 GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
 GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
 GRANT SELECT ON inbox.delivery TO {consumer};
--- What becomes of a delivery is written beside it: nobody may update any of these.
+-- A delivery is settled by inserting marks: nobody may update these tables.
 GRANT SELECT,
       INSERT (created_at, first_seq, last_seq, lane, consumer, seqs, moments)
     ON inbox.ack

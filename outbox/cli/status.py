@@ -214,7 +214,9 @@ def _backlog(backlog: Backlog) -> str:
         return "nothing waits"
     many = f"{backlog.messages:,}"
     if not backlog.is_complete:
-        many = f"more than {many} (about {backlog.estimated:,})"
+        many = f"more than {many}"
+        if backlog.estimated is not None:
+            many += f" (about {backlog.estimated:,})"
     counts = ", ".join(
         f"{count:,} {name}"
         for count, name in (

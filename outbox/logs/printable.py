@@ -5,8 +5,8 @@ def printable(text: object, *, lines: bool = False) -> str:
     """Escape what a terminal would hide or interpret; the text stays on one line.
 
     These are the characters that Unicode classifies as control (C0, C1), format
-    (direction overrides among them), surrogate, private use or separator, except the
-    space.
+    (direction overrides among them), surrogate, private use, unassigned or separator,
+    except the space.
 
     Args:
         lines: leave line breaks and tabs as they are.

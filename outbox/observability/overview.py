@@ -138,7 +138,8 @@ class Backlog:
         messages: the number counted; if `is_complete`, all of them.
         is_complete: whether the count ended before its limit; if not, there are more
             than were counted, in the groups as well.
-        estimated: the approximate number; if `is_complete`, the number counted.
+        estimated: the approximate number; if `is_complete`, the number counted; None if
+            only the number counted is known.
         ready: how many of those counted are due.
         scheduled: how many are not due yet.
         refused: how many were refused and will be tried again.
@@ -149,7 +150,7 @@ class Backlog:
 
     messages: int
     is_complete: bool
-    estimated: int
+    estimated: int | None
     ready: int
     scheduled: int
     refused: int
@@ -809,7 +810,7 @@ class _Reading:
             lags[consumer] = Backlog(
                 messages=total["messages"],
                 is_complete=not total["more"],
-                estimated=total["messages"],
+                estimated=None if total["more"] else total["messages"],
                 ready=total["ready"],
                 scheduled=0,
                 refused=total["waiting"],

@@ -171,7 +171,7 @@ def _rows_of_key(connection: AdministrationConnection, search: _Search) -> list[
         "any": _STATES,
         "unsettled": _WAITS,
     }.get(search.state, (search.state,))
-    topic, is_prefix = search.topic.rstrip("*"), search.topic.endswith("*")
+    topic, is_prefix = search.topic.removesuffix("*"), search.topic.endswith("*")
     return [
         row
         for row in rows

@@ -252,9 +252,13 @@ def backlog_said(backlog: Backlog | None) -> str:
         return "unknown"
     if not backlog.messages:
         return "nothing waits"
-    about = "" if backlog.is_complete else "about "
-    waits = "waits" if backlog.estimated == 1 else "wait"
-    said = f"{about}{backlog.estimated:,} {waits}"
+    if backlog.is_complete:
+        many = f"{backlog.messages:,}"
+    elif backlog.estimated is None:
+        many = f"more than {backlog.messages:,}"
+    else:
+        many = f"about {backlog.estimated:,}"
+    said = f"{many} {'waits' if many == '1' else 'wait'}"
     if backlog.waited is not None:
         said += f", {write_duration(backlog.waited)}"
     return said

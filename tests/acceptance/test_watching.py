@@ -222,12 +222,18 @@ async def test_keys_are_counted_and_named_only_on_request(
     assert "customer 7" not in str(watched.get("/blocked"))
 
 
-def test_a_process_that_stops_is_not_ready(site: Site) -> None:
-    process = site.run("shop_app:consumer", "--health-listen=127.0.0.1:0")
-    watched = Watched(process)
-    watched.wait_until(200)
-    process.terminate()
-    assert process.wait(60) == 0
+async def test_a_process_that_stops_is_not_ready(site: Site) -> None:
+    await site.publish(Message("orders", b"wait", key="k"))
+    with psycopg.connect(site.url, autocommit=True) as gate:
+        gate.execute("SELECT pg_advisory_lock(1)")
+        process = site.run("shop_app:make", "--health-listen=127.0.0.1:0")
+        watched = Watched(process)
+        process.wait_for_log("waiting")
+        watched.wait_until(200)
+        process.terminate()
+        watched.wait_until(503, "end")
+        gate.execute("SELECT pg_advisory_unlock(1)")
+        assert process.wait(60) == 0
 
 
 async def test_a_handler_that_blocks_the_loop_ends_the_consumer(

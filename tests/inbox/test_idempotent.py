@@ -135,7 +135,7 @@ def test_a_message_too_old_to_deduplicate_is_not_handled(
     assert charges(url) == []
 
 
-def test_a_registered_handler_keeps_its_name_and_docstring() -> None:
+def test_an_idempotent_function_keeps_its_name() -> None:
     assert bill.__name__ == "bill"
     assert bill_async.__name__ == "bill_async"
 

@@ -258,7 +258,7 @@ class Reader:
     def _hear_commit(self, error: KafkaError | None, _: object) -> None:
         # By identity, since comparing an error with None by == breaks the interpreter.
         if error is not None and error.code() in _FORBIDDEN:
-            self.trouble = f"what was acked can't be committed: {reason_of(error)}"
+            self.trouble = f"can't commit offsets: {reason_of(error)}"
             self._tell(self._listener.changed)
 
     def _tell(self, what: Callable[..., None], *arguments: object) -> bool:

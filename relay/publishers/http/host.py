@@ -46,12 +46,12 @@ class Host:
         left = self._paused_until - time.monotonic()
         if left > 0:
             raise BrokerUnavailableError(
-                f"{self.name} asked for a pause, of which {left:.0f} s are left"
+                f"{self.name} asked for a pause; {left:.0f} s of it remain"
             )
 
     def error(self) -> BrokerUnavailableError:
         """Return an error that says why the host is unavailable."""
-        return BrokerUnavailableError(f"{self.name} {self.away or 'was away'}")
+        return BrokerUnavailableError(f"{self.name} {self.away or 'was unreachable'}")
 
     def answered(self, id: UUID) -> None:
         """Record an answer about the message, which shows that the host is up."""

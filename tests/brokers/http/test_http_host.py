@@ -84,7 +84,7 @@ def test_a_pause_lasts_for_the_requested_time(clock: Clock) -> None:
     host = Host("it")
     host.pause(10)
     clock.now += 9
-    with pytest.raises(BrokerUnavailableError, match="1 s are left"):
+    with pytest.raises(BrokerUnavailableError, match="1 s of it remain"):
         host.check_pause()
     clock.now += 1
     host.check_pause()

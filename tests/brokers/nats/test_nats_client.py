@@ -38,7 +38,7 @@ def test_each_overridden_private_method_is_unchanged(
 ) -> None:
     assert fingerprint(method) == METHODS[method], (
         "nats-py changed it: read the new one, see whether our client is still right, "
-        "run tests/brokers/test_nats*.py, and note its fingerprint here"
+        "run tests/brokers/nats, and note its fingerprint here"
     )
 
 

@@ -69,7 +69,7 @@ async def discard(url: str, *options: str) -> int:
         "--reason",
         "a mistake",
     ]
-    return await asyncio.to_thread(main, [*command, *options, "--database", url])
+    return await asyncio.to_thread(main, [*command, "--database", url])
 
 
 def statuses_and_reasons(url: str) -> list[tuple[str, str]]:

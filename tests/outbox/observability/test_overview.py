@@ -13,6 +13,7 @@ import pytest
 from outbox import Message, Priority
 from outbox.cli.output import to_json
 from outbox.observability.overview import Overview, Scope, read_overview
+from outbox.web.overview import backlog_said
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
@@ -66,6 +67,7 @@ def test_beyond_its_limit_the_backlog_is_estimated(
     assert backlog is not None
     assert not backlog.is_complete
     assert backlog.messages == 11
+    assert backlog.estimated is not None
     assert 35 <= backlog.estimated <= 45
 
 
@@ -136,6 +138,25 @@ def test_the_monitor_sees_what_holds_a_partition(
     assert finding.severity == "warning"
     assert f"{held.partition} is past its retention" in finding.finding
     assert "unsettled" in finding.finding
+
+
+def test_beyond_its_limit_a_lag_is_more_than_what_was_counted(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO inbox.delivery (created_at, message_id, lane, schema_version,"
+        " consumer, topic, content_type, headers, payload)"
+        " SELECT now(), outbox.uuid7(), 0, 1, 'billing', 'orders', 'text/plain',"
+        " '{}', '' FROM generate_series(1, 40)",
+    )
+
+    overview = read_overview(monitor, Scope(parts=["consumers"], per_lane=10))
+
+    (billing,) = overview.consumers
+    assert billing.lag is not None
+    assert (billing.lag.is_complete, billing.lag.estimated) == (False, None)
+    assert backlog_said(billing.lag).startswith("more than 11 wait, ")
 
 
 def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
