@@ -92,7 +92,7 @@ class RetryRunWithheld(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunFailed(Event):
-    """The database or the broker was unavailable during a run of the schedule.
+    """A run of the schedule failed, for example because the broker was unavailable.
 
     The remaining dead letters are retried in the next run.
 

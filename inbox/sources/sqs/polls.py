@@ -28,14 +28,12 @@ class Polls:
     Attributes:
         queues: the queues to poll, by name.
         news: set when messages have arrived, or a poll has failed.
-        failure: why the last poll failed, if it did.
         reclaimed: the number of messages received that SQS had delivered before.
     """
 
     def __init__(self, holding: Holding, *, wait: int, visibility: int) -> None:
         self.queues: dict[str, SqsQueue] = {}
         self.news = asyncio.Event()
-        self.failure: BaseException | None = None
         self.reclaimed = 0
         self._holding = holding
         self._wait = wait
@@ -43,6 +41,7 @@ class Polls:
         self._numbers = count()
         self._tasks: dict[asyncio.Task[None], SqsQueue] = {}
         self._wanted: dict[SqsQueue, int] = {}
+        self._failures: dict[SqsQueue, BaseException] = {}
 
     def start(self, limit: int) -> None:
         """Start as many polls as the queues seem to need."""
@@ -52,6 +51,12 @@ class Polls:
                 task = asyncio.create_task(self._poll(queue, min(limit, MAX_RECEIVED)))
                 self._tasks[task] = queue
                 task.add_done_callback(self._tasks.pop)
+
+    def take_failure(self) -> BaseException | None:
+        """Return once why the last poll of a queue failed; None if none did."""
+        for queue in self._failures:
+            return self._failures.pop(queue)
+        return None
 
     async def stop(self) -> None:
         """Wait briefly for running polls to end, then cancel them."""
@@ -72,9 +77,10 @@ class Polls:
                 numbers=self._numbers,
             )
         except Exception as error:  # noqa: BLE001 (nobody awaits this task)
-            self.failure = error
+            self._failures[queue] = error
             self._wanted[queue] = 1
         else:
+            self._failures.pop(queue, None)
             self._holding.add(received)
             self.reclaimed += sum(item.came_again for item in received)
             wanted = self._wanted.get(queue, 1) + 1 if len(received) == limit else 1

@@ -158,9 +158,8 @@ class SqsSource:
         while True:
             self._polls.news.clear()
             taken = self._holding.take(limit)
-            failure = None if taken else self._polls.failure
+            failure = None if taken else self._polls.take_failure()
             if failure is not None:
-                self._polls.failure = None
                 raise self._settings.unavailable(failure) from failure
             if len(taken) < limit:
                 await self._poll(limit)
