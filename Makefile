@@ -1,15 +1,15 @@
-# Every target sets up what it needs and does not have yet: `make demo` on a
-# fresh Debian machine with python3 and make is enough.
+# Every target installs whatever it needs and is missing: on a fresh Debian machine with
+# python3 and make, `make demo` is enough.
 
 SHELL := /bin/sh
-# The distribution's Python, because its venv module can come from apt.
+# The distribution's Python, because apt can install its venv module.
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 # A PostgreSQL to use instead of a private one, with pg_partman and pg_cron.
 DATABASE_URL ?= $(PILLARBOX_DATABASE_URL)
-# What to pass on to the command: make demo ARGS=--help
+# Arguments for the command: make demo ARGS=--help
 ARGS ?=
-# How many processes share the tests. On two cores five keep both busy: most tests wait for a
-# server or another process most of their time.
+# The number of processes that share the tests. On two cores, five keep both busy, since tests
+# spend most of their time waiting for a server or another process.
 WORKERS ?= 5
 
 VENV := .venv
@@ -22,16 +22,16 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml \
   --no-config --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock' --quiet
 
-# What is tested again with the server in a container.
+# The tests that run again with the server in a container.
 PARTITION_TESTS := $(patsubst %,tests/outbox/administration/test_%.py,upkeep detach \
   fallback held intervals partitions_command maintain_command) \
   $(patsubst %,tests/migrations/test_%.py,up_and_down rights definer_functions)
 
-# What the image is to have.
+# The extras installed in the image.
 IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http \
   jsonschema msgspec pydantic metrics otel web
 
-# What apt has to have for these goals, in the words of docker/debian-packages.
+# What these goals need from apt, as parts of docker/debian-packages.
 needs := venv
 ifneq ($(filter demo test clock fault bench wheel setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
@@ -46,7 +46,7 @@ needs += $(if $(filter screenshots,$(MAKECMDGOALS)),postgres chromium)
 ifneq ($(filter images containers,$(MAKECMDGOALS)),)
 needs += docker
 endif
-# Tests that change a server's settings have one of this machine.
+# Tests that change a server's settings use a server on this machine.
 ifneq ($(filter containers,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
@@ -54,7 +54,7 @@ ifneq ($(filter matrix,$(MAKECMDGOALS)),)
 needs += debootstrap
 endif
 
-# The tests start hundreds of processes. Without bytecode on disk each of them would compile
+# The tests start hundreds of processes. Without bytecode on disk, each of them would compile
 # every module that it imports, and each worker every test.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -84,7 +84,7 @@ clock: packages $(READY) ## Run the database's tests at other hours and on odd d
 fault: packages $(READY) ## Run the tests that break things, in their full numbers
 	@$(BIN)/pytest -n $(WORKERS) -m "fault or variant" --full $(ARGS)
 
-bench: packages $(READY) ## Measure speed and memory, beside other libraries
+bench: packages $(READY) ## Measure speed and memory, compared with other libraries
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 wheel: packages $(READY) ## Try the wheel without the lock file, at the lowest and newest versions (ARGS=--full)
@@ -141,7 +141,7 @@ $(READY): requirements.lock pyproject.toml | packages
 	@echo 'Setting up $(VENV): a minute the first time.'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
 	  '$(PYTHON)' -m venv --clear $(VENV)
-	@# Compiling all of it would take as long as the rest; Python compiles what is imported.
+	@# Compiling everything would double the time; Python compiles modules when they are imported.
 	@$(PIP) install --no-compile --require-hashes -r requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@

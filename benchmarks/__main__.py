@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure speed and memory, beside other libraries.",
+        description="Measure speed and memory, compared with other libraries.",
     )
     parser.add_argument(
         "names", nargs="*", metavar="question", help=f"of {', '.join(QUESTIONS)}"
@@ -107,8 +107,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def default_webhooks() -> Path | None:
     if given := os.environ.get("PILLARBOX_WEBHOOKS"):
         return Path(given)
-    beside = Path(__file__).parents[2] / WEBHOOKS
-    return beside if beside.exists() else None
+    webhooks = Path(__file__).parents[2] / WEBHOOKS
+    return webhooks if webhooks.exists() else None
 
 
 def ask(names: Sequence[str], conditions: Conditions) -> Iterator[Answer]:

@@ -1,10 +1,10 @@
-"""Compare HEAD with another commit, in one call that alternates between the two.
+"""Compare HEAD with another commit, alternating between the two.
 
     python -m benchmarks.against 2661586 relay_to_nothing writer guard
     python -m benchmarks.against 95e7517 settling:1000 doorbell.latency
 
 Each tree runs its own benchmarks in its own process, on its own PostgreSQL server. Runs
-of the two trees alternate, and the tree that waits is idle. Both trees use the
+of the two trees alternate; while one runs, the other is idle. Both trees use the
 dependencies of this environment.
 """
 
@@ -44,12 +44,12 @@ WRITER_MESSAGES = 1
 SETTLING = "settling:"
 SETTLED_MESSAGES = {300: 100_000, 1_000: 100_000, 8_000: 20_000}
 AT_MOST_CPU = {300: 0.7, 1_000: 0.5}
-"""The largest share that may remain of the processor time before write-once."""
+"""The largest acceptable share of the processor time needed before write-once."""
 AT_LEAST_RATE = {300: 1.0, 1_000: 1.4}
 BEFORE_WRITE_ONCE = {"95e7517"}
-"""Commits that rewrote each row; the shares apply to comparisons with these."""
+"""Commits that rewrote each row; the targets apply to comparisons with these."""
 
-# Runs in either tree, so it uses only what the benchmarks of every commit have:
+# Runs in either tree, so it uses only what every commit's benchmarks provide:
 # `answers(conditions)` calls `measure(subject, *others, runs=…)`.
 DRIVER = """
 import sys
@@ -132,13 +132,13 @@ def compare(
     unit = UNITS.get(question, "/s")
     which = WRITER_MESSAGES if question == "writer" else 0
     with ExitStack() as stack:
-        ours, theirs = (
+        head, other_tree = (
             stack.enter_context(running(tree, DRIVER, question, str(which)))
             for tree in (now, other)
         )
         found = measure(
-            Variant(label="now", run=ours.figure),
-            Variant(label=commit, run=theirs.figure),
+            Variant(label="now", run=head.figure),
+            Variant(label=commit, run=other_tree.figure),
             runs=runs,
             on_run=lambda label, figure: show(label, figure, unit),
         )
@@ -173,13 +173,13 @@ def compare_costs(
         return run
 
     with ExitStack() as stack:
-        ours, theirs = (
+        head, other_tree = (
             stack.enter_context(running(tree, SETTLING_DRIVER, str(payload), messages))
             for tree in (now, other)
         )
         measure(
-            Variant(label="now", run=taking("now", ours)),
-            Variant(label=commit, run=taking(commit, theirs)),
+            Variant(label="now", run=taking("now", head)),
+            Variant(label=commit, run=taking(commit, other_tree)),
             runs=runs,
             on_run=lambda label, figure: show(label, figure, "µs"),
         )
@@ -201,7 +201,7 @@ def compare_costs(
             )
             for label, all_costs in taken.items()
         }
-        # HEAD ran twice as often: every other run is its own control.
+        # HEAD ran twice as often: one half of its runs is the control for the other.
         figures = series["now"].figures
         halves = [Series(label=str(n), figures=figures[n::2]) for n in (0, 1)]
         answers.append(
@@ -274,7 +274,7 @@ def worktree(commit: str) -> Iterator[Path]:
 def install(tree: Path) -> None:
     """Install the tree into a directory inside it, from which its processes import.
 
-    This environment's own, editable installation would give both trees the same schema.
+    The editable installation of this environment would give both trees the same schema.
     """
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
     target = ["--no-build-isolation", "--target", str(tree / SITE), str(tree)]

@@ -16,21 +16,21 @@ from benchmarks.workload import Workload
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     workload = Workload(messages=conditions.size(50_000, quick=10_000))
-    AIO_PIKA.python()  # installed in advance, so that it disturbs no run
+    AIO_PIKA.python()  # installed here, so that no run includes it
     broker = BROKERS["rabbitmq"]
 
-    def ours() -> float:
+    def with_pika() -> float:
         return relayed_to(broker, conditions, workload)
 
-    def theirs() -> float:
+    def with_aio_pika() -> float:
         with broker.server() as broker_url, conditions.migrated_database() as url:
             fill(url, workload)
             with draining(url, workload.messages, broker_url, peer=AIO_PIKA) as relay:
                 return relay.wait().rate
 
     found = measure(
-        Variant(label="pillarbox", run=ours),
-        Variant(label=AIO_PIKA.label, run=theirs),
+        Variant(label="pillarbox", run=with_pika),
+        Variant(label=AIO_PIKA.label, run=with_aio_pika),
         runs=conditions.runs(),
         on_run=lambda label, figure: show(label, figure, "/s"),
     )

@@ -30,7 +30,7 @@ READY = "ready"
 
 
 class NotingPublisher:
-    """Acks every message at once, records its arrival, and completes after the last."""
+    """Acks and records every message at once, and completes after the last."""
 
     def __init__(self, messages: int) -> None:
         self.messages = messages

@@ -1,6 +1,6 @@
-"""How much faster batch handlers are than handlers of one message, in one consumer.
+"""How much faster batch handlers are than one-message handlers, in one consumer.
 
-The source is a list in this process, so that nothing but the handling is measured.
+The source is a list in this process, so only the handling is measured.
 """
 
 from __future__ import annotations

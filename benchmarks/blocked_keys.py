@@ -12,7 +12,7 @@ from benchmarks.others import watch
 
 LONGEST_WAIT = 1.0
 MOST_MIB = 256.0
-# Each key has a refused message that waits; one key in ten has another behind it.
+# A refused message waits in each key; in one key in ten, another waits behind it.
 FILL = """
 INSERT INTO outbox.message (id, lane, topic, key, tenant, content_type, payload)
 SELECT outbox.uuid7(), 16 + n %% 16, CASE i WHEN 1 THEN 'head' ELSE 'behind' END,

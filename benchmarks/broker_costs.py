@@ -1,4 +1,4 @@
-"""How close the relay's rate to a broker comes to what relay and broker allow together.
+"""How close the relay's rate to a broker is to the limit set by relay and broker.
 
 If settling and publishing a message shared no work and never overlapped, the two costs
 would add up: 1 / (1 / relay to nothing + 1 / publishing alone).
@@ -59,7 +59,7 @@ def relayed(conditions: Conditions, workload: Workload, broker_url: str) -> floa
 
 
 def published(broker: Broker, workload: Workload) -> float:
-    """Publish as the relay does, with as many batches in flight, without a database."""
+    """Publish with as many batches in flight as the relay, but without a database."""
     messages = iter([Message(TOPIC, body, key=key) for key, body in workload])
     with broker.server() as broker_url:
         return workload.messages / asyncio.run(publish(broker_url, messages))

@@ -1,6 +1,6 @@
 """The brokers to publish to.
 
-Each run has its own server, prepared to store what is published.
+Each run has its own server, prepared to store the published messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outbox.testing.sqs import sqs_server
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """A broker, and how many messages it gets.
+    """A broker, and how many messages are published to it.
 
     Attributes:
         label: its name in the output.

@@ -30,7 +30,7 @@ SERVER_SETTINGS = {
 class Conditions:
     """The conditions that all benchmarks share.
 
-    Each run gets its own database, so that what it leaves behind slows no other run.
+    Each run gets its own database, so that its leftovers do not slow down other runs.
     """
 
     server: PostgresServer
@@ -44,7 +44,7 @@ class Conditions:
         return quick if self.quick else full
 
     def runs(self, full: int = 5) -> int:
-        """Return how often each variant runs."""
+        """Return how many times each variant runs."""
         return 2 if self.quick else full
 
     @contextmanager
@@ -55,7 +55,7 @@ class Conditions:
 
     @contextmanager
     def migrated_database(self) -> Iterator[str]:
-        """Yield the URL of a new database with our schema, dropped after the block."""
+        """Yield the URL of a new migrated database, dropped after the block."""
         if self._template is None:
             template = f"{PREFIX}_template"
             self.server.drop_database(template)
@@ -84,7 +84,7 @@ class Conditions:
             self.server.drop_database(name)
 
     def close(self) -> None:
-        """Drop the template that the runs shared."""
+        """Drop the template database that the runs shared."""
         if self._template is not None:
             self.server.drop_database(self._template)
             self._template = None

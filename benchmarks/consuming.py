@@ -1,6 +1,6 @@
 """A consumer with an empty handler in its own process, and how long it takes.
 
-`consume` starts the process; `python -m benchmarks.consuming` is what it runs.
+`consume` starts the process, which runs `python -m benchmarks.consuming`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Way:
 
     Attributes:
         batch: the messages in one transaction; None for a handler of one message.
-        max_in_flight: the running handlers, or the messages in running and gathering
-            batches.
+        max_in_flight: the most handlers that run at once, or the most messages in
+            running and gathering batches.
     """
 
     label: str
@@ -45,7 +45,7 @@ class Way:
     max_in_flight: int
 
 
-# While one batch is being handled, another one gathers, so two are in flight.
+# While one batch is handled, the next one gathers, so two are in flight.
 BATCHES = Way(label="in batches", batch=BATCH, max_in_flight=2 * BATCH)
 SINGLE = Way(label="one by one", batch=None, max_in_flight=CONNECTIONS)
 WAYS = {way.label: way for way in (BATCHES, SINGLE)}

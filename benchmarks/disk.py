@@ -1,8 +1,8 @@
 """The disk space of a million messages, and the cost and result of their removal.
 
 It is compared with the same table without partitions, where an UPDATE settles a message
-and old rows are deleted. Younger rows stay in both, as in a table that is in use. They
-are at the end of the file, so vacuum can't truncate it.
+and old rows are deleted. Newer rows stay in both, as in a table that is in use. They
+are at the end of the file, so VACUUM can't truncate it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCH = 500
 NOTHING = UUID(int=0)
 DELETED_AT_ONCE = 10_000
 PLAIN = "outbox.plain_message"
-# The autovacuum_vacuum_scale_factor of the partitions; here VACUUM is run explicitly.
+# The partitions' autovacuum_vacuum_scale_factor; this benchmark runs VACUUM itself.
 VACUUM_AFTER = 0.02
 
 MAKE_PLAIN = f"""
@@ -70,7 +70,7 @@ COUNT = "SELECT count(*) FROM {}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What one design took, in bytes except for the seconds."""
+    """What one design used: seconds, and bytes for everything else."""
 
     live: int
     settled: int
@@ -96,19 +96,19 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
             Design(connection, table).taken(expired, today, messages)
             for table in ("outbox.message", PLAIN)
         )
-    for what, ours, theirs in (
+    for what, drop, delete in (
         ("live", dropped.live, deleted.live),
         ("settled", dropped.settled, deleted.settled),
         ("left when dropped", dropped.left, deleted.left),
         ("WAL of the drop", dropped.wal, deleted.wal),
     ):
-        show(what, ours / MIB, "MiB")
+        show(what, drop / MIB, "MiB")
         yield Answer(
             question=f"disk: {messages:,} messages, {what}",
-            figure=ours / MIB,
+            figure=drop / MIB,
             unit="MiB",
-            detail=f"payloads of {PAYLOAD_BYTES} bytes: {quantity(ours / MIB, 'MiB')}, "
-            f"in a table whose rows are deleted {quantity(theirs / MIB, 'MiB')}",
+            detail=f"payloads of {PAYLOAD_BYTES} bytes: {quantity(drop / MIB, 'MiB')}, "
+            f"in a table whose rows are deleted {quantity(delete / MIB, 'MiB')}",
         )
     yield Answer(
         question=f"disk: {messages:,} messages, time of the drop",
@@ -138,7 +138,7 @@ class Design:
         settled = self._size() - before
         self._fill(today, staying, settled=True)
         filled = self._size()
-        # As in an old table, whose pages were all written out long ago.
+        # In a table this old, all pages would have been written out long ago.
         self._connection.execute("CHECKPOINT")
         wal, started = self._value(WRITTEN), time.perf_counter()
         if self._plain:
@@ -168,7 +168,7 @@ class Design:
         )
 
     def _settle(self, day: Day, messages: int) -> None:
-        """Settle as a relay does, with a vacuum as often as the settings ask for."""
+        """Settle as a relay does; run VACUUM as often as the settings require."""
         table = PLAIN if self._plain else day.partition
         mark = MARK_PLAIN if self._plain else load("relay", "mark_settled")
         last = NOTHING

@@ -35,7 +35,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def writers(conditions: Conditions) -> Answer:
-    """Compare the throughput of many writers, while no relay runs."""
+    """Compare the throughput of many writers while no relay runs."""
     without = Variant(label="without", run=rate(conditions, WITHOUT_DOORBELL))
     ringing = Variant(label="with", run=rate(conditions))
     found = measure(
@@ -66,7 +66,7 @@ def rate(conditions: Conditions, *statements: str) -> Callable[[], float]:
 
 
 def latency(conditions: Conditions) -> Iterator[Answer]:
-    """Measure from the commit to the publisher, in a relay that sleeps in between."""
+    """Measure from commit to publisher, with a relay that sleeps between messages."""
     messages = conditions.size(2_000, quick=400)
     middles, highs = [], []
 
@@ -100,7 +100,7 @@ def latency(conditions: Conditions) -> Iterator[Answer]:
 
 
 def milliseconds(database_url: str, messages: int) -> list[float]:
-    """Return how long each message took, without those of the warm-up."""
+    """Return how long each message took, except those of the warm-up."""
     with arrivals(database_url, WARM_UP + messages) as arriving:
         committed = write(database_url, WARM_UP + messages)
         claimed = arriving.wait()

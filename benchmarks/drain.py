@@ -1,6 +1,6 @@
 """Drain a full outbox with a relay in its own process, and measure that process.
 
-`drain` starts the process; `python -m benchmarks.drain` is what it runs.
+`drain` starts the process, which runs `python -m benchmarks.drain`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from relay.relay import Relay
 REPOSITORY = Path(__file__).parents[1]
 PARTS = 10
 NOWHERE = "null"
-SHORTEST = 1e-9  # one batch can fill several tenths of a small drain
+SHORTEST = 1e-9  # one batch can cover several tenths of a small drain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """What one drain took.
+    """The figures of one drain.
 
     Attributes:
         messages: how many were settled.
         seconds: from the relay's start to the settling of the last message.
         first: seconds from the relay's start to the settling of the first batch.
-        parts: messages a second in each tenth of the drain, in order.
+        parts: messages per second in each tenth of the drain, in order.
         peak_mib: the highest resident memory of the relay's process.
     """
 
@@ -55,7 +55,7 @@ class Drained:
 
     @property
     def rate(self) -> float:
-        """Messages a second over the whole drain."""
+        """Messages per second over the whole drain."""
         return self.messages / self.seconds
 
 
@@ -92,7 +92,7 @@ def draining(
 ) -> Iterator[Draining]:
     """Start a relay that ends when it has settled `messages`.
 
-    With a peer, the peer's program runs, which has its own publisher.
+    If `peer` is given, its program runs instead, with its own publisher.
     """
     module, environment = "benchmarks.drain", dict(os.environ)
     if peer is not None:
@@ -127,7 +127,7 @@ class Progress:
             self.relay.stop()
 
     def parts(self) -> tuple[float, ...]:
-        """Return the rate in each tenth, without the time before the first batch."""
+        """Return the rate in each tenth, excluding the time before the first batch."""
         bounds = [self.points[0]]
         for part in range(1, PARTS + 1):
             wanted = self.messages * part / PARTS
@@ -161,7 +161,7 @@ async def run(
 
 
 def peak_mib() -> float:
-    """Return this process's own high-water mark; getrusage inherits its parent's."""
+    """Return the peak memory of this process; getrusage would include its parent's."""
     status = Path("/proc/self/status").read_text()
     peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
     if peak is None:

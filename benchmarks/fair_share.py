@@ -1,4 +1,4 @@
-"""How long a message waits behind another tenant's flood; what the index costs."""
+"""How long a message waits behind another tenant's flood, and what the index costs."""
 
 from __future__ import annotations
 

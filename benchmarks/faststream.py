@@ -14,22 +14,22 @@ from benchmarks.workload import Workload
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     workload = Workload(messages=conditions.size(20_000, quick=5_000))
-    FASTSTREAM_OUTBOX.python()  # installed in advance, so that it disturbs no run
+    FASTSTREAM_OUTBOX.python()  # installed here, so that no run includes it
     for name in ("nats", "redis"):
-        yield beside(BROKERS[name], conditions, workload)
+        yield compared(BROKERS[name], conditions, workload)
 
 
-def beside(broker: Broker, conditions: Conditions, workload: Workload) -> Answer:
-    def ours() -> float:
+def compared(broker: Broker, conditions: Conditions, workload: Workload) -> Answer:
+    def pillarbox() -> float:
         return relayed_to(broker, conditions, workload)
 
-    def theirs() -> float:
+    def peer() -> float:
         with broker.server() as broker_url, conditions.empty_database() as url:
             return FASTSTREAM_OUTBOX.drain(url, workload, broker_url=broker_url)
 
     found = measure(
-        Variant(label="pillarbox", run=ours),
-        Variant(label=FASTSTREAM_OUTBOX.label, run=theirs),
+        Variant(label="pillarbox", run=pillarbox),
+        Variant(label=FASTSTREAM_OUTBOX.label, run=peer),
         runs=conditions.runs(),
         on_run=lambda label, figure: show(label, figure, "/s"),
     )

@@ -27,8 +27,8 @@ def fill(
 ) -> None:
     """Add all messages of a workload in its order, and vacuum as autovacuum would.
 
-    `headers` returns the headers of a message by its number; if it is None, messages
-    have none.
+    `headers` returns the headers for a message number; if it is None, messages have no
+    headers.
     """
     lanes: dict[str, int] = {}
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -44,7 +44,7 @@ def fill(
 
 
 def unpublished(database_url: str) -> int:
-    """Count the messages that still wait or were given up."""
+    """Count the messages that still wait or were dead-lettered."""
     with psycopg.connect(database_url) as connection:
         row = connection.execute(
             "SELECT (SELECT count(*) FROM outbox.message)"

@@ -1,6 +1,6 @@
 """What the guard costs the transaction of a handler that writes one row.
 
-A test asserts that it is one more statement; this measures the time.
+A test asserts that the guard adds one statement; this measures the time.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def milliseconds(
 ) -> Callable[[], float]:
     """Handle messages one after the other; measure the mean time of one."""
 
-    def run_so_many(count: int) -> None:
+    def run_transactions(count: int) -> None:
         for _ in range(count):
             message = Message(TOPIC, PAYLOAD)
             with sessions.begin() as session:
@@ -119,8 +119,8 @@ def milliseconds(
 
     def run() -> float:
         started = time.perf_counter()
-        run_so_many(transactions)
+        run_transactions(transactions)
         return (time.perf_counter() - started) * 1_000 / transactions
 
-    run_so_many(WARM_UP)
+    run_transactions(WARM_UP)
     return run

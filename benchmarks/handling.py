@@ -1,4 +1,4 @@
-"""A consumer in its own process that compares payloads with those of the file.
+"""A consumer in its own process that compares payloads with those in the file.
 
 It prints READY once it is subscribed. After the last message it prints the time, in
 seconds of the clock that all processes on the machine share.

@@ -9,7 +9,7 @@ import psycopg
 
 from benchmarks.workload import TOPIC
 
-# As the owner, like the upkeep, which couldn't drop another role's partitions.
+# As the owner, since the upkeep can't drop partitions that another role owns.
 MAKE_DAYS = """
 SELECT partman.create_partition_time(
     p_parent_table := %(parent)s,
@@ -43,7 +43,7 @@ SELECT id, moment, nextval('outbox.message_seq'), 16 + number %% 16, %(topic)s,
        convert_to(rpad('{{"order_id":' || number || ',"note":"',
                        %(payload_bytes)s - 2, 'x') || '"}}', 'UTF8')
 """
-# As a relay marks batches of 500, and then verifies them.
+# The marks that a relay writes for batches of 500, which it then verifies.
 SETTLE = """
 INSERT INTO outbox.settlement
        (created_at, settled_at, lane, first_seq, last_seq, outcome, ids)
@@ -112,7 +112,7 @@ def fill_messages(
     """Add messages of a day to its partition, or to another table like it.
 
     Args:
-        settled: whether the messages have marks; those of another table never have.
+        settled: whether the messages have marks; those of another table have none.
     """
     last = connection.execute(LAST_SEQ).fetchone()
     assert last is not None

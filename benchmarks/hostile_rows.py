@@ -1,4 +1,4 @@
-"""How long others wait while someone inserts rows designed to be expensive."""
+"""How long other tenants wait while someone inserts rows designed to be expensive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_MIB = 256.0
 LOOK = 0.2
 LONGEST_LOOK = 900.0
 MEGABYTE = 1_000_000
-# Of the 16 lanes of the class. Others' messages go into all of them.
+# Of the 16 lanes of the class, all of which receive the other tenants' messages.
 LANES = 8
 INCOMPRESSIBLE = 12
 UNSETTLED = """
@@ -87,7 +87,7 @@ def look(
     seconds: float,
     insert: Callable[[str], None] | None = None,
 ) -> Waited:
-    """Watch others' messages while rows are inserted, until those rows are settled."""
+    """Watch others' messages until `insert` has run and its rows are settled."""
     with conditions.migrated_database() as url:
         lift_limits(url)
 

@@ -1,6 +1,6 @@
-"""Accepts every webhook, in its own process: the cheapest possible receiver.
+"""The cheapest possible webhook receiver: it accepts every request.
 
-It prints its port, and ends when its standard input is closed.
+It runs in its own process, prints its port, and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TAKEN = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 class Receiver(asyncio.Protocol):
-    """One connection; its requests may be pipelined."""
+    """One connection; its requests can be pipelined."""
 
     def __init__(self) -> None:
         self._received = bytearray()

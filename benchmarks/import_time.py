@@ -1,4 +1,4 @@
-"""The time of `import outbox`, compared with imports that applications do anyway."""
+"""The time of `import outbox`, compared with what applications import anyway."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def milliseconds(module: str) -> Callable[[], float]:
-    """Measure the processor time, since waiting says nothing about the import."""
+    """Measure processor time, since waiting says nothing about the import."""
 
     def run() -> float:
         before = spent()

@@ -1,6 +1,6 @@
 """How long writers wait while a partition of five million rows is dropped under load.
 
-No other transaction is open, so that this is the cost of the size alone.
+No other transaction is open, so this is the cost of the partition's size alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Recent messages, claimed and settled repeatedly by the relay's own statements.
 
-The relay's process isn't involved, since its work would hide additional work of the
-server.
+No relay runs, because its own work would mask any additional work of the server.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class LiveBatch:
         return (time.perf_counter() - started) * 1_000 / claims
 
     def take_over(self) -> float:
-        """Read the watermarks, and look above them for the first unmarked messages."""
+        """Read the watermarks, and find the first unmarked messages above them."""
         lanes = {"lanes": list(LANES)}
         started = time.perf_counter()
         for _ in range(SWEEPS):

@@ -1,4 +1,4 @@
-"""Run variants in turn and print the figures with their noise."""
+"""Run variants in turn, and print their figures and the noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALIGNMENTS = (str.ljust, str.rjust, str.ljust, str.ljust, str.rjust)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One way of doing the measured work; each call of `run` gives one figure."""
+    """One way of doing the measured work; each call of `run` returns one figure."""
 
     label: str
     run: Callable[[], float]
@@ -80,7 +80,7 @@ def measure(
 
     Taking turns spreads a slow spell of the machine over all variants. The subject's
     second series is measured exactly like its first, so the ratio of the two shows how
-    much figures differ without a cause.
+    much figures differ by chance.
     """
     again = Variant(label=subject.label + AGAIN, run=subject.run)
     series = alternate((subject, *others, again), runs=runs, on_run=on_run)
@@ -148,12 +148,12 @@ class Target:
 
 
 def at_least(value: float) -> Target:
-    """Return a target for figures of which more is better."""
+    """Return a target for figures where more is better."""
     return Target(bound=Bound.AT_LEAST, value=value)
 
 
 def at_most(value: float) -> Target:
-    """Return a target for figures of which less is better."""
+    """Return a target for figures where less is better."""
     return Target(bound=Bound.AT_MOST, value=value)
 
 
@@ -174,7 +174,7 @@ class Answer:
 
     @property
     def missed(self) -> bool:
-        """Whether there is a target that the figure does not reach."""
+        """Whether there is a target and the figure misses it."""
         return self.target is not None and not self.target.met_by(self.figure)
 
 
@@ -190,7 +190,7 @@ def table(answers: Iterable[Answer]) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """Return a number with its unit, in three significant digits and no exponent."""
+    """Return a number with its unit: three significant digits, no exponent."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f} {unit}".rstrip()
 

@@ -1,4 +1,4 @@
-"""How much memory the relay's process takes while it drains large messages."""
+"""How much memory the relay's process uses while it drains large messages."""
 
 from __future__ import annotations
 

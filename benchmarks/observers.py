@@ -1,11 +1,11 @@
 """What observers cost: a relay and a consumer with all of them, against none.
 
-All observers are those of `pillarbox relay` and `pillarbox consume` with metrics, and
+The observers are those of `pillarbox relay` and `pillarbox consume` with metrics and
 with traces: by OpenTelemetry's API alone, and by its SDK. Every message carries a trace
 context; first one in a hundred is sampled, then all are. Each run is a process of its
-own, `python -m benchmarks.observers`. It also reports the processor time it took, which
-other work on the machine disturbs less than the rate. No run is long enough to measure
-the database, which takes at most a 50th of the time.
+own, `python -m benchmarks.observers`. It also reports its processor time, which other
+work on the machine disturbs less than the rate. No run is long enough to measure the
+database, which takes at most a 50th of the time.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Nowhere(SpanExporter):
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
-    # So many that the time of the start is negligible.
+    # Enough to make the start-up time negligible.
     sizes = {
         RELAY: conditions.size(100_000, quick=20_000),
         BATCHES.label: conditions.size(40_000, quick=5_000),
@@ -171,7 +171,7 @@ def rate(
 
 
 def headers_of(share: float) -> Callable[[int], Mapping[str, str]]:
-    """Return headers by message number: each has its own trace, a share is sampled."""
+    """Return headers by message number: each starts a trace, and a share is sampled."""
     every = round(1 / share)
 
     def headers(number: int) -> Mapping[str, str]:
@@ -215,7 +215,7 @@ def observers(process: str, label: str) -> list[Observer]:
 async def main(
     process: str, label: str, url: str, messages: int
 ) -> tuple[float, float]:
-    """Do the work; return the time that it took and its processor time, in seconds."""
+    """Do the work; return its elapsed time and its processor time, in seconds."""
     share = SHARES.get(label)
     watching = [] if share is None else observers(process, label)
     if process == RELAY:

@@ -1,6 +1,6 @@
-"""How long others' messages wait beside those of one tenant.
+"""How long other tenants' messages wait while one tenant's are published.
 
-`python -m benchmarks.others` is the relay's process, which is measured too.
+`python -m benchmarks.others` is the relay's process, which is also measured.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Waited:
     Attributes:
         longest: seconds from just before a message's INSERT to its publishing.
         longest_elsewhere: the same, for messages in the upper half of the lanes.
-        late: the 99th percentile of the times of all others' messages.
-        middle: their median.
+        late: the 99th percentile of the waiting times of all others' messages.
+        middle: the median of those times.
         messages: how many there were.
-        not_others: messages published meanwhile that aren't the others'.
+        not_others: how many other messages were published meanwhile.
         peak_mib: the highest resident memory of the relay's process.
     """
 
@@ -68,18 +68,18 @@ def watch(
 ) -> Waited:
     """Start a relay and add others' messages one by one.
 
-    This takes at least `seconds`, and until `meanwhile`, which runs in another thread,
-    has ended.
+    This lasts for at least `seconds`, and until `meanwhile` returns, which runs in
+    another thread.
     """
     with (
         relaying(url) as relay,
         psycopg.connect(url, autocommit=True) as connection,
-        ThreadPoolExecutor(1) as beside,
+        ThreadPoolExecutor(1) as thread,
     ):
         assert relay.stdout is not None
         relay.stdout.readline()  # it holds its lanes
         end = time.monotonic() + seconds
-        running = beside.submit(meanwhile)
+        running = thread.submit(meanwhile)
         number = 0
         while time.monotonic() < end or not running.done():
             add(connection, number, OTHER)

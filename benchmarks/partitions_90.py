@@ -55,7 +55,7 @@ def rate(
 
 
 def set_partitions(connection: psycopg.Connection, wanted: int) -> None:
-    """Keep today and 7 days ahead; create settled days before, `wanted` days in all."""
+    """Keep today and 7 days ahead; create settled past days, `wanted` days in all."""
     connection.execute("SET timezone = 'UTC'")
     followers = [parent for (parent,) in connection.execute(FOLLOWERS)]
     for parent in ("outbox.message", *followers):

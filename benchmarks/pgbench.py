@@ -1,4 +1,4 @@
-"""Writers that cost next to nothing themselves: PostgreSQL's pgbench."""
+"""Writers that use almost no processor time themselves: PostgreSQL's pgbench."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ CREATE TABLE bench_order (
 
 
 def transactions_a_second(database_url: str, *, clients: int, seconds: int) -> float:
-    """Let clients write one row of their own and one message in each transaction.
+    """Run clients that write one row of their own and one message per transaction.
 
-    `TABLE` must have been run in the database.
+    Execute `TABLE` in the database first.
     """
     with TemporaryDirectory() as directory:
         script = Path(directory) / "transaction.sql"

@@ -1,7 +1,7 @@
 """Whether the drain keeps its pace while another session pins a snapshot.
 
-No dead row can be removed meanwhile, so a scan from the start of an index passes
-everything that was settled before.
+Meanwhile no dead row can be removed, so a scan from the start of an index passes over
+everything settled before.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 @contextmanager
 def pinned_snapshot(database_url: str) -> Iterator[None]:
-    """Hold one snapshot open in another session, as a long report does."""
+    """Hold a snapshot open in another session, as a long report does."""
     with psycopg.connect(database_url) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.execute("SELECT count(*) FROM outbox.message")

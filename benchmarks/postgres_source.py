@@ -1,6 +1,6 @@
 """How fast a consumer drains the `postgres` broker, compared with two job queues.
 
-Our consumer writes a receipt for each message, in the handler's transaction.
+pillarbox's consumer writes a receipt for each message, in the handler's transaction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNACKED = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     workload = Workload(messages=conditions.size(20_000, quick=3_000))
-    ours, single = (
+    batches, single = (
         Variant(label=f"pillarbox {way.label}", run=our_rate(conditions, workload, way))
         for way in (BATCHES, SINGLE)
     )
@@ -38,7 +38,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
         for peer in TARGETS
     ]
     found = measure(
-        ours,
+        batches,
         single,
         *peers,
         runs=conditions.runs(3),

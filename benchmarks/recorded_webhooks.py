@@ -1,4 +1,4 @@
-"""Webhooks that GitHub sent, read from a file with one on each line."""
+"""Webhooks that GitHub sent, read from a file with one per line."""
 
 import gzip
 import json

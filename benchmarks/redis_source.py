@@ -1,6 +1,6 @@
 """How fast a consumer drains Redis Streams, compared with XREADGROUP and XACK.
 
-The loop guarantees nothing: it has no order, no receipts and no transaction.
+The loop guarantees nothing: no order, no receipts, no transaction.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def publish(broker: str, workload: Workload) -> None:
 
 
 async def loop(broker: str, messages: int) -> float:
-    """Return the seconds from the first read to the last ack, in batches like ours."""
+    """Return the seconds from the first read to the last ack, with the same batches."""
     async with Redis.from_url(broker) as client:
         await client.xgroup_create(TOPIC, NAME, id="0")
         acked = 0

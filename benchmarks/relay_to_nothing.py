@@ -16,12 +16,12 @@ TARGETS = {TXOUTBOX: 2.5, FASTSTREAM_OUTBOX: 15.0}
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     workload = Workload(messages=conditions.size(50_000, quick=10_000))
-    ours = Variant(label="pillarbox", run=our_rate(conditions, workload))
+    pillarbox = Variant(label="pillarbox", run=our_rate(conditions, workload))
     peers = [
         Variant(label=peer.label, run=peer_rate(conditions, workload, peer))
         for peer in TARGETS
     ]
-    found = measure(ours, *peers, runs=conditions.runs(), on_run=on_run)
+    found = measure(pillarbox, *peers, runs=conditions.runs(), on_run=on_run)
     for peer, bound in TARGETS.items():
         yield Answer(
             question=f"relay to nothing: against {peer.label}",
@@ -44,7 +44,7 @@ def our_rate(conditions: Conditions, workload: Workload) -> Callable[[], float]:
 def peer_rate(
     conditions: Conditions, workload: Workload, peer: Peer
 ) -> Callable[[], float]:
-    peer.python()  # installed in advance, so that it disturbs no run
+    peer.python()  # installed here, so that no run includes it
 
     def run() -> float:
         with conditions.empty_database() as url:

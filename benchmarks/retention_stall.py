@@ -50,12 +50,12 @@ BESIDE = {
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     idle = conditions.size(60, quick=10)
-    found, beside = in_three_ways(
+    found, comparisons = in_three_ways(
         f"retention: longest insert beside a reader idle for {idle} s",
         lambda upkeep: longest_stall(conditions, upkeep, idle),
         expired=f", {EXPIRED_DAYS} expired",
     )
-    yield from beside
+    yield from comparisons
     yield from by_pg_cron(conditions, idle, found)
 
 
@@ -64,10 +64,10 @@ def in_three_ways(
     longest_stall: Callable[[Upkeep], Callable[[], float]],
     expired: str = "",
 ) -> tuple[Measurement, list[Answer]]:
-    """Run our drop, pg_partman's, none, and ours again, once each."""
-    ours = OurDrop()
+    """Run pillarbox's drop, pg_partman's, none, and pillarbox's again, once each."""
+    drop = OurDrop()
     found = measure(
-        Variant(label="ours", run=longest_stall(ours)),
+        Variant(label="ours", run=longest_stall(drop)),
         Variant(label="pg_partman's drop", run=longest_stall(partman_drop)),
         Variant(label="no drop", run=longest_stall(no_drop)),
         runs=1,
@@ -80,9 +80,9 @@ def in_three_ways(
         target=at_most(LONGEST_STALL),
         noise=found.noise,
         detail=f"{WRITERS} writers, one day missing ahead{expired}: "
-        f"{found.medians('ms')}; {ours}",
+        f"{found.medians('ms')}; {drop}",
     )
-    beside = [
+    comparisons = [
         Answer(
             question=f"{question}, {label}",
             figure=found.other(label).median,
@@ -91,13 +91,13 @@ def in_three_ways(
         )
         for label, detail in BESIDE.items()
     ]
-    return found, [answer, *beside]
+    return found, [answer, *comparisons]
 
 
 def by_pg_cron(
     conditions: Conditions, idle: int, found: Measurement
 ) -> Iterator[Answer]:
-    """Measure the same with the jobs of pg_cron, if we may use its database."""
+    """Measure the same with the jobs of pg_cron, if its database has no outbox."""
     with psycopg.connect(conditions.server.url) as connection:
         if not value(connection, RUNS_PG_CRON):
             return
@@ -130,7 +130,7 @@ def longest_stall(
 
 @contextmanager
 def pg_cron_database(conditions: Conditions) -> Iterator[str]:
-    """Yield the URL of the main database with our schema and jobs; then remove them."""
+    """Yield the URL of the main database, migrated, with jobs; then undo that."""
     url = conditions.server.url
     migrate(url)
     try:
@@ -140,7 +140,7 @@ def pg_cron_database(conditions: Conditions) -> Iterator[str]:
 
 
 def cron_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
-    """Schedule the detach and let pg_cron run it; then do what the upkeep job does."""
+    """Schedule the detach and let pg_cron run it; then run the upkeep job."""
     run_as(connection, "pillarbox_detacher", "SELECT outbox.schedule_detaches()")
     wait_until(lambda: value(connection, COUNT_PENDING) == 1)
     begun.set()
@@ -152,7 +152,7 @@ def cron_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
 
 
 def run_as(connection: psycopg.Connection[Any], role: str, statement: str) -> None:
-    """Run a statement as pg_cron does: in the session of a role, at top level."""
+    """Run a statement as pg_cron does: in a session of the role, at top level."""
     connection.execute(f"SET SESSION AUTHORIZATION {role}".encode())
     try:
         connection.execute(statement.encode())

@@ -1,7 +1,7 @@
 """Whether 90 days with 10 million rows cost more than 8 days with 100 thousand.
 
 Both databases have the same live part: yesterday, today, six days ahead, and a batch
-that waits to be published. All other days of the large one come before that.
+that waits to be published. All other days of the large database come before those.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def database(conditions: Conditions, size: Size, live: Size) -> Iterator[str]:
 
 
 def set_partitions(connection: psycopg.Connection, parent: str, size: Size) -> None:
-    """Keep today and the days ahead, and create the days before."""
+    """Keep today and the days ahead, and create the days before today."""
     connection.execute("SET timezone = 'UTC'")
     followers = [table for (table,) in connection.execute(FOLLOWERS, (parent,))]
     for table in (parent, *followers):

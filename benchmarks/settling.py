@@ -1,7 +1,7 @@
 """What claiming and settling cost the server: WAL, processor time, disk space.
 
-The publisher does nothing and autovacuum is off, so that nothing but the relay's own
-statements counts. A checkpoint comes first, so that full page images are included.
+The publisher does nothing and autovacuum is off, so only the relay's own statements
+count. A checkpoint comes first, so that full-page images are included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MESSAGES = {300: 100_000, 1_000: 100_000, 8_000: 20_000}
 MOST_WAL = 250.0
 TICKS = os.sysconf("SC_CLK_TCK")
 WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-# The tables of messages and of what is recorded about them; not the inbox.
+# The tables of messages and their marks and deferrals; not the inbox.
 ROOM = """
 SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c
  WHERE c.relnamespace = 'outbox'::regnamespace AND c.relkind = 'r'
@@ -43,8 +43,8 @@ class Costs:
     Attributes:
         wal: bytes of write-ahead log.
         cpu: microseconds of processor time of the relay's backends.
-        growth: the size of the tables afterwards, divided by that before.
-        rate: messages a second.
+        growth: the size of the tables afterwards, divided by their size before.
+        rate: messages per second.
     """
 
     wal: float
@@ -98,7 +98,7 @@ def run_once(
 
 
 def costs(conditions: Conditions, workload: Workload) -> Costs:
-    """Fill a new database, drain it, and measure what that took."""
+    """Fill a new database, drain it, and measure the costs."""
     with (
         conditions.migrated_database() as url,
         psycopg.connect(url, autocommit=True) as connection,
@@ -135,6 +135,6 @@ def parent_of(pid: int) -> int:
 
 
 def ended_children(pid: int) -> int:
-    """Return the processor time of a process's ended children, in ticks."""
+    """Return the processor time of a process's finished children, in ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[13]) + int(fields[14])

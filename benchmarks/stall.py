@@ -1,4 +1,4 @@
-"""The longest of many inserts while old partitions are dropped."""
+"""The longest of many inserts while expired partitions are dropped."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from outbox.administration.upkeep import APPLICATION_NAME, maintain
 from outbox.errors import OutboxError
 
 Upkeep: TypeAlias = Callable[["psycopg.Connection[Any]", Event], None]
-"""Drops what has expired, and sets the event when that has begun."""
+"""Drops the expired partitions, and sets the event once that has begun."""
 
 NEWEST_EXPIRED = 21
 LEAD = 2
-"""Seconds for which the writers run before the upkeep begins, and after its end."""
+"""How many seconds the writers run before the upkeep begins, and after it ends."""
 LAUNCH = 75
-"""Seconds within which pg_cron starts a job of the next minute."""
+"""Seconds within which pg_cron starts a job that is scheduled every minute."""
 
 DROP_A_DAY_AHEAD = """
 SELECT 'DROP TABLE ' || partition FROM outbox.partitions('outbox.message')
@@ -46,7 +46,7 @@ SELECT partman.drop_partition_time(
 def prepare(url: str, *, days: int, rows: int) -> None:
     """Create expired days with this many settled rows in each; open a gap ahead.
 
-    The gap is the day after the next two, which the upkeep has to create.
+    The gap is the third day from now, which the upkeep has to create.
     """
     oldest = NEWEST_EXPIRED + days - 1
     with psycopg.connect(url, autocommit=True) as connection:
@@ -134,14 +134,14 @@ class OurDrop:
 
 
 def partman_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
-    """Let pg_partman drop by itself; it doesn't create the missing day."""
+    """Let pg_partman drop the partitions; it doesn't create the missing day."""
     begun.set()
     connection.execute("SET timezone = 'UTC'")
     connection.execute(PARTMAN_DROP)
 
 
 def no_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
-    """Drop nothing, to show the longest insert on this machine without a cause."""
+    """Drop nothing, to show the longest insert when nothing causes a stall."""
     begun.set()
 
 

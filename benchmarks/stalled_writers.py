@@ -1,7 +1,7 @@
 """Writers whose longest wait is measured, and control writers.
 
-As many control writers insert at the same rate into a table that nobody else uses. If
-both kinds wait at the same moment, the cause is the machine, not a lock.
+The same number of control writers insert at the same rate into a table that nothing
+else uses. If both kinds wait at the same moment, the machine is the cause, not a lock.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from outbox.errors import OutboxError
 
 WRITERS = 8
 RATE = 1_000
-"""Inserts per second, of all writers of a table together.
+"""Inserts per second of all writers of a table together.
 
 Without a limit, and with commits that wait for the disk, the longest insert takes 50 to
-80 ms on two cores when nothing at all is dropped.
+80 ms on two cores even if nothing is dropped.
 """
 UNHINDERED = "-c synchronous_commit=off"
 SHORT = 1.0
@@ -76,9 +76,9 @@ class Writers:
                 raise OutboxError(f"pgbench ended with {each.returncode}: {errors}")
 
     def longest_stall(self, began: float, ended: float) -> float:
-        """Return the longest stall of inserts that ended in that time, in milliseconds.
+        """Return the longest stall of inserts that ended in this time, in milliseconds.
 
-        An insert stalls for as long as it takes longer than all concurrent controls.
+        The stall of an insert is the time by which it exceeds all concurrent controls.
         """
         control = [each for each in self._inserts("control") if _is_long(each)]
         longest = 0.0
@@ -86,8 +86,8 @@ class Writers:
             if each.milliseconds <= longest:
                 break
             if began <= each.ended <= ended:
-                beside = [c.milliseconds for c in control if _overlap(each, c)]
-                longest = max(longest, each.milliseconds - max(beside, default=0.0))
+                concurrent = [c.milliseconds for c in control if _overlap(each, c)]
+                longest = max(longest, each.milliseconds - max(concurrent, default=0.0))
         return longest
 
     def _start(self, url: str, name: str, *, seconds: int) -> subprocess.Popen[str]:

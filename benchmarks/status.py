@@ -1,8 +1,8 @@
 """How long `pillarbox status` takes, with 90 days and 10 million messages.
 
 It measures as the monitor, in a new session, or in one that has measured before, as
-with --watch; without consumers of the postgres broker, and with one. The start of the
-process is left out, since it is the same for every command.
+with --watch; without consumers of the postgres broker, and with one. Starting the
+process is left out, since that is the same for every command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outbox.postgres.advisory_lock import LOCK_CLASS
 
 TARGET: Final = 200
 LANES = "SELECT pg_advisory_lock(%s, lane) FROM generate_series(0, 47) AS lane"
-# One in 200 messages was scheduled, and published when it was due.
+# One message in 200 was scheduled, and published when it was due.
 LOG = """
 INSERT INTO outbox.deferral (created_at, seq, id, lane, cause, due_at, outcome)
 SELECT m.created_at, m.seq, m.id, m.lane, e.cause,
@@ -88,7 +88,7 @@ def prepare(url: str, waiting: int) -> None:
 
 
 def subscribe(url: str) -> None:
-    """Subscribe a consumer of the postgres broker, to which nothing is published."""
+    """Subscribe a consumer of the postgres broker; nothing is published to it."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("INSERT INTO inbox.subscription VALUES ('benchmark', 'b')")
 
@@ -106,7 +106,7 @@ def in_new_session(
 
 
 def in_same_session(url: str, waiting: int) -> Callable[[], float]:
-    """Take the second measurement of a session."""
+    """Measure twice in one session; return the second time."""
 
     def run() -> float:
         with holding_lanes(url, wanted=True), reading(url) as connection:
@@ -140,7 +140,7 @@ def holding_lanes(url: str, *, wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def reading(url: str) -> Iterator[AdministrationConnection]:
-    """Open a new session with the monitor's rights."""
+    """Open a new session with the monitor's privileges."""
     with administration(url, application_name="pillarbox status") as connection:
         connection.execute("SET ROLE pillarbox_monitor")
         yield connection

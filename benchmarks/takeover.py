@@ -1,8 +1,8 @@
-"""How soon a relay publishes that takes over lanes with millions of settled messages.
+"""How soon a relay publishes after taking over lanes with millions of settled messages.
 
-A relay drains them and is either stopped, so that it raises its watermarks to the end,
-or killed. Then one message is added to each lane, and another relay starts. The same
-day shows how long the gate takes, which the upkeep checks before it drops a day.
+A relay drains them and is then either stopped, so that it raises its watermarks to the
+end, or killed. Then one message is added to each lane, and another relay starts. The
+same day shows how long the gate takes, which the upkeep checks before it drops a day.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.measure import Answer, Variant, at_most, measure
 
 LANES = 16
 MORE = 1_000_000
-"""More messages than there are, so that the relay doesn't stop by itself."""
+"""Added to the number of messages, so that the relay doesn't stop on its own."""
 PAYLOAD_BYTES = 300
 ADD = """
 INSERT INTO outbox.message (id, lane, topic, content_type, payload)

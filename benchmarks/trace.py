@@ -1,7 +1,7 @@
 """How long reading the life of a message takes, with 90 days and 10 million messages.
 
-It is read as `pillarbox trace` reads it: as the monitor, in a new session. The start of
-the process is left out, since it is the same for every command.
+It is read as `pillarbox trace` reads it: as the monitor, in a new session. Starting the
+process is left out, since that is the same for every command.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TARGET: Final = 100
 NOWHERE: Final = "by a random id, which no day has"
 DAY: Final = timedelta(days=1)
 DELIVERIES: Final = ("inbox.delivery", "inbox.job", "inbox.suspect")
-# Deliveries of a tenth of the messages of each day, acked a millisecond later.
+# Deliveries of a tenth of each day's messages, acked a millisecond later.
 DELIVER = """
 WITH delivered AS (
     INSERT INTO inbox.delivery (message_id, created_at, lane, schema_version, consumer,
@@ -113,7 +113,7 @@ def prepare(url: str) -> tuple[str, str]:
 
 
 def by_id(url: str, id: str | None) -> Callable[[], float]:
-    """Read one life; if `id` is None, that of an id that no message has."""
+    """Read one life; if `id` is None, look up an id that no message has."""
 
     def run() -> float:
         with reading(url) as session:
@@ -146,7 +146,7 @@ def by_key(url: str, within: timedelta) -> Callable[[], float]:
 
 @contextmanager
 def reading(url: str) -> Iterator[Databases]:
-    """Open a new session with the monitor's rights."""
+    """Open a new session with the monitor's privileges."""
     with administration(url, application_name="pillarbox trace") as connection:
         connection.execute("SET ROLE pillarbox_monitor")
         yield {"shop": connection}

@@ -1,4 +1,4 @@
-"""How soon the page is painted, and updated, with a million messages."""
+"""How soon the page is painted and updated with a million messages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PAINTED = """
   if (found.length) done(found[0].startTime);
 }).observe({type: "paint", buffered: true}))
 """
-# As page.js does it; a distinct query keeps the server from answering from its cache.
+# As page.js does; a distinct query keeps the server from answering from its cache.
 UPDATE = """
 number => new Promise((done, fail) => {
   const live = document.getElementById("live");
@@ -107,7 +107,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def fill(url: str, messages: int, letters: int) -> None:
-    """Add a day of messages, those of the last minutes waiting, and dead letters."""
+    """Add a day of messages, of which the latest still wait, and dead letters."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
         today = days_of(connection, "outbox.message")[0]
@@ -152,7 +152,7 @@ def log_in(page: Page, address: str) -> None:
 
 
 def watch(page: Page, address: str, runs: int) -> tuple[float, float]:
-    """Return how many milliseconds the first paint takes, and how many an update."""
+    """Return the milliseconds of the first paint and of an update."""
     painted, updated = [], []
     for number in range(runs):
         page.goto(address)

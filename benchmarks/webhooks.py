@@ -26,7 +26,7 @@ from outbox.postgres.connection import sqlalchemy_url
 
 
 class Base(DeclarativeBase):
-    """The tables of an application that follows what happens on GitHub."""
+    """The tables of an application that follows activity on GitHub."""
 
 
 class Repository(Base):
@@ -115,7 +115,7 @@ def record_all(engine: Engine, webhooks: Iterator[Webhook]) -> None:
 
 
 def record(session: Session, webhook: Webhook) -> None:
-    """Do the business transaction: make its changes, and add the message about them."""
+    """Do the business transaction: make its changes, and add a message about them."""
     if webhook.repository is not None:
         seen = insert(Repository).values(
             name=webhook.repository, owner=webhook.owner, events=1

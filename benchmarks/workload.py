@@ -1,4 +1,4 @@
-"""The messages that every relay gets: the same payloads and keys for all.
+"""The messages that every relay drains: the same payloads and keys for all.
 
 It uses only the standard library, since peers import it in their own environments.
 """
@@ -21,7 +21,7 @@ class Workload:
     keys: int = 1_000
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the key and payload of each message; the keys take turns."""
+        """Yield the key and payload of each message, with the keys in rotation."""
         for number in range(self.messages):
             yield f"order-{number % self.keys}", payload(number, self.payload_bytes)
 

@@ -1,4 +1,4 @@
-"""What a message costs the transaction that adds it, in an application's session."""
+"""What a message adds to the time of a transaction in an application's session."""
 
 from __future__ import annotations
 

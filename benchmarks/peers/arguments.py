@@ -14,9 +14,9 @@ from benchmarks.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The peer's own database, what to drain from it, and where to.
+    """The peer's own database, the messages to drain, and their destination.
 
-    Without a broker, it is drained to a handler that does nothing.
+    Without a broker, the destination is a handler that does nothing.
     """
 
     database_url: str

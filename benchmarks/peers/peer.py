@@ -40,7 +40,7 @@ class Peer:
 
     @property
     def packages(self) -> Path:
-        """The directory that gives another interpreter the peer, if put on its path."""
+        """The directory that makes the peer importable, if put on an import path."""
         self.python()
         (found,) = self.environment.glob("lib/python*/site-packages")
         return found
@@ -50,7 +50,7 @@ class Peer:
     ) -> float:
         """Fill the peer's own table in an empty database, drain it, return messages/s.
 
-        It is drained to the broker, or to a handler that does nothing.
+        The destination is the broker, or a handler that does nothing.
         """
         command = [
             str(self.python()),

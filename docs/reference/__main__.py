@@ -33,11 +33,11 @@ into the variable, or into a file that `PILLARBOX_DATABASE_URL_FILE` or
 | status | |
 |---|---|
 | 0 | done, or drained after SIGTERM or SIGINT |
-| 2 | it could not do what it was asked for; standard error has the reason |
+| 2 | the command could not run; standard error gives the reason |
 | {INTERRUPTED} | interrupted with Ctrl-C |
 | {CLOSED_PIPE} | the reader of its output closed the pipe |
 
-Where a command has others, its section lists them.
+If a command has other exit statuses, its section lists them.
 
 ## Options of every command
 
@@ -46,9 +46,9 @@ _COLUMNS: Final = "| option | variable | default | |\n|---|---|---|---|\n"
 
 
 def page() -> str:
-    """Give the whole page."""
+    """Return the whole page."""
     commands = list(_commands(get_command(app), ("pillarbox",)))
-    # Those of the first command: all have them.
+    # Taken from the first command, since all commands have them.
     logging = [it for it in commands[0][1].params if _panel_of(it) == LOGGING]
     parts = [_INTRODUCTION + _COLUMNS + "".join(_row(it, ()) for it in logging)]
     parts += [_section(words, command) for words, command in commands]

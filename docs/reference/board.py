@@ -1,7 +1,7 @@
-"""The Grafana board of docker/grafana: which panels it has, and what each one asks.
+"""The Grafana board of docker/grafana: its panels and their queries.
 
 `make reference` writes the board. Its last row is the runbook: the section about each
-alert of docs/monitoring.md, so that what to do is at hand where the trouble is seen.
+alert of docs/monitoring.md, so that the remedy is next to the symptom.
 """
 
 import json
@@ -26,7 +26,7 @@ _BOTH: Final = f"{_CONSUMER},{_TOPIC}"
 Json: TypeAlias = dict[str, Any]
 Colour: TypeAlias = Literal["green", "orange", "red", "blue"]
 Thresholds: TypeAlias = Mapping[float, Colour]
-"""The colour from each value on; the first one is that of all values below."""
+"""The colour from each value upwards; the first also covers all lower values."""
 
 _GOOD: Final[Thresholds] = {0: "green"}
 _NONE_IS_GOOD: Final[Thresholds] = {0: "green", 1: "red"}
@@ -47,10 +47,10 @@ class Panel:
 
     Attributes:
         description: what it shows, and what to do if it looks wrong.
-        unit: as Grafana calls it.
+        unit: Grafana's name for the unit.
         runbook: the alerts about it.
-        words: what a value is shown as.
-        empty: what is shown where there is no series, and why that is well.
+        words: the text and colour shown for each value.
+        empty: what is shown if there is no series, and why that is fine.
     """
 
     title: str
@@ -92,7 +92,7 @@ def _within(
     where: str = "",
     legend: str = "",
 ) -> Sequence[Query]:
-    """Give the time that a share of all was within."""
+    """Return quantiles of a histogram: the time within which each share finished."""
     selected = f"{{{where}}}" if where else ""
     labels = f"le, {by}" if by else "le"
     rate = f"sum by ({labels}) (rate({name}_bucket{selected}[$__rate_interval]))"
@@ -109,8 +109,8 @@ def _within(
 _ANSWER: Final = (
     Panel(
         title="Is all well?",
-        description="How many alerts are firing. The list beside it names them; the row"
-        " Runbook at the end of this board says what to do about each.",
+        description="How many alerts are firing. The list next to it names them; the"
+        " row Runbook at the end of this board says what to do about each.",
         kind="stat",
         queries=[
             Query(
@@ -126,8 +126,8 @@ _ANSWER: Final = (
     ),
     Panel(
         title="What is wrong",
-        description="Alerts that are firing (severity critical first), or about to."
-        " Look the name up in the row Runbook. Empty unless Prometheus has loaded"
+        description="Alerts that are firing (severity critical first) or pending. Look"
+        " up the name in the row Runbook. Empty unless Prometheus has loaded"
         " docker/prometheus/pillarbox.rules.yaml.",
         kind="table",
         queries=[
@@ -144,9 +144,9 @@ _ANSWER: Final = (
     ),
     Panel(
         title="Lanes served",
-        description="Of 48. At 0 nothing is published: is a relay running? Below 48 the"
-        " messages of the other lanes wait: LanesWithheld in a relay's log names the"
-        " session that holds their locks.",
+        description="Out of 48. At 0 nothing is published: is a relay running? Below"
+        " 48, messages of the other lanes wait: LanesWithheld in a relay's log names"
+        " the session that holds their locks.",
         kind="stat",
         queries=[Query(expr="sum(pillarbox_relay_lanes) or vector(0)")],
         unit="short",
@@ -159,7 +159,7 @@ _ANSWER: Final = (
         title="Broker",
         description="Whether every relay reaches its broker. If not: check the broker,"
         " the network and the credentials; BrokerLost in the log has the reason."
-        " Nothing is lost, and it goes on by itself.",
+        " Nothing is lost, and relays continue on their own.",
         kind="stat",
         queries=[Query(expr="max(pillarbox_relay_breaker_open)")],
         unit="short",
@@ -173,7 +173,7 @@ _ANSWER: Final = (
     Panel(
         title="Published within",
         description="Half of the messages of the last minutes were published within"
-        " this time of being added, or of the moment they were scheduled for. If it"
+        " this time of being added, or of the time they were scheduled for. If it"
         " grows, compare claim, publish and settle in the row Relay.",
         kind="stat",
         queries=_within("pillarbox_relay_add_to_publish_seconds", 0.5),
@@ -187,9 +187,9 @@ _ANSWER: Final = (
     Panel(
         title="Handled within",
         description="Half of the messages of the last minutes were handled within this"
-        " time of being added; of the slowest consumer. Scheduled and replayed messages"
-        " make it long without harm. If it grows otherwise, the row Consumer shows"
-        " whether they wait at the broker or in the handler.",
+        " time of being added, by the slowest consumer. Scheduled and replayed"
+        " messages lengthen it harmlessly. If it grows for another reason, the row"
+        " Consumer shows whether messages wait at the broker or in the handler.",
         kind="stat",
         queries=[
             Query(
@@ -207,7 +207,7 @@ _ANSWER: Final = (
     ),
     Panel(
         title="Pending dead letters",
-        description="Messages that were given up and wait for somebody. Fix the cause,"
+        description="Dead-lettered messages that wait for a decision. Fix the cause,"
         " then retry or discard them: pillarbox dead-letters list --newer-than 1h.",
         kind="stat",
         queries=[
@@ -225,8 +225,8 @@ _ANSWER: Final = (
     Panel(
         title="Blocked keys",
         description="Keys whose first message waits for its retry, so that later ones"
-        " wait, too: of relays (pillarbox blocked lists them) and consumers (/blocked"
-        " of a replica does).",
+        " wait, too: those of relays (listed by pillarbox blocked) and of consumers"
+        " (listed by /blocked of each replica).",
         kind="stat",
         queries=[
             Query(
@@ -242,8 +242,8 @@ _ANSWER: Final = (
     ),
     Panel(
         title="Oldest message that is due",
-        description="How long it has waited in the outbox. It grows by a minute a"
-        " minute: no relay publishes it. pillarbox status says why.",
+        description="How long it has waited in the outbox. If it grows by a minute per"
+        " minute, no relay publishes it. pillarbox status says why.",
         kind="stat",
         queries=[Query(expr="max(pillarbox_outbox_oldest_waiting_seconds)")],
         unit="s",
@@ -255,8 +255,8 @@ _ANSWER: Final = (
     ),
     Panel(
         title="Partitions ahead",
-        description="Of the table with the fewest. At 0 the rows of tomorrow are"
-        " refused: run pillarbox maintain, and find out why it doesn't run by itself.",
+        description="Of the table with the fewest. At 0 the rows of tomorrow will be"
+        " refused: run pillarbox maintain, and find out why it doesn't run on its own.",
         kind="stat",
         queries=[Query(expr="min(pillarbox_partitions_ahead)")],
         unit="short",
@@ -271,8 +271,8 @@ _ANSWER: Final = (
 _RELAY: Final = (
     Panel(
         title="Published by topic",
-        description="Messages a second that the broker accepted. Zero while messages"
-        " wait means that no relay works: look at Lanes served and Broker.",
+        description="Messages per second that the broker accepted. Zero while messages"
+        " wait means that no relay is publishing: check Lanes served and Broker.",
         queries=[_rate("pillarbox_relay_messages_published_total", "topic", _TOPIC)],
         unit="mps",
         runbook=["PillarboxNoRelay"],
@@ -280,9 +280,9 @@ _RELAY: Final = (
     ),
     Panel(
         title="Refused by topic",
-        description="Refusals a second after which a message is retried. pillarbox"
+        description="Refusals per second after which a message is retried. pillarbox"
         " blocked lists the messages with the broker's reason: usually the topic"
-        " doesn't exist, the message is too large, or a right is missing.",
+        " doesn't exist, the message is too large, or a privilege is missing.",
         queries=[_rate("pillarbox_relay_messages_refused_total", "topic", _TOPIC)],
         unit="mps",
         runbook=["PillarboxMessagesRefused"],
@@ -290,8 +290,8 @@ _RELAY: Final = (
     ),
     Panel(
         title="Add to publish",
-        description="Time from adding a message, or from the moment it was scheduled"
-        " for or replayed, until the broker accepted it. If it grows, the longest of"
+        description="Time from adding a message, or from the time it was scheduled for"
+        " or replayed, until the broker accepted it. If it grows, the longest of"
         " claim, publish and settle is the bottleneck; if none is long, start another"
         " relay.",
         queries=_within("pillarbox_relay_add_to_publish_seconds", 0.5, 0.95, 0.99),
@@ -300,9 +300,9 @@ _RELAY: Final = (
     ),
     Panel(
         title="Time to claim, publish and settle a batch",
-        description="95 % of batches were within. publish: a slow broker; raise"
-        " --concurrency if it has capacity. claim, settle: a slow database; pillarbox"
-        " doctor names transactions that hold things up.",
+        description="95 % of batches took no longer. If publish is long, the broker is"
+        " slow: raise --concurrency if it has capacity. If claim or settle is long,"
+        " the database is slow: pillarbox doctor names long transactions.",
         queries=[
             *_within("pillarbox_relay_claim_duration_seconds", 0.95, legend="claim"),
             *_within(
@@ -315,8 +315,8 @@ _RELAY: Final = (
     ),
     Panel(
         title="Lanes by relay",
-        description="Relays share the 48 lanes. A gap below 48 is a time in which the"
-        " messages of some keys waited; a short one is normal while a relay starts or"
+        description="Relays share the 48 lanes. While the sum is below 48, messages of"
+        " some keys wait; that is normal for a short time while a relay starts or"
         " stops.",
         queries=[
             Query(
@@ -329,7 +329,7 @@ _RELAY: Final = (
     ),
     Panel(
         title="Broker as each relay sees it",
-        description="If one relay alone can't reach the broker, look at its host.",
+        description="If only one relay can't reach the broker, check its host.",
         kind="state-timeline",
         queries=[
             Query(
@@ -358,8 +358,8 @@ _RELAY: Final = (
         stacked=True,
     ),
     Panel(
-        title="Given up by the relay",
-        description="Messages a second that the broker refused for the last time, or"
+        title="Dead-lettered by the relay",
+        description="Messages per second that the broker refused for the last time, or"
         " whose row can't be read. They are dead letters of the outbox: fix the cause,"
         " then run pillarbox dead-letters retry --side outbox.",
         queries=[
@@ -371,9 +371,9 @@ _RELAY: Final = (
     ),
     Panel(
         title="Connections lost",
-        description="Each is an attempt to connect that failed. DatabaseLost is the"
-        " relay's database, HandlerDatabaseLost that of a consumer's handlers,"
-        " SourceLost a consumer's broker. The log has the reason. Nothing is lost.",
+        description="Failed attempts to connect. DatabaseLost means the relay's"
+        " database, HandlerDatabaseLost that of a consumer's handlers, SourceLost a"
+        " consumer's broker. The log has the reason. Nothing is lost.",
         queries=[
             Query(
                 expr="sum by (event, consumer) (increase("
@@ -396,19 +396,19 @@ def _consumed(name: str) -> Sequence[Query]:
 _CONSUMERS: Final = (
     Panel(
         title="Handled by consumer and topic",
-        description="Messages a second whose effects and receipt are committed. Zero"
-        " while the relay publishes to them: see whether the consumer is running and"
-        " reaches its broker.",
+        description="Messages per second whose effects and receipt are committed. If"
+        " it is zero while the relay publishes, check whether the consumer is running"
+        " and reaches its broker.",
         queries=_consumed("handled"),
         unit="mps",
         stacked=True,
     ),
     Panel(
         title="Failed",
-        description="Calls of a handler a second that raised and will be retried."
-        " HandlerFailed in the log has the reason and, once a message, the stack trace."
-        " More than are handled: something that the handler needs is down, or a release"
-        " is faulty: roll it back.",
+        description="Handler calls per second that raised and will be retried."
+        " HandlerFailed in the log has the reason and, once per message, the stack"
+        " trace. If more fail than are handled, something that the handler needs is"
+        " down, or a release is faulty: roll it back.",
         queries=_consumed("failed"),
         unit="mps",
         runbook=["PillarboxHandlerFailing"],
@@ -416,8 +416,8 @@ _CONSUMERS: Final = (
     ),
     Panel(
         title="Retried",
-        description="Retries a second: after a failure, or because the handler raised"
-        " RetryLater.",
+        description="Retries per second: after a failure, or because the handler"
+        " raised RetryLater.",
         queries=_consumed("retried"),
         unit="mps",
         runbook=["PillarboxHandlerFailing"],
@@ -425,17 +425,17 @@ _CONSUMERS: Final = (
     ),
     Panel(
         title="Duplicates",
-        description="Messages a second that came again after they were handled, and"
-        " were skipped. Some are normal after a restart or an outage; a lasting stream"
-        " means that acknowledgements are lost, or that somebody replays.",
+        description="Messages per second that arrived again after they were handled,"
+        " and were skipped. Some are normal after a restart or an outage; a steady"
+        " stream means that acks are lost, or that somebody is replaying messages.",
         queries=_consumed("duplicate"),
         unit="mps",
         stacked=True,
     ),
     Panel(
-        title="Given up by the consumer",
-        description="Messages a second that became dead letters of the inbox. Fix the"
-        " cause, then run pillarbox dead-letters retry --side inbox.",
+        title="Dead-lettered by the consumer",
+        description="Messages per second that became dead letters of the inbox. Fix"
+        " the cause, then run pillarbox dead-letters retry --side inbox.",
         queries=_consumed("dead_lettered"),
         unit="mps",
         runbook=["PillarboxNewDeadLetters"],
@@ -443,8 +443,8 @@ _CONSUMERS: Final = (
     ),
     Panel(
         title="Handler time",
-        description="To handle a message and commit, where that succeeded. If it grew,"
-        " look at what the handler calls: its database, other services.",
+        description="Time to handle a message and commit, if that succeeded. If it"
+        " grew, check what the handler calls: its database, other services.",
         queries=_within(
             "pillarbox_consumer_handler_duration_seconds",
             *(0.5, 0.95),
@@ -456,9 +456,9 @@ _CONSUMERS: Final = (
     ),
     Panel(
         title="Publish to handle: the consumer's lag",
-        description="How long messages wait at the broker. If it grows, the consumer is"
-        " too slow: raise max_in_flight or start another replica. RabbitMQ doesn't say"
-        " when a message was published, so there it is empty.",
+        description="How long messages wait at the broker. If it grows, the consumer"
+        " is too slow: raise max_in_flight or start another replica. RabbitMQ doesn't"
+        " say when a message was published, so there it is empty.",
         queries=_within(
             "pillarbox_consumer_publish_to_handle_seconds",
             *(0.5, 0.95),
@@ -470,9 +470,9 @@ _CONSUMERS: Final = (
     ),
     Panel(
         title="Add to handled",
-        description="The whole way of a message, from adding it until it was handled."
-        " A scheduled or replayed one counts from when it was added, too: a consumer"
-        " doesn't know better.",
+        description="The total time of a message, from adding it until it was handled."
+        " A scheduled or replayed message also counts from when it was added, because"
+        " a consumer doesn't know that it was.",
         queries=_within(
             "pillarbox_consumer_add_to_handled_seconds",
             *(0.5, 0.95),
@@ -485,8 +485,8 @@ _CONSUMERS: Final = (
     Panel(
         title="In flight and held",
         description="Handlers that are running, and messages that were fetched and are"
-        " not settled, those in flight included. In flight at max_in_flight all the"
-        " time: the consumer is at its limit.",
+        " not settled, those in flight included. If in flight stays at max_in_flight,"
+        " the consumer is at its limit.",
         queries=[
             Query(
                 expr="sum by (consumer) ("
@@ -534,8 +534,8 @@ _CONSUMERS: Final = (
 _LETTERS: Final = (
     Panel(
         title="Dead letters by status",
-        description="PENDING wait for a retry or for somebody. The rows of the table,"
-        " the same in every replica.",
+        description="PENDING ones wait for a retry or a decision. Counts the rows of"
+        " the table, the same in every replica.",
         queries=[
             Query(
                 expr="sum by (status) (max by (schema, origin, status) ("
@@ -549,8 +549,9 @@ _LETTERS: Final = (
     ),
     Panel(
         title="Pending by origin",
-        description="Which consumer or publisher gave them up. More than 100 of one"
-        " origin have probably one cause: retry one first, then all of its kind.",
+        description="Which consumer or publisher dead-lettered them. More than 100 of"
+        " one origin probably share one cause: retry one first, then all that share"
+        " it.",
         queries=[
             Query(
                 expr='max by (schema, origin) (dead_letter_total{status="PENDING"})',
@@ -563,9 +564,9 @@ _LETTERS: Final = (
     ),
     Panel(
         title="Oldest pending",
-        description="Over a day: the schedule has retried it without success. pillarbox"
-        " dead-letters list --older-than 1d shows it: fix its cause, or discard it with"
-        " a reason.",
+        description="If over a day, the schedule has retried it without success."
+        " pillarbox dead-letters list --older-than 1d shows it: fix its cause, or"
+        " discard it with a reason.",
         queries=[
             Query(
                 expr="max by (schema, origin) (dead_letter_age_seconds)",
@@ -579,9 +580,9 @@ _LETTERS: Final = (
     ),
     Panel(
         title="Counts that failed",
-        description="How often the dead letters couldn't be counted; then the panels of"
-        " this row and their alerts are blind. DeadLettersUnknown in the log has the"
-        " reason.",
+        description="How often the dead letters couldn't be counted; if so, the panels"
+        " of this row and their alerts are blind. DeadLettersUnknown in the log has"
+        " the reason.",
         queries=[
             Query(
                 expr="sum(increase(pillarbox_events_total"
@@ -598,9 +599,9 @@ _LETTERS: Final = (
 _DATABASE: Final = (
     Panel(
         title="Age of the last upkeep",
-        description="The upkeep makes and drops partitions, every hour. Over 3 hours:"
-        " what drives it has stopped, see pillarbox doctor. pillarbox maintain runs it"
-        " by hand.",
+        description="The upkeep creates and drops partitions, every hour. If over 3"
+        " hours, whatever drives it has stopped: see pillarbox doctor. pillarbox"
+        " maintain runs it by hand.",
         queries=[
             Query(expr="min(pillarbox_upkeep_age_seconds)", legend="last success")
         ],
@@ -610,8 +611,9 @@ _DATABASE: Final = (
     ),
     Panel(
         title="Upkeep",
-        description="If it fails, partitions are neither made nor dropped: pillarbox"
-        " doctor names the cause. There is time: they are made a week ahead.",
+        description="If it fails, partitions are neither created nor dropped:"
+        " pillarbox doctor names the cause. There is time: they are created a week"
+        " ahead.",
         kind="state-timeline",
         queries=[Query(expr="max(pillarbox_upkeep_failing)", legend="upkeep")],
         unit="short",
@@ -632,8 +634,8 @@ _DATABASE: Final = (
     ),
     Panel(
         title="Oldest message that is due",
-        description="How long it has waited. Over 15 minutes: no relay publishes it, or"
-        " more slowly than messages are added. pillarbox status says which.",
+        description="How long it has waited. If over 15 minutes, no relay publishes"
+        " it, or relays are slower than the writers. pillarbox status says which.",
         queries=[
             Query(expr="max(pillarbox_outbox_oldest_waiting_seconds)", legend="waits")
         ],
@@ -644,7 +646,7 @@ _DATABASE: Final = (
     Panel(
         title="Partitions ahead",
         description="Of each table. Below 3, run pillarbox maintain, and find out why"
-        " it doesn't run by itself: without a partition, rows are refused.",
+        " it doesn't run on its own: without a partition, rows are refused.",
         queries=[
             Query(
                 expr="min by (table) (pillarbox_partitions_ahead)", legend="{{table}}"
@@ -655,9 +657,9 @@ _DATABASE: Final = (
     ),
     Panel(
         title="Partitions that are missing or held",
-        description="Missing: rows of that time are refused, see pillarbox doctor."
-        " Held: past its retention, but with unsettled rows; pillarbox partitions says"
-        " which.",
+        description="Missing: rows of that time are refused; see pillarbox doctor."
+        " Held: past its retention, but with unsettled rows; pillarbox partitions"
+        " names them.",
         queries=[
             Query(
                 expr="sum(max by (table) (pillarbox_partition_gaps))", legend="missing"
@@ -672,8 +674,8 @@ _DATABASE: Final = (
     ),
     Panel(
         title="Oldest transaction",
-        description="For how long the oldest transaction has been open. Over an hour:"
-        " partitions can't be detached. pillarbox status names its session.",
+        description="For how long the oldest transaction has been open. If over an"
+        " hour, partitions can't be detached. pillarbox status names its session.",
         queries=[Query(expr="max(pillarbox_pinned_seconds)", legend="open for")],
         unit="s",
         thresholds={0: "green", 3600: "red"},
@@ -690,7 +692,7 @@ _DATABASE: Final = (
     Panel(
         title="Last measurement",
         description="How long ago a relay measured the database; the other panels of"
-        " this row show what it found. Over 10 minutes they are blind:"
+        " this row show what it found. If over 10 minutes, they are blind:"
         " DatabaseNotMeasured in the relays' logs has the reason.",
         queries=[
             Query(
@@ -713,12 +715,12 @@ ROWS: Final = (
 
 
 def runbook() -> Mapping[str, str]:
-    """Give what docs/monitoring.md says about each alert."""
+    """Return the section of docs/monitoring.md about each alert."""
     _, _, alerts = RUNBOOK.read_text().partition("\n## Alerts\n")
     sections = re.split(r"^### (\w+)\n", alerts, flags=re.MULTILINE)[1:]
     named = zip(sections[::2], sections[1::2], strict=True)
     return {
-        # Its links lead to other pages, which Grafana hasn't.
+        # Its links lead to other pages, which Grafana doesn't have.
         name: re.sub(
             r"\[([^\]]*)\]\([^)]*\)", r"\1", text.partition("\n## ")[0]
         ).strip()
@@ -727,12 +729,12 @@ def runbook() -> Mapping[str, str]:
 
 
 def page() -> str:
-    """Give the whole board."""
+    """Return the whole board."""
     board = {
         "uid": UID,
         "title": "pillarbox",
-        "description": "The outbox, its relays, and the consumers of the inbox. Written"
-        " by `make reference`; see docs/monitoring.md.",
+        "description": "The outbox, its relays, and the consumers of the inbox."
+        " Generated by `make reference`; see docs/monitoring.md.",
         "tags": ["pillarbox"],
         "editable": True,
         "schemaVersion": 41,
@@ -787,7 +789,7 @@ def _variables() -> Iterator[Json]:
             "current": {"text": "All", "value": "$__all"},
             "hide": 0,
         }
-    # Of a Prometheus that watches several installations.
+    # For a Prometheus that monitors several installations.
     yield {
         "name": "filter",
         "label": "Filter",
@@ -842,7 +844,7 @@ def _heading(title: str, number: int, y: int) -> Json:
 def _placed(
     panels: Sequence[Panel], numbers: Iterator[int], y: int
 ) -> tuple[int, list[Json]]:
-    """Place panels where there is room, as Grafana does: upwards, from the left."""
+    """Place each panel as high up and as far left as there is room, as Grafana does."""
     heights = [y] * _WIDTH
     placed = []
     for panel in panels:
@@ -902,7 +904,7 @@ def _link(alert: str) -> Json:
 
 def _field(panel: Panel) -> Json:
     steps = [
-        # The first step is of all that is below the second.
+        # The first step covers every value below the second.
         {"value": at if number else None, "color": colour}
         for number, (at, colour) in enumerate((panel.thresholds or _GOOD).items())
     ]

@@ -1,4 +1,4 @@
-"""The reference page of the events, as the code has them."""
+"""The reference page of the events, generated from the code."""
 
 import importlib
 import inspect
@@ -32,38 +32,38 @@ _INTRODUCTION: Final = """\
 
 Everything that happens in a relay or a consumer is an event: a typed value that
 observers receive. Logs and metrics are observers, [traces](../tracing.md) show some
-events; `Relay(…, observers=[…])` and `Consumer.observe` take yours. An event is named
+events; `Relay(…, observers=[…])` and `Consumer.observe` accept yours. An event is named
 in the past, and a log shows neither payloads nor values of rows.
 
 [Logs](../monitoring.md#logs) show an event as its name and its fields. Its level says
 what it is for:
 
-- DEBUG: details for someone who is looking for a fault.
-- INFO: what the process is doing. What goes wrong and ends by itself,
-  such as a message that is retried, is INFO.
+- DEBUG: details for finding the cause of a fault.
+- INFO: what the process is doing. Problems that resolve themselves,
+  such as a message that is retried, are INFO.
 - WARNING: the operator must act; `remedy` says what to do.
 
-An event "summed up by" some fields is logged when it happens first. What is repeated
-with the same values is counted and logged once a minute, with the number as `repeated`;
+An event "summed up by" some fields is logged when it first happens. Repetitions with
+the same values are counted and logged once a minute, with their number as `repeated`;
 with `--log-level debug` each one is logged, too.
-Where the level is "INFO, then WARNING", the first one is logged at INFO, and what is
-still repeated after a minute as a WARNING.
+If the level is "INFO, then WARNING", the first one is logged at INFO, and repetitions
+that continue after a minute as a WARNING.
 """
 
 
 def page() -> str:
-    """Give the whole page."""
+    """Return the whole page."""
     parts = [_INTRODUCTION]
     found = sorted(events(), key=lambda it: it.__name__)
-    for package, whose in _PACKAGES.items():
-        ours = [it for it in found if _package_of(it) == package]
-        parts.append(f"## Events {whose}\n")
-        parts += [_section(event) for event in ours]
+    for package, scope in _PACKAGES.items():
+        defined = [it for it in found if _package_of(it) == package]
+        parts.append(f"## Events {scope}\n")
+        parts += [_section(event) for event in defined]
     return "\n".join(parts)
 
 
 def events() -> Iterator[type[Event]]:
-    """Give every event that the packages define."""
+    """Yield every event that the packages define."""
     for top in ("outbox", "relay", "inbox"):
         for path in sorted((_ROOT / top).rglob("*.py")):
             if _DEFINITION.search(path.read_text(encoding="utf-8")):
@@ -123,7 +123,7 @@ def _type(kind: object) -> str:
 
 
 def _documented(event: type[Event]) -> tuple[str, dict[str, str]]:
-    """Split a docstring into its text and what it says of each field."""
+    """Split a docstring into its text and its descriptions of fields."""
     text, _, attributes = inspect.cleandoc(event.__doc__ or "").partition(
         "\n\nAttributes:\n"
     )

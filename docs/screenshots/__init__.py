@@ -1,1 +1,1 @@
-"""Screenshots of the page, made from a database that is seeded for them."""
+"""Screenshots of the web page, made from a database seeded for them."""

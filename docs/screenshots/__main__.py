@@ -62,7 +62,7 @@ _HANDLED: Final = """
     INSERT INTO inbox.receipt (message_id, message_at, consumer)
     SELECT %s::uuid, inbox.moment_of(%s::uuid), %s
 """
-# An hour in which more and less is added, published at once, and handled soon after.
+# An hour of messages at a varying rate, published at once and handled soon after.
 _HOUR: Final = """
 WITH moment AS (
     SELECT n, second, now() - second * interval '1 s' AS at
@@ -109,7 +109,7 @@ _REASONS: Final = (
 
 
 def _seed(url: str) -> None:
-    chance = random.Random(7)  # noqa: S311 (the same pictures each time)
+    chance = random.Random(7)  # noqa: S311 (the same screenshots each time)
     for side, origin, reason, topic, count in _REASONS:
         for n in range(count):
             customer = f"c-{n % 7}"
@@ -147,7 +147,7 @@ def _seed(url: str) -> None:
 
 
 def _add_family(url: str) -> str:
-    """Add an order and what it caused; return the id of the order's message."""
+    """Add an order and the messages it causes; return the id of the order's message."""
     placed = Message(
         "orders.placed",
         {"order": "o-2041", "customer": "c-7", "cents": 4200},
@@ -174,7 +174,7 @@ def _caused_by(message: Message) -> dict[str, str]:
 
 @contextmanager
 def _connected(url: str) -> Iterator[None]:
-    """Be two relays and a consumer, as far as their sessions show."""
+    """Open the sessions that two relays and two consumers would hold."""
     seen = (
         ("pillarbox relay relay-0 17 lease", LOCK_CLASS, range(24)),
         ("pillarbox relay relay-1 17 lease", LOCK_CLASS, range(24, 48)),
@@ -234,7 +234,7 @@ def _shoot(page: Page, name: str, *, whole: bool = False) -> None:
 
 
 def main() -> None:
-    """Make all of them, anew."""
+    """Make all screenshots again."""
     with ExitStack() as stack:
         server = stack.enter_context(postgres_server(None, settings={}, durable=False))
         server.create_database("screenshots")

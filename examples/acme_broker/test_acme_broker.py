@@ -1,4 +1,4 @@
-"""The conformance suites, run on the installed adapter, found by its URL's scheme."""
+"""The conformance suites, run on the installed adapter, found by its URL scheme."""
 
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What each example does: write an invoice in the transaction of the receipt."""
+"""The work of each example: write an invoice in the transaction of the receipt."""
 
 from sqlalchemy import Insert
 from sqlalchemy.dialects.postgresql import insert

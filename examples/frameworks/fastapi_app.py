@@ -1,10 +1,10 @@
-"""FastAPI: a webhook whose sender repeats requests when in doubt.
+"""FastAPI: a webhook whose sender may send the same request more than once.
 
 uvicorn examples.frameworks.fastapi_app:app
 
 The ids are the sender's own (evt_…), so receipts are stored in `inbox.foreign_receipt`.
 The answer 200 is sent only after the commit. Check the request's signature first, as
-`inbox.webhook.Verifier` does for requests of our publisher.
+`inbox.webhook.Verifier` does for requests of pillarbox's publisher.
 """
 
 import os

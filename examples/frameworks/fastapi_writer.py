@@ -68,7 +68,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.exception_handler(IntegrityError)
 async def refuse(request: Request, error: IntegrityError) -> JSONResponse:
-    """Answer if the database refuses a row, in the route or at the commit."""
+    """Answer with an error if the database refuses a row, in the route or at commit."""
     return JSONResponse({"detail": "the order already exists"}, 409)
 
 

@@ -21,7 +21,7 @@ from outbox.postgres.connection import sqlalchemy_url
 
 TOPIC = "orders.placed"
 CONSUMER = "billing"
-# Otherwise a message whose handler failed is dropped, or was acked beforehand.
+# By default, a message whose handler fails is dropped, or was acked beforehand.
 AGAIN = AckPolicy.NACK_ON_ERROR
 
 
@@ -37,7 +37,9 @@ def nats_broker(url: str, once: Idempotent) -> Any:
     from faststream.nats import JStream, NatsBroker, PullSub
 
     broker = NatsBroker(url, middlewares=[once])
-    stream = JStream("ORDERS", declare=False)  # the relay's, with its own settings
+    stream = JStream(
+        "ORDERS", declare=False
+    )  # the relay's stream, with its own settings
     broker.subscriber(
         TOPIC, stream=stream, durable=CONSUMER, pull_sub=PullSub(), ack_policy=AGAIN
     )(bill)
@@ -45,7 +47,7 @@ def nats_broker(url: str, once: Idempotent) -> Any:
 
 
 def redis_broker(url: str, once: Idempotent) -> Any:
-    """Consume with a group; the second subscriber reclaims entries left pending."""
+    """Consume with a group; the second subscriber reclaims pending entries."""
     from faststream.redis import RedisBroker, StreamSub
 
     broker = RedisBroker(url, middlewares=[once])
@@ -60,9 +62,9 @@ def redis_broker(url: str, once: Idempotent) -> Any:
 
 
 async def create_redis_group(url: str) -> None:
-    """Create the group at the stream's beginning; FastStream would at its end.
+    """Create the group at the stream's beginning; FastStream would start it at the end.
 
-    `StreamSub(last_id="0")` isn't for this: once the group exists, such a subscriber
+    `StreamSub(last_id="0")` doesn't help: once the group exists, such a subscriber
     reads only its own pending entries, and nothing new.
     """
     from redis.asyncio import Redis
@@ -72,7 +74,7 @@ async def create_redis_group(url: str) -> None:
         try:
             await redis.xgroup_create(TOPIC, CONSUMER, id="0", mkstream=True)
         except ResponseError as error:
-            if "BUSYGROUP" not in str(error):  # it exists
+            if "BUSYGROUP" not in str(error):  # it already exists
                 raise
 
 
@@ -93,7 +95,7 @@ def rabbitmq_broker(url: str, once: Idempotent) -> Any:
 
 
 def kafka_broker(url: str, once: Idempotent) -> Any:
-    """Consume with a group that commits what was handled, by aiokafka."""
+    """Consume through aiokafka with a group that commits handled messages."""
     from faststream.kafka import KafkaBroker
 
     broker = KafkaBroker(urlsplit(url).netloc, middlewares=[once])
@@ -104,10 +106,10 @@ def kafka_broker(url: str, once: Idempotent) -> Any:
 
 
 def confluent_broker(url: str, once: Idempotent) -> Any:
-    """Do the same by librdkafka."""
+    """Do the same through librdkafka."""
     from faststream.confluent import KafkaBroker
 
-    # The cluster's operators create topics, with their number of partitions.
+    # The operators of the cluster create topics, and choose the number of partitions.
     broker = KafkaBroker(
         urlsplit(url).netloc, middlewares=[once], allow_auto_create_topics=False
     )

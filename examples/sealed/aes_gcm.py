@@ -1,4 +1,4 @@
-"""Payloads encrypted by AES-GCM, each tied to the id of its message.
+"""Payloads encrypted with AES-GCM, each bound to the id of its message.
 
     codec = AesGcm.from_environment()
 
@@ -51,7 +51,7 @@ class AesGcm:
     def encode(self, message: Message) -> tuple[str, bytes]:
         nonce = os.urandom(_NONCE)
         cipher = self._ciphers[self._current]
-        # Bound to the id, so that one message's payload can't be moved to another.
+        # Bound to the id, so that a payload can't be moved to another message.
         sealed = cipher.encrypt(nonce, message.payload, message.id.bytes)
         return self._current, nonce + sealed
 

@@ -96,7 +96,7 @@ def show(url: str, chosen: Broker, arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
         logs = Path(folder)
         processes = Processes(url, chosen, logs, tenant=tenant)
-        # Apart from the others, which are stopped before the count.
+        # Separate from the others, which are stopped before the count.
         pages = Processes(url, chosen, logs, tenant=tenant)
         try:
             if arguments.web is not None:
@@ -168,7 +168,7 @@ def play(
     if not chosen.repeats:
         say("    (this broker deduplicates what is published twice)")
     for name, status in statuses.items():
-        # uvicorn shuts down in order, and then still ends by the signal.
+        # uvicorn shuts down cleanly, but then still ends by the signal.
         in_order = {0, -signal.SIGTERM} if name == "shop" else {0}
         good &= verdict(f"{name} stopped with exit status", status, status in in_order)
     if not good:
@@ -189,7 +189,7 @@ def play(
 def replay(
     stage: Stage, listeners: Sequence[str], chosen: Broker, count: int
 ) -> Mapping[str, int]:
-    """Publish messages a second time; report how many each consumer has skipped."""
+    """Publish messages a second time; report how many each consumer skipped."""
     processes = stage.processes
     skipped = {name: processes.logged(name, SKIPPED) for name in listeners}
     which = ("--since", "1h", "--tenant", stage.tenant, "--limit", str(count))
@@ -231,7 +231,7 @@ def start_listeners(processes: Processes, chosen: Broker) -> Sequence[str]:
 
 @contextmanager
 def taking_orders(shop: Shop, orders: int) -> Iterator[Callable[[], bool]]:
-    """Let the shop place orders in a thread, and wait for the last one.
+    """Run the shop in a thread during the block, and wait for its last order.
 
     Yields a function that returns whether all orders are placed.
     """

@@ -1,4 +1,4 @@
-"""The broker of the demo: that of a URL, or a private one by its name."""
+"""The broker of the demo: one given by URL, or a private one given by name."""
 
 import asyncio
 import importlib.util
@@ -28,9 +28,9 @@ class Broker:
     Attributes:
         url: for the relay, and for the consumers unless they are called over HTTP.
         repeats: whether a message published twice arrives twice; some brokers
-            deduplicate.
-        options: only for the consumers' URL: how soon another replica gets what a
-            killed one was handling.
+            remove duplicates.
+        options: only for the consumers' URL: how soon another replica gets the
+            messages that a killed one was handling.
         port: the port on which the consumers listen for HTTP.
         environment: additional environment variables of the processes.
     """
@@ -51,7 +51,7 @@ class Broker:
 
 @contextmanager
 def broker(wanted: str | None, database: str) -> Iterator[Broker]:
-    """Yield the broker of a URL, a private one, or by default PostgreSQL.
+    """Yield the broker at a URL, a private one, or by default PostgreSQL.
 
     Raises:
         ConfigError: the broker isn't known, its programs aren't installed, or the demo

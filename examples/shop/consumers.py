@@ -18,13 +18,13 @@ from outbox.retry import RetryPolicy
 _database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))
 _broker = url_of(None, "broker", BROKER_VARIABLE)
 
-# Billing is written with async handlers, shipping with plain functions: both work.
+# Billing uses async handlers, shipping plain functions: both work.
 billing = Consumer(
     _broker,
     async_sessionmaker(create_async_engine(_database, pool_size=16)),
     name="billing",
     max_in_flight=16,
-    # Short, so that the demo needn't wait; the default is 8 retries over minutes.
+    # Short, so that the demo does not wait long; the default is 8 retries over minutes.
     retry=RetryPolicy(
         max_attempts=4,
         first_delay=timedelta(milliseconds=50),

@@ -1,4 +1,4 @@
-"""What billing and shipping do with an order: one row, which represents the effect."""
+"""What billing and shipping do with an order: they write one row as the effect."""
 
 import os
 from typing import Final
@@ -16,7 +16,7 @@ TENANT_VARIABLE: Final = "SHOP_TENANT"
 
 
 def is_ours(message: Message) -> bool:
-    """Return whether this run placed the order; a broker may keep older ones."""
+    """Return whether this run placed the order; a broker can hold older ones."""
     return os.environ.get(TENANT_VARIABLE) in {None, message.tenant}
 
 

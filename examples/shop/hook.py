@@ -1,6 +1,6 @@
 """Billing and shipping behind one endpoint: `uvicorn examples.shop.hook:app`.
 
-Over HTTP a relay has a single target. Each consumer still has its own receipts.
+Over HTTP a relay has one target. Each consumer still has its own receipts.
 """
 
 import logging

@@ -26,7 +26,7 @@ class Order(Base):
 
 
 class Outage(Base):
-    """A customer whose invoices the ledger refuses at the moment."""
+    """A customer whose invoices the ledger currently refuses."""
 
     __tablename__ = "outage"
 

@@ -11,8 +11,8 @@ import outbox
 from examples.shop.model import Order
 from outbox import Message
 
-# One topic for everything that happens to a customer's orders: most brokers have a
-# queue for each topic, and keep no order between two topics.
+# One topic for everything that happens to a customer's orders: most brokers have one
+# queue per topic, and keep no order between topics.
 TOPIC = "demo.orders"
 
 

@@ -1,4 +1,4 @@
-"""Billing fails and is killed; it recovers, and its dead letters are retried."""
+"""Billing fails and is killed; then it recovers, and its dead letters are retried."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,12 +11,12 @@ from examples.shop.stage import Stage, say, verdict
 
 BILLING: Final = ("--log-level", "debug", "consume", "examples.shop.consumers:billing")
 _BEFORE_KILL: Final = 5
-# With fewer orders, there may be none of a customer whose invoices are refused.
+# With fewer orders, the customers whose invoices are refused might place none.
 _ENOUGH: Final = 100
 
 
 def begin(stage: Stage, customers: int, *, of: int) -> None:
-    """Let the ledger refuse the first customers."""
+    """Make the ledger refuse invoices of the first customers."""
     with Session(stage.engine) as session, session.begin():
         session.add_all(Outage(customer=f"customer-{n:03}") for n in range(customers))
     say(f"  ⚠ the ledger is down for {customers} of {of} customers: billing fails")
@@ -58,7 +58,7 @@ def repair(stage: Stage) -> None:
 
 
 def report(stage: Stage, committed: int) -> bool:
-    """Print the outcome of the dead letters; return whether all is right."""
+    """Print the outcome of the dead letters; return whether every count is right."""
     count = tally.dead_letters(stage.engine, stage.tenant)
     given_up, succeeded = sum(count.values()), count.get("SUCCEEDED", 0)
     good = verdict(

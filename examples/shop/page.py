@@ -1,4 +1,4 @@
-"""`make demo ARGS=--web`: the page of pillarbox, open on the shop."""
+"""`make demo ARGS=--web`: pillarbox's web page, showing the shop."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""What the DBA sees: the partitions, the retention, the next run of pg_cron."""
+"""What a DBA sees: the partitions, the retention, the next run of pg_cron."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ _JOB = text("SELECT schedule, command, username FROM cron.job WHERE jobname = :n
 
 
 def show_partitions(engine: Engine, say: Callable[[str], None]) -> None:
-    """Print the partitions of every table and when their upkeep runs next."""
+    """Print the partitions of every table, and when their upkeep runs next."""
     with engine.connect() as connection:
         for row in connection.execute(_HEALTH):
             say(

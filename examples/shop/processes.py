@@ -20,9 +20,9 @@ _TICK: Final = 0.05
 
 
 class Processes:
-    """Starts the commands of pillarbox as an operator would; `stop_all` ends them.
+    """Starts pillarbox's commands as an operator would; `stop_all` ends them.
 
-    Their logs go to files in `logs`.
+    They log to files in `logs`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C reaches only the demo, which stops them in order.
+                # Ctrl-C reaches only the demo, which stops them cleanly.
                 start_new_session=True,
             )
         self._running[name] = process
@@ -84,7 +84,7 @@ class Processes:
         return {**self._environment, BROKER_VARIABLE: url}
 
     def wait_for(self, name: str, text: str) -> None:
-        """Wait until a process has logged something, or has ended."""
+        """Wait until a process has logged `text`, or has ended."""
         process = self._running[name]
         deadline = time.monotonic() + _START_SECONDS
         while text not in self.log(name) and process.poll() is None:
@@ -93,7 +93,7 @@ class Processes:
             time.sleep(_TICK)
 
     def log(self, name: str) -> str:
-        """Return what a process has logged so far."""
+        """Return the log of a process so far."""
         return (self._logs / f"{name}.log").read_text(encoding="utf-8")
 
     def kill(self, name: str) -> None:
@@ -103,7 +103,7 @@ class Processes:
         process.wait()
 
     def failed(self) -> list[str]:
-        """Return the names of processes that ended by themselves."""
+        """Return the names of processes that ended without being asked to."""
         return [
             name
             for name, process in self._running.items()
@@ -115,7 +115,7 @@ class Processes:
         return self.log(name).count(f" {event} ")
 
     def stop_all(self) -> dict[str, int]:
-        """End the processes with SIGTERM, and return the exit status of each."""
+        """Stop the processes with SIGTERM, and return the exit status of each."""
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
         statuses = {}

@@ -1,6 +1,6 @@
 """Place orders, wait until billing and shipping have handled them, and count.
 
-This runs only the shop; relay and consumers must be running already, as in
+This runs only the shop; the relay and the consumers must already be running, as in
 docker/compose.yaml: `python -m examples.shop.sales --orders 500`.
 """
 
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def wait(engine: Engine, tenant: str, patience: float) -> tally.Progress:
-    """Wait until everything is handled, or there is no progress for a while."""
+    """Wait until everything is handled, or until progress stops."""
     seen = None
     moved = time.monotonic()
     while not (now := tally.progress(engine, tenant)).finished:

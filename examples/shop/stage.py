@@ -45,7 +45,7 @@ class Stage:
         return tally.progress(self.engine, self.tenant)
 
     def watch(self, reached: Callable[[tally.Progress], bool]) -> None:
-        """Show the progress until a point is reached or the progress stops."""
+        """Show the progress until `reached` is true or the progress stops."""
         seen = shown = None
         moved = time.monotonic()
         said = 0.0

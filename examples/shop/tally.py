@@ -1,4 +1,4 @@
-"""Count at the sink: what committed, what was published, what was handled."""
+"""Count in the database: what was committed, published, and handled."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ _PROGRESS = text("""
                       AND h.message_id::text = d.message_id)) AS failed
 """)
 
-# A message is identified by its customer and step: the rows of order and effect
-# must pair up one to one.
+# Customer and step identify a message: the rows of orders and effects must match one
+# to one.
 _CHECKS = {
     "committed orders without a message": """
         SELECT count(*) FROM orders o WHERE NOT EXISTS (
@@ -71,7 +71,7 @@ class Progress:
     """The progress of the relay and the consumers.
 
     Attributes:
-        failed: given up by billing, and neither retried nor handled since.
+        failed: dead-lettered by billing, and neither retried nor handled since.
     """
 
     committed: int
@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        """Whether everything that committed was published, and handled by both."""
+        """Whether everything committed was published, and handled by both consumers."""
         return self.committed == self.published == self.billing == self.shipping
 
     @property
@@ -94,7 +94,7 @@ class Progress:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction in which the names of the demo's tables need no schema."""
+    """Open a transaction in which the demo's tables can be named without a schema."""
     with engine.begin() as connection:
         connection.execute(
             # Compiling a plan for many partitions would take longer than executing it.
@@ -124,7 +124,7 @@ def faults(engine: Engine, tenant: str) -> dict[str, int]:
 
 
 def why(engine: Engine, tenant: str) -> Sequence[Row[Any]]:
-    """Return what failed in the last day: origin, topic, reason, count, undecided."""
+    """Return the last day's failures: origin, topic, reason, count, undecided."""
     statement = text("""
         SELECT origin, topic, left(error_reason, 80) AS reason, count(*) AS letters,
                count(*) FILTER (WHERE status = 'PENDING') AS undecided

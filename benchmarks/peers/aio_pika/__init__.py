@@ -1,1 +1,1 @@
-"""aio-pika's own publish, as the publisher of our relay."""
+"""pillarbox's relay with a publisher that uses aio-pika's publish."""

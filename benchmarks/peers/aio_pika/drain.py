@@ -1,6 +1,7 @@
-"""Drain our outbox with our relay and aio-pika's publish in a gather.
+"""Drain an outbox with pillarbox's relay and aio-pika's publish in a gather.
 
-The exchange, the properties and the wait for confirms are those of our publisher.
+The exchange, the properties and the wait for confirms are those of pillarbox's own
+publisher.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ACKED = Acked()
 
 
 class AioPikaPublisher:
-    """Publishes persistent messages; a refused message ends it."""
+    """Publishes persistent messages; a refused message raises an error."""
 
     def __init__(self, url: str) -> None:
         self._url = url

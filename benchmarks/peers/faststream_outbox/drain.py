@@ -1,10 +1,10 @@
-"""Drain a full faststream-outbox table with a subscriber with default settings.
+"""Drain a full faststream-outbox table with a subscriber that has default settings.
 
 The handler does nothing, or its result is published to a broker, as in the quick start
 of faststream-outbox.
 
-Two things are done in the peer's favour: the autovacuum settings that it recommends
-are applied, and its two log lines for each message are switched off.
+Two things are in the peer's favour: the autovacuum settings that it recommends are
+applied, and its two log lines for each message are switched off.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ async def subscribed(broker: Any, broker_url: str | None) -> AsyncIterator[None]
 
 def destination_of(url: str) -> tuple[Any, Any]:
     """Return the broker of a URL, and its publisher, which waits for each answer."""
-    # Its types depend on what else is installed where mypy runs.
+    # Its types depend on the other packages in mypy's environment.
     if url.startswith("nats:"):
         nats = import_module("faststream.nats")
         to_nats = nats.NatsBroker(url, logger=None)

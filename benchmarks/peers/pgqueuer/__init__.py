@@ -1,1 +1,1 @@
-"""pgqueuer, measured as its own benchmark does it."""
+"""pgqueuer, measured as its own benchmark does."""

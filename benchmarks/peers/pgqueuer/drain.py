@@ -2,9 +2,9 @@
 
 Five consumers run in one process on uvloop, each with a connection and batches of ten.
 
-Two things are done in the peer's favour: all handlers are coroutines, while half of
-its benchmark's are plain functions, and the seconds in which its consumers stop don't
-count.
+Two things are in the peer's favour: all handlers are coroutines, while half of those in
+its benchmark are plain functions, and the time its consumers take to stop is not
+counted.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""procrastinate, measured as its own benchmark does it."""
+"""procrastinate, measured as its own benchmark does."""

@@ -1,7 +1,7 @@
 """Drain a full txoutbox table with its relay: strict order, batches of 500.
 
-The lease is longer than its default because txoutbox asks for that with batches of this
-size; everything else is left at its default.
+The lease is longer than the default because txoutbox asks for that with batches of this
+size; every other setting keeps its default.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The publisher: a batch is one transaction, so all of it arrives, or nothing."""
+"""The publisher: a batch is one transaction, so either all of it arrives or nothing."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ PREFIX = "ce-"
 
 
 class AcmePublisher:
-    """Appends messages; a message published before is acked and skipped."""
+    """Appends messages; acks a message published before without appending it again."""
 
     def __init__(self, url: str) -> None:
         self._queue = Queue(url)

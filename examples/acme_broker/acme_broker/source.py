@@ -17,7 +17,7 @@ from outbox.errors import BrokerUnavailableError, InvalidMessageError
 from .publisher import PREFIX
 from .queue import Queue
 
-# An earlier message of the key, waiting or held by another replica, goes first.
+# Not past an earlier message of the key that waits or that another replica leases.
 _NEXT = """
 SELECT m.seq, m.topic, m.headers, m.payload, coalesce(d.attempts, 0)
   FROM message AS m
@@ -39,7 +39,7 @@ INSERT INTO delivery (consumer, seq, owner, not_before, attempts)
 VALUES (:consumer, :seq, :owner, :until, 0)
 ON CONFLICT (consumer, seq) DO UPDATE SET owner = :owner, not_before = :until
 """
-# Only deliveries that are still ours: another replica may have taken expired ones.
+# Only deliveries whose lease this replica still holds: others can take expired ones.
 _OURS = "consumer = :consumer AND owner = :owner AND acked = 0"
 _ACK = f"UPDATE delivery SET acked = 1 WHERE seq = :seq AND {_OURS}"
 _WAIT = f"""
@@ -120,12 +120,12 @@ class AcmeSource:
         assert self._beating is not None
         self._beating.cancel()
         await asyncio.wait({self._beating})
-        # If the file is unavailable, others take what we hold when our leases expire.
+        # If the file is unavailable, other replicas take over when the leases expire.
         with suppress(BrokerUnavailableError):
             self._write(_RETURN_ALL, {})
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Poll until there are messages, or the poll interval has passed."""
+        """Poll until there are messages or the poll interval has passed."""
         deadline = time.monotonic() + self._poll
         # SQLite blocks the loop: without this, a busy consumer starves other tasks.
         await asyncio.sleep(0)
@@ -137,7 +137,7 @@ class AcmeSource:
             await asyncio.sleep(_LOOK)
 
     def settle(self, statement: str, values: dict[str, Any]) -> None:
-        """Write an outcome now, or, if that fails, with the next write."""
+        """Write an outcome now, or with the next write if that fails."""
         with suppress(BrokerUnavailableError):
             self._write(statement, values)
 
