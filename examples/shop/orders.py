@@ -21,7 +21,7 @@ class PaymentDeclinedError(Exception):
 
 
 @dataclass(slots=True)
-class RetryCounts:
+class Tally:
     """What the shop did, as counted by the shop itself."""
 
     committed: int = 0
@@ -44,7 +44,7 @@ class Shop:
         self._tenant = tenant
         self._steps = dict.fromkeys((f"customer-{n:03}" for n in range(customers)), 0)
         self._random = random.Random(7)
-        self.tally = RetryCounts()
+        self.tally = Tally()
 
     @property
     def customers(self) -> list[str]:
