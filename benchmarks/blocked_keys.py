@@ -26,6 +26,15 @@ SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), lane,
        min(seq), max(seq), 'deferred', array_agg(id ORDER BY seq)
   FROM outbox.message GROUP BY 1, lane, seq / 4096
 """
+# As the relay had verified them that blocked the keys: it does so each minute.
+VERIFY = """
+INSERT INTO outbox.watermark (created_at, lane, above, up_to, messages)
+SELECT day, lane, coalesce(lag(up_to) OVER (PARTITION BY lane ORDER BY day), -1),
+       up_to, messages
+  FROM (SELECT date_trunc('day', created_at, 'UTC') AS day, lane, max(seq) AS up_to,
+               count(*) AS messages
+          FROM outbox.message GROUP BY 1, 2) AS of_day
+"""
 DEFER = """
 INSERT INTO outbox.deferral
        (created_at, due_at, seq, id, attempts, lane, cause, key, reason)
@@ -74,6 +83,7 @@ def fill(url: str, keys: int, due: str) -> None:
         with connection.transaction():
             connection.execute(FILL, {"keys": keys})
             connection.execute(MARK)
+            connection.execute(VERIFY)
             connection.execute(DEFER, {"due": due})
             connection.execute(BLOCK)
         connection.execute(

@@ -1,7 +1,7 @@
 """Claim: read the next messages of leased lanes, without locking or writing them."""
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -23,7 +23,7 @@ from outbox.limits import (
 from outbox.message import Message
 from outbox.message_id import is_uuid7
 from outbox.payload_codec import PayloadCodec, decoded, is_encoded
-from outbox.postgres.connection import Connection, server_cursor
+from outbox.postgres.connection import Connection
 from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
@@ -53,6 +53,12 @@ _MOST_AHEAD: Final = 1 << 20
 The marks above the floor are held in memory. While a transaction that wrote stays open,
 no floor rises. Beyond this limit, the relay looks for the first message without a mark
 before each claim.
+"""
+_MOST_ENTRIES: Final = 10_000
+"""How many entries in the log of its lanes a claim reads.
+
+With a million blocked keys, reading the whole log before the first claim made all
+messages wait for 6.2 s; reading it in portions, 10,000 entries take 0.1 s.
 """
 _NO_END: Final = 2**63 - 1
 _ENDED: Final = {"published", "dead_lettered"}
@@ -229,7 +235,7 @@ async def _claim_next(
     heads: "_Heads",
     config: RelayConfig,
     found: _Found,
-    drained: Container[tuple[int, str]] = (),
+    drained: Set[tuple[int, str]] = frozenset(),
 ) -> None:
     """Claim messages without a mark, above the floors.
 
@@ -254,8 +260,8 @@ async def _claim_next(
         },
     )
     rows = await cursor.fetchall()
-    blocked = {lane.number: lane.deferrals.blocked for lane in lanes}
     last: dict[int, int] = {}
+    due: list[Claimed] = []
     cut = False
     for row in rows:
         verdict = row[_VERDICT]
@@ -263,16 +269,17 @@ async def _claim_next(
             cut = True
             continue
         claimed = _read(row) if verdict is None else _refuse(row, config)
-        number, key = claimed.lane, claimed.key
-        last[number] = claimed.seq
+        last[claimed.lane] = claimed.seq
         if verdict == "scheduled":
             found.scheduled.append(claimed)
         elif verdict == "aside":
             found.oversized.append(claimed)
-        elif key is None or key not in blocked[number] or (number, key) in drained:
-            found.rows.append(claimed)
         else:
-            found.held.append(claimed)
+            due.append(claimed)
+    blocked = await _find_blocked(connection, lanes, due) - drained
+    for claimed in due:
+        is_held = (claimed.lane, claimed.key) in blocked
+        (found.held if is_held else found.rows).append(claimed)
     full = cut or len(rows) >= worth_reading
     board.note_claim(len(rows), cut=cut)
     if last:
@@ -330,9 +337,9 @@ async def _claim_deferred(
     order = {lane.number: index for index, lane in enumerate(lanes)}
     held = []
     wanted = [place for _, key in keys for place in key.places]
+    blocked = await _find_blocked(connection, lanes, places) - drained
     for place in places:
-        blocked = lanes[order[place.lane]].deferrals.blocked
-        if place.key in blocked and (place.lane, place.key) not in drained:
+        if (place.lane, place.key) in blocked:
             held.append(place)
         else:
             wanted.append(place)
@@ -502,14 +509,15 @@ async def _refresh(
     for lane in lanes:
         if lane.floor > clock.seq:
             lane.restart()
-        if lane.deferrals.log.floor > clock.entry:
-            lane.deferrals.log.restart()
+        if lane.deferrals.read_up_to > clock.entry:
+            lane.deferrals.restart_log()
     await _read_watermarks(connection, lanes, clock)
     heads, snapshot = await _find_unmarked(connection, lanes)
     drawn = board.log_horizon.drawn_before(snapshot.xmin)
-    await _read_deferrals(connection, lanes)
+    cuts = await _read_deferrals(connection, lanes)
     for lane in lanes:
-        lane.deferrals.log.looked(clock.entry, snapshot, drawn)
+        cut = cuts.get(lane.number)
+        lane.deferrals.portion_read(cut, clock.entry, snapshot, drawn)
     since = min(clock.now, board.horizon.since(snapshot.xmin))
     for lane in lanes:
         lane.refresh(heads[lane.number], since)
@@ -579,21 +587,65 @@ async def _look_for_unmarked(
     return await cursor.fetchall()
 
 
-async def _read_deferrals(connection: Connection, lanes: Sequence[Lane]) -> None:
-    """Read the new entries in the log of these lanes."""
+async def _read_deferrals(
+    connection: Connection, lanes: Sequence[Lane]
+) -> dict[int, int]:
+    """Read the next entries in the log of these lanes.
+
+    Returns:
+        For each lane that may have more entries, the last one that was read.
+    """
     by_number = {lane.number: lane for lane in lanes}
-    # With a server-side cursor, because there may be a million keys.
-    async with server_cursor(connection, "deferrals") as cursor:
-        cursor.itersize = 10_000
-        await cursor.execute(
-            load("relay", "read_deferrals"),
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(
+        load("relay", "read_deferrals"),
+        {
+            "lanes": list(by_number),
+            "entries": [lane.deferrals.read_up_to for lane in lanes],
+            "max_rows": math.ceil(_MOST_ENTRIES / len(lanes)),
+        },
+    )
+    cuts = {}
+    for number, cut, *log in await cursor.fetchall():
+        if cut is None:
+            by_number[number].deferrals.read(LogOfKey(*log))
+        else:
+            cuts[number] = cut
+    return cuts
+
+
+async def _find_blocked(
+    connection: Connection,
+    lanes: Sequence[Lane],
+    messages: Iterable[Claimed | WaitingMessage],
+) -> set[tuple[int, str]]:
+    """Return which of the messages' keys are blocked, with their lanes.
+
+    This asks the database about lanes whose log is only partly read.
+    """
+    by_number = {lane.number: lane for lane in lanes}
+    blocked: set[tuple[int, str]] = set()
+    unsure: set[tuple[int, str]] = set()
+    for message in messages:
+        if message.key is None:
+            continue
+        deferrals = by_number[message.lane].deferrals
+        if deferrals.is_partly_read:
+            unsure.add((message.lane, message.key))
+        elif message.key in deferrals.blocked:
+            blocked.add((message.lane, message.key))
+    if unsure:
+        cursor = await connection.execute(
+            load("relay", "find_waiting_keys"),
             {
-                "lanes": list(by_number),
-                "entries": [lane.deferrals.log.floor for lane in lanes],
+                "lanes": [number for number, _ in unsure],
+                "keys": [key for _, key in unsure],
             },
         )
-        async for number, *log in cursor:
-            by_number[number].deferrals.read(LogOfKey(*log))
+        for number, key in await cursor.fetchall():
+            by_number[number].deferrals.found_waiting(key)
+            blocked.add((number, key))
+    return blocked
 
 
 async def _verify(connection: Connection, lanes: Sequence[Lane]) -> bool:

@@ -136,7 +136,8 @@ COMMENT ON COLUMN outbox.deferral.cause IS
 COMMENT ON COLUMN outbox.deferral.outcome IS 'how the run ended, in the entry settled';
 COMMENT ON COLUMN outbox.deferral.due_at IS 'when to publish it next; null: when its key is free, or never (settled)';
 COMMENT ON COLUMN outbox.deferral.requested_by IS 'the role that requested the replay';
-CREATE INDEX deferral_due_idx ON outbox.deferral (lane, due_at) WHERE due_at IS NOT NULL;
+-- With the entry: a million messages can be due at the same time.
+CREATE INDEX deferral_due_idx ON outbox.deferral (lane, due_at, entry) WHERE due_at IS NOT NULL;
 CREATE INDEX deferral_key_idx ON outbox.deferral (lane, key, seq)
     WHERE key IS NOT NULL AND cause IN ('refused', 'postponed', 'blocked');
 CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);

@@ -1,8 +1,7 @@
 """Connections to PostgreSQL for pillarbox's processes: async psycopg, autocommit."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 import psycopg
@@ -134,25 +133,6 @@ async def connect(
         await connection.close()
         raise
     return connection
-
-
-@asynccontextmanager
-async def server_cursor(
-    connection: Connection, name: str
-) -> AsyncIterator[psycopg.AsyncServerCursor[TupleRow]]:
-    """Open a server-side cursor, in a transaction, and close it in any case.
-
-    psycopg leaves a cursor open, and warns when it is garbage-collected, if the
-    connection is lost or the task cancelled before the server has closed it.
-    """
-    cursor = connection.cursor(name)
-    try:
-        yield cursor
-    finally:
-        try:
-            await cursor.close()
-        finally:
-            await psycopg.AsyncCursor.close(cursor)
 
 
 class Link:

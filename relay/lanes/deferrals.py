@@ -10,6 +10,9 @@ its refused message, the *head*, is due or settled, the key *drains*: claims rea
 messages from the log, in order of seq, up to the next head. Messages added in the
 meantime go to the log as well, behind them. Only a claim that reads the log of a key to
 its end includes new messages of the key, in the same batch, after those from the log.
+
+A relay that takes over a lane reads its log in portions, each before a claim. Until it
+has read all of it, claims ask the database which of their keys are blocked.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -20,7 +23,7 @@ from itertools import islice
 from typing import Final, NamedTuple, Self
 from uuid import UUID
 
-from outbox.postgres.lane_cursor import LaneCursor
+from outbox.postgres.lane_cursor import LaneCursor, Snapshot
 
 LONG_AGO: Final = datetime.fromisoformat("0001-01-03T00:00:00+00:00")
 _LOWEST: Final = -(2**63)
@@ -107,6 +110,21 @@ class LogOfKey(NamedTuple):
     created_at: datetime | None
 
 
+class _Reading(NamedTuple):
+    """A pass over the log that takes several portions.
+
+    Attributes:
+        position: the entry up to which the log has been read.
+        last: the last entry that had been drawn when the pass began.
+        snapshot, drawn: those of the first portion; see `LaneCursor.looked`.
+    """
+
+    position: int
+    last: int
+    snapshot: Snapshot
+    drawn: int
+
+
 class Deferrals:
     """The waiting messages of one lane. Pure bookkeeping, for one event loop.
 
@@ -122,7 +140,9 @@ class Deferrals:
     """
 
     __slots__ = (
+        "_found",
         "_moves",
+        "_reading",
         "_restarted",
         "blocked",
         "draining",
@@ -143,6 +163,18 @@ class Deferrals:
         self.more_is_due = False
         self._moves = 0
         self._restarted: set[str] = set()
+        self._reading: _Reading | None = None
+        self._found: set[str] = set()
+
+    @property
+    def is_partly_read(self) -> bool:
+        """Whether entries that a claim must know of may be unread."""
+        return self._reading is not None
+
+    @property
+    def read_up_to(self) -> int:
+        """The entry above which the log is to be read next."""
+        return self.log.floor if self._reading is None else self._reading.position
 
     @property
     def size(self) -> int:
@@ -171,6 +203,42 @@ class Deferrals:
         if log.has_ended and not log.has_head:
             # Another process may have settled the head.
             self.drain(log.key)
+
+    def portion_read(
+        self, cut: int | None, last: int, snapshot: Snapshot, drawn: int
+    ) -> None:
+        """Record that the log was read above `read_up_to`.
+
+        A pass of several portions counts as one look with the first one's snapshot:
+        later portions saw all that it saw, and more.
+
+        Args:
+            cut: the entry at which the portion ended; None if it reached the end.
+            last: the last entry that had been drawn before the snapshot was taken.
+            snapshot, drawn: see `LaneCursor.looked`.
+        """
+        if self._reading is None:
+            self._reading = _Reading(self.log.floor, last, snapshot, drawn)
+        if cut is not None and cut < self._reading.last:
+            self._reading = self._reading._replace(position=cut)
+            return
+        _, last, snapshot, drawn = self._reading
+        self._reading = None
+        self.log.looked(last, snapshot, drawn)
+        # A message that was held before the entries of its key were read has blocked
+        # the key, so reading them didn't tell whether the key can continue.
+        for key in self._found:
+            self.drain(key)
+        self._found.clear()
+
+    def restart_log(self) -> None:
+        """Read the log from its beginning, because its sequence was set back."""
+        self.log.restart()
+        self._reading = None
+
+    def found_waiting(self, key: str) -> None:
+        """Record that a message of a key waits, although the log is partly read."""
+        self._found.add(key)
 
     def note_created(self, moment: datetime) -> None:
         """Record that a message created at this time waits."""

@@ -146,7 +146,8 @@ class Lane:
 
     def found_empty(self) -> None:
         """Mark the lane as idle until it is woken, unless it was just woken."""
-        self.idle = not self.woken and not self.deferrals.has_work
+        deferrals = self.deferrals
+        self.idle = not (self.woken or deferrals.has_work or deferrals.is_partly_read)
 
     def looked_up_to(self, seq: int, snapshot: Snapshot, drawn: int = -1) -> None:
         """Raise the floor as far as no open transaction may still commit a row.
@@ -159,14 +160,14 @@ class Lane:
         self.cursor.looked(seq, snapshot, -1 if self.rewound else drawn)
 
     def refresh(self, head: tuple[int, datetime] | None, since: datetime) -> None:
-        """Update the lane from the database while it is picked.
+        """Update the lane from the database while it is picked, after its log.
 
         Args:
             head: seq and `created_at` of its first message without a mark.
             since: the earliest time at which an open transaction can have begun to
                 write.
         """
-        self.needs_refresh = False
+        self.needs_refresh = self.deferrals.is_partly_read
         oldest = since if head is None else min(head[1], since)
         # A row that was rewound in the meantime may be older than the head.
         self.oldest = min(

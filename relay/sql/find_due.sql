@@ -9,11 +9,10 @@ SELECT leased.lane, now(), due.due_at, due.seq, due.id, due.created_at, due.run,
       SELECT d.due_at, d.seq, d.id, d.created_at, d.run, d.attempts, d.entry, d.cause, d.key
         FROM outbox.deferral AS d
        WHERE d.lane = leased.lane
-         AND d.due_at >= leased.due_at
+         AND (d.due_at, d.entry) > (leased.due_at, leased.entry)
          -- Not clock_timestamp(), which is volatile: it would scan the index to its end.
          AND d.due_at <= now()
          AND d.created_at >= %(since)s
-         AND (d.due_at > leased.due_at OR d.entry > leased.entry)
          -- Not a join, which may read the whole log. The message waits no more, or for something else.
          AND (SELECT true
                 FROM outbox.deferral AS later

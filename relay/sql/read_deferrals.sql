@@ -1,22 +1,31 @@
--- Does:  Read the log above an entry: which keys have waiting messages, and when the first is due.
--- Takes: lanes, entries (same length; -1: read all of it)
--- Gives: lane, key (null: messages that don't block their key), has_head (a refused message waits), has_ended (a message has stopped waiting), and the lowest seq, due_at and created_at of the waiting messages
+-- Does:  Read the log above an entry, in portions: which keys have waiting messages, and when the first is due.
+-- Takes: lanes, entries (same length; -1: from the beginning), max_rows (the entries read of each lane)
+-- Gives: lane, cut, key (null: messages that don't block their key), has_head (a refused message waits), has_ended (a message has stopped waiting), and the lowest seq, due_at and created_at of the waiting messages; and for each lane that may have more entries one row with cut, the last entry that was read
 -- Index: deferral_pkey on every partition
-SELECT lane, key, bool_or(waits AND cause <> 'blocked') AS has_head, bool_or(NOT waits) AS has_ended,
+WITH portion AS MATERIALIZED (
+    SELECT d.*, read.entry AS above
+      FROM unnest(%(lanes)s::smallint[], %(entries)s::bigint[]) AS read (lane, entry)
+     CROSS JOIN LATERAL (
+         SELECT new.id, new.run, new.entry, new.lane, new.seq, new.cause, new.key, new.due_at, new.created_at
+           FROM outbox.deferral AS new
+          WHERE new.lane = read.lane
+            AND new.entry > read.entry
+          ORDER BY new.entry
+          LIMIT %(max_rows)s
+     ) AS d
+)
+SELECT lane, NULL::bigint AS cut, key, bool_or(waits AND cause <> 'blocked') AS has_head, bool_or(NOT waits) AS has_ended,
        min(seq) FILTER (WHERE waits), min(due_at) FILTER (WHERE waits), min(created_at) FILTER (WHERE waits)
   FROM (
-      SELECT DISTINCT ON (d.id) d.lane, d.seq, d.cause, d.due_at, d.created_at, d.cause <> 'settled' AS waits, read.entry,
-             CASE WHEN d.cause NOT IN ('scheduled', 'replayed') THEN d.key END AS key
-        FROM unnest(%(lanes)s::smallint[], %(entries)s::bigint[]) AS read (lane, entry)
-       CROSS JOIN LATERAL (
-           SELECT *
-             FROM outbox.deferral AS new
-            WHERE new.lane = read.lane
-              AND new.entry > read.entry
-            -- By the index: how few there are is not in the statistics.
-            ORDER BY new.entry
-       ) AS d
-       ORDER BY d.id, d.run DESC, (d.cause = 'settled') DESC, d.entry DESC
+      SELECT DISTINCT ON (id) lane, seq, cause, due_at, created_at, cause <> 'settled' AS waits, above,
+             CASE WHEN cause NOT IN ('scheduled', 'replayed') THEN key END AS key
+        FROM portion
+       ORDER BY id, run DESC, (cause = 'settled') DESC, entry DESC
   ) AS last
- WHERE waits OR entry >= 0 AND key IS NOT NULL
+ WHERE waits OR above >= 0 AND key IS NOT NULL
  GROUP BY lane, key
+ UNION ALL
+SELECT lane, max(entry), NULL, NULL, NULL, NULL, NULL, NULL
+  FROM portion
+ GROUP BY lane
+HAVING count(*) >= %(max_rows)s

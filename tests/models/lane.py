@@ -74,6 +74,8 @@ class Look(NamedTuple):
     head: int | None
     """The first row without a mark, if the lane is being refreshed."""
     is_refresh: bool
+    waiting: frozenset[str] | None = None
+    """The keys that wait in the log, if the relay has read only a part of it."""
 
 
 class Flight(NamedTuple):
@@ -104,6 +106,9 @@ class FrozenLane(NamedTuple):
     draining: tuple[tuple[str, int], ...]
     due: frozenset[int]
     restarted: frozenset[str]
+    reading: tuple[int, int] | None
+    """The position in the log, and the last entry, of a pass of several portions."""
+    found: frozenset[str]
     is_new: bool
     rewound: bool
     needs_refresh: bool
@@ -171,6 +176,8 @@ class LaneModel:
         number_first: rows draw their number before their transaction has an id.
         settles_after_loss: a relay that lost its lane still records refusals.
         reads_log: a new lane's log is read before the first claim.
+        portion: the number of log entries that a refresh reads; None: all.
+        asks_for_keys: until the log is read, a claim asks the table which keys wait.
         verifies: the watermark is raised only over rows that were found marked.
         up_to_floor: the watermark is not raised above the lane's floor.
         asks_who_drew: a noted number counts only once every transaction that could have
@@ -189,6 +196,8 @@ class LaneModel:
     number_first: bool = False
     settles_after_loss: bool = False
     reads_log: bool = True
+    portion: int | None = None
+    asks_for_keys: bool = True
     verifies: bool = True
     up_to_floor: bool = True
     asks_who_drew: bool = True
@@ -344,9 +353,7 @@ class LaneModel:
             )
             head = next(unmarked, None)
             if self.reads_log:
-                for log in _read_log(state, lane.deferrals.log.floor):
-                    lane.deferrals.read(log)
-                lane.deferrals.log.floor = _last_entry(state)
+                self._read_portion(state, lane.deferrals)
         places, drained = self._claim_deferred(state, lane)
         most = self.most - len(places)
         found: tuple[int, ...] = ()
@@ -355,11 +362,30 @@ class LaneModel:
         look = Look(
             take_snapshot(state), places, drained, found, head, lane.needs_refresh
         )
+        if lane.deferrals.is_partly_read and self.asks_for_keys:
+            look = look._replace(
+                waiting=frozenset(
+                    row.key for row in state.rows if row.waits and row.key is not None
+                )
+            )
         if lane.needs_refresh:
             # Claimed in the same snapshot, above the refreshed floor.
             self._refresh(state, lane, look)
             look = look._replace(found=self._claim(state, lane, most))
         return state._replace(lane=_freeze(lane), look=look)
+
+    def _read_portion(self, state: State, deferrals: Deferrals) -> None:
+        """Do what `_read_deferrals` does."""
+        above, last = deferrals.read_up_to, _last_entry(state)
+        numbers = sorted(row.number for row in state.rows if row.number > above)
+        cut = None
+        if self.portion is not None and len(numbers) >= self.portion:
+            cut = numbers[self.portion - 1]
+        for log in _read_log(state, above, last if cut is None else cut):
+            deferrals.read(log)
+        # Here entries are numbered in the order of the commits: all below `last` are
+        # visible.
+        deferrals.portion_read(cut, last, Snapshot(0, 0), last)
 
     def _claim_deferred(
         self, state: State, lane: Lane
@@ -425,13 +451,17 @@ class LaneModel:
                 lane.note_verified(max(lane.floor, lane.verified), {})
             else:
                 lane.passed_by(first)
+        blocked = lane.deferrals.blocked if look.waiting is None else look.waiting
         held = frozenset(
             seq
             for seq in look.found
             if (key := state.rows[seq - 1].key) is not None
-            and key in lane.deferrals.blocked
+            and key in blocked
             and key not in look.drained
         )
+        if look.waiting is not None:
+            for seq in held:
+                lane.deferrals.found_waiting(state.rows[seq - 1].key or "")
         claimed = (*look.places, *(seq for seq in look.found if seq not in held))
         flight = None
         if claimed or held:
@@ -665,6 +695,10 @@ class LaneModel:
         deferrals.draining = dict(frozen.draining)
         deferrals.due = {_id(s): _place(s, _UNKEYED) for s in sorted(frozen.due)}
         deferrals._restarted = set(frozen.restarted)
+        deferrals._found = set(frozen.found)
+        if frozen.reading is not None:
+            position, last = frozen.reading
+            deferrals.portion_read(position, last, Snapshot(0, 0), last)
         lane.is_new, lane.rewound = frozen.is_new, frozen.rewound
         lane.needs_refresh = frozen.needs_refresh
         return lane
@@ -684,6 +718,10 @@ def _freeze(lane: Lane) -> FrozenLane:
         draining=tuple(deferrals.draining.items()),
         due=frozenset(place.seq for place in deferrals.due.values()),
         restarted=frozenset(deferrals._restarted),
+        reading=None
+        if deferrals._reading is None
+        else (deferrals._reading.position, deferrals._reading.last),
+        found=frozenset(deferrals._found),
         is_new=lane.is_new,
         rewound=lane.rewound,
         needs_refresh=lane.needs_refresh,
@@ -699,9 +737,13 @@ def _place(seq: int, row: Row) -> WaitingMessage:
     return WaitingMessage(16, seq, _id(seq), NOW, 0, 0, 0, cause, row.key)
 
 
-def _read_log(state: State, floor: int) -> Iterator[LogOfKey]:
+def _read_log(state: State, above: int, up_to: int) -> Iterator[LogOfKey]:
     """Do what `read_deferrals.sql` does."""
-    new = [(s, row) for s, row in enumerate(state.rows, 1) if row.number > floor]
+    new = [
+        (seq, row)
+        for seq, row in enumerate(state.rows, 1)
+        if above < row.number <= up_to
+    ]
     for key in sorted({row.key for _, row in new if row.key is not None}):
         rows = [(seq, row) for seq, row in new if row.key == key]
         yield LogOfKey(

@@ -34,6 +34,12 @@ SMALL = {
     "a takeover of a key that drains": LaneModel(
         ["kkk."], Budget(takeovers=1, refusals=1)
     ),
+    "a takeover of a log that is read in portions": LaneModel(
+        ["kk.k."], Budget(takeovers=1, refusals=1), portion=1
+    ),
+    "a log of two keys that is read in portions": LaneModel(
+        ["jkj."], Budget(takeovers=1, refusals=1), portion=1
+    ),
     "a sweep that notes what was drawn": LaneModel(["k.k.", "xk."], Budget(sweeps=1)),
     "a watermark, a late commit and a takeover": LaneModel(
         ["k.", "xk."], Budget(takeovers=1, raises=1)
@@ -46,6 +52,12 @@ SMALL = {
     ),
 }
 LARGE = {
+    "portions, two refusals and a takeover": LaneModel(
+        ["kk.k."], Budget(takeovers=1, refusals=2), portion=1
+    ),
+    "portions, a sweep and a takeover": LaneModel(
+        ["kkk.", "k."], Budget(takeovers=1, refusals=1, sweeps=1), portion=1
+    ),
     "a watermark, a crash and a refusal": LaneModel(
         ["k.k."], Budget(refusals=1, raises=2, sweeps=1, crashes=1)
     ),
@@ -207,6 +219,7 @@ TAKEN_OVER = LaneModel(["kkk."], Budget(takeovers=1, refusals=1))
         LaneModel(["kx.", "kx."], number_first=True),
         LaneModel(["jj.", "k.k."], TAKEN_OVER.budget, settles_after_loss=True),
         replace(TAKEN_OVER, reads_log=False),
+        replace(TAKEN_OVER, portion=1, asks_for_keys=False),
         LaneModel(["kk."], TAKEN_OVER.budget, one_transaction=False),
         LaneModel(["k.", "xk."], Budget(takeovers=1, raises=1), up_to_floor=False),
         LaneModel(["k.", "xk."], Budget(sweeps=1), asks_who_drew=False),
@@ -225,6 +238,7 @@ TAKEN_OVER = LaneModel(["kkk."], Budget(takeovers=1, refusals=1))
             "number_first" * broken.number_first,
             "settles_after_loss" * broken.settles_after_loss,
             "does_not_read_the_log" * (not broken.reads_log),
+            "trusts_a_part_of_the_log" * (not broken.asks_for_keys),
             "marks_without_entry" * (not broken.one_transaction),
             "does_not_read_to_the_end" * (not broken.reads_to_the_end),
             "does_not_ask_who_drew" * (not broken.asks_who_drew),

@@ -185,6 +185,8 @@ def test_due_messages_are_found_by_due_time(explain: Explain, today: datetime) -
     assert plan.sequential() == []
     assert plan.indexes() == {"deferral_due_idx", "deferral_message_idx"}
     assert plan.partitions() == set()
+    # A sort would read all messages that are due at the same time.
+    assert plan.sorts() == []
 
 
 def test_a_scan_for_due_messages_rereads_nothing(
@@ -257,11 +259,30 @@ def test_messages_that_waited_are_loaded_by_primary_key(
 
 
 def test_reading_the_log_resumes_after_the_last_entry_read(explain: Explain) -> None:
-    plan = explain("read_deferrals", lanes=LANES, entries=[10**9] * 16)
+    plan = explain("read_deferrals", lanes=LANES, entries=[10**9] * 16, max_rows=100)
 
     assert plan.sequential() == []
     assert plan.indexes() == {"deferral_pkey"}
     assert read_log(plan) == 0
+
+
+def test_a_new_owner_reads_the_log_in_portions_by_the_entry(explain: Explain) -> None:
+    plan = explain("read_deferrals", lanes=LANES, entries=[-1] * 16, max_rows=10)
+
+    assert plan.sequential() == []
+    assert plan.indexes() == {"deferral_pkey"}
+    # The merge of the partitions reads the first entry of each.
+    assert read_log(plan) <= len(LANES) * (10 + len(plan.scans("deferral")))
+
+
+def test_blocked_keys_are_found_by_the_key(explain: Explain) -> None:
+    plan = explain(
+        "find_waiting_keys", lanes=[16, 17, 18], keys=["key 1", "key 2", "no such key"]
+    )
+
+    assert plan.sequential() == []
+    assert plan.indexes() <= {"deferral_key_idx", "deferral_message_idx"}
+    assert "deferral_key_idx" in plan.indexes()
 
 
 def test_the_first_message_without_a_mark_is_found_by_the_lane_indexes(

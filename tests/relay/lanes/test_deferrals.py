@@ -12,6 +12,7 @@ import pytest
 
 import relay.claim
 from outbox import Message, Priority, uuid7
+from outbox.postgres.lane_cursor import Snapshot
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from relay.events import BatchSettled, BrokerLost, MessageDeadLettered
@@ -94,6 +95,13 @@ async def test_each_key_stays_in_order_whatever_the_broker_refuses(
         assert publisher.of_key(key) == [f"{key}/{n}" for n in range(8)]
 
 
+@pytest.fixture(params=[10_000, 48], ids=["at once", "entry by entry"])
+def portions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the log of a lane at once, or one entry with each claim."""
+    monkeypatch.setattr(relay.claim, "_MOST_ENTRIES", request.param)
+
+
+@pytest.mark.usefixtures("portions")
 async def test_two_relays_in_turn_keep_the_order_of_many_blocked_keys(
     database_url: str,
 ) -> None:
@@ -115,6 +123,62 @@ async def test_two_relays_in_turn_keep_the_order_of_many_blocked_keys(
     for n in range(40):
         topics = [*first.of_key(f"k{n}"), *second.of_key(f"k{n}")]
         assert topics == [f"k{n}/{i}" for i in range(5)]
+
+
+@pytest.mark.usefixtures("portions")
+async def test_relays_that_stop_while_they_read_the_log_keep_the_order_of_keys(
+    database_url: str,
+) -> None:
+    chance = random.Random(7)
+    keys = [f"k{n}" for n in range(30)]
+    publishers = [
+        ScriptedPublisher(
+            lambda _: Nacked("no") if chance.random() < 0.3 else Acked(),
+        )
+        for _ in range(4)
+    ]
+    last = ScriptedPublisher()
+
+    for turn, publisher in enumerate(publishers):
+        insert(
+            database_url,
+            *[
+                Message(f"{key}/{n}", b"", key=key)
+                for n in (2 * turn, 2 * turn + 1)
+                for key in keys
+            ],
+        )
+        async with running(database_url, publisher, batch_size=10, retry=PERSISTENT):
+            await publisher.until_acked(20)
+    async with running(database_url, last, batch_size=10):
+        await last.until_acked(240 - sum(len(it.acked) for it in publishers))
+
+    for key in keys:
+        topics = [topic for it in (*publishers, last) for topic in it.of_key(key)]
+        assert topics == [f"{key}/{n}" for n in range(8)]
+
+
+async def test_a_key_is_held_although_its_entries_are_not_read_yet(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay.claim, "_MOST_ENTRIES", 48)
+    fill_with_blocked_keys(database_url, behind=0)
+    insert(database_url, Message("behind", b"", key=f"b{KEYS}"))
+    insert(database_url, Message("other", b"", key="other"))
+    publisher = ScriptedPublisher()
+
+    def is_held() -> bool:
+        query = "SELECT 1 FROM outbox.deferral WHERE cause = 'blocked' AND key = %s"
+        return bool(execute(database_url, query, (f"b{KEYS}",)))
+
+    async with running(database_url, publisher, retry=PATIENT):
+        await publisher.until_acked(1)
+        await asyncio.to_thread(wait_for, "it is held", is_held)
+        make_due(database_url)
+        await publisher.until_acked(KEYS + 2)
+
+    assert publisher.topics()[0] == "other"
+    assert publisher.of_key(f"b{KEYS}") == [f"b{KEYS}/0", "behind"]
 
 
 async def test_many_blocked_keys_delay_no_other_key(database_url: str) -> None:
@@ -423,6 +487,43 @@ def test_a_relay_that_takes_over_reads_the_blocked_keys_from_the_log(
 
     assert deferrals.blocked == blocked
     assert list(deferrals.draining) == draining
+
+
+def test_a_log_that_is_read_in_portions_is_one_look_of_the_first_snapshot() -> None:
+    deferrals = Deferrals()
+
+    deferrals.portion_read(10, 30, Snapshot(xmin=5, next_xid=6), drawn=25)
+    assert (deferrals.is_partly_read, deferrals.read_up_to) == (True, 10)
+    deferrals.portion_read(20, 40, Snapshot(xmin=9, next_xid=9), drawn=35)
+    assert (deferrals.is_partly_read, deferrals.read_up_to) == (True, 20)
+    deferrals.portion_read(30, 50, Snapshot(xmin=9, next_xid=9), drawn=45)
+
+    # An entry from 26 to 30 may have been committed after the first snapshot.
+    assert (deferrals.is_partly_read, deferrals.read_up_to) == (False, 25)
+
+
+def test_a_log_whose_sequence_was_set_back_is_read_from_its_beginning() -> None:
+    deferrals = Deferrals()
+    deferrals.portion_read(10, 30, Snapshot(xmin=5, next_xid=6), drawn=25)
+
+    deferrals.restart_log()
+
+    assert (deferrals.is_partly_read, deferrals.read_up_to) == (False, -1)
+
+
+def test_a_key_that_was_held_before_its_entries_were_read_drains_in_the_end() -> None:
+    deferrals = Deferrals()
+    snapshot = Snapshot(xmin=5, next_xid=6)
+    deferrals.read(LogOfKey("k", False, True, None, None, None))
+    deferrals.portion_read(1, 2, snapshot, drawn=2)
+    deferrals.found_waiting("k")
+    deferrals.hold("k", 9)
+
+    deferrals.read(LogOfKey("k", False, False, 3, None, NOW))
+    assert not deferrals.draining
+    deferrals.portion_read(None, 2, snapshot, drawn=2)
+
+    assert list(deferrals.draining) == ["k"]
 
 
 def test_a_key_drains_when_another_relay_has_settled_its_head() -> None:
