@@ -160,7 +160,7 @@ async def test_relays_that_stop_while_they_read_the_log_keep_the_order_of_keys(
 
 
 def is_held(url: str) -> bool:
-    """Return whether the log says that a message waits behind another one of its key."""
+    """Return whether the log says that a message waits behind another of its key."""
     return bool(execute(url, "SELECT 1 FROM outbox.deferral WHERE cause = 'blocked'"))
 
 
