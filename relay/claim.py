@@ -277,9 +277,10 @@ async def _claim_next(
         else:
             due.append(claimed)
     blocked = await _find_blocked(connection, lanes, due) - drained
-    for claimed in due:
-        is_held = (claimed.lane, claimed.key) in blocked
-        (found.held if is_held else found.rows).append(claimed)
+    if blocked:
+        found.held += [row for row in due if (row.lane, row.key) in blocked]
+        due = [row for row in due if (row.lane, row.key) not in blocked]
+    found.rows += due
     full = cut or len(rows) >= worth_reading
     board.note_claim(len(rows), cut=cut)
     if last:
@@ -623,8 +624,12 @@ async def _find_blocked(
 
     This asks the database about lanes whose log is only partly read.
     """
-    by_number = {lane.number: lane for lane in lanes}
     blocked: set[tuple[int, str]] = set()
+    if not any(
+        lane.deferrals.blocked or lane.deferrals.is_partly_read for lane in lanes
+    ):
+        return blocked
+    by_number = {lane.number: lane for lane in lanes}
     unsure: set[tuple[int, str]] = set()
     for message in messages:
         if message.key is None:
