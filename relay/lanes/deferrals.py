@@ -219,7 +219,8 @@ class Deferrals:
         """
         if self._reading is None:
             self._reading = _Reading(self.log.floor, last, snapshot, drawn)
-        if cut is not None and cut < self._reading.last:
+        if cut is not None:
+            # Even beyond `last`: a claim must know of every entry in its snapshot.
             self._reading = self._reading._replace(position=cut)
             return
         _, last, snapshot, drawn = self._reading

@@ -498,7 +498,9 @@ def test_a_log_that_is_read_in_portions_is_one_look_of_the_first_snapshot() -> N
     assert (deferrals.is_partly_read, deferrals.read_up_to) == (True, 10)
     deferrals.portion_read(20, 40, Snapshot(xmin=9, next_xid=9), drawn=35)
     assert (deferrals.is_partly_read, deferrals.read_up_to) == (True, 20)
-    deferrals.portion_read(30, 50, Snapshot(xmin=9, next_xid=9), drawn=45)
+    deferrals.portion_read(40, 50, Snapshot(xmin=9, next_xid=9), drawn=45)
+    assert deferrals.is_partly_read
+    deferrals.portion_read(None, 60, Snapshot(xmin=9, next_xid=9), drawn=55)
 
     # An entry from 26 to 30 may have been committed after the first snapshot.
     assert (deferrals.is_partly_read, deferrals.read_up_to) == (False, 25)
