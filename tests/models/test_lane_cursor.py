@@ -52,11 +52,8 @@ SMALL = {
     ),
 }
 LARGE = {
-    "portions, two refusals and a takeover": LaneModel(
-        ["kk.k."], Budget(takeovers=1, refusals=2), portion=1
-    ),
-    "portions, a sweep and a takeover": LaneModel(
-        ["kkk.", "k."], Budget(takeovers=1, refusals=1, sweeps=1), portion=1
+    "portions, two keys, two refusals and a takeover": LaneModel(
+        ["jkk.k."], Budget(takeovers=1, refusals=2), portion=1
     ),
     "a watermark, a crash and a refusal": LaneModel(
         ["k.k."], Budget(refusals=1, raises=2, sweeps=1, crashes=1)
