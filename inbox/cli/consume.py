@@ -181,7 +181,7 @@ def scheduler_of(
 
 
 class Once:
-    """Runs a consumer until it is stopped or, if `seconds` is given, until it is idle.
+    """Runs a consumer until it is stopped or, with `seconds`, has been idle that long.
 
     Attributes:
         gave_up: whether a message was dead-lettered.

@@ -321,7 +321,7 @@ def retry(
     sides = _sides_to_retry(side, options)
     tallies: list[RetryCounts | None] = []
 
-    async def take_turns() -> None:
+    async def run_schedules() -> None:
         tallies.extend([await s.run_due(options, note) for s in sides])
 
     async def retry_chosen() -> None:
@@ -339,7 +339,7 @@ def retry(
             tallies.append(await _retry_chosen(chosen, retriers, rate))
 
     try:
-        run_coroutine(take_turns() if due else retry_chosen())
+        run_coroutine(run_schedules() if due else retry_chosen())
     finally:
         # Also print what failed before the broker or the database became unavailable.
         if not json:

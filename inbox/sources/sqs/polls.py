@@ -53,7 +53,7 @@ class Polls:
                 task.add_done_callback(self._tasks.pop)
 
     def take_failure(self) -> BaseException | None:
-        """Return once why the last poll of a queue failed; None if none did."""
+        """Return why a queue's last poll failed, and forget it; None if none did."""
         for queue in self._failures:
             return self._failures.pop(queue)
         return None

@@ -62,11 +62,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def start_times(clock: Clock, rate: float | None, *takes: float) -> list[float]:
-    desk = FakeRetrier(clock, *takes)
+    retrier = FakeRetrier(clock, *takes)
     candidates = [Candidate(uuid7(), datetime.now(UTC)) for _ in takes]
-    tally = await retry_all(desk, candidates, max_per_second=rate)
+    tally = await retry_all(retrier, candidates, max_per_second=rate)
     assert tally == RetryCounts(succeeded=len(takes))
-    return desk.start_times
+    return retrier.start_times
 
 
 async def test_retries_start_no_sooner_than_the_rate_allows(clock: Clock) -> None:
