@@ -154,6 +154,25 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.strays IS 'tables that look like partitions of ours, but are neither attached nor recorded';
 
+-- Jobs and commands detach CONCURRENTLY, which leaves a CHECK with the bounds, and outbox.maintain()
+-- records its detach in the same transaction. Any other detach was somebody's own.
+CREATE FUNCTION outbox.was_detached_by_hand(r outbox.retiring_partition) RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT NOT c.relispartition
+           AND (r.detach_by IS NULL
+                OR (r.detach_by <> 'outbox.maintain()'
+                    AND NOT EXISTS (
+                        SELECT FROM pg_constraint q
+                         WHERE q.conrelid = c.oid AND q.contype = 'c'
+                           AND pg_get_constraintdef(q.oid) ~ format('\(%s >= ''[^'']+''.*\(%s < ''', p.control, p.control))))
+      FROM pg_class c, outbox.partition_policy p
+     WHERE c.oid = to_regclass(r.partition) AND p.parent_table = r.parent_table;
+END;
+COMMENT ON FUNCTION outbox.was_detached_by_hand IS
+    'whether a recorded partition was detached by someone else than pillarbox; null if it no longer exists';
+
 -- A row of a leader must never be seen without its followers' rows. So a follower's partition stays
 -- until the leader's partitions of that time are gone, including any that was detached by hand:
 -- somebody may attach it again.
@@ -471,7 +490,7 @@ BEGIN
             SELECT r.partition, r.starts_at, r.ends_at, u.unsettled, u.described
               FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
              CROSS JOIN LATERAL outbox.describe_unsettled(p.parent_table, c.oid, r.starts_at, r.ends_at) AS u
-             WHERE r.parent_table = p.parent_table AND r.detach_by IS NOT NULL AND NOT c.relispartition ORDER BY r.starts_at
+             WHERE r.parent_table = p.parent_table AND NOT c.relispartition AND NOT outbox.was_detached_by_hand(r) ORDER BY r.starts_at
         LOOP
             v_followed := outbox.is_followed(p.parent_table, starts_at, ends_at);
             IF unsettled = 0 AND ends_at < now() - p.retention AND NOT v_followed AND v_clock IS NOT NULL THEN
@@ -667,8 +686,8 @@ BEGIN
     DELETE FROM outbox.retiring_partition r WHERE r.parent_table = parent AND to_regclass(r.partition) IS NULL;
     DELETE FROM outbox.kept_partition k WHERE k.parent_table = parent AND to_regclass(k.partition) IS NULL;
     FOR partition IN
-        DELETE FROM outbox.retiring_partition r USING pg_class c
-         WHERE r.parent_table = parent AND r.detach_by IS NULL AND c.oid = to_regclass(r.partition) AND NOT c.relispartition
+        DELETE FROM outbox.retiring_partition r
+         WHERE r.parent_table = parent AND outbox.was_detached_by_hand(r)
         RETURNING r.partition
     LOOP
         outcome := 'detached by hand, and left alone';

@@ -60,7 +60,9 @@ def detach(url: str) -> str:
     ((partition,),) = execute(url, EXPIRED)
     execute(url, "SELECT outbox.finish_detached('outbox.message')")
     execute(url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
-    execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
+    execute(
+        url, f"ALTER TABLE outbox.message DETACH PARTITION {partition} CONCURRENTLY"
+    )
     return str(partition)
 
 

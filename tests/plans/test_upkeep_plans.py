@@ -184,7 +184,7 @@ def test_detached_partitions_are_not_read_either(
     detach = f"ALTER TABLE {table} DETACH PARTITION {day}"
     note = (
         "INSERT INTO outbox.retiring_partition"
-        " SELECT partition, %s, starts_at, ends_at, now(), 'pg_cron'"
+        " SELECT partition, %s, starts_at, ends_at, now(), 'outbox.maintain()'"
         " FROM outbox.partitions(%s) WHERE partition = %s::regclass"
     )
     looking.execute(note, (table, table, day))

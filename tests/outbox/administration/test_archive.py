@@ -14,6 +14,7 @@ from tests.fixtures.doctor import Doctor
 from tests.fixtures.relay import execute
 from tests.outbox.administration.retiring import EXPIRED, acting_as
 from tests.outbox.administration.test_documented_sql import blocks, in_psql
+from tests.outbox.administration.test_maintain_command import NOTE, leave_half_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 UPKEEP: Final = "CALL outbox.maintain()"
@@ -124,25 +125,40 @@ def test_a_detach_that_the_command_never_started_is_left_alone(
     assert exists(database_url, partition)
 
 
-def test_a_partition_detached_by_hand_is_dropped_while_its_job_is_scheduled(
+@pytest.mark.parametrize("by", ["pg_cron", "pillarbox maintain"])
+def test_a_partition_detached_by_hand_is_left_alone_while_its_own_detach_is_planned(
+    by: str, database_url: str, doctor: Doctor
+) -> None:
+    partition = create_expired(database_url)
+    execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
+    execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = %s", [by])
+    detach_by_hand(database_url, partition)
+
+    assert main(["maintain", "--database", database_url]) == 0
+    execute(database_url, UPKEEP)
+
+    assert exists(database_url, partition)
+    assert any(partition in f["finding"] for f in doctor(database_url)[1])
+
+
+def test_a_partition_detached_concurrently_is_dropped_while_its_job_is_scheduled(
     database_url: str,
 ) -> None:
     partition = create_expired(database_url)
     execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
     execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
-    detach_by_hand(database_url, partition)
+    detach_by_hand_concurrently(database_url, partition)
     execute(database_url, UPKEEP)
 
-    # While its job is scheduled, the detach could have been made by the job.
+    # The job uses the same statement, so nothing tells the two detaches apart.
     assert not exists(database_url, partition)
 
 
-def test_a_partition_detached_by_hand_as_documented_is_left_alone(
+def test_a_detach_finalized_by_hand_as_documented_is_left_alone(
     database_url: str,
 ) -> None:
-    partition = create_expired(database_url)
-    execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
-    execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
+    partition = leave_half_detached(database_url, "outbox.message")
+    execute(database_url, NOTE, [partition])
     (script,) = blocks("database.md", "**By hand.**", "### Hours, days, weeks")
     script = script.replace("outbox.message_p20260801", partition)
     done = in_psql(database_url, f"\\set ON_ERROR_STOP on\n{script}")

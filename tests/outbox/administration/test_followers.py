@@ -197,7 +197,10 @@ def test_marks_that_were_detached_too_early_are_attached_again(
         " FROM outbox.partitions('outbox.settlement') WHERE partition = %s::regclass",
         (partition,),
     )
-    execute(database_url, f"ALTER TABLE outbox.settlement DETACH PARTITION {partition}")
+    execute(
+        database_url,
+        f"ALTER TABLE outbox.settlement DETACH PARTITION {partition} CONCURRENTLY",
+    )
     assert steps(database_url, "attach", table="outbox.settlement") == ["attach"]
 
     execute(database_url, "CALL outbox.maintain()")

@@ -59,7 +59,9 @@ def leave_detached(url: str, days: int, outcome: str | None) -> str:
     add_old(url, days, outcome)
     partition = oldest(url, "outbox.message")
     execute(url, NOTE, [partition])
-    execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
+    execute(
+        url, f"ALTER TABLE outbox.message DETACH PARTITION {partition} CONCURRENTLY"
+    )
     return partition
 
 
