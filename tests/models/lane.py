@@ -645,7 +645,11 @@ class LaneModel:
                 )
 
     def _check_quiet(self, state: State) -> None:
-        """Claim the remaining rows, with sweeps; refused rows become due."""
+        """Claim the remaining rows, with sweeps; refused rows become due.
+
+        When none is left, one more round must find nothing to break.
+        """
+        is_last, left = False, _left(state)
         for _ in range(6 * len(state.rows) + 6):
             for seq, row in enumerate(state.rows, 1):
                 if row.entry == REFUSED:
@@ -665,18 +669,11 @@ class LaneModel:
                 ((_, state), *_) = self._settle(state, state.flight)
                 state = self._scan(state)
             state = self._scan(state)
-        left = [
-            seq
-            for seq, row in enumerate(state.rows, 1)
-            if row.status == COMMITTED and (row.is_unmarked or row.waits)
-        ]
-        if (
-            left
-            or not {
-                seq for seq, row in enumerate(state.rows, 1) if row.status == COMMITTED
-            }
-            <= state.sent
-        ):
+            left = _left(state)
+            if is_last and not left:
+                return
+            is_last = not left
+        if left:
             raise BrokenPromiseError(f"rows {left} are never published")
 
     def _new_lane(self) -> Lane:
@@ -754,6 +751,16 @@ def _read_log(state: State, above: int, up_to: int) -> Iterator[LogOfKey]:
             due_at=None,
             created_at=None,
         )
+
+
+def _left(state: State) -> list[int]:
+    """Return the committed rows that are not published, or still have work to do."""
+    return [
+        seq
+        for seq, row in enumerate(state.rows, 1)
+        if row.status == COMMITTED
+        and (row.is_unmarked or row.waits or seq not in state.sent)
+    ]
 
 
 def _first_unmarked(state: State, above: int, up_to: int) -> int | None:
