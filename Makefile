@@ -8,9 +8,9 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 DATABASE_URL ?= $(PILLARBOX_DATABASE_URL)
 # Arguments for the command: make demo ARGS=--help
 ARGS ?=
-# The number of processes that share the tests. On two cores, five keep both busy, since tests
+# The number of processes that share the tests. On two cores, six keep both busy, since tests
 # spend most of their time waiting for a server or another process.
-WORKERS ?= 5
+WORKERS ?= 6
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -67,9 +67,16 @@ class Cluster:
         """The file with the running server's process id."""
         return self._data / "postmaster.pid"
 
-    def create(self, settings: Mapping[str, str]) -> None:
-        """Create the cluster and its main database, and start it."""
-        self._run("/bin/cp", "-a", initialized(self._binaries, self._user), self._data)
+    @property
+    def data(self) -> Path:
+        """The data directory."""
+        return self._data
+
+    def create(self, settings: Mapping[str, str], data: Path | None = None) -> None:
+        """Create the cluster, new or as a copy of a data directory, and start it."""
+        if data is None:
+            data = initialized(self._binaries, self._user)
+        self._run("/bin/cp", "-a", data, self._data)
         self._configure(SETTINGS | dict(settings))
         self._start_anywhere()
 
@@ -177,12 +184,15 @@ def initialized(binaries: Path, user: pwd.struct_passwd | None) -> Path:
 
 @contextmanager
 def private_cluster(
-    settings: Mapping[str, str], *, durable: bool = True
+    settings: Mapping[str, str], *, durable: bool = True, data: Path | None = None
 ) -> Iterator[Cluster]:
     """Yield a running cluster; remove it after the block, or when this process ends.
 
-    `settings` go into postgresql.conf. A cluster that isn't `durable` doesn't wait for
-    the disk, and can be kept in memory.
+    Args:
+        settings: settings for postgresql.conf.
+        durable: whether it waits for the disk; otherwise it can be kept in memory.
+        data: the data directory of a cluster that was stopped, to copy; None for a new
+            cluster.
     """
     binaries = find_binaries()
     user = unprivileged_user()
@@ -192,7 +202,8 @@ def private_cluster(
         cluster = Cluster(binaries, directory, user)
         with watched(directory, cluster.pid_file, signal.SIGQUIT):
             try:
-                cluster.create(settings if durable else NOT_DURABLE | dict(settings))
+                used = settings if durable else NOT_DURABLE | dict(settings)
+                cluster.create(used, data)
                 yield cluster
             finally:
                 if cluster.pid_file.exists():

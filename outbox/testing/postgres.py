@@ -8,6 +8,7 @@ binaries. Each has pg_partman and pg_cron.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
@@ -56,19 +57,13 @@ class PostgresServer:
 
         No session may be connected to the template.
         """
-        command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
-        if template is not None:
-            command += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
         with psycopg.connect(self.url, autocommit=True) as connection:
-            if copies_files_fast(connection):
-                command += sql.SQL(" STRATEGY file_copy")
-            connection.execute(command)
+            create_database(connection, name, template)
 
     def drop_database(self, name: str) -> None:
         """Drop a database if it exists, and end the sessions connected to it."""
-        command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
         with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(command.format(sql.Identifier(name)))
+            drop_database(connection, name)
 
     def start(self) -> None:
         """Start a stopped server again, under the same URLs."""
@@ -99,6 +94,7 @@ def postgres_server(
     settings: Mapping[str, str] | None = None,
     durable: bool = True,
     docker: bool | None = None,
+    data: Path | None = None,
 ) -> Iterator[PostgresServer]:
     """Yield a running server: the one at `url`, or one that is removed after the block.
 
@@ -108,6 +104,7 @@ def postgres_server(
         durable: whether commits in the private server wait for the disk, so that they
             survive a crash of the machine.
         docker: whether to use Docker; None to use it if it has the project's image.
+        data: a stopped private server's data directory, which the new one begins with.
     """
     if url is not None:
         check_reachable(url)
@@ -117,8 +114,26 @@ def postgres_server(
         with private_container(settings or {}, durable=durable) as container:
             yield PostgresServer(container.url, container)
     else:
-        with private_cluster(settings or {}, durable=durable) as cluster:
+        with private_cluster(settings or {}, durable=durable, data=data) as cluster:
             yield PostgresServer(cluster.url, cluster)
+
+
+def create_database(
+    connection: psycopg.Connection, name: str, template: str | None = None
+) -> None:
+    """Create a database over a connection to another one, in autocommit mode."""
+    command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+    if template is not None:
+        command += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
+    if copies_files_fast(connection):
+        command += sql.SQL(" STRATEGY file_copy")
+    connection.execute(command)
+
+
+def drop_database(connection: psycopg.Connection, name: str) -> None:
+    """Drop a database if it exists, over a connection to another one."""
+    command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+    connection.execute(command.format(sql.Identifier(name)))
 
 
 def copies_files_fast(connection: psycopg.Connection) -> bool:

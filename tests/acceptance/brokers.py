@@ -18,7 +18,7 @@ from outbox.testing.redis import redis_server
 from tests.acceptance.counter import NAME, TOPICS
 from tests.fixtures.nats import ask
 from tests.fixtures.postgres import new_database
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 _STREAM: Final = "NUMBERS"
 # Includes delivered messages that are unacked, which AMQP doesn't report.

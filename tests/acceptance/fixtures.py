@@ -7,14 +7,12 @@ from typing import TypeAlias
 
 import pytest
 
-from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.acceptance.writer import Writer
-from tests.fixtures.postgres import new_database
 from tests.fixtures.processes import RunningProcess
 
 Figures: TypeAlias = Callable[[str, object], None]
@@ -82,13 +80,9 @@ def slow_sink(tmp_path: Path) -> Sink:
 
 
 @pytest.fixture
-def private_database_url(private_server: PostgresServer) -> Iterator[str]:
-    """Yield a migrated database on a server that the test can stop."""
-    with new_database(private_server, "pillarbox_test") as name:
-        migrate(private_server.database_url(name), with_cron=False)
-        yield private_server.database_url(name)
-        private_server.stop("immediate")
-        private_server.start()
+def private_database_url(migrated_server: PostgresServer) -> str:
+    """Return a migrated database on a server that the test can stop."""
+    return migrated_server.url
 
 
 @pytest.fixture

@@ -8,12 +8,10 @@ import pytest
 from redis import Redis
 from typing_extensions import override
 
-from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from outbox.testing.redis import redis_server
 from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
-from tests.fixtures.postgres import new_database
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.fault
 
@@ -62,15 +60,10 @@ class TestPostgres(BrokerFaults):
     server: PostgresServer
 
     @pytest.fixture(autouse=True)
-    def broker(self, private_server: PostgresServer) -> Iterator[None]:
-        self.server = private_server
-        with new_database(private_server, "pillarbox_queue") as name:
-            self.url = private_server.database_url(name)
-            migrate(self.url, with_cron=False)
-            execute(
-                self.url, "INSERT INTO inbox.subscription VALUES ('one', %s)", [TOPIC]
-            )
-            yield
+    def broker(self, migrated_server: PostgresServer) -> None:
+        self.server = migrated_server
+        self.url = migrated_server.url
+        execute(self.url, "INSERT INTO inbox.subscription VALUES ('one', %s)", [TOPIC])
 
     @override
     def broker_url(self) -> str:

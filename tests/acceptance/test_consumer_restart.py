@@ -103,7 +103,7 @@ class TestPostgreSQL:
 
     def test_restarted_as_database_and_broker(
         self,
-        private_server: PostgresServer,
+        migrated_server: PostgresServer,
         relays: Relays,
         counters: Counters,
         writer: Writer,
@@ -119,13 +119,13 @@ class TestPostgreSQL:
             writer.add(count)
             counters.wait_for_count(before + 1)
             let_pass(random.uniform(0, 0.3))
-            private_server.restart(mode)
+            migrated_server.restart(mode)
             writer.reconnect()
         expect_each_once(counters, writer, counters.waiting, ordered=True)
 
     def test_restarted_as_database_alone(
         self,
-        private_server: PostgresServer,
+        migrated_server: PostgresServer,
         relays: Relays,
         counters: Counters,
         writer: Writer,
@@ -141,7 +141,7 @@ class TestPostgreSQL:
                 writer.add(count)
                 counters.wait_for_count(before + 1)
                 let_pass(random.uniform(0, 0.3))
-                private_server.restart(mode)
+                migrated_server.restart(mode)
                 writer.reconnect()
             expect_each_once(counters, writer, broker.waiting, ordered=False)
 

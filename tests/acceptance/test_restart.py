@@ -33,7 +33,7 @@ def database_url(private_database_url: str) -> str:
 @pytest.mark.parametrize("mode", MODES)
 def test_relays_survive_a_restart_of_postgresql(
     mode: StopMode,
-    private_server: PostgresServer,
+    migrated_server: PostgresServer,
     relays: Relays,
     slow_sink: Sink,
     writer: Writer,
@@ -46,7 +46,7 @@ def test_relays_survive_a_restart_of_postgresql(
     for relay in started:
         slow_sink.wait_for_relay(relay.pid)
 
-    private_server.restart(mode)
+    migrated_server.restart(mode)
     back_at, arrived = time.monotonic(), len(slow_sink.arrivals())
     writer.reconnect()
     writer.add(1_000)  # on a slow machine, all others may be published already
@@ -56,7 +56,7 @@ def test_relays_survive_a_restart_of_postgresql(
     assert slow_sink.numbers() == writer.numbers()
 
     inspection.wait_for_sleepers()
-    private_server.restart(mode)
+    migrated_server.restart(mode)
     inspection.wait_for_shares([24, 24])
     inspection.wait_for_sleepers()
     writer.reconnect()

@@ -17,7 +17,7 @@ from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.prometheus import scrape
 from tests.fixtures.proxy import MakeProxy
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
 from tests.fixtures.waiting import wait_for
 

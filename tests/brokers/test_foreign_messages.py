@@ -23,7 +23,7 @@ from tests.fixtures.foreign_messages import DEEP, OTHER_RAW, RAW, given_up, raw_
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import put_bytes
 from tests.fixtures.rabbitmq import channel_of, exchange_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.sqs import Aws, fresh
 
 

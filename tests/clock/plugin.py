@@ -40,7 +40,8 @@ class Moments:
         # Ids continue from the last one, which could be from after the moment.
         message_id._last = 0
         if "template" in request.fixturenames:
-            request.getfixturevalue("template").name()
+            for of_a_week in (False, True):
+                request.getfixturevalue("template").name(of_a_week=of_a_week)
         self._clock.set(self._moment - TO_SET_UP if self._crosses else self._moment)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -19,7 +19,7 @@ from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.consumers import DRIVERS, is_plain, sessions_by
 from tests.fixtures.endings import EFFECT, effects, make_effects, receipts
 from tests.fixtures.http import SECRET
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.webhook import served, status_of
 
 AUTOCOMMIT: Final = {"isolation_level": "AUTOCOMMIT"}

@@ -34,7 +34,7 @@ from tests.fixtures.consumers import (
     running,
     sessions_of,
 )
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
 

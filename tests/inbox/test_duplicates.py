@@ -16,7 +16,7 @@ from outbox import Message, uuid7
 from outbox.errors import ConfigError
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.marks import publish
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 READY = """
     SELECT s.topic, m.headers ->> 'causation-id'

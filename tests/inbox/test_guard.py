@@ -10,7 +10,7 @@ from inbox import ForeignId, InvalidReceiptError, guard
 from outbox import uuid7
 from outbox.errors import NotASessionError
 from tests.fixtures.consumers import async_sessions_of, sessions_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 EFFECT = text("INSERT INTO effect VALUES (:what)")
 

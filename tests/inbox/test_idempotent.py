@@ -14,7 +14,7 @@ from outbox import Message
 from outbox.errors import NotASessionError
 from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.consumers import async_sessions_of, id_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 CHARGE = text("INSERT INTO charge (what) VALUES (:what)")
 

@@ -34,7 +34,7 @@ from tests.fixtures.consumers import (
 )
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.jobs import LEASE
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 SECOND: Final = timedelta(seconds=1)

@@ -22,12 +22,11 @@ from inbox.events import (
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
 from outbox import Message
-from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import NEVER, async_sessions_of, numbered, running
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 END_LEASE = """
     SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
@@ -37,10 +36,9 @@ END_LEASE = """
 
 
 async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
-    private_server: PostgresServer,
+    migrated_server: PostgresServer,
 ) -> None:
-    url = private_server.url
-    migrate(url, with_cron=False)
+    url = migrated_server.url
     source = MemorySource()
     async with async_sessions_of(url) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=NEVER)
@@ -50,10 +48,10 @@ async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
             await session.execute(text("SELECT 1"))
 
         async with running(consumer) as events:
-            private_server.stop()
+            migrated_server.stop()
             source.add(*numbered(100, keys=10))
             await events.wait_for(HandlerDatabaseLost)
-            private_server.start()
+            migrated_server.start()
             await events.wait_for(MessageHandled, 100, timeout=60)
             await events.wait_for(HandlerDatabaseRecovered)
     assert events.of(HandlerFailed) == []
@@ -61,10 +59,9 @@ async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
 
 
 async def test_a_restart_of_broker_and_database_loses_nothing(
-    private_server: PostgresServer,
+    migrated_server: PostgresServer,
 ) -> None:
-    url = private_server.url
-    migrate(url, with_cron=False)
+    url = migrated_server.url
     execute(url, "CREATE TABLE effect (what text)")
     execute(url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
     async with PostgresPublisher.from_url(url) as publisher:
@@ -86,7 +83,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
 
         async with running(consumer) as events:
             await started.wait()
-            private_server.restart("immediate")
+            migrated_server.restart("immediate")
             restarted.set()
             await events.wait_for(HandlerDatabaseRecovered, timeout=60)
             async with PostgresPublisher.from_url(url) as publisher:
@@ -101,10 +98,9 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
 
 
 async def test_a_consumer_waits_for_a_read_only_broker_and_loses_nothing(
-    private_server: PostgresServer, database_url: str
+    migrated_server: PostgresServer, database_url: str
 ) -> None:
-    url = private_server.url
-    migrate(url, with_cron=False)
+    url = migrated_server.url
     source = PostgresSource(url, consumer="billing", topics=["orders"])
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=NEVER)

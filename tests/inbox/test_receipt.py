@@ -22,7 +22,7 @@ from inbox import (
 from outbox import uuid7
 from outbox.errors import ConfigError, NotASessionError
 from tests.fixtures.consumers import async_sessions_of, id_of, sessions_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 Record: TypeAlias = Callable[..., Awaitable[bool]]

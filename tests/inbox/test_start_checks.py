@@ -27,7 +27,7 @@ from outbox.errors import ConfigError
 from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 RECEIPT = "INSERT ON inbox.receipt"

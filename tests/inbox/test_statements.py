@@ -13,7 +13,7 @@ from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from tests.fixtures.consumers import numbered, running, sessions_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
 RECEIPT = ["INSERT INTO inbox.receipt"]

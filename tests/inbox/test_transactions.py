@@ -57,7 +57,7 @@ from tests.fixtures.endings import (
 )
 from tests.fixtures.http import SECRET
 from tests.fixtures.postgres import Template, new_database
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.webhook import served, status_of
 
 Do = Callable[[Session], object]

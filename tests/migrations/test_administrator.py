@@ -7,7 +7,7 @@ import pytest
 from outbox.administration.migrate import migrate, unmigrate
 from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import old_partition

@@ -11,7 +11,7 @@ import pytest
 from outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
@@ -101,6 +101,7 @@ def test_the_policy_can_allow_pg_partmans_worker_and_the_doctor_finds_difference
     assert doctor(database_url)[1] == []
 
 
+@pytest.mark.week
 @pytest.mark.parametrize("days", [3, 5])
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Auckland"])
 def test_the_doctors_remedy_replaces_partitions_made_by_others(
@@ -145,6 +146,7 @@ def test_a_partition_of_another_owner_is_not_held_forever(
     assert doctor(database_url)[1] == []
 
 
+@pytest.mark.week
 def test_a_table_with_the_name_of_a_partition_is_renamed(
     database_url: str, doctor: Doctor
 ) -> None:

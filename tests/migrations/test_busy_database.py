@@ -11,7 +11,7 @@ import pytest
 
 from outbox.administration.upkeep import maintain
 from tests.fixtures.marks import publish
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import AT_THE_NOTES, EXPIRED, reader, steps
 from tests.outbox.administration.test_upkeep import old_partition

@@ -11,7 +11,6 @@ from inbox import Consumer
 from inbox.cli.dead_letters import record_discard
 from inbox.events import MessageHandled
 from outbox import Message, uuid7
-from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.dead_letters import Statement, statement
 from outbox.testing.postgres import PostgresServer
@@ -19,7 +18,7 @@ from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.test_documented_sql import blocks, in_psql
 
 LOGINS: Final = {
@@ -64,10 +63,9 @@ As: TypeAlias = Callable[[str], str]
 
 
 @pytest.fixture
-def login(private_server: PostgresServer) -> As:
+def login(scheduled_server: PostgresServer) -> As:
     """A function from login role to URL, for a database with the page's policies."""
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     for name, role in LOGINS.items():
         execute(url, f"CREATE ROLE {name} LOGIN")
         execute(url, f"GRANT {role} TO {name}")
@@ -116,7 +114,7 @@ async def test_both_consumers_work_and_see_only_their_own_deliveries(
 
 
 async def test_a_consumer_cannot_read_ack_or_unsubscribe_another(
-    login: As, private_server: PostgresServer
+    login: As, scheduled_server: PostgresServer
 ) -> None:
     execute(login("billing_app"), SUBSCRIBE, ("billing",))
     await publish(login, b"secret")
@@ -134,18 +132,18 @@ async def test_a_consumer_cannot_read_ack_or_unsubscribe_another(
         ):
             assert count(other, f"inbox.{table}") == 0
 
-    url = private_server.url
+    url = scheduled_server.url
     assert count(url, "inbox.delivery_status WHERE acked_at IS NULL") == 1
     assert count(url, "inbox.subscription") == 1
     assert count(login("billing_app"), "inbox.readable_dead_letter") == 1
 
 
 async def test_the_views_show_a_consumer_only_its_own_jobs_and_waiting_deliveries(
-    login: As, private_server: PostgresServer
+    login: As, scheduled_server: PostgresServer
 ) -> None:
     execute(login("billing_app"), SUBSCRIBE, ("billing",))
     await publish(login, b"waits")
-    execute(private_server.url, WAIT)
+    execute(scheduled_server.url, WAIT)
     execute(login("billing_app"), JOB, ("billing", str(uuid7())))
 
     for view in ("job_status", "waiting_delivery"):
@@ -156,10 +154,10 @@ async def test_the_views_show_a_consumer_only_its_own_jobs_and_waiting_deliverie
 
 
 def test_the_page_discards_dead_letters_and_cancels_jobs_of_all_consumers(
-    login: As, private_server: PostgresServer, capsys: pytest.CaptureFixture[str]
+    login: As, scheduled_server: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = Message("reports", b"")
-    (letter,) = give_up(private_server.url, message, schema="inbox")
+    (letter,) = give_up(scheduled_server.url, message, schema="inbox")
     execute(login("billing_app"), JOB, ("billing", str(message.id)))
     page = login("my_page")
 
@@ -180,13 +178,13 @@ def test_the_page_discards_dead_letters_and_cancels_jobs_of_all_consumers(
         record_discard(connection, message_id, origin)
 
     assert "is cancelled" in capsys.readouterr().out
-    assert execute(private_server.url, "SELECT state FROM inbox.job") == [
+    assert execute(scheduled_server.url, "SELECT state FROM inbox.job") == [
         ("cancelled",)
     ]
-    assert execute(private_server.url, "SELECT status FROM inbox.dead_letter") == [
+    assert execute(scheduled_server.url, "SELECT status FROM inbox.dead_letter") == [
         ("DISCARDED",)
     ]
-    assert count(private_server.url, "inbox.receipt") == 1
+    assert count(scheduled_server.url, "inbox.receipt") == 1
 
 
 @pytest.mark.parametrize(
@@ -207,12 +205,12 @@ def test_a_consumer_cannot_write_on_behalf_of_another(
 
 
 def test_the_upkeep_runs_with_the_policies(
-    login: As, private_server: PostgresServer
+    login: As, scheduled_server: PostgresServer
 ) -> None:
-    execute(private_server.url, "CALL outbox.maintain()")
-    execute(private_server.url, "SELECT outbox.trim_foreign_receipts_batch()")
+    execute(scheduled_server.url, "CALL outbox.maintain()")
+    execute(scheduled_server.url, "SELECT outbox.trim_foreign_receipts_batch()")
     ((failed,),) = execute(
-        private_server.url,
+        scheduled_server.url,
         "SELECT count(*) FROM outbox.partition_health WHERE gaps > 0",
     )
     assert failed == 0

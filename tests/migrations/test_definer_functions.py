@@ -10,7 +10,7 @@ import pytest
 
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 

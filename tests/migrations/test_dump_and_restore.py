@@ -17,7 +17,7 @@ from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.marks import publish
 from tests.fixtures.postgres import new_database, one_at_a_time
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.filled import contents, empty_tables, fill
 from tests.outbox.administration.retiring import EXPIRED

@@ -6,7 +6,7 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from outbox.administration import migrate as migrations
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.filled import Contents, contents, empty_tables, fill
 from tests.migrations.test_step_back import step
@@ -34,6 +34,7 @@ def rows_of_users(url: str) -> Contents:
     }
 
 
+@pytest.mark.week
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_downgrade_keeps_rows_of_older_tables_and_loses_newer_ones(
     version: str, database_url: str

@@ -18,7 +18,7 @@ from outbox.cli.main import main
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute, session
 from tests.migrations.catalog import snapshot
 from tests.migrations.mallory import traps
 from tests.migrations.test_definer_functions import TRAPS
@@ -122,6 +122,7 @@ class Sources:
         if (prepare, source) not in self._names:
             name = f"pillarbox_source_{uuid4().hex}"
             self._databases.callback(self._server.drop_database, name)
+            session.end()
             self._server.create_database(name, source)
             prepare(self._server.database_url(name))
             self._names[prepare, source] = name
@@ -145,6 +146,7 @@ def copy(server: PostgresServer) -> Iterator[Copy]:
         def copy_of(source: str) -> str:
             name = f"pillarbox_test_{uuid4().hex}"
             databases.callback(server.drop_database, name)
+            session.end()
             server.create_database(name, source)
             return server.database_url(name)
 
@@ -287,6 +289,7 @@ def test_a_command_uses_no_name_that_a_search_path_could_hide(
     assert run(hidden_url) == status
 
 
+@pytest.mark.week
 @pytest.mark.parametrize("command", NEW)
 def test_a_first_migration_makes_the_same_schema_whatever_the_path_hides(
     command: str,

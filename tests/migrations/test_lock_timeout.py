@@ -10,7 +10,7 @@ from outbox.cli.main import main
 from outbox.errors import ConfigError, MigrationError
 from outbox.migrations.parts import Part
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.test_step_back import step
 

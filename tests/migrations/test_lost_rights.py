@@ -12,7 +12,7 @@ from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import new_database
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import drop_roles_of_jobs
 
 pytestmark = pytest.mark.usefixtures("alone")

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from outbox.administration.migrate import migrate_on, unmigrate
 from outbox.errors import MigrationError
 from outbox.postgres.connection import sqlalchemy_url
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
 
 pytestmark = pytest.mark.timeout(300)
@@ -185,6 +185,7 @@ def test_the_applications_history_is_printed_offline_without_pillarboxs(
     assert "outbox" not in printed.getvalue()
 
 
+@pytest.mark.week
 @pytest.mark.usefixtures("alone")
 async def test_migrations_run_on_the_applications_async_connection(
     database_url: str, empty_database_url: str

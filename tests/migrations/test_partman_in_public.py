@@ -11,7 +11,7 @@ from outbox.cli.main import main
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]

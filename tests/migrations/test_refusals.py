@@ -7,7 +7,7 @@ import pytest
 from outbox.administration.migrate import migrate, unmigrate
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer, postgres_server
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
 from tests.outbox.administration.broken import SEEN
 

@@ -7,7 +7,7 @@ from outbox.administration import migrate as migrations
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.marks import publish
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import snapshot
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import FOLLOWERS, add_old, old_partition
@@ -28,6 +28,7 @@ def step(url: str, version: str) -> None:
         migrations._run(lambda alembic: alembic.downgrade(config, version))
 
 
+@pytest.mark.week
 def test_rows_survive_a_downgrade_and_an_upgrade(
     database_url: str,
 ) -> None:
@@ -83,10 +84,9 @@ def test_a_downgrade_drops_a_detached_partition_once_nobody_uses_it(
 
 
 def test_a_kept_table_blocks_its_partition_until_it_is_moved(
-    private_server: PostgresServer,
+    scheduled_server: PostgresServer,
 ) -> None:
-    url = private_server.url
-    migrations.migrate(url)
+    url = scheduled_server.url
     execute(url, "UPDATE outbox.partition_policy SET keep_table = true")
     old_partition(url)
     old_partition(url, table="inbox.job")
@@ -110,13 +110,12 @@ def test_a_kept_table_blocks_its_partition_until_it_is_moved(
 
 
 def test_removal_includes_a_leftover_detached_partition(
-    private_server: PostgresServer,
+    scheduled_server: PostgresServer,
 ) -> None:
-    migrations.migrate(private_server.url)
-    partition = detach(private_server.url)
+    partition = detach(scheduled_server.url)
 
-    migrations.unmigrate(private_server.url)
+    migrations.unmigrate(scheduled_server.url)
 
-    assert execute(private_server.url, f"SELECT to_regclass('{partition}')") == [
+    assert execute(scheduled_server.url, f"SELECT to_regclass('{partition}')") == [
         (None,)
     ]

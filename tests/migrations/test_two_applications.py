@@ -8,7 +8,7 @@ import pytest
 
 from outbox.administration.migrate import migrate, unmigrate
 from outbox.testing.postgres import postgres_server
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.migrations.catalog import is_empty, snapshot
 from tests.outbox.administration.test_upkeep import TABLES

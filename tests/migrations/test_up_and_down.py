@@ -13,7 +13,7 @@ from outbox.administration.migrate import migrate, migration_sql, unmigrate
 from outbox.cli.main import main
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
 from outbox.testing.lifetime import free_port
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -40,6 +40,7 @@ def test_a_second_migration_changes_nothing(database_url: str) -> None:
     assert snapshot(database_url) == first
 
 
+@pytest.mark.week
 def test_a_downgrade_removes_everything_and_an_upgrade_restores_it(
     database_url: str,
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_downgrade_removes_everything_and_an_upgrade_restores_it(
     assert snapshot(database_url) == first
 
 
+@pytest.mark.week
 def test_the_printed_sql_makes_the_same_schema_as_the_command(
     database_url: str, empty_database_url: str, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ import outbox
 from outbox import InvalidMessageError, Message
 from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.added import FULL, MESSAGES, STORED, fields, topics
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 
 class Base(DeclarativeBase):

@@ -16,7 +16,7 @@ import outbox
 from outbox import Message
 from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.added import FULL, MESSAGES, STORED, fields, topics
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from outbox import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.schema import message_table
 from outbox.writer import Added
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 
 class Base(DeclarativeBase):

@@ -19,7 +19,7 @@ from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.errors import message_of, one_line, traceback_of
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 SECRET = "jane@example.org"
 TAKEN = f"INSERT INTO person (email, age) VALUES ('{SECRET}', 1)"

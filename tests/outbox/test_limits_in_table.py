@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from outbox import limits
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 SQL = {
     "id": "outbox.uuid7()",

@@ -15,7 +15,13 @@ from relay.lanes.board import LaneBoard
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import defer, execute, insert, mark_published, running
+from tests.fixtures.relay import (
+    defer,
+    insert,
+    mark_published,
+    running,
+)
+from tests.fixtures.sessions import execute
 
 INSERT = """
     INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
@@ -162,6 +168,7 @@ async def test_messages_are_verified_step_by_step(
     assert max(up_to for _, up_to, _ in raised) > 1_000_000_000
 
 
+@pytest.mark.week
 async def test_a_watermark_covers_the_messages_of_other_days(
     database_url: str,
 ) -> None:

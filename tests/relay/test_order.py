@@ -11,13 +11,13 @@ from tests.fixtures.relay import (
     dead_letters,
     defer,
     end_runs,
-    execute,
     insert,
     make_due,
     numbered,
     running,
     unsettled,
 )
+from tests.fixtures.sessions import execute
 
 LONG = timedelta(hours=1)
 PATIENT = RetryPolicy(max_attempts=8, first_delay=LONG, max_delay=LONG)

@@ -14,12 +14,12 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     QUICK,
     Running,
-    execute,
     insert,
     numbered,
     running,
     unsettled,
 )
+from tests.fixtures.sessions import execute
 
 HOUR = timedelta(hours=1)
 

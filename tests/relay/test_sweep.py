@@ -17,7 +17,13 @@ from relay.publisher import Acked, Nacked
 from relay.sweep import sweep_lanes
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import defer, execute, insert, running, unsettled
+from tests.fixtures.relay import (
+    defer,
+    insert,
+    running,
+    unsettled,
+)
+from tests.fixtures.sessions import execute
 
 FILL = """
 INSERT INTO outbox.message (id, lane, topic, content_type, payload)
@@ -63,6 +69,7 @@ async def test_a_batch_of_each_lane_is_found_and_more_on_request(
     assert len(found) == 800
 
 
+@pytest.mark.week
 async def test_a_message_inserted_by_hand_for_another_day_is_found(
     database_url: str,
 ) -> None:

@@ -30,12 +30,12 @@ from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     dead_letters,
-    execute,
     insert,
     numbered,
     running,
     unsettled,
 )
+from tests.fixtures.sessions import execute
 
 MIB = 1024 * 1024
 

@@ -12,7 +12,7 @@ from outbox.errors import BrokerUnavailableError, ConfigError
 from relay.publisher import Acked, Nacked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from inbox.sources.postgres import PostgresSource
 from outbox import Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 FLOOD = """
     INSERT INTO inbox.delivery

@@ -14,7 +14,7 @@ from inbox.sources.postgres.queue import Queue, Settled
 from outbox import Message
 from outbox.postgres.connection import Link
 from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 ALL = range(16)
 MESSAGES = 80

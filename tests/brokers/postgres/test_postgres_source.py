@@ -21,7 +21,7 @@ from outbox.postgres.connection import Link, conninfo
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 HOUR = timedelta(hours=1)
 ALL_LANES = range(16)

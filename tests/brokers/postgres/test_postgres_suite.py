@@ -14,7 +14,7 @@ from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.through_proxy import ThroughProxy
 
 

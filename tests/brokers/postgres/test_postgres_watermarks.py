@@ -16,7 +16,7 @@ from outbox.lane import bucket_of
 from outbox.postgres.connection import Link, conninfo
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 PAGE = Path(__file__).parents[3] / "docs/brokers/postgres.md"
 HOUR = timedelta(hours=1)

@@ -16,7 +16,7 @@ from outbox.errors import ConfigError
 from relay.publisher import Acked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import NEVER, async_sessions_of, running
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 RAW = b"\xff\x00 raw"
 LETTERS = """

@@ -9,7 +9,7 @@ import pytest
 from outbox import Message
 from outbox.cli.main import main
 from tests.fixtures.consumers import numbered
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
 from tests.fixtures.waiting import wait_for
 

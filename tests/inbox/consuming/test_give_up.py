@@ -27,7 +27,7 @@ from outbox.retry import RetryPolicy
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
 from tests.fixtures.dead_letters import states
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -12,7 +12,7 @@ from inbox.sources.memory import MemorySource
 from outbox import Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, numbered, running
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
 

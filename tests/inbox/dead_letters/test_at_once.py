@@ -19,7 +19,7 @@ from outbox.dead_letters.retry import Outcome, RetryCounts, find, retry_all
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.effects import effects, note, receipts
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)

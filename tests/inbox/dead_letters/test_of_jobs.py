@@ -20,7 +20,7 @@ from outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.jobs import LEASE, TOPIC, cancel, consumer_of, job_of, receipts
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -21,7 +21,7 @@ from tests.fixtures.consumers import async_sessions_of, id_of, sessions_of
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.endings import WAYS
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 PENDING = Criteria()
 

@@ -7,7 +7,7 @@ from sqlalchemy import create_engine
 
 from examples.frameworks.billing import Base
 from outbox.postgres.connection import sqlalchemy_url
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 
 @pytest.fixture

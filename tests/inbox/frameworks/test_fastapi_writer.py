@@ -14,7 +14,7 @@ from examples.frameworks.fastapi_writer import Base
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.lifetime import free_port
 from tests.fixtures.processes import RunningProcess, command_line
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 Post = Callable[[str], int]
 

@@ -20,7 +20,7 @@ from relay.publishers.nats import NatsPublisher
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.processes import RunningProcess
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 TOPIC = "orders.placed"

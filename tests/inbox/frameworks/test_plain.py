@@ -11,7 +11,7 @@ from examples.frameworks.plain import GROUP, STREAM
 from outbox import Message
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.processes import RunningProcess
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 

@@ -13,7 +13,7 @@ from inbox.sources.memory import MemorySource
 from outbox import Message
 from tests.fixtures.consumers import NEVER, async_sessions_of, running
 from tests.fixtures.jobs import LEASE
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 NO_JSON = b'\xff\x00{"order": '
 LETTERS = """

@@ -17,7 +17,7 @@ from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import RetryCounts, find, retry_all
 from outbox.errors import ConfigError
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 TOPIC = "orders.placed"
 EFFECT = text("INSERT INTO effect (what) VALUES (:what)")

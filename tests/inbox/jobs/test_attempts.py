@@ -25,7 +25,7 @@ from outbox.dead_letters.retry import RetryCounts, find, retry_all
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.jobs import BRIEF, LEASE, TOPIC, consumer_of, job_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
 

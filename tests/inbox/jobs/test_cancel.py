@@ -35,7 +35,7 @@ from tests.fixtures.jobs import (
     job_of,
     note,
 )
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 

@@ -29,7 +29,7 @@ from tests.fixtures.jobs import (
     note,
     receipts,
 )
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from outbox.postgres.connection import conninfo, sqlalchemy_url
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.jobs import LEASE, TOPIC, cancel, consumer_of, job_of, receipts
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)

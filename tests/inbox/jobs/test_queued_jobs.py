@@ -7,7 +7,7 @@ import pytest
 from outbox import Message
 from outbox.cli.main import main
 from tests.acceptance.relays import as_role
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 ENDED = """
     INSERT INTO inbox.job (message_id, message_at, consumer, topic, state, finished_at)

@@ -28,7 +28,7 @@ from tests.fixtures.jobs import (
     job_of,
     receipts,
 )
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)

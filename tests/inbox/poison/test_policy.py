@@ -38,7 +38,7 @@ from tests.fixtures.consumers import (
     numbered,
     running,
 )
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 STARTS = "SELECT message_id, starts FROM inbox.suspect ORDER BY message_id"
 SUSPECT = """

@@ -19,7 +19,7 @@ from inbox.events import (
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -16,7 +16,7 @@ from inbox.poison.store import Count, SuspectStore
 from outbox import uuid7
 from outbox.postgres.connection import conninfo
 from tests.fixtures.consumers import DRIVERS, async_sessions_of, id_of, sessions_by
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 BLOCKED = """

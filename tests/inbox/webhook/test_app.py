@@ -14,7 +14,6 @@ from inbox import DeadLetter, RetryLater, idempotent
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.webhook import WebhookFailed, webhook_app
 from outbox import Message
-from outbox.administration.migrate import migrate
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from outbox.testing.postgres import PostgresServer
@@ -22,7 +21,11 @@ from relay.publisher import Acked, Nacked
 from relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import async_sessions_of, numbered, sessions_of
 from tests.fixtures.http import SECRET, SECRET_ENV
-from tests.fixtures.relay import execute, insert, running
+from tests.fixtures.relay import (
+    insert,
+    running,
+)
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.webhook import (
     EFFECT,
@@ -283,19 +286,18 @@ async def test_the_number_of_running_handlers_is_bounded(
 
 
 async def test_an_unavailable_database_is_reported_and_no_message_is_lost(
-    private_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    migrated_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SECRET_ENV, SECRET)
-    migrate(private_server.url, with_cron=False)
-    execute(private_server.url, "CREATE TABLE effect (what text)")
-    async with async_sessions_of(private_server.url) as sessions:
+    execute(migrated_server.url, "CREATE TABLE effect (what text)")
+    async with async_sessions_of(migrated_server.url) as sessions:
         app = webhook_app(note, sessions, name="billing", secrets=[SECRET])
         async with served(app) as hook:
-            await asyncio.to_thread(private_server.stop, "immediate")
+            await asyncio.to_thread(migrated_server.stop, "immediate")
             assert await status_of(hook, ONE) == 503
-            await asyncio.to_thread(private_server.start)
+            await asyncio.to_thread(migrated_server.start)
             assert await status_of(hook, ONE) == 204
-    assert effects(private_server.url) == ["1"]
+    assert effects(migrated_server.url) == ["1"]
 
 
 async def test_a_database_without_the_inbox_is_reported_at_start(

@@ -11,7 +11,7 @@ import pytest
 from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED, acting_as
 from tests.outbox.administration.test_documented_sql import blocks, in_psql
 from tests.outbox.administration.test_maintain_command import NOTE, leave_half_detached

@@ -12,7 +12,7 @@ from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import add_old, old_partition

@@ -11,7 +11,7 @@ from outbox.cli.main import main
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 ROLES = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'pillarbox%' ORDER BY 1"

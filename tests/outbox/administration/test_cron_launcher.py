@@ -11,7 +11,7 @@ import pytest
 from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, PENDING, RETIRING, steps
 from tests.outbox.administration.test_upkeep import add_old, old_partition

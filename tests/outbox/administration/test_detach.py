@@ -18,7 +18,7 @@ from relay.config import RelayConfig
 from relay.dead_letters.retry import PublishingRetrier
 from tests.fixtures.marks import publish, replay
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import (
     EXPIRED,

@@ -8,11 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.processes import RunningProcess, command_line
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import (
     EXPIRED,
@@ -32,13 +31,12 @@ DETACHES = (
 
 
 @pytest.fixture
-def url(private_server: PostgresServer) -> str:
+def url(scheduled_server: PostgresServer) -> str:
     """Return a database with two expired partitions, one with a settled row."""
-    migrate(private_server.url)
-    old_partition(private_server.url, 20)
-    old_partition(private_server.url, 25)
-    add_old(private_server.url, 25, outcome="published")
-    return private_server.url
+    old_partition(scheduled_server.url, 20)
+    old_partition(scheduled_server.url, 25)
+    add_old(scheduled_server.url, 25, outcome="published")
+    return scheduled_server.url
 
 
 @contextmanager
@@ -61,9 +59,9 @@ def interrupt_the_command(server: PostgresServer, log: Path) -> None:
 
 
 def test_the_next_command_finalizes_a_detach_that_a_crash_interrupted_and_continues(
-    url: str, private_server: PostgresServer, tmp_path: Path
+    url: str, scheduled_server: PostgresServer, tmp_path: Path
 ) -> None:
-    interrupt_the_command(private_server, tmp_path / "maintain.log")
+    interrupt_the_command(scheduled_server, tmp_path / "maintain.log")
 
     execute(url, ADD)
     assert execute(url, PENDING) == []
@@ -76,9 +74,9 @@ def test_the_next_command_finalizes_a_detach_that_a_crash_interrupted_and_contin
 
 
 def test_the_routines_alone_finalize_a_detach_that_a_crash_interrupted(
-    url: str, private_server: PostgresServer, tmp_path: Path
+    url: str, scheduled_server: PostgresServer, tmp_path: Path
 ) -> None:
-    interrupt_the_command(private_server, tmp_path / "maintain.log")
+    interrupt_the_command(scheduled_server, tmp_path / "maintain.log")
 
     with acting_as(url, "pillarbox_maintainer") as maintainer:
         maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
@@ -89,7 +87,7 @@ def test_the_routines_alone_finalize_a_detach_that_a_crash_interrupted(
 
 
 def test_after_a_crash_the_job_is_removed_and_its_detach_finalized(
-    url: str, private_server: PostgresServer
+    url: str, scheduled_server: PostgresServer
 ) -> None:
     with acting_as(url, "pillarbox_detacher") as detacher:
         detacher.execute("SELECT outbox.schedule_detaches()")
@@ -102,7 +100,7 @@ def test_after_a_crash_the_job_is_removed_and_its_detach_finalized(
             ):
                 job.execute(statement)
 
-        with crash_after(private_server):
+        with crash_after(scheduled_server):
             job = threading.Thread(target=detach)
             job.start()
             wait_for("detach", lambda: execute(url, PENDING))

@@ -2,10 +2,9 @@
 
 import psycopg
 
-from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.marks import count_holding, replay
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import (
     AT_THE_NOTES,
     EXPIRED,
@@ -19,10 +18,9 @@ UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
 
 
 def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
-    private_server: PostgresServer,
+    scheduled_server: PostgresServer,
 ) -> None:
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     old_partition(url, 20)
     old_partition(url, 25)
     jobs = (
@@ -59,10 +57,9 @@ def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
 
 
 def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
-    private_server: PostgresServer,
+    scheduled_server: PostgresServer,
 ) -> None:
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     for days in (20, 25):
         old_partition(url, days)
         add_old(url, days, outcome="published")
@@ -88,10 +85,9 @@ def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
 
 
 def test_only_noted_partitions_get_a_job(
-    private_server: PostgresServer,
+    scheduled_server: PostgresServer,
 ) -> None:
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     old_partition(url)
     with (
         psycopg.connect(url) as other,

@@ -15,7 +15,7 @@ from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.consumers import id_of
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import defer, replay
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute, session
 from tests.outbox.administration.broken import BROKEN
 from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
@@ -43,6 +43,7 @@ def test_nothing_is_wrong_with_a_new_schema(
     assert "ok       partitions" in capsys.readouterr().out
 
 
+@pytest.mark.week
 @pytest.mark.usefixtures("drop_slots")
 @pytest.mark.parametrize("broken", BROKEN)
 def test_the_doctor_finds_each_problem_with_its_remedy(
@@ -254,6 +255,7 @@ def test_the_doctor_warns_that_nothing_runs_the_upkeep_of_a_copy(
     execute(database_url, "CALL outbox.maintain()")
     assert doctor(database_url) == (0, [])
     name = database_url.rpartition("/")[2].partition("?")[0]
+    session.end()
     server.create_database(f"{name}_copy", name)
     copy = server.database_url(f"{name}_copy")
 

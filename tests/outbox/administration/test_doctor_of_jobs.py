@@ -7,7 +7,7 @@ from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 LAUNCHER = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'pg_cron launcher'"
@@ -26,10 +26,9 @@ def test_a_stopped_pg_cron_launcher_is_found(doctor: Doctor) -> None:
 
 
 def test_a_job_whose_role_is_gone_stops_the_launcher_until_it_is_deleted(
-    private_server: PostgresServer, doctor: Doctor
+    scheduled_server: PostgresServer, doctor: Doctor
 ) -> None:
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     wait_for("launcher", lambda: execute(url, LAUNCHER))
     execute(
         url,
@@ -49,10 +48,9 @@ def test_a_job_whose_role_is_gone_stops_the_launcher_until_it_is_deleted(
 
 
 def test_a_recreated_detacher_gets_its_job_back(
-    private_server: PostgresServer, doctor: Doctor
+    scheduled_server: PostgresServer, doctor: Doctor
 ) -> None:
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     execute(url, "DROP OWNED BY pillarbox_detacher; DROP ROLE pillarbox_detacher")
     assert "the role pillarbox_detacher doesn't exist" in {
         f["finding"] for f in doctor(url)[1]
@@ -65,10 +63,9 @@ def test_a_recreated_detacher_gets_its_job_back(
 
 
 def test_jobs_that_are_not_due_yet_are_not_reported(
-    private_server: PostgresServer, doctor: Doctor
+    scheduled_server: PostgresServer, doctor: Doctor
 ) -> None:
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     wait_for("launcher", lambda: execute(url, LAUNCHER))
     assert doctor(url) == (0, [])
     execute(url, "CALL outbox.maintain()")
@@ -81,10 +78,9 @@ def test_jobs_that_are_not_due_yet_are_not_reported(
 
 
 def test_missing_inactive_silent_or_failing_jobs_are_found(
-    private_server: PostgresServer, doctor: Doctor
+    scheduled_server: PostgresServer, doctor: Doctor
 ) -> None:
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     wait_for("launcher", lambda: execute(url, LAUNCHER))
     upkeep = "(SELECT jobid FROM cron.job WHERE jobname = 'pillarbox upkeep')"
     ran = (

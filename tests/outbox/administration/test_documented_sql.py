@@ -7,11 +7,10 @@ from typing import Final
 
 import pytest
 
-from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.migrations.statements import split_statements
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, reader
 from tests.outbox.administration.test_doctor_of_jobs import LAUNCHER
@@ -40,46 +39,44 @@ def in_psql(url: str, script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def alarms_url(private_server: PostgresServer) -> str:
+def alarms_url(scheduled_server: PostgresServer) -> str:
     """Return the URL of a database with pg_cron's jobs, for a role without grants."""
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     execute(url, "CREATE ROLE my_alarms LOGIN")
     wait_for("launcher", lambda: execute(url, LAUNCHER))
     return url.replace("postgres@", "my_alarms@")
 
 
 def test_alarms_are_reported_to_the_monitor(
-    private_server: PostgresServer, alarms_url: str
+    scheduled_server: PostgresServer, alarms_url: str
 ) -> None:
     health, launcher, _ = blocks("database.md", "## What to alarm on", "\n## ")
     upkeep, partitions, _, backlog = split_statements(health)
-    execute(private_server.url, "GRANT pillarbox_monitor TO my_alarms")
+    execute(scheduled_server.url, "GRANT pillarbox_monitor TO my_alarms")
 
     assert execute(alarms_url, upkeep) == []
-    assert main(["maintain", "--database", private_server.url]) == 0
+    assert main(["maintain", "--database", scheduled_server.url]) == 0
     assert len(execute(alarms_url, upkeep)) == 1
     assert len(execute(alarms_url, partitions)) == len(TABLES)
     assert execute(alarms_url, backlog) == [(None,)]
-    execute(private_server.url, "GRANT pg_monitor TO my_alarms")
+    execute(scheduled_server.url, "GRANT pg_monitor TO my_alarms")
     assert len(execute(alarms_url, launcher)) == 1
 
 
 def test_the_error_of_a_job_is_visible_after_set_role(
-    private_server: PostgresServer, alarms_url: str
+    scheduled_server: PostgresServer, alarms_url: str
 ) -> None:
     *_, runs = blocks("database.md", "## What to alarm on", "\n## ")
     _, look, _ = split_statements(runs)
-    execute(private_server.url, FAILED)
-    execute(private_server.url, "GRANT pillarbox_maintainer TO my_alarms")
+    execute(scheduled_server.url, FAILED)
+    execute(scheduled_server.url, "GRANT pillarbox_maintainer TO my_alarms")
 
     assert "no lock" in in_psql(alarms_url, runs).stdout
     assert "no lock" not in in_psql(alarms_url, look).stdout
 
 
-def test_the_archive_function_archives(private_server: PostgresServer) -> None:
-    url = private_server.url
-    migrate(url)
+def test_the_archive_function_archives(scheduled_server: PostgresServer) -> None:
+    url = scheduled_server.url
     (archive,) = blocks("database.md", "### Archiving", "**By hand.**")
 
     done = in_psql(url, archive)

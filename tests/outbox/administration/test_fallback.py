@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from tests.fixtures.marks import replay
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, RETIRING, reader, steps
 from tests.outbox.administration.test_upkeep import add_old, old_partition

@@ -18,7 +18,7 @@ from outbox.errors import UpkeepError
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import count_holding, publish, replay
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED, acting_as, steps
 from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import FOLLOWERS, add_old, old_partition

@@ -15,7 +15,7 @@ from tests.fixtures.marks import (
     replay,
     verify,
 )
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 MANY = """

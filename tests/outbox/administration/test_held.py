@@ -10,7 +10,7 @@ import pytest
 from outbox.postgres.sql_files import load
 from tests.fixtures.consumers import id_of
 from tests.fixtures.marks import give_up, publish
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.test_upkeep import old_partition
 
 DAYS_AGO = 40
@@ -170,6 +170,7 @@ def test_an_unsettled_row_holds_its_partition_and_no_other(
     assert execute(database_url, LEFT, (table,)) == []
 
 
+@pytest.mark.week
 def test_dropped_partitions_around_a_held_one_are_not_a_gap(database_url: str) -> None:
     for days in (DAYS_AGO - 1, DAYS_AGO, DAYS_AGO + 1):
         old_partition(database_url, days)

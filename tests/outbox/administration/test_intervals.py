@@ -13,7 +13,7 @@ from outbox.cli.main import main
 from outbox.errors import ConfigError
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import publish
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED
 
 pytestmark = pytest.mark.timeout(300)
@@ -80,6 +80,7 @@ def check_health(database_url: str) -> Callable[[], None]:
     return check
 
 
+@pytest.mark.week
 @pytest.mark.parametrize("new", UNITS)
 @pytest.mark.parametrize("old", UNITS)
 def test_one_interval_follows_another_without_a_gap(
@@ -173,6 +174,7 @@ def test_old_partitions_are_dropped_and_held_individually(
     check_health()
 
 
+@pytest.mark.week
 def test_rows_ahead_are_never_dropped(database_url: str, change: Change) -> None:
     execute(
         database_url,

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from outbox.cli.main import main
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
@@ -81,6 +81,7 @@ def leave_half_detached(url: str, table: str) -> str:
     return partition
 
 
+@pytest.mark.week
 def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from outbox.administration.upkeep import maintain
 from outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import REPLAY
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import (
     AT_THE_NOTES,
     EXPIRED,

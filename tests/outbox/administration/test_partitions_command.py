@@ -10,7 +10,7 @@ from outbox.cli.main import main
 from outbox.duration import exact_duration
 from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, minimum_retention
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import TABLES, add_old, old_partition
@@ -25,6 +25,7 @@ def outbox(url: str, capsys: Capture, *arguments: str, status: int = 0) -> str:
     return printed.err if status else printed.out
 
 
+@pytest.mark.week
 def test_the_timeline_shows_past_held_today_and_ahead(
     database_url: str, capsys: Capture
 ) -> None:
@@ -66,6 +67,7 @@ def test_the_timeline_as_json_shows_the_same(
     assert {"today", "ahead"} <= places
 
 
+@pytest.mark.week
 def test_a_default_partition_is_shown_with_the_remedy(
     database_url: str, capsys: Capture
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_default_partition_is_shown_with_the_remedy(
     assert "default " not in outbox(database_url, capsys, "partitions")
 
 
+@pytest.mark.week
 @pytest.mark.parametrize(
     ("retention", "shown"),
     [
@@ -111,6 +114,7 @@ def test_the_timeline_shows_the_whole_retention(
     assert f"outbox.message: kept {shown}, 7 ahead" in drawn.splitlines()
 
 
+@pytest.mark.week
 def test_retention_lists_each_held_day_once_with_the_reason(
     database_url: str, capsys: Capture
 ) -> None:

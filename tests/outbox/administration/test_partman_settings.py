@@ -7,7 +7,7 @@ import pytest
 
 from outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 OF_MESSAGE: Final = " WHERE parent_table = 'outbox.message'"
 UPDATE: Final = "UPDATE partman.part_config SET {} = {}" + OF_MESSAGE

@@ -15,7 +15,7 @@ from outbox.testing.postgres import PostgresServer
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays, as_role
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import add_old, old_partition

@@ -10,7 +10,7 @@ from outbox.testing.postgres import postgres_server
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import count_holding, replay
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.broken import BROKEN, IN_DAYS, SEEN
 from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
@@ -35,6 +35,7 @@ def paste_remedies(url: str, doctor: Doctor) -> None:
             paste(url, found["remedy"])
 
 
+@pytest.mark.week
 @pytest.mark.parametrize("broken", sorted(BROKEN.keys() - OTHERWISE))
 def test_the_printed_remedy_repairs_the_problem(
     broken: str, database_url: str, doctor: Doctor

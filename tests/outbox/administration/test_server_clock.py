@@ -17,9 +17,9 @@ from outbox.testing.postgres import PostgresServer
 from tests.fixtures.consumers import id_of, sessions_of
 from tests.fixtures.marks import count_holding
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import execute
 from tests.fixtures.relay import running as relay_running
 from tests.fixtures.server_clock import ServerClock, server_with_clock
+from tests.fixtures.sessions import execute
 
 Ask: TypeAlias = Callable[[], list[dict[str, Any]]]
 

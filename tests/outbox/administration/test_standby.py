@@ -3,11 +3,10 @@
 import psycopg
 import pytest
 
-from outbox.administration.migrate import migrate
 from outbox.testing.cluster import private_standby
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.test_doctor_of_jobs import LAUNCHER
 
@@ -17,10 +16,9 @@ CLUSTER = "SELECT outbox.cluster()"
 
 
 def test_the_doctor_says_what_a_standby_cannot_show_and_finds_the_rest(
-    private_server: PostgresServer, doctor: Doctor
+    scheduled_server: PostgresServer, doctor: Doctor
 ) -> None:
-    url = private_server.url
-    migrate(url)
+    url = scheduled_server.url
     wait_for("launcher", lambda: execute(url, LAUNCHER))
     execute(url, "CALL outbox.maintain()")
     assert doctor(url) == (0, [])
@@ -53,10 +51,9 @@ def test_the_doctor_says_what_a_standby_cannot_show_and_finds_the_rest(
 
 
 def test_after_a_failover_the_old_primarys_upkeep_does_not_count(
-    private_server: PostgresServer, doctor: Doctor
+    migrated_server: PostgresServer, doctor: Doctor
 ) -> None:
-    url = private_server.url
-    migrate(url, with_cron=False)
+    url = migrated_server.url
     execute(url, "CALL outbox.maintain()")
     assert doctor(url) == (0, [])
 
@@ -72,9 +69,10 @@ def test_after_a_failover_the_old_primarys_upkeep_does_not_count(
         assert execute(standby.url, CLUSTER) == execute(url, CLUSTER)
 
 
-def test_every_check_only_reads(private_server: PostgresServer, doctor: Doctor) -> None:
-    migrate(private_server.url)
-    with private_standby(private_server.url) as standby:
+def test_every_check_only_reads(
+    scheduled_server: PostgresServer, doctor: Doctor
+) -> None:
+    with private_standby(scheduled_server.url) as standby:
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             execute(standby.url, "CREATE TABLE nothing ()")
         for finding in doctor(standby.url)[1]:

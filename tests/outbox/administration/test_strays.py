@@ -5,7 +5,7 @@ import pytest
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import count_holding, replay
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.test_detach import leave_detached
 
 

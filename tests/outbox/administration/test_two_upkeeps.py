@@ -12,7 +12,7 @@ import pytest
 from outbox.cli.main import main
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import (
     AT_THE_NOTES,
@@ -268,6 +268,7 @@ def test_the_commands_detach_is_recognized_despite_another_application_name(
     assert execute(database_url, EXPIRED) == []
 
 
+@pytest.mark.week
 def test_two_upkeeps_that_create_the_same_partitions_do_not_fail(
     database_url: str,
 ) -> None:

@@ -11,7 +11,7 @@ from outbox.administration.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.marks import give_up
 from tests.fixtures.postgres import Template, one_at_a_time
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 Connection = psycopg.Connection[Any]
 FOLLOWERS = ["outbox.deferral", "outbox.settlement", "outbox.watermark"]
@@ -91,6 +91,7 @@ def expired(upkeep: Upkeep) -> int:
     return int(count)
 
 
+@pytest.mark.week
 def test_a_new_schema_has_a_week_of_partitions_ahead_no_default_and_no_gap(
     upkeep: Upkeep,
 ) -> None:
@@ -134,6 +135,7 @@ def test_upkeep_that_has_nothing_to_do_changes_nothing(upkeep: Upkeep) -> None:
     assert upkeep.heard == []
 
 
+@pytest.mark.week
 def test_a_missing_future_partition_is_created(
     database_url: str, upkeep: Upkeep
 ) -> None:
@@ -155,6 +157,7 @@ def test_a_missing_future_partition_is_created(
     ) == [(7, 0)]
 
 
+@pytest.mark.week
 def test_a_partition_whose_name_is_taken_fails_the_run(
     database_url: str, upkeep: Upkeep
 ) -> None:
@@ -312,11 +315,10 @@ def test_operations_are_deleted_90_days_after_their_end(
 
 
 def test_pg_cron_runs_the_upkeep_as_the_maintainer(
-    private_server: PostgresServer,
+    scheduled_server: PostgresServer,
 ) -> None:
     jobs = "SELECT jobname, schedule, command, username FROM cron.job ORDER BY 1"
-    migrate(private_server.url)
-    first = execute(private_server.url, jobs)
+    first = execute(scheduled_server.url, jobs)
     assert [(name, role) for name, _, _, role in first] == [
         ("pillarbox plan detaches", "pillarbox_detacher"),
         ("pillarbox trim cron log", "pillarbox_maintainer"),
@@ -326,14 +328,14 @@ def test_pg_cron_runs_the_upkeep_as_the_maintainer(
         *("7 * * * *", "CALL outbox.maintain(patience => '6 hours')"),
     )
 
-    migrate(private_server.url)
-    assert execute(private_server.url, jobs) == first
-    with psycopg.connect(private_server.url, autocommit=True) as connection:
+    migrate(scheduled_server.url)
+    assert execute(scheduled_server.url, jobs) == first
+    with psycopg.connect(scheduled_server.url, autocommit=True) as connection:
         for _, _, command, role in first:
             connection.execute(f"SET SESSION AUTHORIZATION {role}")
             connection.execute(command)
 
-    unmigrate(private_server.url)
-    assert execute(private_server.url, jobs) == []
+    unmigrate(scheduled_server.url)
+    assert execute(scheduled_server.url, jobs) == []
     roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'pillarbox%'"
-    assert execute(private_server.url, roles) == []
+    assert execute(scheduled_server.url, roles) == []

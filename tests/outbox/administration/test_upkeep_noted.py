@@ -10,7 +10,7 @@ from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.pasting import paste
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import acting_as
 
 FRESH: Final = "SELECT succeeded_at > now() - interval '1 minute' FROM outbox.upkeep"

@@ -16,7 +16,7 @@ from outbox.dead_letters import Schema
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.foreign_messages import DEEP
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 NOBODY = "01900000-0000-7000-8000-000000000000"
 

@@ -18,7 +18,10 @@ from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
 from tests.fixtures.processes import command_line
-from tests.fixtures.relay import execute, insert
+from tests.fixtures.relay import (
+    insert,
+)
+from tests.fixtures.sessions import execute
 
 ADDED_EARLIER = """
     INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload)
@@ -31,6 +34,7 @@ def status(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.week
 def test_the_monitor_sees_waiting_and_failed_messages(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,10 @@ from outbox.observability.logging import LogEvents, PrintableFormatter
 from relay.events import KeyBlocked
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
-from tests.fixtures.relay import execute, insert
+from tests.fixtures.relay import (
+    insert,
+)
+from tests.fixtures.sessions import execute
 
 # Clears the screen, sets the title, a C1 CSI, a bidi override, a forged log line.
 HOSTILE = "x\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\u2066\r\nERROR\u2028root:"

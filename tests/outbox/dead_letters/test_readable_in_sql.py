@@ -6,7 +6,7 @@ import pytest
 from outbox import Message
 from outbox.dead_letters import Schema
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 
 @pytest.mark.parametrize("schema", ["outbox", "inbox"])

@@ -10,7 +10,7 @@ from outbox import Message
 from outbox.cli.main import main
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up, states
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 
 def test_the_relay_retries_with_the_publisher_of_the_broker(

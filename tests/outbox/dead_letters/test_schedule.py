@@ -14,7 +14,7 @@ from outbox.errors import DatabaseUnavailableError
 from relay.dead_letters.retry import publishing_retrier
 from tests.fixtures.consumers import async_sessions_of, sessions_of
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
 

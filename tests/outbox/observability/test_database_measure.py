@@ -25,7 +25,10 @@ from outbox.observability.database_measure import (
 from outbox.observability.prometheus import DatabaseMetrics
 from outbox.testing.events import RecordedEvents
 from tests.acceptance.relays import as_role
-from tests.fixtures.relay import execute, insert
+from tests.fixtures.relay import (
+    insert,
+)
+from tests.fixtures.sessions import execute
 
 BACKLOG = "pillarbox_outbox_backlog_messages"
 
@@ -56,6 +59,7 @@ async def measuring(
             await task
 
 
+@pytest.mark.week
 async def test_a_relay_can_measure_everything(database_url: str) -> None:
     insert(database_url, Message("orders", b""), Message("orders", b"", key="k"))
 
@@ -73,6 +77,7 @@ async def test_a_relay_can_measure_everything(database_url: str) -> None:
     assert measured.bytes["outbox.message"] > 0
 
 
+@pytest.mark.week
 async def test_held_and_missing_partitions_are_counted(
     database_url: str,
 ) -> None:
@@ -138,6 +143,7 @@ async def test_another_replica_takes_over_when_the_first_hangs(
             await second.wait_for(DatabaseMeasured)
 
 
+@pytest.mark.week
 async def test_a_consumer_measures_if_no_relay_does(database_url: str) -> None:
     execute(database_url, "UPDATE outbox.upkeep SET succeeded_at = now()")
     async with measuring(database_url, measurer=CONSUMER) as consumer:
@@ -197,6 +203,7 @@ async def test_a_failed_measurement_is_reported_and_tried_again(
         await events.wait_for(DatabaseMeasured)
 
 
+@pytest.mark.week
 async def test_only_the_replica_that_measures_has_samples(database_url: str) -> None:
     insert(database_url, Message("orders", b""))
     registry = CollectorRegistry()

@@ -10,7 +10,7 @@ from outbox import Message
 from outbox.observability.overview import read_history
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 # A UUIDv7 made from a moment, `ago` before now, and the number n.
 ID = """

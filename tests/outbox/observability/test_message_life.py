@@ -27,7 +27,10 @@ from tests.fixtures import marks
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish, replay
 from tests.fixtures.postgres import Template, new_database
-from tests.fixtures.relay import execute, insert
+from tests.fixtures.relay import (
+    insert,
+)
+from tests.fixtures.sessions import execute
 
 HANDLE = """
     INSERT INTO inbox.receipt (message_id, message_at, consumer)

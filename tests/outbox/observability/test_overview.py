@@ -17,7 +17,10 @@ from outbox.web.overview import backlog_said
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
-from tests.fixtures.relay import execute, insert
+from tests.fixtures.relay import (
+    insert,
+)
+from tests.fixtures.sessions import execute
 
 
 @pytest.fixture
@@ -113,6 +116,7 @@ def missing_parts(overview: Overview) -> set[str]:
     return {it.part for it in overview.missing}
 
 
+@pytest.mark.week
 def test_the_monitor_sees_what_holds_a_partition(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
@@ -242,6 +246,7 @@ def test_a_transaction_that_stays_open_is_listed(database_url: str) -> None:
     assert found.xid is not None
 
 
+@pytest.mark.week
 def test_a_message_of_an_idle_lane_is_found_however_old_it_is(
     database_url: str, monitor: psycopg.Connection
 ) -> None:

@@ -9,7 +9,7 @@ from psycopg.rows import TupleRow
 
 from outbox.postgres.advisory_lock import Lock
 from outbox.postgres.doorbell import Doorbell
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 ADD = "SELECT outbox.add('t', '{}'::jsonb)"
 LONG = 10.0

@@ -12,7 +12,7 @@ import pytest
 from outbox import ConfigError
 from outbox.postgres.advisory_lock import Lock
 from outbox.postgres.lease import Lease
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 SECOND = timedelta(seconds=1)
 GROUPS = [range(16), range(16, 32)]

@@ -35,6 +35,7 @@ def test_dead_letters_of_both_sides_are_grouped_by_reason_with_counts(
     assert "1 no such customer consumer:billing inbox t" in text
 
 
+@pytest.mark.week
 def test_a_time_window_says_whether_there_are_older_dead_letters(
     database_url: str,
 ) -> None:

@@ -19,7 +19,7 @@ from outbox.web import Settings, TokenLogin, Viewer, web_app
 from outbox.web.app import close
 from outbox.web.events import RequestFailed
 from outbox.web.login import read_tokens
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.web import ANN, BOB, TOKENS, as_role, browsing
 
 MOST_BYTES = 30_000

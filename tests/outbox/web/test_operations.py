@@ -12,7 +12,7 @@ from outbox.administration.sides import RetryOptions
 from outbox.postgres.connection import conninfo, sqlalchemy_url
 from relay.publishers.memory import MemoryPublisher
 from tests.fixtures.dead_letters import give_up, states
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.web import BOB, Browser, as_role, browsing, served
 from tests.outbox.web.test_dead_letters import shown

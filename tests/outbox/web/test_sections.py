@@ -12,7 +12,7 @@ from outbox.lane import LANES
 from outbox.postgres.advisory_lock import LOCK_CLASS, consumer_class
 from outbox.postgres.connection import conninfo
 from tests.fixtures.consumers import id_of
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 from tests.fixtures.web import BOB, as_role, browsing
 from tests.outbox.administration.test_upkeep import old_partition
 from tests.outbox.web.test_dead_letters import HOSTILE, shown
@@ -42,6 +42,7 @@ def session(url: str, name: str, lock_class: int, lanes: range) -> Iterator[None
         yield
 
 
+@pytest.mark.week
 def test_the_partitions_of_a_table_are_shown_with_sizes_and_retention(
     database_url: str,
 ) -> None:

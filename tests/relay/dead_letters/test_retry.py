@@ -28,7 +28,7 @@ from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import execute
+from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
 

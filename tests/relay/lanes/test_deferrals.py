@@ -23,7 +23,6 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     dead_letters,
     defer,
-    execute,
     insert,
     make_due,
     mark_published,
@@ -31,6 +30,7 @@ from tests.fixtures.relay import (
     running,
     unsettled,
 )
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 LONG = timedelta(hours=1)
