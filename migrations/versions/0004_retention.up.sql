@@ -89,7 +89,7 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.may_finalize IS 'whether an interrupted detach can be finalized without blocking other sessions';
 
--- The bounds come from the CHECK that DETACH … CONCURRENTLY leaves, or else from the name: a partition
+-- The bounds come from the CHECK that DETACH … CONCURRENTLY may leave, or else from the name: a partition
 -- that begins on a Monday may be a week, if no other one begins in that week. In the past, bounds that
 -- are too wide do no harm, but a partition can't be attached with bounds that are too narrow.
 CREATE FUNCTION outbox.strays(parent text DEFAULT NULL)
@@ -154,15 +154,15 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.strays IS 'tables that look like partitions of ours, but are neither attached nor recorded';
 
--- Jobs and commands detach CONCURRENTLY, which leaves a CHECK with the bounds, and outbox.maintain()
--- records its detach in the same transaction. Any other detach was somebody's own.
+-- Jobs and commands detach CONCURRENTLY, which leaves a CHECK with the bounds before PostgreSQL 18, and
+-- outbox.maintain() records its detach in the same transaction. Any other detach was somebody's own.
 CREATE FUNCTION outbox.was_detached_by_hand(r outbox.retiring_partition) RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     SELECT NOT c.relispartition
            AND (r.detach_by IS NULL
-                OR (r.detach_by <> 'outbox.maintain()'
+                OR (r.detach_by <> 'outbox.maintain()' AND current_setting('server_version_num')::int < 180000
                     AND NOT EXISTS (
                         SELECT FROM pg_constraint q
                          WHERE q.conrelid = c.oid AND q.contype = 'c'
