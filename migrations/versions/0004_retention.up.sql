@@ -154,7 +154,7 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.strays IS 'tables that look like partitions of ours, but are neither attached nor recorded';
 
--- Jobs and commands detach CONCURRENTLY, which leaves a CHECK with the bounds before PostgreSQL 18, and
+-- Jobs and commands detach CONCURRENTLY, which leaves a CHECK with the bounds up to PostgreSQL 18, and
 -- outbox.maintain() records its detach in the same transaction. Any other detach was somebody's own.
 CREATE FUNCTION outbox.was_detached_by_hand(r outbox.retiring_partition) RETURNS boolean
 LANGUAGE sql STABLE
@@ -162,7 +162,7 @@ SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     SELECT NOT c.relispartition
            AND (r.detach_by IS NULL
-                OR (r.detach_by <> 'outbox.maintain()' AND current_setting('server_version_num')::int < 180000
+                OR (r.detach_by <> 'outbox.maintain()' AND current_setting('server_version_num')::int < 190000
                     AND NOT EXISTS (
                         SELECT FROM pg_constraint q
                          WHERE q.conrelid = c.oid AND q.contype = 'c'

@@ -84,13 +84,14 @@ class Failure:
             schedule: returns the delay after a number of failed retries.
         """
         count = self.retry_count(letter)
+        delay = schedule(count) if self.delay is None else self.delay
         return {
             **Candidate(letter.id, letter.created_at).parameters(),
             "retry_count": letter.retry_count,
             "charge": count - letter.retry_count,
             "reason": self.reason,
             "stacktrace": self.stacktrace,
-            "delay": schedule(count) if self.delay is None else self.delay,
+            "delay": None if delay is None else delay.total_seconds(),
         }
 
 

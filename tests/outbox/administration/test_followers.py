@@ -19,12 +19,14 @@ from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import count_holding, publish, replay
 from tests.fixtures.pasting import paste
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, acting_as, steps
 from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import FOLLOWERS, add_old, old_partition
 
 Capture = pytest.CaptureFixture[str]
 
+ENDED = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
 DETACH = "SELECT outcome FROM outbox.detach_expired('outbox.settlement', '{}', '0')"
 OLD = (
     "SELECT p.parent_table, x.partition::text FROM outbox.partition_policy p,"
@@ -81,10 +83,13 @@ def run_until_killed_after(url: str, statements: int) -> bool:
         suppress(KilledError),
         KillableConnection.connect(url, autocommit=True) as connection,
     ):
+        session = connection.info.backend_pid
         connection.statements_left = statements
         maintain(connection, tell=print)
         connection.statements_left = 1
         return True
+    # Until the server notices, the session keeps its locks.
+    wait_for("the session ends", lambda: execute(url, ENDED, [session])[0][0])
     return False
 
 
