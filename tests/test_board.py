@@ -20,9 +20,7 @@ from docs.reference.events import events
 from outbox import Message
 from tests.acceptance.relays import Relays
 from tests.fixtures.prometheus import Prometheus, running_prometheus
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
 from tests.fixtures.waiting import wait_for

@@ -22,9 +22,7 @@ from outbox.web import Settings, TokenLogin, Viewer, web_app
 from tests.fixtures.chromium import chromium
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
 HERE: Final = Path(__file__).parent

@@ -12,9 +12,7 @@ from tests.acceptance.sink import Sink
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.processes import ROOT, RunningProcess, command_line
 from tests.fixtures.prometheus import scrape
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
 from tests.fixtures.waiting import wait_for

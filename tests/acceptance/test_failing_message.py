@@ -18,10 +18,7 @@ from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import NEVER, async_sessions_of, running
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    insert,
-    unsettled,
-)
+from tests.fixtures.relay import insert, unsettled
 from tests.fixtures.relay import running as running_relay
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for

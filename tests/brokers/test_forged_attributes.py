@@ -22,10 +22,7 @@ from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as consuming
 from tests.fixtures.rabbitmq import exchange_of
-from tests.fixtures.relay import (
-    dead_letters,
-    insert,
-)
+from tests.fixtures.relay import dead_letters, insert
 from tests.fixtures.relay import running as relaying
 from tests.fixtures.sessions import execute
 

@@ -27,11 +27,7 @@ from relay.publisher import Checkable, Publisher
 from tests.fixtures.nats import make_stream
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    Running,
-    insert,
-    running,
-)
+from tests.fixtures.relay import Running, insert, running
 from tests.fixtures.sessions import execute
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -6,11 +6,7 @@ import pytest
 from outbox.administration import migrate as migrations
 from relay.events import MessageDeadLettered
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    dead_letters,
-    running,
-    unsettled,
-)
+from tests.fixtures.relay import dead_letters, running, unsettled
 from tests.fixtures.sessions import execute
 from tests.migrations.test_step_back import step
 

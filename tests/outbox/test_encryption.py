@@ -28,9 +28,7 @@ from tests.fixtures.consumers import async_sessions_of, sessions_of
 from tests.fixtures.consumers import running as consuming
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    running,
-)
+from tests.fixtures.relay import running
 from tests.fixtures.sessions import execute
 
 SECRET = b"the patient's name"

@@ -9,9 +9,7 @@ from psycopg.rows import dict_row
 
 from outbox import Message
 from tests.fixtures.marks import defer, give_up, publish, verify
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
 

@@ -12,11 +12,7 @@ from relay.dead_letters.retry import publishing_retrier
 from relay.events import MessageDeadLettered
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    dead_letters,
-    insert,
-    running,
-)
+from tests.fixtures.relay import dead_letters, insert, running
 from tests.fixtures.sessions import execute
 from tests.outbox.test_reserved_headers import FREE, RESERVED
 

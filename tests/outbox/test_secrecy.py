@@ -32,10 +32,7 @@ from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.consumers import QUICK, sessions_of
 from tests.fixtures.consumers import running as consuming
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    insert,
-    running,
-)
+from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
 
 SECRET = "5ecre7"

@@ -14,10 +14,7 @@ from relay.publisher import Acked, Confirmation, Nacked
 from tests.acceptance.relays import as_role
 from tests.fixtures.marks import defer
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    insert,
-    running,
-)
+from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 

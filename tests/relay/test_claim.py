@@ -15,12 +15,7 @@ from relay.lanes.board import LaneBoard
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    defer,
-    insert,
-    mark_published,
-    running,
-)
+from tests.fixtures.relay import defer, insert, mark_published, running
 from tests.fixtures.sessions import execute
 
 INSERT = """

@@ -29,10 +29,7 @@ from relay.publisher import Acked, Nacked
 from relay.relay import Relay
 from relay.replay import ReplayCriteria, replay_published
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    QUICK,
-    insert,
-)
+from tests.fixtures.relay import QUICK, insert
 from tests.fixtures.sessions import execute
 
 MINUTE = timedelta(minutes=1)

@@ -9,12 +9,7 @@ from relay.dead_letters.retry import publishing_retrier
 from relay.events import MessageDeadLettered
 from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    dead_letters,
-    insert,
-    running,
-    unsettled,
-)
+from tests.fixtures.relay import dead_letters, insert, running, unsettled
 from tests.fixtures.sessions import execute
 
 LONG = "".join(sha256(b"%d" % n).hexdigest() for n in range(100))

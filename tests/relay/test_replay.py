@@ -16,12 +16,7 @@ from relay.replay import ReplayCriteria, replay_published
 from tests.acceptance.relays import as_role
 from tests.fixtures.marks import defer, give_up, publish
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    insert,
-    numbered,
-    running,
-    unsettled,
-)
+from tests.fixtures.relay import insert, numbered, running, unsettled
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 

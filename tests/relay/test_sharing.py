@@ -11,14 +11,7 @@ from outbox.lane import LANES, PRIORITIES, priority_of
 from outbox.postgres.connection import conninfo
 from relay.events import BatchSettled, LeaseLost, LeaseTaken
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    QUICK,
-    Running,
-    insert,
-    numbered,
-    running,
-    unsettled,
-)
+from tests.fixtures.relay import QUICK, Running, insert, numbered, running, unsettled
 from tests.fixtures.sessions import execute
 
 HOUR = timedelta(hours=1)

@@ -10,11 +10,7 @@ from outbox.message import Message
 from relay.events import BrokerLost, BrokerRecovered
 from relay.publisher import Confirmation
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    insert,
-    numbered,
-    running,
-)
+from tests.fixtures.relay import insert, numbered, running
 from tests.fixtures.sessions import execute
 
 FEW = 7

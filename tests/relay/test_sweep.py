@@ -17,12 +17,7 @@ from relay.publisher import Acked, Nacked
 from relay.sweep import sweep_lanes
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    defer,
-    insert,
-    running,
-    unsettled,
-)
+from tests.fixtures.relay import defer, insert, running, unsettled
 from tests.fixtures.sessions import execute
 
 FILL = """

@@ -19,10 +19,7 @@ from relay.events import BatchSettled, MessageDeadLettered
 from relay.publish import publish_batch
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    insert,
-    running,
-)
+from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.spans import (
     Broken,

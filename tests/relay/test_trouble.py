@@ -28,13 +28,7 @@ from relay.publisher import Acked, Nacked
 from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    dead_letters,
-    insert,
-    numbered,
-    running,
-    unsettled,
-)
+from tests.fixtures.relay import dead_letters, insert, numbered, running, unsettled
 from tests.fixtures.sessions import execute
 
 MIB = 1024 * 1024

@@ -5,9 +5,7 @@ import pytest
 from outbox.events import UpkeepFailed, UpkeepMeasured
 from outbox.observability.prometheus import PrometheusEvents
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    running,
-)
+from tests.fixtures.relay import running
 from tests.fixtures.sessions import execute
 
 

@@ -21,10 +21,7 @@ from relay.publisher import Acked, Nacked
 from relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import async_sessions_of, numbered, sessions_of
 from tests.fixtures.http import SECRET, SECRET_ENV
-from tests.fixtures.relay import (
-    insert,
-    running,
-)
+from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.webhook import (

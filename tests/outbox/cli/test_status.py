@@ -18,9 +18,7 @@ from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
 from tests.fixtures.processes import command_line
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
 ADDED_EARLIER = """

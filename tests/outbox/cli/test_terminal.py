@@ -15,9 +15,7 @@ from outbox.observability.logging import LogEvents, PrintableFormatter
 from relay.events import KeyBlocked
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
 # Clears the screen, sets the title, a C1 CSI, a bidi override, a forged log line.

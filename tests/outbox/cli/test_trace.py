@@ -10,9 +10,7 @@ from outbox.testing.postgres import PostgresServer
 from tests.acceptance.relays import as_role
 from tests.fixtures.marks import defer, publish
 from tests.fixtures.postgres import Template, new_database
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
 HANDLE = """

@@ -25,9 +25,7 @@ from outbox.observability.database_measure import (
 from outbox.observability.prometheus import DatabaseMetrics
 from outbox.testing.events import RecordedEvents
 from tests.acceptance.relays import as_role
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
 BACKLOG = "pillarbox_outbox_backlog_messages"

@@ -27,9 +27,7 @@ from tests.fixtures import marks
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish, replay
 from tests.fixtures.postgres import Template, new_database
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
 HANDLE = """

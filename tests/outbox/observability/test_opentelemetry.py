@@ -29,9 +29,7 @@ from outbox.testing.samples import TRACEPARENT
 from outbox.tracing import system_of
 from relay.publishers.memory import MemoryPublisher
 from tests.fixtures.processes import RunningProcess, command_line
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.spans import (
     Broken,

@@ -46,10 +46,7 @@ from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as consuming
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    insert,
-    running,
-)
+from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import answer_after
 

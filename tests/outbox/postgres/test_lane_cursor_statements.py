@@ -12,9 +12,7 @@ from outbox import Message
 from outbox.postgres.connection import connect, conninfo
 from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
 DAY: Final = timedelta(days=1)

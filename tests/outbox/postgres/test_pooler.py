@@ -24,10 +24,7 @@ from relay.publishers.memory import MemoryPublisher
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.pgbouncer import Pooled, PoolMode
-from tests.fixtures.relay import (
-    insert,
-    running,
-)
+from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 

@@ -24,9 +24,7 @@ from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.relay import running as relaying
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.test_upkeep import old_partition

@@ -30,10 +30,7 @@ from tests.fixtures import consumers, jobs
 from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.pgbouncer import Pooled, pgbouncer
 from tests.fixtures.postgres import one_at_a_time
-from tests.fixtures.relay import (
-    running,
-    unsettled,
-)
+from tests.fixtures.relay import running, unsettled
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 

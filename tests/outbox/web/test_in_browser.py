@@ -17,9 +17,7 @@ from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.marks import defer
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.processes import RunningProcess
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.web import served
 from tests.outbox.web.test_sections import JOB

@@ -6,9 +6,7 @@ import pytest
 
 from outbox import Message
 from tests.fixtures.marks import defer, publish
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.web import BOB, as_role, browsing
 from tests.outbox.web.test_dead_letters import HOSTILE, shown

@@ -8,9 +8,7 @@ from outbox.lane import LANES
 from outbox.postgres.advisory_lock import LOCK_CLASS, consumer_class
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
-from tests.fixtures.relay import (
-    insert,
-)
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.web import as_role, browsing
 from tests.outbox.web.test_dead_letters import HOSTILE, shown
