@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
@@ -148,6 +149,29 @@ async def test_retry_later_costs_no_attempt(
     assert await retry(consumer.retrier()) == RetryCounts(failed=1)
     assert states(database_url, "inbox") == [("PENDING", 0, "closed on Fridays")]
     query = "SELECT retry_after > now() + interval '23 hours' FROM inbox.dead_letter"
+    assert execute(database_url, query) == [(True,)]
+
+
+async def test_a_delay_of_a_day_is_24_hours_although_clocks_are_put_forward_meanwhile(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    change = datetime.now(UTC) + timedelta(hours=12)
+    day = change.timetuple().tm_yday - 1
+    zone = f"STD0DST,{day}/{change.hour},{(day + 60) % 365}/0"
+    name = sql.Identifier(database_url.rpartition("/")[2]).as_string()
+    execute(database_url, f"ALTER DATABASE {name} SET timezone = '{zone}'")
+    query = "SELECT now() + interval '1 day' = now() + interval '23 hours'"
+    assert execute(database_url, query) == [(True,)]
+    consumer = consumer_of(sessions)
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        raise RetryLater(timedelta(days=1), "tomorrow")
+
+    give_up(database_url, Message("orders", b""), schema="inbox")
+
+    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
+    query = "SELECT retry_after > now() + interval '23.9 hours' FROM inbox.dead_letter"
     assert execute(database_url, query) == [(True,)]
 
 
