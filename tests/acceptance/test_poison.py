@@ -77,8 +77,9 @@ class Broker:
     """The broker that consumer and test share.
 
     Attributes:
-        uncounted: how many starts are not counted: 1 if the broker says that the
-            first delivery is the first, else 0.
+        uncounted: how many starts are surely not counted: 1 if the broker says that
+            the first delivery is the first. Otherwise the first start is counted only
+            if the message is one of the first that the process starts.
     """
 
     url: str
@@ -183,7 +184,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered(
         await publisher.publish(messages)
     supervisor = Supervisor(tmp_path, environment(database_url, broker.url))
     supervise(supervisor, inspection, count)
-    assert supervisor.deaths == MAX_ATTEMPTS + broker.uncounted
+    assert supervisor.deaths in range(MAX_ATTEMPTS + broker.uncounted, MAX_ATTEMPTS + 2)
     letters = inspection.rows(
         "SELECT payload, attempts, error_reason, status FROM inbox.dead_letter"
     )

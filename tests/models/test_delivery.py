@@ -62,7 +62,7 @@ def test_every_delivery_is_handled_in_order(name: str) -> None:
     print(f"{name}: {explore(model.start(), model.steps)}")  # noqa: T201
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.fault
 @pytest.mark.parametrize("name", LARGE)
 def test_every_delivery_is_handled_in_order_up_to_a_larger_bound(

@@ -15,7 +15,7 @@ def test_a_failing_and_a_healthy_relay_share_lanes_and_block_none() -> None:
     print(explore(model.start(), model.steps))  # noqa: T201
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.fault
 def test_a_failing_and_a_freezing_relay_share_lanes_and_block_none(
     pytestconfig: pytest.Config,
