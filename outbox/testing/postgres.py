@@ -57,13 +57,19 @@ class PostgresServer:
 
         No session may be connected to the template.
         """
+        command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+        if template is not None:
+            command += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
         with psycopg.connect(self.url, autocommit=True) as connection:
-            create_database(connection, name, template)
+            if copies_files_fast(connection):
+                command += sql.SQL(" STRATEGY file_copy")
+            connection.execute(command)
 
     def drop_database(self, name: str) -> None:
         """Drop a database if it exists, and end the sessions connected to it."""
+        command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
         with psycopg.connect(self.url, autocommit=True) as connection:
-            drop_database(connection, name)
+            connection.execute(command.format(sql.Identifier(name)))
 
     def start(self) -> None:
         """Start a stopped server again, under the same URLs."""
@@ -116,24 +122,6 @@ def postgres_server(
     else:
         with private_cluster(settings or {}, durable=durable, data=data) as cluster:
             yield PostgresServer(cluster.url, cluster)
-
-
-def create_database(
-    connection: psycopg.Connection, name: str, template: str | None = None
-) -> None:
-    """Create a database over a connection to another one, in autocommit mode."""
-    command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
-    if template is not None:
-        command += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
-    if copies_files_fast(connection):
-        command += sql.SQL(" STRATEGY file_copy")
-    connection.execute(command)
-
-
-def drop_database(connection: psycopg.Connection, name: str) -> None:
-    """Drop a database if it exists, over a connection to another one."""
-    command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
-    connection.execute(command.format(sql.Identifier(name)))
 
 
 def copies_files_fast(connection: psycopg.Connection) -> bool:
