@@ -253,7 +253,7 @@ CASES = [
     Case(
         alert="PillarboxPartitionsAhead",
         firing={'pillarbox_partitions_ahead{table="inbox.receipt"}': "2x120"},
-        quiet={'pillarbox_partitions_ahead{table="inbox.receipt"}': "3x120"},
+        quiet={'pillarbox_partitions_ahead{table="inbox.receipt"}': "3x60 2x60"},
         labels={"table": "inbox.receipt"},
     ),
     Case(

@@ -53,6 +53,7 @@ _RECENT: Final = timedelta(days=1)
 _WAITING: Final = timedelta(minutes=1)
 _LATE: Final = timedelta(minutes=15)
 _FEW_AHEAD: Final = 3
+"""Fewer are an error; a premake of 3 leaves 2 from midnight to the next upkeep."""
 _LONG_PIN: Final = timedelta(hours=1)
 _DEFERRED_SHARE: Final = 4
 _MOST_BLOCKED: Final = 20
@@ -1236,7 +1237,7 @@ def _judge_tables(overview: Overview) -> Iterator[Finding]:
                 f"{table.table} has no partition for now: rows are refused",
                 "pillarbox maintain",
             )
-        elif table.ahead < _FEW_AHEAD:
+        elif table.ahead < min(_FEW_AHEAD, table.premake - 1):
             yield _about_tables(
                 Severity.ERROR,
                 f"{table.table} has {count(table.ahead, 'partition')} ahead, the policy"

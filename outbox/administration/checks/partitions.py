@@ -14,6 +14,7 @@ from outbox.administration.replacement import Misfit, replacement
 from outbox.postgres.sql_files import load
 
 _FEW: Final = 3
+"""Fewer are an error; a premake of 3 leaves 2 from midnight to the next upkeep."""
 _OFF: Final = (
     "{} at {}, not at midnight UTC: something other than outbox.maintain() created it,"
     " in another time zone"
@@ -86,10 +87,17 @@ def check_partitions(
                 yield from _judge(judged)
     for table, reasons in misfits.items():
         yield _found("; ".join(reasons.values()), replacement(table, list(reasons)))
-    for table, missing, first, ahead, has_today, followed in connection.execute(
-        load("outbox", "list_missing_partitions")
-    ):
-        refused = followed is not None or not has_today or ahead < _FEW
+    for (
+        table,
+        missing,
+        first,
+        ahead,
+        premake,
+        has_today,
+        followed,
+    ) in connection.execute(load("outbox", "list_missing_partitions")):
+        few = ahead < min(_FEW, premake - 1)
+        refused = followed is not None or not has_today or few
         yield Finding(
             check="partitions",
             severity=Severity.ERROR if refused else Severity.WARNING,

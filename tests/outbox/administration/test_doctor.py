@@ -21,6 +21,21 @@ from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 Capture = pytest.CaptureFixture[str]
+DROP_LAST_DAYS = """
+DO $$
+DECLARE
+    v_partition text;
+BEGIN
+    FOR v_partition IN
+        SELECT x.partition FROM outbox.partition_policy p
+         CROSS JOIN LATERAL (SELECT q.partition FROM outbox.partitions(p.parent_table) q
+                              ORDER BY q.starts_at DESC LIMIT {days}) x
+    LOOP
+        EXECUTE 'DROP TABLE ' || v_partition;
+    END LOOP;
+END
+$$
+"""
 OLD = datetime.now(UTC) - timedelta(days=40, hours=6)
 
 
@@ -41,6 +56,25 @@ def test_nothing_is_wrong_with_a_new_schema(
 
     main(["doctor", "--database", database_url])
     assert "ok       partitions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("days", [1, 2])
+def test_the_last_day_ahead_may_be_missing_until_the_next_upkeep(
+    days: int, database_url: str, doctor: Doctor, capsys: Capture
+) -> None:
+    execute(database_url, DROP_LAST_DAYS.format(days=days))
+
+    status, findings = doctor(database_url)
+    overall = main(["status", "--database", database_url])
+
+    said = capsys.readouterr().out
+    if days == 1:
+        assert (findings, overall) == ([], 0)
+    else:
+        assert {it["check"] for it in findings} == {"partitions"}
+        assert all("lacks 2 partitions" in it["finding"] for it in findings)
+        assert (status, overall) == (3, 3)
+        assert "outbox.message has 1 partition ahead, the policy wants 3" in said
 
 
 @pytest.mark.week

@@ -8,6 +8,8 @@ import pty
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -128,7 +130,10 @@ def test_bad_options_are_refused(
 
 def test_watch_with_json_prints_a_line_for_each_refresh(database_url: str) -> None:
     line = watch_command(database_url, "--json")
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process,
+        reaped(process),
+    ):
         assert process.stdout is not None
         first, second = (json.loads(process.stdout.readline()) for _ in range(2))
         process.send_signal(signal.SIGINT)
@@ -141,7 +146,7 @@ def test_watch_with_json_prints_a_line_for_each_refresh(database_url: str) -> No
 def test_watch_on_a_terminal_refreshes_in_place(database_url: str) -> None:
     parent, child = pty.openpty()
     line = watch_command(database_url)
-    with subprocess.Popen(line, stdin=child, stdout=child, close_fds=True) as process:
+    with subprocess.Popen(line, stdin=child, stdout=child) as process, reaped(process):
         os.close(child)
         read_until(parent, rb"(?s)\x1b\[\?1049h.*all well.*all well")
         process.send_signal(signal.SIGINT)
@@ -150,6 +155,16 @@ def test_watch_on_a_terminal_refreshes_in_place(database_url: str) -> None:
 
     os.close(parent)
     assert process.returncode == 0
+
+
+@contextmanager
+def reaped(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Kill a process that a failing test leaves, which would be waited for."""
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
 
 
 def read_until(terminal: int, pattern: bytes) -> None:
