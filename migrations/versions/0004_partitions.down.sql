@@ -24,6 +24,7 @@ END
 $detached$;
 
 DELETE FROM {partman}.part_config c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table;
+ALTER TABLE inbox.foreign_receipt ALTER COLUMN received_at SET DEFAULT now();
 DROP VIEW outbox.partition_health;
 DROP PROCEDURE outbox.maintain(integer, interval), outbox.trim_foreign_receipts();
 DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[], interval), outbox.finish_detached(text),
@@ -32,7 +33,7 @@ DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[]
     outbox.describe_unsettled(text, regclass, timestamptz, timestamptz),
     outbox.unsettled_messages(regclass, timestamptz, timestamptz, integer), outbox.is_followed(text, timestamptz, timestamptz),
     outbox.strays(text), outbox.detach_under_way(), outbox.may_finalize(regclass), outbox.was_detached_by_hand(outbox.retiring_partition),
-    outbox.trim_foreign_receipts_batch(), outbox.make_partitions(text),
+    outbox.trim_foreign_receipts_batch(), outbox.receipt_time(), outbox.make_partitions(text),
     outbox.make_partitions_at(text, timestamptz[]), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
     outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.holder_of_lock(bigint), outbox.clock_problem(), outbox.place(),

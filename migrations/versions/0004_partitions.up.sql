@@ -498,6 +498,16 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.make_partitions_at IS 'create the partitions that rows of these times need, with those of its followers';
 
+-- While the clock is behind, now() would let the first upkeep after its correction remove a new receipt.
+CREATE FUNCTION outbox.receipt_time() RETURNS timestamptz
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT greatest(now(), (SELECT u.succeeded_at FROM outbox.upkeep u));
+END;
+COMMENT ON FUNCTION outbox.receipt_time IS 'the time of a new foreign receipt: now, or that of the last upkeep if the clock is behind it';
+ALTER TABLE inbox.foreign_receipt ALTER COLUMN received_at SET DEFAULT outbox.receipt_time();
+
 CREATE FUNCTION outbox.trim_foreign_receipts_batch() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from inbox import MessageTooOldError, record_receipt
-from inbox.receipt import record_receipts
+from inbox.receipt import ForeignId, record_receipts
 from outbox import uuid7
 from outbox.administration.migrate import migrate
 from outbox.cli.main import main
@@ -264,6 +264,18 @@ def test_receipts_of_foreign_ids_outlive_a_clock_that_jumped(
     execute(url, "CALL outbox.trim_foreign_receipts()")
 
     assert execute(url, "SELECT count(*) FROM inbox.foreign_receipt") == [(1,)]
+
+
+def test_receipts_of_foreign_ids_outlive_a_clock_that_was_behind(
+    url: str, clock: ServerClock
+) -> None:
+    event = ForeignId("stripe", "evt_1")
+    clock.jump(-20)
+    assert handle(url, event)
+    clock.jump(0)
+    maintain(url)
+
+    assert not handle(url, event)
 
 
 def test_operations_outlive_a_clock_that_jumped(url: str, clock: ServerClock) -> None:
