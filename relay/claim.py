@@ -637,7 +637,7 @@ async def _find_blocked(
         deferrals = by_number[message.lane].deferrals
         if deferrals.is_partly_read:
             unsure.add((message.lane, message.key))
-        elif message.key in deferrals.blocked:
+        elif deferrals.is_blocked(message.key):
             blocked.add((message.lane, message.key))
     if unsure:
         cursor = await connection.execute(

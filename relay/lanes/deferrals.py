@@ -19,6 +19,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
+from hashlib import blake2b
 from itertools import islice
 from typing import Final, NamedTuple, Self
 from uuid import UUID
@@ -27,6 +28,7 @@ from outbox.postgres.lane_cursor import LaneCursor, Snapshot
 
 LONG_AGO: Final = datetime.fromisoformat("0001-01-03T00:00:00+00:00")
 _LOWEST: Final = -(2**63)
+_LONG_KEY: Final = 64
 _UNKEYED_CAUSES: Final = {"scheduled", "replayed"}
 
 
@@ -129,7 +131,7 @@ class Deferrals:
     """The waiting messages of one lane. Pure bookkeeping, for one event loop.
 
     Attributes:
-        blocked: keys whose new messages must wait.
+        blocked: keys whose new messages must wait, each in its `short` form.
         draining: blocked keys that can continue, each with a seq at or below which none
             of its messages waits.
         due: messages that are due, except the heads of keys.
@@ -186,6 +188,10 @@ class Deferrals:
         """Whether messages that waited can be claimed."""
         return bool(self.draining or self.due)
 
+    def is_blocked(self, key: str) -> bool:
+        """Whether new messages of a key must wait."""
+        return short(key) in self.blocked
+
     def read(self, log: LogOfKey) -> None:
         """Process new log entries, including those of other relays."""
         if log.created_at is not None:
@@ -194,8 +200,8 @@ class Deferrals:
             self.expect(log.due_at)
         if log.key is None:
             return
-        if log.seq is not None and log.key not in self.blocked:
-            self.blocked.add(log.key)
+        if log.seq is not None and not self.is_blocked(log.key):
+            self.blocked.add(short(log.key))
             if not log.has_head:
                 self.drain(log.key)
         elif log.seq is not None:
@@ -247,18 +253,18 @@ class Deferrals:
 
     def block(self, key: str) -> None:
         """Block a key, because one of its messages was refused."""
-        self.blocked.add(key)
+        self.blocked.add(short(key))
         self.draining.pop(key, None)
 
     def hold(self, key: str, seq: int) -> None:
         """Record that a message went to the log because its key is blocked."""
-        self.blocked.add(key)
+        self.blocked.add(short(key))
         if key in self.draining:
             self.draining[key] = min(self.draining[key], seq - 1)
 
     def drain(self, key: str) -> None:
         """Drain a blocked key, from its first message in the log."""
-        if key in self.blocked:
+        if self.is_blocked(key):
             self.draining[key] = _LOWEST
             self._restarted.add(key)
 
@@ -277,7 +283,7 @@ class Deferrals:
         key, places = draining.key, draining.places
         taken = [place for place in places if place.id not in left]
         if is_free:
-            self.blocked.discard(key)
+            self.blocked.discard(short(key))
             self.draining.pop(key, None)
         elif key in self._restarted:
             # Its head has become due since the claim began.
@@ -293,7 +299,7 @@ class Deferrals:
         if place.key is None or place.waits_for_time:
             self.due[place.id] = place
         else:
-            self.blocked.add(place.key)
+            self.blocked.add(short(place.key))
             self.drain(place.key)
 
     def next_due(self, most: int) -> list[WaitingMessage]:
@@ -319,3 +325,14 @@ class Deferrals:
         """Record that an entry is due at this time, which may have passed."""
         self._moves += 1
         self.due_up_to = min(self.due_up_to, (due_at, -1))
+
+
+def short(key: str) -> str:
+    """Return a key, or a digest if it is long, which no key equals.
+
+    A key may have 2,048 bytes, and a million keys may be blocked.
+    """
+    if len(key) <= _LONG_KEY:
+        return key
+    # PostgreSQL's text, and so a key, contains no NUL.
+    return "\0" + blake2b(key.encode(), digest_size=16).hexdigest()

@@ -413,6 +413,19 @@ def place(id: UUID | None = None, **changes: Any) -> WaitingMessage:
     )
 
 
+def test_a_blocked_key_takes_little_memory_however_long_it_is() -> None:
+    deferrals = Deferrals()
+    keys = [f"{n}{'x' * 2000}" for n in range(3)]
+    for key in keys:
+        deferrals.block(key)
+
+    assert all(map(deferrals.is_blocked, keys))
+    assert not deferrals.is_blocked(f"3{'x' * 2000}")
+    assert max(map(len, deferrals.blocked)) < 64
+    deferrals.drain(keys[0])
+    assert list(deferrals.draining) == keys[:1]
+
+
 def test_a_due_head_lets_only_its_key_drain() -> None:
     deferrals = Deferrals()
     deferrals.block("k")
