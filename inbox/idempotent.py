@@ -24,7 +24,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter, DuplicateMessageError
-from inbox.handlers.signature import Takes, check_signature, is_async, refuse_awaitable
+from inbox.handlers.signature import Takes, check_signature, is_async, refuse_unrun
 from inbox.processing import processing, received
 from inbox.receipt import MessageId, check_text, record_receipt
 from inbox.transaction import lent
@@ -177,7 +177,7 @@ class _Guard(Generic[M]):
             return False, None
         with lent(session):
             result = handler(session, self._read(message))
-            refuse_awaitable(handler, result)
+            refuse_unrun(handler, result)
         return True, result
 
     def _async(self, handler: Callable[["AsyncSession", M], Any]) -> Callable[..., Any]:
@@ -203,7 +203,9 @@ class _Guard(Generic[M]):
             await session.run_sync(self._repeat, message)
             return False, None
         async with lent(session):
-            return True, await handler(session, self._read(message))
+            result = await handler(session, self._read(message))
+            refuse_unrun(handler, result)
+        return True, result
 
     def _processing(
         self, tracer: tracing.Tracer, message: M

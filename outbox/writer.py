@@ -133,7 +133,7 @@ def add(
     if messages:
         _add(target, messages)
     # To type checkers it is None, so that they reject an await, too.
-    return typing_cast("None", _ADDED)
+    return typing_cast("None", ADDED)
 
 
 def _add(target: Session, messages: tuple[Message, ...]) -> None:
@@ -278,7 +278,8 @@ class _Added:
             )
 
 
-_ADDED: Final = _Added()
+ADDED: Final[object] = _Added()
+"""What `add` returns: there is nothing to await."""
 
 
 @event.listens_for(Session, "before_flush")

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from inbox.errors import InvalidReceiptError
 from inbox.handlers.executor import TABLES
 from inbox.handlers.routes import AsyncHandler, BatchHandler, Handler, name_of
-from inbox.handlers.signature import is_async
+from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.idempotent import is_idempotent, record_receipt_async
 from inbox.jobs.job import AsyncJob
 from inbox.jobs.store import JobKey, Leased
@@ -78,7 +78,8 @@ class AsyncExecutor:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if is_new:
                 async with lent(session):
-                    await cast("AsyncHandler", handler)(session, message)
+                    result = await cast("AsyncHandler", handler)(session, message)
+                    refuse_unrun(handler, result)
             # Only the @idempotent handler itself detects duplicates.
             return held.has_receipt
 
@@ -109,7 +110,8 @@ class AsyncExecutor:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if new:
                 async with lent(session):
-                    await handler(session, [m for m in messages if m.id in new])
+                    new_ones = [m for m in messages if m.id in new]
+                    refuse_unrun(handler, await handler(session, new_ones))
         return new
 
     async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
@@ -129,7 +131,9 @@ class AsyncExecutor:
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call the handler in the current task."""
-        return await handler(*arguments)
+        result = await handler(*arguments)
+        refuse_unrun(handler, result)
+        return result
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
         """Cancel the task of the call."""

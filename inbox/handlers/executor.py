@@ -28,7 +28,7 @@ from inbox.handlers.routes import (
     SyncHandler,
     name_of,
 )
-from inbox.handlers.signature import is_async, refuse_awaitable
+from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.jobs.job import AnyJob
 from inbox.jobs.store import JobKey, Leased
 from outbox.duration import exact_duration
@@ -279,7 +279,7 @@ def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                return await handler(session, message)
+                result = await handler(session, message)
         except TimeoutError as error:
             if limit.expired() and terms.time_limit is not None:
                 raise HandlerTimeoutError(name_of(handler), terms.time_limit) from error
@@ -288,6 +288,8 @@ def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
         except Exception as error:
             terms.judge(error)
             raise
+        refuse_unrun(handler, result)
+        return result
 
     return prepared
 
@@ -302,7 +304,7 @@ def _prepare_sync(handler: SyncHandler, terms: Terms) -> SyncHandler:
         except Exception as error:
             terms.judge(error)
             raise
-        refuse_awaitable(handler, result)
+        refuse_unrun(handler, result)
         terms.check_time(handler, time.monotonic() - started)
         return result
 

@@ -1,5 +1,6 @@
 """Check a handler's signature when it is registered."""
 
+import asyncio
 import collections.abc
 import functools
 import inspect
@@ -14,6 +15,7 @@ from inbox.handlers.routes import name_of
 from inbox.jobs.job import AsyncJob, Job
 from outbox.errors import ConfigError
 from outbox.message import Message
+from outbox.writer import ADDED
 
 _MANY: Final = (collections.abc.Sequence, collections.abc.Iterable, list, tuple)
 
@@ -53,20 +55,39 @@ def check_signature(handler: Callable[..., Any], takes: Takes) -> None:
     _check_annotations(handler, takes)
 
 
-def refuse_awaitable(handler: Callable[..., Any], result: object) -> None:
-    """Refuse an awaitable returned by a plain function, which would never be awaited.
+def refuse_unrun(handler: Callable[..., Any], result: object) -> None:
+    """Refuse work that a handler returned instead of doing it: nobody would run it.
 
     Raises:
-        ConfigError: it is an awaitable, and nothing has been done yet.
+        ConfigError: it is an awaitable, a generator or an async generator.
     """
-    if not inspect.isawaitable(result):
-        return
-    if inspect.iscoroutine(result):
+    if inspect.isgenerator(result):
         result.close()
-    raise ConfigError(
-        f"handler {name_of(handler)}: is a plain function and returned an awaitable, "
-        "which was never awaited; write async def, with an async_sessionmaker"
-    )
+        problem = "returned a generator, which was never run; iterate over it inside"
+    elif inspect.isasyncgen(result):
+        problem = (
+            "returned an async generator, which was never run; iterate over it inside, "
+            "with async for"
+        )
+    elif inspect.isawaitable(result) and result is not ADDED:
+        _discard(result)
+        problem = (
+            "returned an awaitable, which was never awaited; write return await …"
+            if is_async(handler)
+            else "is a plain function and returned an awaitable, which was never "
+            "awaited; write async def, with an async_sessionmaker"
+        )
+    else:
+        return
+    raise ConfigError(f"handler {name_of(handler)}: {problem}")
+
+
+def _discard(work: object) -> None:
+    if inspect.iscoroutine(work):
+        work.close()
+    elif isinstance(work, asyncio.Future):
+        # It would go on in a session that is closed. A plain function runs in a thread.
+        work.get_loop().call_soon_threadsafe(work.cancel)
 
 
 def is_async(handler: Callable[..., Any]) -> bool:

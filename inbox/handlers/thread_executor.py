@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from inbox.errors import InvalidReceiptError
 from inbox.handlers.executor import TABLES
 from inbox.handlers.routes import BatchHandler, Handler, SyncHandler, name_of
-from inbox.handlers.signature import is_async, refuse_awaitable
+from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.idempotent import is_idempotent
 from inbox.jobs.job import Job
 from inbox.jobs.store import JobKey, Leased
@@ -105,7 +105,7 @@ class ThreadExecutor:
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call the handler in a thread."""
         result = await self._handlers.run(handler, *arguments)
-        refuse_awaitable(handler, result)
+        refuse_unrun(handler, result)
         return result
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
@@ -135,7 +135,7 @@ class ThreadExecutor:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if is_new:
                 with lent(session):
-                    handler(session, message)
+                    refuse_unrun(handler, handler(session, message))
             # Only the @idempotent handler itself detects duplicates.
             return held.has_receipt
 
@@ -153,7 +153,8 @@ class ThreadExecutor:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if new:
                 with lent(session):
-                    handler(session, [m for m in messages if m.id in new])
+                    result = handler(session, [m for m in messages if m.id in new])
+                    refuse_unrun(handler, result)
         return new
 
     def _transact(self, function: Callable[[Session], T]) -> T:

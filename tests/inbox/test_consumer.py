@@ -296,22 +296,3 @@ async def test_an_unavailable_database_is_reported_at_start(driver: str) -> None
         consumer.handles("orders")(note)
         with pytest.raises(DatabaseUnavailableError, match="can't read the inbox"):
             await consumer.run()
-
-
-@pytest.mark.parametrize(
-    "terms", [{}, {"batch": 2}, {"lease": timedelta(seconds=5)}], ids=str
-)
-async def test_a_plain_function_that_returns_a_coroutine_has_failed(
-    terms: dict[str, Any], database_url: str
-) -> None:
-    async def handle_later() -> None: ...
-
-    with sessions_of(database_url) as sessions:
-        source = MemorySource(Message("orders", b""))
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-        consumer.handles("orders", **terms)(lambda _, __: handle_later())
-        async with running(consumer) as events:
-            (given_up,) = await events.wait_for(MessageDeadLettered)
-
-    assert "returned an awaitable, which was never awaited" in given_up.reason
-    assert execute(database_url, "SELECT * FROM inbox.receipt") == []
