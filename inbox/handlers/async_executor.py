@@ -10,7 +10,7 @@ from sqlalchemy import Executable
 from sqlalchemy.orm import Session
 
 from inbox.errors import InvalidReceiptError
-from inbox.handlers.executor import TABLES
+from inbox.handlers.executor import TABLES, as_failure
 from inbox.handlers.routes import AsyncHandler, BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.idempotent import is_idempotent, record_receipt_async
@@ -78,7 +78,8 @@ class AsyncExecutor:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if is_new:
                 async with lent(session):
-                    result = await cast("AsyncHandler", handler)(session, message)
+                    with as_failure():
+                        result = await cast("AsyncHandler", handler)(session, message)
                     refuse_unrun(handler, result)
             # Only the @idempotent handler itself detects duplicates.
             return held.has_receipt
@@ -111,7 +112,9 @@ class AsyncExecutor:
             if new:
                 async with lent(session):
                     new_ones = [m for m in messages if m.id in new]
-                    refuse_unrun(handler, await handler(session, new_ones))
+                    with as_failure():
+                        result = await handler(session, new_ones)
+                    refuse_unrun(handler, result)
         return new
 
     async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
@@ -131,7 +134,8 @@ class AsyncExecutor:
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call the handler in the current task."""
-        result = await handler(*arguments)
+        with as_failure():
+            result = await handler(*arguments)
         refuse_unrun(handler, result)
         return result
 

@@ -7,6 +7,7 @@ limit, and which of its failures are permanent.
 """
 
 import asyncio
+import concurrent.futures
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -201,6 +202,54 @@ def is_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
+    """Make whatever a handler raises in the block an `Exception`: its attempt failed.
+
+    Anything else would end the task that called it, or the event loop, or get lost in a
+    future. Only a cancellation of the current task and KeyboardInterrupt pass.
+
+    Raises:
+        RuntimeError: the handler raised SystemExit, GeneratorExit, StopIteration, a
+            `CancelledError` of its own or another `BaseException`.
+    """
+
+    __slots__ = ("_task",)
+
+    def __enter__(self) -> None:
+        """Remember the current task; in a thread there is none."""
+        self._task = _current_task()
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        """Raise an ordinary error instead of a special one."""
+        match error:
+            case None | KeyboardInterrupt():
+                return
+            case asyncio.CancelledError():
+                if self._task is not None and self._task.cancelling():
+                    return
+            case GeneratorExit():
+                # The task was closed, or its garbage was collected.
+                if self._task is not _current_task():
+                    return
+            case Exception() if not isinstance(error, _SPECIAL):
+                return
+        said = one_line(error).rstrip(": ")
+        raise RuntimeError(f"the handler raised {said}") from error
+
+
+# A future refuses the first, and takes the second for its own cancellation.
+_SPECIAL: Final = (StopIteration, concurrent.futures.CancelledError)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None  # no event loop runs here
 
 
 Permanent: TypeAlias = (

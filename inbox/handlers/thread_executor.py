@@ -12,7 +12,7 @@ from sqlalchemy import Executable
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.errors import InvalidReceiptError
-from inbox.handlers.executor import TABLES
+from inbox.handlers.executor import TABLES, as_failure
 from inbox.handlers.routes import BatchHandler, Handler, SyncHandler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.idempotent import is_idempotent
@@ -172,6 +172,11 @@ class ThreadExecutor:
             session.execute(statement, values)
 
 
+def _call(function: Any, *arguments: Any) -> Any:
+    with as_failure():
+        return function(*arguments)
+
+
 class _Threads:
     """Threads that start on demand, also after `close`."""
 
@@ -186,7 +191,7 @@ class _Threads:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._max_threads, self._name)
         context = contextvars.copy_context()
-        call = self._executor.submit(context.run, function, *arguments)
+        call = self._executor.submit(context.run, _call, function, *arguments)
         self._running.add(call)
         call.add_done_callback(self._running.discard)
         return await asyncio.wrap_future(call)

@@ -42,6 +42,14 @@ async def test_once_does_not_wait_for_later_retries(site: Site) -> None:
     assert execute(site.url, PAYLOADS_LEFT) == [("later",)]
 
 
+async def test_a_handler_that_calls_exit_does_not_end_the_process(site: Site) -> None:
+    await site.publish(Message("orders", b"exit"), Message("orders", b"good"))
+    process = site.run(CONSUMER, "--once", "--idle=0.5s")
+    assert process.wait(60) == 0, process.log()
+    assert site.effects() == ["good"]
+    assert "the handler raised SystemExit: 0" in process.log()
+
+
 async def test_only_the_named_queues_are_served(site: Site) -> None:
     await site.publish(Message("orders", b"order"), Message("bulk.a", b"bulk"))
     process = site.run(CONSUMER, "--queue=batch=3", "--once", "--idle=0.5s")
