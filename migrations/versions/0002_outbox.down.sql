@@ -13,5 +13,6 @@ DROP FUNCTION outbox.add(text, text, text, text, jsonb, text, integer, text, tim
 DROP FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid);
 DROP FUNCTION outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid);
 DROP FUNCTION outbox.json_of(text, bytea);
+DROP FUNCTION outbox.readable_headers(jsonb);
 DROP FUNCTION outbox.ring_doorbell(), outbox.uuid7(), outbox.lane_of(text, uuid, text);
 RESET ROLE;

@@ -380,14 +380,32 @@ CREATE INDEX dead_letter_life_idx ON outbox.dead_letter
     ((CASE WHEN message_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN message_id::uuid END));
 CREATE TABLE outbox.dead_letter_template (LIKE outbox.dead_letter);
 
+-- PostgreSQL writes out numbers: 1e131000, ten bytes, is 131 kB of text, and some thousands of them are
+-- more than a value can have. So one row would fail the whole query.
+CREATE FUNCTION outbox.readable_headers(headers jsonb) RETURNS jsonb
+LANGUAGE sql STABLE STRICT PARALLEL SAFE
+RETURN CASE WHEN (headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE
+              OR pg_column_size(headers #> '{}'::text[]) <= 1024
+            THEN headers
+            ELSE '"not shown: they are not an object of strings, and over 1024 bytes"'::jsonb END;
+COMMENT ON FUNCTION outbox.readable_headers IS 'headers, or why they are not shown, if their text could be very long';
+
 -- With a cast, one invalid payload would fail the whole query.
 CREATE FUNCTION outbox.json_of(content_type text, payload bytea) RETURNS jsonb
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $body$
+DECLARE
+    v_text text;
 BEGIN
     IF lower(content_type) ~ '^\s*application/([^;\s]+\+)?json\s*(;|$)' THEN
-        RETURN convert_from(payload, 'UTF8')::jsonb;
+        v_text := convert_from(payload, 'UTF8');
+        -- As for headers, here with exponents of three digits, outside of strings.
+        IF v_text !~ '[0-9][eE][+-]?0*[1-9][0-9][0-9]'
+           OR regexp_replace(v_text, '"([^"\\]|\\.)*"', '', 'g') !~ '[0-9][eE][+-]?0*[1-9][0-9][0-9]'
+        THEN
+            RETURN v_text::jsonb;
+        END IF;
     END IF;
     RETURN NULL;
 EXCEPTION
@@ -395,12 +413,14 @@ EXCEPTION
         RETURN NULL;
 END
 $body$;
-COMMENT ON FUNCTION outbox.json_of IS 'a payload as JSON, or null if it isn''t JSON';
+COMMENT ON FUNCTION outbox.json_of IS
+    'a payload as JSON, or null if it isn''t JSON or has a number with an exponent of three digits';
 
 CREATE VIEW outbox.readable_dead_letter AS
 SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
        d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
-       d.headers, outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
+       outbox.readable_headers(d.headers) AS headers,
+       outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
        d.error_reason, d.error_stacktrace, d.discard_reason, d.discarded_by
   FROM outbox.dead_letter AS d;
 COMMENT ON VIEW outbox.readable_dead_letter IS
@@ -419,7 +439,7 @@ SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.te
        m.content_type, octet_length(m.payload) AS payload_bytes,
        m.headers ? 'causation-id' AS is_caused,
        m.headers ->> 'causation-id' AS causation_id,
-       m.headers ->> 'traceparent' AS traceparent
+       CASE WHEN jsonb_typeof(m.headers -> 'traceparent') = 'string' THEN m.headers ->> 'traceparent' END AS traceparent
   FROM outbox.message AS m;
 COMMENT ON VIEW outbox.message_envelope IS 'messages without their content, with what led to them';
 COMMENT ON COLUMN outbox.message_envelope.is_caused IS

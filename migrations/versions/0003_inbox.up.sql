@@ -509,7 +509,8 @@ CREATE TABLE inbox.dead_letter_template (LIKE inbox.dead_letter);
 CREATE VIEW inbox.readable_dead_letter AS
 SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
        d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
-       d.headers, outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
+       outbox.readable_headers(d.headers) AS headers,
+       outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
        d.error_reason, d.error_stacktrace, d.discard_reason, d.discarded_by
   FROM inbox.dead_letter AS d;
 COMMENT ON VIEW inbox.readable_dead_letter IS

@@ -7,6 +7,7 @@ ALTER TABLE outbox.message
     DROP CONSTRAINT tenant_size,
     DROP CONSTRAINT content_type_size,
     DROP CONSTRAINT headers_size,
+    DROP CONSTRAINT headers_are_strings,
     DROP CONSTRAINT payload_size,
     DROP CONSTRAINT schema_version_positive;
 RESET ROLE;

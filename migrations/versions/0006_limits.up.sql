@@ -30,6 +30,9 @@ BEGIN
                 ADD CONSTRAINT headers_size CHECK (
                     created_at < %2$s OR pg_column_size(headers) <= 1024
                     OR pg_column_size(headers || '{}'::jsonb) <= 262208) NOT VALID,
+                -- A number of ten bytes, 1e131000, is 131 kB of text. Null, and not false, if it is no object.
+                ADD CONSTRAINT headers_are_strings CHECK (
+                    created_at < %2$s OR (headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE) NOT VALID,
                 ADD CONSTRAINT payload_size CHECK (created_at < %2$s OR octet_length(payload) <= 67108864) NOT VALID,
                 ADD CONSTRAINT schema_version_positive CHECK (created_at < %2$s OR schema_version >= 1) NOT VALID
             $ddl$, v_table, v_before);

@@ -1,6 +1,6 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
 -- Takes: lanes, floors (same length), oldest (rounded down to 15 minutes) and newest created_at, aside (ids to leave out), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
--- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers, schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, next: left for the next claim, settle or aside: too large), too_large (the field that exceeds its limit), snapshot (in the first row)
+-- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; 'null': they aren't strings), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, next: left for the next claim, settle or aside: too large), too_large (the field that exceeds its limit), snapshot (in the first row)
 -- Index: message_lane_idx and settlement_lane_idx on each partition between oldest and newest
 -- Every claim plans this again, and planning time grows with the length of the statement. So the
 -- expressions needed only for rows that are not loaded come last, and the levels repeat little.
@@ -12,8 +12,11 @@ SELECT lane, seq, id, created_at,
        CASE WHEN loaded THEN payload END AS payload,
        CASE WHEN loaded THEN content_type END AS content_type,
        -- Most have none: a null costs the client nothing. As text, so that the client can handle
-       -- values that it can't decode, in rows inserted by hand.
-       CASE WHEN loaded THEN nullif(headers, '{}'::jsonb)::text END AS headers,
+       -- values that it can't decode, in rows inserted by hand. Only strings become text: a number of
+       -- a few bytes can be 131 kB of it. Null, and not false, if it is no object.
+       CASE WHEN loaded AND headers <> '{}'::jsonb
+            THEN CASE WHEN (headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE
+                      THEN headers::text ELSE 'null' END END AS headers,
        schema_version,
        CASE WHEN loaded AND available_at > created_at THEN available_at END AS due_at,
        CASE WHEN NOT loaded THEN

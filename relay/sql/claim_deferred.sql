@@ -1,6 +1,6 @@
 -- Does:  Read messages from the log, bounded in bytes. Locks nothing.
 -- Takes: ids, created_ats, lanes, seqs, runs, entries (the last known ones; same length), first and last of created_ats, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
--- Gives: position (from 1), topic, key, tenant, payload, content_type, headers, schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: too large, published or dead_lettered: marked so, gone: a later entry exists, missing: the message does not exist), too_large (the field that exceeds its limit)
+-- Gives: position (from 1), topic, key, tenant, payload, content_type, headers (text; 'null': they aren't strings), schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: too large, published or dead_lettered: marked so, gone: a later entry exists, missing: the message does not exist), too_large (the field that exceeds its limit)
 -- Index: message_pkey, deferral_message_idx and settlement_lane_idx on each partition between first and last
 -- This resembles claim_batch.sql; see its comments.
 SELECT position,
@@ -9,7 +9,9 @@ SELECT position,
        CASE WHEN loaded THEN tenant END AS tenant,
        CASE WHEN loaded THEN payload END AS payload,
        CASE WHEN loaded THEN content_type END AS content_type,
-       CASE WHEN loaded THEN nullif(headers, '{}'::jsonb)::text END AS headers,
+       CASE WHEN loaded AND headers <> '{}'::jsonb
+            THEN CASE WHEN (headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE
+                      THEN headers::text ELSE 'null' END END AS headers,
        schema_version,
        CASE WHEN loaded THEN due_at END AS due_at,
        CASE WHEN NOT loaded THEN

@@ -36,6 +36,18 @@ TOO_MUCH = {
         "(SELECT jsonb_object_agg(n, '') FROM generate_series(1, 30000) n)",
         "headers_size",
     ),
+    "headers with a number": (
+        "headers",
+        """'{"a": "b", "h": 1e131000}'""",
+        "headers_are_strings",
+    ),
+    "headers with strings in a list": (
+        "headers",
+        """'{"h": ["a"]}'""",
+        "headers_are_strings",
+    ),
+    "headers in a list": ("headers", """'[{"h": "a"}]'""", "headers_are_strings"),
+    "a number as headers": ("headers", "'1e131000'", "headers_are_strings"),
     "payload": (
         "payload",
         f"convert_to(repeat('x', {limits.MAX_PAYLOAD_BYTES + 1}), 'UTF8')",
@@ -102,7 +114,8 @@ def constraints(url: str) -> list[tuple[Any, ...]]:
         url,
         "SELECT DISTINCT conname, convalidated FROM pg_constraint"
         " WHERE contype = 'c' AND conrelid::regclass::text LIKE 'outbox.message%'"
-        " AND (conname LIKE '%size' OR conname = 'schema_version_positive')"
+        " AND (conname LIKE '%size'"
+        " OR conname IN ('headers_are_strings', 'schema_version_positive'))"
         " ORDER BY 1",
     )
 

@@ -50,6 +50,7 @@ async def test_invalid_headers_are_kept_along_with_an_oversized_topic(
     database_url: str,
 ) -> None:
     insert(database_url, Message("orders", b""))
+    lift_limits(database_url)
     execute(database_url, "UPDATE outbox.message SET headers = '[1]'")
     lengthen(database_url, "topic", "orders")
     publisher = ScriptedPublisher()

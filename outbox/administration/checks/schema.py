@@ -16,6 +16,7 @@ _LIMITS: Final = (
     "tenant_size",
     "content_type_size",
     "headers_size",
+    "headers_are_strings",
     "payload_size",
     "schema_version_positive",
 )

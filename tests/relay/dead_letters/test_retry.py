@@ -207,7 +207,7 @@ async def test_the_dead_letter_of_a_foreign_message_cannot_be_published(
 
     reasons = [reason for _, _, reason in states(bench.url)]
     assert [reason.split(":")[0] for reason in sorted(reasons)] == [
-        f"message headers '{'[' * 58}…",
+        "message headers 'not shown",
         "message headers []",
         "message id 'stripe-17'",
         "message topic ''",
