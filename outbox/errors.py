@@ -4,18 +4,20 @@ Each message names the field, the value and the remedy. The failure of a single 
 is a value (`relay.publisher.Nacked`), not an exception.
 """
 
+import json
 import re
 import textwrap
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-# The part of PostgreSQL's or SQLAlchemy's message that quotes the row.
+# The part of PostgreSQL's or SQLAlchemy's message that quotes the row. In a text that
+# repr() or JSON wrote, a line begins after a backslash and a letter.
 _ROW: Final = re.compile(
-    r"\s*(?:\bDETAIL:\s|\bCONTEXT:\s|\[SQL: |\[parameters: |"
-    r"Original exception was: ).*\Z",
-    re.DOTALL,
+    r"(?:\b|(?<=\\[nrt]))(?:DETAIL:\s|CONTEXT:\s|LINE \d+: )|"
+    r"\[SQL: |\[parameters: |Original exception was: "
 )
+_ESCAPED: Final = (r"\n", r"\r", r"\t")
 _DATA_EXCEPTION: Final = "22"
 # The message of a data exception quotes the value, in its language's quotation marks.
 _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
@@ -23,6 +25,15 @@ _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
 _ARGUMENT: Final = re.compile(
     r"(invalid input for query argument \$\d+[^:]*): .*", re.DOTALL
 )
+# How a message is written inside the text of another error. repr() escapes its single
+# quotes only if the whole text has quotes of both kinds.
+_QUOTINGS: Final[tuple[Callable[[str], str], ...]] = (
+    lambda text: repr(text)[1:-1],
+    lambda text: repr(f'"{text}')[2:-1],
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+)
+_UNSAYABLE: Final = "<exception str() failed>"  # traceback writes the same
 _CAUSED: Final = (
     "\nThe above exception was the direct cause of the following exception:\n\n"
 )
@@ -95,7 +106,10 @@ class UnknownImplementationError(ConfigError, LookupError):
 
 def shorten(value: object, limit: int = 60) -> str:
     """Quote `value` for an error message, in at most about `limit` characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - the value's own code
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
@@ -164,12 +178,11 @@ def _without_rows(error: BaseException) -> str:
         kind = type(orig)
         return f"({kind.__module__}.{kind.__qualname__}) {_without_rows(orig)}"
     if (report := _report_of(error)) is None:
-        return _cut_rows(str(error), error)
+        return _cut_rows(_said(error), error)
     primary, sqlstate, constraint = report
     if sqlstate is None:
         return primary
-    if sqlstate.startswith(_DATA_EXCEPTION):
-        primary = _ARGUMENT.sub(r"\1", _QUOTED.sub('"…"', primary))
+    primary = _cut_value(primary, sqlstate)
     about = [f"SQLSTATE {sqlstate}"]
     if constraint:
         about.append(f"constraint {constraint}")
@@ -195,7 +208,7 @@ def _report_of(error: BaseException) -> _Report | None:
         return None
     if hasattr(error, "constraint_name"):  # asyncpg
         return _Report(
-            str(error.args[0]) if error.args else "", sqlstate, error.constraint_name
+            _said(error.args[0]) if error.args else "", sqlstate, error.constraint_name
         )
     # SQLAlchemy's translation of an asyncpg error.
     return None if error.__cause__ is None else _report_of(error.__cause__)
@@ -219,11 +232,57 @@ def _wrapped_by_sqlalchemy(error: BaseException) -> BaseException | None:
 
 def _cut_rows(text: str, error: BaseException) -> str:
     """Remove the rows that its causes and contexts quote from an error's text."""
-    seen: set[int] = set()
-    quoted = error.__cause__ or error.__context__
-    while quoted is not None and id(quoted) not in seen:
-        seen.add(id(quoted))
-        if _is_of_database(quoted) and str(quoted):
-            text = text.replace(str(quoted), _without_rows(quoted))
-        quoted = quoted.__cause__ or quoted.__context__
-    return _ROW.sub("", text)
+    for quoted in _behind(error):
+        if _is_of_database(quoted):
+            for said, cut in _forms_of(quoted):
+                text = text.replace(said, cut)
+    if (row := _ROW.search(text)) is None:
+        return text
+    text = text[: row.start()].rstrip()
+    while text.endswith(_ESCAPED):
+        text = text[:-2].rstrip("\\").rstrip()
+    return text
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that an error's text may quote: causes, contexts and members."""
+    seen = {id(error)}
+    found = [error]
+    while found:
+        known = found.pop(0)
+        members = known.exceptions if isinstance(known, BaseExceptionGroup) else ()
+        for behind in (known.__cause__, known.__context__, *members):
+            if behind is not None and id(behind) not in seen:
+                seen.add(id(behind))
+                found.append(behind)
+                yield behind
+
+
+def _forms_of(error: BaseException) -> Iterator[tuple[str, str]]:
+    """Yield what an error says, as others may quote it, each with its cut form."""
+    pairs = [(_said(error), _without_rows(error))]
+    report = _report_of(error)
+    if report is not None and report.sqlstate is not None:
+        pairs.append((report.primary, _cut_value(report.primary, report.sqlstate)))
+    for _ in range(2):
+        pairs += [(f(said), f(cut)) for said, cut in pairs for f in _QUOTINGS]
+    yielded = set()
+    for said, cut in pairs:
+        if said and said != cut and said not in yielded:
+            yielded.add(said)
+            yield said, cut
+
+
+def _cut_value(primary: str, sqlstate: str) -> str:
+    """Remove the value from the message of a data exception."""
+    if not sqlstate.startswith(_DATA_EXCEPTION):
+        return primary
+    return _ARGUMENT.sub(r"\1", _QUOTED.sub('"…"', primary))
+
+
+def _said(value: object) -> str:
+    """Return an error's text, even if its own code fails."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - the error's own code
+        return _UNSAYABLE

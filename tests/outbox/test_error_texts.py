@@ -1,6 +1,7 @@
 """The texts of database errors that our processes write contain no value of a row."""
 
 import asyncio
+import json
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
@@ -12,13 +13,20 @@ from sqlalchemy import text
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from typing_extensions import override
 
 from inbox import Consumer
 from inbox.events import HandlerFailed, MessageDeadLettered
 from inbox.sources.memory import MemorySource
 from outbox import Message
-from outbox.errors import message_of, one_line, traceback_of
-from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from outbox.errors import message_of, one_line, shorten, traceback_of
+from tests.fixtures.consumers import (
+    QUICK,
+    async_sessions_of,
+    running,
+    sessions_by,
+    sessions_of,
+)
 from tests.fixtures.sessions import execute
 
 SECRET = "jane@example.org"
@@ -188,6 +196,134 @@ async def test_a_traceback_shows_the_place_but_no_value(
     assert f"in {getattr(way, '__name__', '')}" in said
     assert SECRET not in said
     assert SECRET not in one_line(error)
+
+
+class AppError(Exception):
+    pass
+
+
+Wrapping: TypeAlias = Callable[[Exception], Exception]
+WRAPPINGS: dict[str, Wrapping] = {
+    "as an argument": lambda error: AppError("can't save", error),
+    "as text in an argument": lambda error: AppError("can't save", str(error)),
+    "as text after quotes": lambda error: AppError("can't save", f'"it\'s" {error}'),
+    "in a text": lambda error: AppError(f"can't save: {error}"),
+    "as repr in a text": lambda error: AppError(f"can't save: {error!r}"),
+    "as repr in an argument": lambda error: AppError("can't save", repr(error)),
+    "as a key": lambda error: KeyError(str(error)),
+    "as repr": lambda error: RuntimeError(repr(error)),
+    "in a dict": lambda error: RuntimeError({"error": str(error)}),
+    "as JSON": lambda error: RuntimeError(json.dumps({"error": str(error)})),
+    "as JSON in an argument": lambda error: AppError(1, json.dumps([str(error)])),
+    "in one line": lambda error: AppError(" ".join(str(error).split())),
+    "in a group": lambda error: ExceptionGroup(f"can't save: {error!r}", [error]),
+}
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=["violation", "data exception"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_wrapped_error_quotes_no_value_however_it_is_written(
+    people: str, way: Way, statement: str
+) -> None:
+    cause = await caught(way(people, statement))
+
+    for how, wrapping in WRAPPINGS.items():
+        for is_hidden in (False, True):
+            error = _wrap(cause, wrapping, is_hidden)
+            said = one_line(error)
+            assert SECRET not in said, how
+            assert SECRET not in traceback_of(error), how
+            assert "person_pkey" in said or "for type integer" in said, how
+
+
+def _wrap(cause: Exception, wrapping: Wrapping, is_hidden: bool) -> Exception:
+    with pytest.raises(Exception) as it:  # noqa: PT012
+        try:
+            raise cause  # noqa: TRY301
+        except Exception as error:  # noqa: BLE001
+            raise wrapping(error) from None if is_hidden else error
+    return it.value
+
+
+async def test_the_text_of_a_cause_is_cut_when_the_context_is_another_error(
+    people: str,
+) -> None:
+    async def wrapped() -> None:
+        try:
+            await by_psycopg(people, NO_NUMBER)
+        except psycopg.Error as error:
+            raise AppError("can't save", error) from ValueError("another")
+
+    error = await caught(wrapped())
+
+    assert SECRET not in one_line(error)
+    assert SECRET not in traceback_of(error)
+
+
+class UnsayableError(Exception):
+    @override
+    def __str__(self) -> str:
+        raise ValueError("it has no text")
+
+    @override
+    def __repr__(self) -> str:
+        raise ValueError("it has no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (UnsayableError(), "UnsayableError: <exception str() failed>"),
+        (AppError("failed", UnsayableError()), "AppError: <exception str() failed>"),
+        (ExceptionGroup("two", [UnsayableError()]), "ExceptionGroup: two (1 sub-exce"),
+    ],
+)
+def test_an_error_whose_text_fails_is_named_by_its_type(
+    error: Exception, said: str
+) -> None:
+    assert one_line(error).startswith(said)
+    assert "exception str() failed" in traceback_of(error)
+
+
+def test_a_value_whose_repr_fails_is_named_by_its_type() -> None:
+    assert shorten(UnsayableError()) == "<UnsayableError>"
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["coroutine", "plain"])
+async def test_a_handlers_error_whose_text_fails_is_dead_lettered_at_last(
+    database_url: str, is_async: bool
+) -> None:
+    async with sessions_by(
+        database_url, "asyncpg" if is_async else "psycopg"
+    ) as sessions:
+        consumer = Consumer(
+            MemorySource(Message("t", b""), Message("u", b"")),
+            sessions,
+            name="c",
+            retry=QUICK,
+        )
+
+        async def handle(session: AsyncSession, message: Message) -> None:
+            raise UnsayableError
+
+        def handle_plainly(session: Session, message: Message) -> None:
+            raise UnsayableError
+
+        for topic, permanent in (("t", ()), ("u", UnsayableError)):
+            consumer.handles(topic, permanent=permanent)(
+                handle if is_async else handle_plainly
+            )
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered, 2)
+
+    assert len(events.of(HandlerFailed)) == QUICK.max_attempts - 1
+    letters = execute(
+        database_url,
+        "SELECT topic, attempts, error_reason FROM inbox.dead_letter ORDER BY topic",
+    )
+    said = "UnsayableError: <exception str() failed>"
+    assert [letter[:2] for letter in letters] == [("t", 3), ("u", 1)]
+    assert all(said in reason for _, _, reason in letters)
 
 
 async def test_a_session_that_needs_a_rollback_quotes_no_row(
