@@ -32,7 +32,7 @@ DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[]
     outbox.show_unsettled(text, text, timestamptz, timestamptz),
     outbox.describe_unsettled(text, regclass, timestamptz, timestamptz),
     outbox.unsettled_messages(regclass, timestamptz, timestamptz, integer), outbox.is_followed(text, timestamptz, timestamptz),
-    outbox.strays(text), outbox.detach_under_way(), outbox.may_finalize(regclass), outbox.was_detached_by_hand(outbox.retiring_partition),
+    outbox.strays(text), outbox.detach_under_way(), outbox.may_finalize(regclass), outbox.was_detached_by_hand(outbox.retiring_partition), outbox.checks_of_bounds(regclass, text),
     outbox.trim_foreign_receipts_batch(), outbox.receipt_time(), outbox.make_partitions(text),
     outbox.make_partitions_at(text, timestamptz[]), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),

@@ -97,6 +97,7 @@ RETURNS TABLE (parent_table text, partition regclass, starts_at timestamptz, end
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 SET datestyle = 'ISO, MDY'
+SET quote_all_identifiers = off  -- for the text of constraints, and the names of partitions that are compared
 BEGIN ATOMIC
     WITH relations AS MATERIALIZED (
         SELECT p.parent_table, p.control, p.span, c.oid, c.relispartition,
@@ -154,6 +155,17 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.strays IS 'tables that look like partitions of ours, but are neither attached nor recorded';
 
+CREATE FUNCTION outbox.checks_of_bounds(partition regclass, control text) RETURNS SETOF name
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
+BEGIN ATOMIC
+    SELECT q.conname FROM pg_constraint q
+     WHERE q.conrelid = checks_of_bounds.partition AND q.contype = 'c' AND q.conislocal
+       AND pg_get_constraintdef(q.oid) ~ format('\(%s >= ''[^'']+''.*\(%s < ''', control, control);
+END;
+COMMENT ON FUNCTION outbox.checks_of_bounds IS 'the CHECK constraints with the bounds of a partition, as DETACH … CONCURRENTLY leaves one';
+
 -- Jobs and commands detach CONCURRENTLY, which leaves a CHECK with the bounds up to PostgreSQL 18, and
 -- outbox.maintain() records its detach in the same transaction. Any other detach was somebody's own.
 CREATE FUNCTION outbox.was_detached_by_hand(r outbox.retiring_partition) RETURNS boolean
@@ -163,10 +175,7 @@ BEGIN ATOMIC
     SELECT NOT c.relispartition
            AND (r.detach_by IS NULL
                 OR (r.detach_by <> 'outbox.maintain()' AND current_setting('server_version_num')::int < 190000
-                    AND NOT EXISTS (
-                        SELECT FROM pg_constraint q
-                         WHERE q.conrelid = c.oid AND q.contype = 'c'
-                           AND pg_get_constraintdef(q.oid) ~ format('\(%s >= ''[^'']+''.*\(%s < ''', p.control, p.control))))
+                    AND NOT EXISTS (SELECT FROM outbox.checks_of_bounds(c.oid, p.control))))
       FROM pg_class c, outbox.partition_policy p
      WHERE c.oid = to_regclass(r.partition) AND p.parent_table = r.parent_table;
 END;
@@ -707,6 +716,10 @@ BEGIN
             IF v_reason IS NOT NULL THEN
                 EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
                                parent::regclass, s.partition, s.starts_at, s.ends_at);
+                -- Otherwise a later detach by hand would look like one of ours.
+                FOR v_own IN SELECT q AS conname FROM outbox.checks_of_bounds(s.partition, p.control) q LOOP
+                    EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', s.partition, v_own.conname);
+                END LOOP;
                 outcome := 'attached again';
                 UPDATE outbox.retiring_partition r SET planned_at = NULL,
                        -- Its job may still be scheduled.

@@ -148,6 +148,57 @@ def test_a_partition_detached_by_hand_is_left_alone_while_its_own_detach_is_plan
     assert any(partition in finding for finding in found) is is_known
 
 
+def attach_again_and_plan(url: str, partition: str, by: str) -> None:
+    """Let the upkeep attach a partition that its job detached, and plan it anew."""
+    plan_detach(url, by)
+    detach_by_hand_concurrently(url, partition)
+    set_retention(url, "60 days")
+    execute(url, UPKEEP)
+    assert attached(url, partition)
+    set_retention(url, "7 days")
+    plan_detach(url, by)
+
+
+def plan_detach(url: str, by: str) -> None:
+    execute(url, "SELECT outbox.finish_detached('outbox.message')")
+    execute(url, "UPDATE outbox.retiring_partition SET detach_by = %s", [by])
+
+
+def set_retention(url: str, time: str) -> None:
+    statement = "UPDATE outbox.partition_policy SET retention = %s"
+    execute(url, f"{statement} WHERE parent_table = 'outbox.message'", [time])
+
+
+def attached(url: str, partition: str) -> bool:
+    query = "SELECT relispartition FROM pg_class WHERE oid = %s::regclass"
+    return bool(execute(url, query, [partition])[0][0])
+
+
+@pytest.mark.parametrize("by", ["pg_cron", "pillarbox maintain"])
+def test_a_partition_that_was_attached_again_is_left_alone_once_detached_by_hand(
+    by: str, database_url: str
+) -> None:
+    partition = create_expired(database_url)
+    attach_again_and_plan(database_url, partition, by)
+    detach_by_hand(database_url, partition)
+
+    execute(database_url, UPKEEP)
+
+    assert exists(database_url, partition) is (server_version(database_url) < 190000)
+
+
+def test_a_partition_that_was_attached_again_is_dropped_once_its_job_detached_it(
+    database_url: str,
+) -> None:
+    partition = create_expired(database_url)
+    attach_again_and_plan(database_url, partition, "pg_cron")
+    detach_by_hand_concurrently(database_url, partition)
+
+    execute(database_url, UPKEEP)
+
+    assert not exists(database_url, partition)
+
+
 def test_a_partition_detached_concurrently_is_dropped_while_its_job_is_scheduled(
     database_url: str,
 ) -> None:
