@@ -1,16 +1,17 @@
 """Messages that were never sent: their session ended without a flush or a rollback.
 
 A rollback, or an exception that ends the session, discards messages on purpose. A
-forgotten commit doesn't, so it is reported: as the event `MessagesUnsent`, which is
-logged, and as an `UnsentMessagesWarning`, which Python shows where it shows a
-`ResourceWarning`.
+forgotten commit doesn't, nor does a commit after the messages were expunged, so it is
+reported: as the event `MessagesUnsent`, which is logged, and as an
+`UnsentMessagesWarning`, which Python shows where it shows a `ResourceWarning`.
 """
 
+import asyncio
 import atexit
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FrameType, SimpleNamespace
@@ -29,6 +30,9 @@ from outbox.session import async_session_of
 
 _MOST_NAMED: Final = 5
 _CLOSING: Final = ("close", "reset", "invalidate")
+_EXPUNGING: Final = ("expunge", "expunge_all")
+_EXPUNGED: Final = "outbox.messages_expunged"
+_COMMITTED_WITHOUT: Final = "their session expunged them, and was committed"
 # The most frames between a session's `close` and the listener for dropped objects.
 _MOST_FRAMES: Final = 12
 
@@ -42,7 +46,10 @@ class MessagesUnsent(Event):
     """Messages were added to a session that was never flushed, and are lost."""
 
     level = logging.WARNING
-    advice = "commit the session that outbox.add was given, or roll it back on purpose"
+    advice = (
+        "flush and commit the session that outbox.add was given, or roll it back on "
+        "purpose"
+    )
 
     messages: int
     topics: tuple[str, ...]
@@ -55,10 +62,12 @@ class MessagesUnsent(Event):
         if len(self.topics) > _MOST_NAMED:
             topics.append("…")
         many = "" if self.messages == 1 else "s"
+        lost = f"lost {self.messages} message{many} of topic {', '.join(topics)}: "
+        if self.reason == _COMMITTED_WITHOUT:
+            return f"{lost}{self.reason}; flush the session before you expunge objects"
         return (
-            f"lost {self.messages} message{many} of topic {', '.join(topics)}: "
-            f"{self.reason} without a commit; commit the session that outbox.add was "
-            "given (with Session.begin() as session: …), or roll it back on purpose"
+            f"{lost}{self.reason} without a commit; commit the session that outbox.add "
+            "was given (with Session.begin() as session: …), or roll it back on purpose"
         )
 
 
@@ -111,7 +120,7 @@ def _close(outer: ref[Any], name: str) -> Any:
     session = outer()
     if session is None:
         return None
-    raised = sys.exception()
+    raised = _failure(sys.exception())
     if raised is not None:
         for dropped in session.sync_session.new:
             if isinstance(dropped, UnsentMessages):
@@ -125,26 +134,86 @@ def _note_dropped(session: Session, dropped: object) -> None:
     if not isinstance(dropped, UnsentMessages) or dropped.is_settled:
         return
     dropped.is_settled = True
-    raised = dropped.raised or sys.exception()
+    raised = dropped.raised or _failure(sys.exception())
     if raised is not None and raised is not dropped.handled:
         return
-    if dropped.messages and _is_closing(sys._getframe(1)):
+    if not dropped.messages:
+        return
+    if _is_inside(_CLOSE, sys._getframe(1)):
         _report(dropped.messages, "their session was closed")
+    elif _is_inside(_EXPUNGE, sys._getframe(1)):
+        _note_expunged(session, dropped.messages)
 
 
-def _is_closing(frame: FrameType | None) -> bool:
+def _failure(raised: BaseException | None) -> BaseException | None:
+    """Return the exception with which a session ends; None if it ends without one.
+
+    `return` and `break` in a loop over a generator end the generator by GeneratorExit.
+    The event loop ends an async one in a task, which it cancels when it ends itself.
+    """
+    if isinstance(raised, asyncio.CancelledError) and _ends_generator():
+        return None
+    while isinstance(raised, GeneratorExit) or (
+        isinstance(raised, SystemExit) and raised.code in (None, 0)
+    ):
+        raised = raised.__context__
+    return raised
+
+
+def _ends_generator() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and isinstance(task.get_coro(), _ACLOSE)
+
+
+async def _nothing() -> AsyncGenerator[None, None]:
+    yield
+
+
+_ACLOSE: Final = type(_nothing().aclose())
+
+
+def _is_inside(code: set[CodeType], frame: FrameType | None) -> bool:
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return False
-        if frame.f_code in _CODE:
+        if frame.f_code in code:
             return True
         frame = frame.f_back
     return False
 
 
-_CODE: Final[set[CodeType]] = {
-    getattr(Session, name).__code__ for name in _CLOSING if hasattr(Session, name)
-}
+def _code_of(names: Sequence[str]) -> set[CodeType]:
+    return {getattr(Session, n).__code__ for n in names if hasattr(Session, n)}
+
+
+_CLOSE: Final = _code_of(_CLOSING)
+_EXPUNGE: Final = _code_of(_EXPUNGING)
+
+
+def _note_expunged(session: Session, messages: list[Message]) -> None:
+    transaction = session.get_transaction()
+    noted, expunged = session.info.get(_EXPUNGED, (None, []))
+    if noted is not transaction:
+        expunged = []
+    session.info[_EXPUNGED] = transaction, [*expunged, *messages]
+
+
+@event.listens_for(Session, "after_commit")
+def _report_expunged(session: Session) -> None:
+    # Every commit in the process runs this.
+    if _EXPUNGED not in session.info or session.in_nested_transaction():
+        return
+    transaction, messages = session.info.pop(_EXPUNGED)
+    if transaction is session.get_transaction():
+        _report(messages, _COMMITTED_WITHOUT)
+
+
+@event.listens_for(Session, "after_soft_rollback")
+def _forget_expunged(session: Session, _: object) -> None:
+    session.info.pop(_EXPUNGED, None)
 
 
 def _report(messages: Sequence[Message], reason: str) -> None:

@@ -6,8 +6,15 @@ import logging
 import subprocess
 import sys
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+)
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
@@ -269,6 +276,140 @@ def test_expunged_messages_are_not_reported_as_a_loss(
     assert reported == []
 
 
+@pytest.mark.parametrize("expunge", ["one", "all"])
+def test_messages_that_were_expunged_before_a_commit_are_reported(
+    expunge: str, reported: list[MessagesUnsent]
+) -> None:
+    with Session() as session:
+        outbox.add(session, ORDER)
+        if expunge == "all":
+            session.expunge_all()
+        else:
+            (waiting,) = session.new
+            session.expunge(waiting)
+        outbox.add(session, REFUND)
+        session.expunge_all()
+        session.commit()
+        session.commit()
+
+    (lost,) = reported
+    assert lost.topics == ("orders.placed", "refunds.made")
+    assert str(lost).endswith(
+        "their session expunged them, and was committed; flush the session before you "
+        "expunge objects"
+    )
+
+
+@pytest.mark.parametrize("end", [Session.rollback, Session.close])
+def test_messages_that_were_expunged_before_a_rollback_are_not_reported(
+    end: Callable[[Session], None], reported: list[MessagesUnsent]
+) -> None:
+    with Session() as session:
+        outbox.add(session, ORDER)
+        session.expunge_all()
+        end(session)
+        session.begin()
+        session.commit()
+
+    assert reported == []
+
+
+def sessions_of_a_generator() -> Iterator[Session]:
+    with Session() as session:
+        yield session
+
+
+async def sessions_of_an_async_generator() -> AsyncGenerator[AsyncSession, None]:
+    async with AsyncSession() as session:
+        yield session
+
+
+def leave_loop() -> None:
+    for session in sessions_of_a_generator():
+        outbox.add(session, ORDER)
+        break
+
+
+def close_generator() -> None:
+    generator: Any = sessions_of_a_generator()
+    outbox.add(next(generator), ORDER)
+    generator.close()
+
+
+def forget_generator() -> None:
+    generator = sessions_of_a_generator()
+    outbox.add(next(generator), ORDER)
+
+
+@pytest.mark.parametrize("leave", [leave_loop, close_generator, forget_generator])
+def test_a_generator_that_is_left_before_its_end_is_reported(
+    leave: Callable[[], None], reported: list[MessagesUnsent]
+) -> None:
+    leave()
+    gc.collect()
+
+    assert [one.reason for one in reported] == ["their session was closed"]
+
+
+async def leave_loop_async() -> None:
+    async for session in sessions_of_an_async_generator():
+        outbox.add(session, ORDER)
+        break
+
+
+async def close_generator_async() -> None:
+    generator = sessions_of_an_async_generator()
+    outbox.add(await anext(generator), ORDER)
+    await generator.aclose()
+
+
+@pytest.mark.parametrize("leave", [leave_loop_async, close_generator_async])
+def test_an_async_generator_that_is_left_before_its_end_is_reported(
+    leave: Callable[[], Coroutine[Any, Any, None]], reported: list[MessagesUnsent]
+) -> None:
+    asyncio.run(leave())
+
+    assert [one.reason for one in reported] == ["their session was closed"]
+
+
+def test_a_generator_that_is_closed_by_an_exception_is_not_reported(
+    reported: list[MessagesUnsent],
+) -> None:
+    generator: Any = sessions_of_a_generator()
+    with pytest.raises(ZeroDivisionError), closing(generator):
+        add_and_fail(next(generator))
+
+    assert reported == []
+
+
+async def test_a_dependency_that_ends_by_an_exception_is_not_reported(
+    reported: list[MessagesUnsent],
+) -> None:
+    give = asynccontextmanager(sessions_of_an_async_generator)
+    with pytest.raises(ZeroDivisionError):
+        async with give() as session:
+            add_and_fail(session)
+
+    assert reported == []
+
+
+@pytest.mark.parametrize(
+    ("status", "is_reported"), [(0, True), (None, True), (1, False)]
+)
+def test_an_exit_without_an_error_hides_no_loss(
+    status: int | None, is_reported: bool, reported: list[MessagesUnsent]
+) -> None:
+    def run() -> None:
+        with Session() as session:
+            outbox.add(session, ORDER)
+            sys.exit(status)
+
+    with pytest.raises(SystemExit):
+        run()
+
+    assert bool(reported) == is_reported
+
+
 def test_messages_that_a_test_read_are_not_reported_as_a_loss(
     reported: list[MessagesUnsent],
 ) -> None:
@@ -295,8 +436,8 @@ def test_a_loss_is_logged_and_warned_about_with_topic_and_remedy(
     assert (record.name, record.levelname) == ("pillarbox", "WARNING")
     assert record.getMessage() == (
         "MessagesUnsent messages=1 topics=('orders.placed',) reason='their session was"
-        " closed' remedy='commit the session that outbox.add was given, or roll it back"
-        " on purpose'"
+        " closed' remedy='flush and commit the session that outbox.add was given, or"
+        " roll it back on purpose'"
     )
     assert record.__dict__["event"] == "MessagesUnsent"
     assert record.__dict__["values"]["topics"] == ("orders.placed",)
