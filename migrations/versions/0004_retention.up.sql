@@ -470,6 +470,7 @@ RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamp
                unsettled bigint, reason text, statement text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 SET timezone = 'UTC'
 SET datestyle = 'ISO, MDY'
 SET intervalstyle = 'postgres'
@@ -634,6 +635,7 @@ CREATE FUNCTION outbox.finish_detached(parent text)
 RETURNS TABLE (partition text, outcome text, problem text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 SET timezone = 'UTC'
 SET datestyle = 'ISO, MDY'
 SET intervalstyle = 'postgres'
@@ -781,6 +783,7 @@ COMMENT ON FUNCTION outbox.finish_detached IS
 CREATE FUNCTION outbox.schedule_detaches() RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 AS $body$
 DECLARE
     -- The launcher may only see a new job in the next minute.

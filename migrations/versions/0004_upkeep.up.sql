@@ -11,6 +11,7 @@ SET LOCAL ROLE {owner};
 CREATE FUNCTION outbox.detach_expired(parent text, INOUT skip regclass[], patience interval, OUT outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 SET timezone = 'UTC'
 SET datestyle = 'ISO, MDY'
 SET intervalstyle = 'postgres'

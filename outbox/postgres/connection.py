@@ -27,6 +27,7 @@ _PINNED: Final = {
     "client_encoding": "'UTF8'",
     "bytea_output": "'hex'",
     "extra_float_digits": "1",
+    "quote_all_identifiers": "off",
     "default_transaction_isolation": "'read committed'",
 }
 PIN_SESSION: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())

@@ -199,6 +199,27 @@ def test_a_partition_that_was_attached_again_is_dropped_once_its_job_detached_it
     assert not exists(database_url, partition)
 
 
+@pytest.mark.parametrize("detach", [detach_by_hand, detach_by_hand_concurrently])
+def test_retention_works_where_all_identifiers_are_quoted(
+    detach: Callable[[str, str], None], database_url: str, doctor: Doctor
+) -> None:
+    partition = create_expired(database_url)
+    name = database_url.rpartition("/")[2].partition("?")[0]
+    execute(database_url, f'ALTER DATABASE "{name}" SET quote_all_identifiers = on')
+    plan_detach(database_url, "pg_cron")
+    detach(database_url, partition)
+
+    execute(database_url, UPKEEP)
+
+    is_ours = detach is detach_by_hand_concurrently
+    assert exists(database_url, partition) is not is_ours
+    if is_ours:
+        assert doctor(database_url) == (0, [])
+        create_expired(database_url, 25)
+        assert main(["maintain", "--database", database_url]) == 0
+        assert execute(database_url, EXPIRED) == []
+
+
 def test_a_partition_detached_concurrently_is_dropped_while_its_job_is_scheduled(
     database_url: str,
 ) -> None:

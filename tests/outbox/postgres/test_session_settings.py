@@ -36,6 +36,7 @@ ODD = {
     "TimeZone": "Asia/Kolkata",
     "bytea_output": "escape",
     "extra_float_digits": "-15",
+    "quote_all_identifiers": "on",
     "client_encoding": "LATIN1",
     "default_transaction_isolation": "serializable",
 }
@@ -66,6 +67,7 @@ async def test_our_own_sessions_override_the_settings_of_the_database(
         "TimeZone": "UTC",
         "bytea_output": "hex",
         "extra_float_digits": "1",
+        "quote_all_identifiers": "off",
         "client_encoding": "UTF8",
         "default_transaction_isolation": "read committed",
     }
