@@ -20,5 +20,5 @@ def run(file: str, **values: str) -> None:
     for name, value in values.items():
         script = script.replace(f"{{{name}}}", f"'{value}'")
     for statement in split_statements(names.fill(script)):
-        # text() would read a colon before a word as a parameter.
-        op.execute(text(re.sub(r"(?<![:\w]):(?=\w)", r"\\:", statement)))
+        # text() would read a colon before a word as a parameter, but not [:space:].
+        op.execute(text(re.sub(r"(?<![:\w]):(?=\w+(?![:\w]))", r"\\:", statement)))

@@ -178,6 +178,17 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.accept_clock IS 'confirm that the server''s clock is right: the next upkeep drops what has expired';
 
+-- As in Python's outbox.errors: the message of a data exception quotes the value. A message that contains
+-- another error may also have its DETAIL or CONTEXT.
+CREATE FUNCTION outbox.without_row(message text, state text) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT regexp_replace(CASE WHEN starts_with(state, '22') THEN regexp_replace(message, '["«»„“‹].*["»«“”›]', '"…"') ELSE message END,
+                          '[[:space:]]*' || chr(10) || '[[:space:]]*(DETAIL|CONTEXT|LINE [0-9]+):[[:space:]].*$', '');
+END;
+COMMENT ON FUNCTION outbox.without_row IS 'an error''s message, without values of rows';
+
 -- The clock decides what is dropped. Only the last success shows whether it can be trusted.
 CREATE FUNCTION outbox.clock_problem() RETURNS text
 LANGUAGE sql STABLE

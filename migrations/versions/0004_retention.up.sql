@@ -618,7 +618,7 @@ BEGIN
           USING (SELECT n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = partition),
                 (SELECT c.relname::text FROM pg_class c WHERE c.oid = partition), starts_at, ends_at;
     EXCEPTION WHEN OTHERS THEN
-        RETURN format('%s is not archived, and so not dropped: %s: %s (SQLSTATE %s)', partition, a.call, SQLERRM, SQLSTATE);
+        RETURN format('%s is not archived, and so not dropped: %s: %s (SQLSTATE %s)', partition, a.call, outbox.without_row(SQLERRM, SQLSTATE), SQLSTATE);
     END;
     RETURN NULL;
 END

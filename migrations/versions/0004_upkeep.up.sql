@@ -118,14 +118,14 @@ BEGIN
                 v_problems := v_problems || v_problem || '; ';
             END IF;
         EXCEPTION WHEN OTHERS THEN
-            v_problems := v_problems || format('settings of pg_partman for %s: %s; ', v_parent, SQLERRM);
+            v_problems := v_problems || format('settings of pg_partman for %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
         END;
         COMMIT;
         SET LOCAL search_path = pg_catalog, pg_temp;
         BEGIN
             PERFORM outbox.make_partitions(v_parent);
         EXCEPTION WHEN OTHERS THEN
-            v_problems := v_problems || format('premake of %s: %s; ', v_parent, SQLERRM);
+            v_problems := v_problems || format('premake of %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
         END;
         COMMIT;  -- apart from retention: a lock that can't be had there must not undo the days made here
         SET LOCAL search_path = pg_catalog, pg_temp;
@@ -138,7 +138,7 @@ BEGIN
                 END IF;
             END LOOP;
         EXCEPTION WHEN OTHERS THEN
-            v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, SQLERRM);
+            v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
         END;
         COMMIT;
         SET LOCAL search_path = pg_catalog, pg_temp;
@@ -149,7 +149,7 @@ BEGIN
                 SELECT d.skip, d.outcome INTO v_skip, v_outcome FROM outbox.detach_expired(v_parent, v_skip, patience) d;
             EXCEPTION WHEN OTHERS THEN
                 v_outcome := 'none';
-                v_problems := v_problems || format('retention of %s: %s; ', v_parent, SQLERRM);
+                v_problems := v_problems || format('retention of %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
             END;
             COMMIT;
             SET LOCAL search_path = pg_catalog, pg_temp;
@@ -164,7 +164,7 @@ BEGIN
                         v_problems := v_problems || format('retention of %s: %s; ', v_parent, f.problem);
                     END LOOP;
                 EXCEPTION WHEN OTHERS THEN
-                    v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, SQLERRM);
+                    v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
                 END;
                 COMMIT;
                 SET LOCAL search_path = pg_catalog, pg_temp;

@@ -39,6 +39,18 @@ END
 $f$;
 RESET ROLE;
 """
+FAILING: Final = """
+CREATE OR REPLACE FUNCTION archive.save(schema_name text, table_name text,
+                                        starts_at timestamptz, ends_at timestamptz)
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $f$ BEGIN {body} END $f$
+"""
+LETTER: Final = """
+INSERT INTO outbox.dead_letter (id, created_at, updated_at, status, origin, message_id,
+    topic, schema_version, content_type, headers, payload, attempts, error_reason)
+VALUES (outbox.uuid7(), now() - 40 * interval '24 hours', now(), 'SUCCEEDED', 'relay',
+    'm', 'jane', 1, 'text/plain', '{}', '', 1, 'no')
+"""
 USAGE: Final = "GRANT USAGE ON SCHEMA outbox, inbox TO {archivist}"
 CALLS: Final = (
     "SELECT ran_as, path, format('%I.%I', schema_name, table_name),"
@@ -355,6 +367,57 @@ def test_a_failing_archive_keeps_the_rows_and_is_reported_until_it_works(
 
     assert not exists(database_url, partition)
     assert execute(database_url, FAILURE) == [(None,)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "PERFORM '{secret}'::int;",
+        "RAISE EXCEPTION E'no\\nDETAIL:  Key (email)=({secret}) exists';",
+        "RAISE EXCEPTION 'no' USING DETAIL = '{secret}';",
+    ],
+)
+def test_the_error_of_a_failing_archive_contains_no_value_of_a_row(
+    body: str,
+    database_url: str,
+    archivist: str,
+    doctor: Doctor,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    secret = "jane@example.org"
+    execute(database_url, USAGE.format(archivist=archivist))
+    assert set_archive(database_url) == 0
+    create_expired(database_url)
+    execute(database_url, FAILING.format(body=body.format(secret=secret)))
+
+    assert main(["maintain", "--database", database_url]) == 2
+
+    ((failure,),) = execute(database_url, FAILURE)
+    assert "is not archived, and so not dropped: archive.save: " in failure
+    assert secret not in failure
+    written = capsys.readouterr()
+    assert secret not in written.out + written.err
+    assert secret not in json.dumps(doctor(database_url)[1])
+
+
+def test_the_error_of_a_condition_contains_no_value_of_a_row(
+    database_url: str,
+) -> None:
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET unsettled = 'topic::int > 0'"
+        " WHERE parent_table = 'outbox.dead_letter'",
+    )
+    old_partition(database_url, 40, "outbox.dead_letter")
+    execute(database_url, LETTER)
+
+    with pytest.raises(psycopg.Error, match='type integer: "…"') as it:
+        execute(database_url, UPKEEP)
+
+    assert "jane" not in str(it.value)
+    ((failure,),) = execute(database_url, FAILURE)
+    assert "outbox.dead_letter" in failure
+    assert "jane" not in failure
 
 
 @pytest.mark.parametrize(
