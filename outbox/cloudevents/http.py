@@ -35,19 +35,16 @@ _RESERVED: Final = frozenset(
     {
         "accept",
         "accept-encoding",
-        "authorization",
         "connection",
         "content-encoding",
         "content-length",
         CONTENT_TYPE,
-        "cookie",
         "date",
         "expect",
         "forwarded",
         "host",
         "idempotency-key",
         "keep-alive",
-        "set-cookie",
         "te",
         "trailer",
         "transfer-encoding",
@@ -55,12 +52,17 @@ _RESERVED: Final = frozenset(
         "user-agent",
         "via",
         "www-authenticate",
-        "x-api-key",
-        "x-auth-token",
         "x-real-ip",
     }
 )
 _RESERVED_PREFIXES: Final = ("proxy-", "x-forwarded-")
+# Words in the names of headers by which a client or a proxy proves who it is.
+_CREDENTIAL: Final = re.compile(
+    r"(?:.*[-_.])?(?:auth|authentication|authorization|tokens?|jwt|assertion|oidc|"
+    r"api[-_.]?keys?|subscription[-_.]keys?|secrets?|csrf|csrftoken|xsrf|cookies?|"
+    r"cookie2|credentials?|cert|certificate|passwords?|session|sessionid)(?:[-_.].*)?",
+    re.ASCII | re.IGNORECASE,
+)
 
 
 def to_request(message: Message) -> dict[str, str]:
@@ -95,7 +97,7 @@ def from_request(headers: Mapping[str, str], payload: bytes) -> Message:
 
     A header that `pillarbox-headers` lists is accepted only under a name that
     `to_request` writes: never `Authorization`, a cookie, or another header that is
-    meant only for the receiver.
+    meant only for the receiver. `to_request` escapes such a name of a message's own.
 
     Raises:
         InvalidMessageError: an attribute is missing or invalid, or one of the message's
@@ -173,6 +175,7 @@ def _is_the_transports(name: str) -> bool:
     return (
         folded in _RESERVED
         or folded.startswith(_RESERVED_PREFIXES)
+        or _CREDENTIAL.fullmatch(name) is not None
         or (reserved_header((name,)) is not None and name not in STORED_HEADERS)
     )
 

@@ -7,6 +7,17 @@ from outbox.cloudevents.http import from_request, to_request
 from outbox.errors import InvalidMessageError
 from outbox.testing.samples import TEXTS, differences, full_message
 
+CREDENTIALS = [
+    *("Authorization", "Cookie", "Cookie2", "Set-Cookie", "Proxy-Authorization"),
+    *("X-Api-Key", "Api-Key", "Apikey", "X_API_KEY", "Ocp-Apim-Subscription-Key"),
+    *("X-Auth-Token", "X-Amz-Security-Token", "X-Ms-Token-Aad-Access-Token"),
+    *("X-Auth-Request-Access-Token", "X-Csrf-Token", "X-XSRF-TOKEN", "X-CSRFToken"),
+    *("Cf-Access-Jwt-Assertion", "X-Goog-Iap-Jwt-Assertion", "X-Amzn-Oidc-Data"),
+    *("X-Client-Cert", "X-SSL-Client-Cert", "X-Client-Secret", "X-Session-Id"),
+    *("X-Amz-Credential", "x.password"),
+]
+"""Headers by which clients and proxies prove who they are."""
+
 
 def round_trip(message: Message) -> tuple[dict[str, str], Message]:
     headers = to_request(message)
@@ -50,12 +61,9 @@ def test_any_text_survives_as_a_key_header_value_or_header_name(text: str) -> No
         "Host",
         "content-length",
         "Transfer-Encoding",
-        "Authorization",
-        "Proxy-Authorization",
-        "Cookie",
-        "Set-Cookie",
         "Idempotency-Key",
         "X-Forwarded-For",
+        *CREDENTIALS,
     ],
 )
 def test_a_header_name_reserved_by_http_is_renamed(name: str) -> None:
@@ -79,7 +87,8 @@ def fully_escaped(name: str) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        *("Authorization", "authorization", "Cookie", "set-cookie", "Host"),
+        *CREDENTIALS,
+        *("authorization", "set-cookie", "Host"),
         *("proxy-authorization", "x-forwarded-for", "connection", "te", "webhook-id"),
         *("pillarbox-headers", "ce-tenant", "Ce-Tenant", "content-type"),
         # Names escaped in a way that our publisher doesn't use.
@@ -105,6 +114,13 @@ def test_header_names_that_our_publisher_never_writes_are_refused(name: str) -> 
     }
     with pytest.raises(InvalidMessageError, match=r"headers .*: is "):
         from_request(headers, b"")
+
+
+@pytest.mark.parametrize("name", ["author", "x-secretary", "causation-id", "x-key"])
+def test_a_name_that_only_resembles_a_credential_is_sent_unchanged(name: str) -> None:
+    headers, arrived = round_trip(Message("t", b"", headers={name: "mine"}))
+    assert headers[name] == "mine"
+    assert dict(arrived.headers) == {name: "mine"}
 
 
 def test_a_listed_header_cannot_become_an_attribute() -> None:
