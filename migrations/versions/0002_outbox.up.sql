@@ -394,11 +394,12 @@ COMMENT ON FUNCTION outbox.readable_headers IS 'headers, or why they are not sho
 CREATE FUNCTION outbox.json_of(content_type text, payload bytea) RETURNS jsonb
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
+SET standard_conforming_strings = on  -- the body is parsed at each session's first call
 AS $body$
 DECLARE
     v_text text;
 BEGIN
-    IF lower(content_type) ~ '^\s*application/([^;\s]+\+)?json\s*(;|$)' THEN
+    IF lower(content_type) ~ '^[[:space:]]*application/([^;[:space:]]+[+])?json[[:space:]]*(;|$)' THEN
         v_text := convert_from(payload, 'UTF8');
         -- As for headers, here with exponents of three digits, outside of strings.
         IF v_text !~ '[0-9][eE][+-]?0*[1-9][0-9][0-9]'

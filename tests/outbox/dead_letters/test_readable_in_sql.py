@@ -86,6 +86,18 @@ def test_headers_are_shown_unless_their_text_could_be_very_long(
     ]
 
 
+@pytest.mark.parametrize(
+    "content_type", ["application/json ; charset=utf-8", "application/vnd.acme+json"]
+)
+def test_json_is_recognized_where_backslashes_escape(
+    database_url: str, content_type: str
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SET standard_conforming_strings = off")
+        query = "SELECT outbox.json_of(%s, '[1]'::bytea)"
+        assert connection.execute(query, [content_type]).fetchone() == ([1],)
+
+
 def test_a_discard_without_a_reason_is_refused(database_url: str) -> None:
     give_up(database_url, Message("t", b""))
     with pytest.raises(psycopg.errors.CheckViolation, match="discarded_with_a_reason"):
