@@ -6,8 +6,12 @@ does that would break this is refused at the call, or detected before the commit
     AUTOCOMMIT                             ──▶ refused before the receipt
     session.commit(), rollback(), close()  ──▶ refused at the call, and at the return
     COMMIT or ROLLBACK as SQL              ──▶ the same
+    the commit of a transaction object     ──▶ refused directly before COMMIT is sent
     a database error without a savepoint   ──▶ refused at the return, and at the commit
     COMMIT or ROLLBACK outside SQLAlchemy  ──▶ detected at the return and the commit
+
+Whoever commits, and whatever the commit still executes (the flush, listeners of the
+application), the last check runs directly before COMMIT is sent.
 
 With psycopg and psycopg2, reading the state of the transaction takes no round trip:
 libpq keeps it. asyncpg only tells whether there is a transaction, so a statement asks
@@ -28,6 +32,7 @@ over proceeds, and the late process has no transaction left to commit.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -104,6 +109,7 @@ class Held:
         "_replaced",
         "_root",
         "_session",
+        "_transaction",
         "connection",
         "has_receipt",
         "is_begun",
@@ -117,6 +123,7 @@ class Held:
         self.has_receipt = False
         self._session = session
         self._root = root
+        self._transaction = connection.get_transaction()
         self._depth = 0
         self._reads_mark: Callable[[], bool] | None = None
         self._refused: TransactionControlError | None = None
@@ -254,6 +261,26 @@ class Held:
         if not connection.closed:
             self._check_mark(_status(connection))
 
+    def check_last(self) -> None:
+        """Check that PostgreSQL would commit it; call directly before COMMIT is sent.
+
+        Raises:
+            TransactionControlError, TransactionEndedError, UnexpectedRollbackError: as
+                `check_commit`. The transaction was rolled back.
+        """
+        connection = self.connection
+        if connection.get_transaction() is not self._transaction:
+            return
+        try:
+            if self._depth:
+                self.refuse("transaction.commit()")
+            self._check_mark(_status(connection))
+        except Exception:
+            # SQLAlchemy regards its transaction as ended, and sends no ROLLBACK.
+            with suppress(Exception):
+                connection.connection.rollback()
+            raise
+
     def _check_mark(self, status: int | None) -> None:
         # A database error also removes the mark.
         is_lost = self._has_lost_mark
@@ -276,7 +303,9 @@ def hold(session: Session) -> Held:
     refuse_autocommit(connection, "the receipt")
     root = session.get_transaction()
     assert root is not None  # the connection is part of it
-    held = session.info[_HELD] = Held(session, root, connection)
+    held = session.info[_HELD] = vars(connection)[_HELD] = Held(
+        session, root, connection
+    )
     return held
 
 
@@ -332,6 +361,14 @@ def _check_commit(session: Session) -> None:
     if held.is_current:
         held.check_commit()
     del session.info[_HELD]
+
+
+@event.listens_for(Engine, "commit")
+def _check_last(connection: Connection) -> None:
+    # Runs at every commit in the process; usually costs one dictionary lookup.
+    held: Held | None = vars(connection).pop(_HELD, None)
+    if held is not None:
+        held.check_last()
 
 
 @event.listens_for(Engine, "handle_error")

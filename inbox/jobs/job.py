@@ -147,7 +147,7 @@ class Job(AnyJob):
             self._begin(session)
             with lent(session):
                 yield session
-            session.flush()
+                session.flush()
             self._hold(session)
 
     @contextmanager
@@ -166,7 +166,7 @@ class Job(AnyJob):
             self._begin_last(session)
             with lent(session):
                 yield session
-            session.flush()
+                session.flush()
             self._finish(session)
         self.is_finished = True
 
@@ -203,7 +203,7 @@ class AsyncJob(AnyJob):
             await session.run_sync(self._begin)
             async with lent(session):
                 yield session
-            await session.flush()
+                await session.flush()
             await session.run_sync(self._hold)
 
     @asynccontextmanager
@@ -213,7 +213,7 @@ class AsyncJob(AnyJob):
             await session.run_sync(self._begin_last)
             async with lent(session):
                 yield session
-            await session.flush()
+                await session.flush()
             await session.run_sync(self._finish)
         self.is_finished = True
 

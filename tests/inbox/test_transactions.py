@@ -186,7 +186,10 @@ def url(database: str) -> Iterator[str]:
     forget(database)
 
 
-EVERYDAY: Final = {"caught error", "commit", "rollback", "close"}
+EVERYDAY: Final = {
+    *("caught error", "caught error in the commit's flush"),
+    *("commit", "rollback", "close"),
+}
 """The ways that are everyday mistakes, which are tried with every driver."""
 
 
