@@ -47,6 +47,8 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             `async with`.
         AutocommitError: on entering: the connection is in AUTOCOMMIT mode.
         TransactionControlError: the block ended the transaction, or tried to.
+        TransactionEndedError: the block ended it bypassing the session, even if it then
+            raised another error.
         UnexpectedRollbackError: on leaving, or from the caller's commit: a database
             error was caught without a savepoint.
     """

@@ -8,7 +8,8 @@ does that would break this is refused at the call, or detected before the commit
     COMMIT or ROLLBACK as SQL              ──▶ the same
     the commit of a transaction object     ──▶ refused directly before COMMIT is sent
     a database error without a savepoint   ──▶ refused at the return, and at the commit
-    COMMIT or ROLLBACK outside SQLAlchemy  ──▶ detected at the return and the commit
+    COMMIT or ROLLBACK outside SQLAlchemy  ──▶ detected at the next statement, at the
+                                               return or the error, and at the commit
 
 Whoever commits, and whatever the commit still executes (the flush, listeners of the
 application), the last check runs directly before COMMIT is sent.
@@ -35,6 +36,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from types import TracebackType
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -87,7 +89,9 @@ _UNMARKING: Final = re.compile(
     rf"{_MARK}|session\s+characteristics|reset\s+all", re.IGNORECASE
 )
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
+_IN_TRANSACTION: Final = 2  # libpq's PQTRANS_INTRANS
 _IN_ERROR: Final = 3  # libpq's PQTRANS_INERROR
+_LOST: Final = 4  # libpq's PQTRANS_UNKNOWN
 _ABORTED: Final = "25P02"
 
 _errors: Final[WeakKeyDictionary[Connection, str]] = WeakKeyDictionary()
@@ -110,6 +114,7 @@ class Held:
         "_root",
         "_session",
         "_transaction",
+        "_was_ended",
         "connection",
         "has_receipt",
         "is_begun",
@@ -127,6 +132,7 @@ class Held:
         self._depth = 0
         self._reads_mark: Callable[[], bool] | None = None
         self._refused: TransactionControlError | None = None
+        self._was_ended = False
         self._replaced: list[tuple[dict[str, Any], Iterable[str], dict[str, Any]]] = []
 
     @property
@@ -140,8 +146,8 @@ class Held:
         return (
             not self.connection.closed
             and not self.connection.invalidated
-            and (self.connection in _errors or self._has_lost_mark)
             and _status(self.connection) is None
+            and (self.connection in _errors or self._has_lost_mark)
         )
 
     @property
@@ -174,6 +180,7 @@ class Held:
                 "rollback": partial(refuse, "connection.rollback()"),
                 "close": self._close_connection,
                 "execute": partial(self._execute, "execute"),
+                "scalar": partial(self._execute, "scalar"),
                 "exec_driver_sql": partial(self._execute, "exec_driver_sql"),
             },
         )
@@ -201,6 +208,10 @@ class Held:
         raise self._refused
 
     def _execute(self, name: str, statement: Any, *rest: Any, **options: Any) -> Any:
+        if self._is_known_ended:
+            # What the statement does would be lost, or committed on its own.
+            self._was_ended = True
+            raise TransactionEndedError
         said = statement.text if isinstance(statement, TextClause) else statement
         if isinstance(said, str):
             if found := _ENDING.match(said):
@@ -225,6 +236,10 @@ class Held:
             TransactionEndedError: it was ended anyway.
             UnexpectedRollbackError: PostgreSQL would turn its COMMIT into a ROLLBACK.
         """
+        if self._was_ended or self._is_known_ended:
+            self._was_ended = True
+            self._give_up_closed()
+            raise TransactionEndedError
         if self._refused is not None:
             raise self._refused
         if not self.is_current:
@@ -234,10 +249,55 @@ class Held:
             raise UnexpectedRollbackError(_errors.get(connection))
         if connection.closed or not connection.in_transaction():
             raise TransactionEndedError
+        self._check_mark(_status(connection))
+
+    def _give_up_closed(self) -> None:
+        connection = self.connection
+        if connection.closed or connection.invalidated:
+            return
+        driver: Any = connection.connection.driver_connection
+        is_closed = (
+            driver.is_closed() if hasattr(driver, "is_closed") else driver.closed
+        )
+        if is_closed:
+            # A ROLLBACK would fail and hide the error; the pool needs another one.
+            connection.invalidate()
+
+    def check_failed(self, error: Exception) -> None:
+        """Check that a handler that raised left the end of the transaction to us.
+
+        Raises:
+            TransactionEndedError: it didn't, so a part of its work may be committed.
+        """
+        if isinstance(error, TransactionEndedError):
+            return
+        try:
+            self.check()
+        except TransactionEndedError as ended:
+            raise ended from error
+        except Exception:  # noqa: BLE001 (the handler's own error says more)
+            return
+
+    @property
+    def _is_known_ended(self) -> bool:
+        """Whether the driver's state shows that it was ended, without a round trip.
+
+        False after a failed flush or a lost connection, which say nothing about it.
+        """
+        connection = self.connection
+        if (
+            not self.is_begun
+            or connection.closed
+            or self._was_rolled_back
+            or not connection.in_transaction()
+        ):
+            return False
+        if _is_closed_by_client(connection):
+            return True
         status = _status(connection)
-        if self.is_begun and not _is_in_transaction(connection, status):
-            raise TransactionEndedError
-        self._check_mark(status)
+        if not _is_in_transaction(connection, status):
+            return True
+        return status == _IN_TRANSACTION and self._has_lost_mark
 
     @property
     def _was_rolled_back(self) -> bool:
@@ -282,6 +342,8 @@ class Held:
             raise
 
     def _check_mark(self, status: int | None) -> None:
+        if status == _LOST:
+            return  # the next statement fails
         # A database error also removes the mark.
         is_lost = self._has_lost_mark
         if _is_failed(self.connection, status, is_suspect=is_lost):
@@ -316,7 +378,8 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
 
     Raises:
         TransactionControlError, TransactionEndedError, UnexpectedRollbackError: at the
-            end of the block, as `Held.check`, unless the block itself raises.
+            end of the block, as `Held.check`. If the block itself raises, only
+            `TransactionEndedError`, with the block's error as its cause.
     """
 
     def __init__(self, session: AnySession) -> None:
@@ -328,28 +391,38 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
         """Refuse everything that would end the transaction, from now on."""
         self._held.lend()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """Take the transaction back, and check that the handler left it intact."""
         self._held.take_back()
-        if kind is None:
-            self._held.check()
+        self._check(error)
 
     async def __aenter__(self) -> None:
         """See `__enter__`."""
         self._held.lend()
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """See `__exit__`."""
         self._held.take_back()
-        if kind is not None:
-            return
-        if self._held.asks_server:
-            await self._session.run_sync(self._check)
+        if self._held.asks_server and isinstance(error, Exception | None):
+            await self._session.run_sync(lambda _: self._check(error))
         else:
-            self._held.check()
+            self._check(error)
 
-    def _check(self, _: Session) -> None:
-        self._held.check()
+    def _check(self, error: BaseException | None) -> None:
+        if error is None:
+            self._held.check()
+        elif isinstance(error, Exception):  # a cancellation must stay one
+            self._held.check_failed(error)
 
 
 @event.listens_for(Session, "before_commit")
@@ -399,13 +472,26 @@ def _is_failed(connection: Connection, status: int | None, *, is_suspect: bool) 
     return False
 
 
+def _is_closed_by_client(connection: Connection) -> bool:
+    """Return whether psycopg or psycopg2 closed the connection, as it was told to.
+
+    False if the server or the network did.
+    """
+    driver: Any = connection.connection.driver_connection
+    # psycopg2 says 2 if the connection was lost.
+    return getattr(driver, "closed", 0) == 1 and not getattr(driver, "broken", False)
+
+
 def _is_in_transaction(connection: Connection, status: int | None) -> bool:
     if status is not None:
         return status != _IDLE
     ask: Callable[[], bool] | None = getattr(
         connection.connection.driver_connection, "is_in_transaction", None
     )
-    return ask is None or ask()
+    try:
+        return ask is None or ask()
+    except AttributeError:
+        return True  # asyncpg has terminated the connection, and knows nothing
 
 
 def _status(connection: Connection) -> int | None:

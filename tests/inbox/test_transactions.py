@@ -7,12 +7,15 @@ combination of entry point, way and driver.
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
@@ -26,7 +29,12 @@ from inbox import (
     guard,
     idempotent,
 )
-from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
+from inbox.events import (
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+)
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
@@ -51,6 +59,7 @@ from tests.fixtures.endings import (
     catch_an_error,
     dead_letters,
     effects,
+    execute_by_cursor,
     forget,
     make_effects,
     receipts,
@@ -189,6 +198,7 @@ def url(database: str) -> Iterator[str]:
 EVERYDAY: Final = {
     *("caught error", "caught error in the commit's flush"),
     *("commit", "rollback", "close"),
+    *("COMMIT by a cursor, then an error", "commit and close by the driver"),
 }
 """The ways that are everyday mistakes, which are tried with every driver."""
 
@@ -446,6 +456,78 @@ async def test_the_key_of_a_committed_receipt_is_read_from_the_upcast_message(
         consumer.handles("orders", version=2)(handler)
         assert await settle(consumer) == Result(is_dead=True)
     assert effects(url) == ["done"]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_time_limit_that_passes_after_a_commit_is_no_retry(
+    driver: str, url: str
+) -> None:
+    commit = handler_of(driver, lambda s: execute_by_cursor(s, "COMMIT"))
+
+    def handle(session: Session, message: Message) -> None:
+        commit(session, message)
+        threading.Event().wait(0.2)
+
+    async def handle_async(session: AsyncSession, message: Message) -> None:
+        await commit(session, message)
+        await asyncio.Event().wait()
+
+    async with sessions_by(url, driver) as sessions:
+        consumer = consumer_of(sessions, Message("orders", b"1"))
+        handler: Any = handle if is_plain(driver) else handle_async
+        consumer.handles("*", time_limit=timedelta(seconds=0.1))(handler)
+        assert await settle(consumer) == Result(is_dead=True)
+    ((reason, attempts),) = dead_letters(url)
+    assert (reason.partition(":")[0], attempts) == ("TransactionEndedError", 1)
+    assert effects(url) == ["done"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+async def test_a_block_of_the_drivers_connection_ends_the_transaction(
+    driver: str, url: str
+) -> None:
+    def use_the_driver(session: Session) -> None:
+        with cast("Any", session.connection().connection.driver_connection):
+            pass
+
+    async with sessions_by(url, driver) as sessions:
+        message = Message("orders", b"1")
+        assert (await by_consumer(sessions, driver, message, use_the_driver)).is_dead
+    ((reason, attempts),) = dead_letters(url)
+    assert (reason.partition(":")[0], attempts) == ("TransactionEndedError", 1)
+    assert effects(url) == ["done"]
+
+
+LOSSES: Final = ["noticed", "not noticed"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_connection_lost_before_an_error_is_not_ended_by_the_handler(
+    driver: str, loss: str, url: str
+) -> None:
+    calls: list[int] = []
+
+    def lose_the_first(session: Session) -> None:
+        pid = session.scalar(text("SELECT pg_backend_pid()"))
+        calls.append(pid)
+        if len(calls) > 1:
+            return
+        execute(url, f"SELECT pg_terminate_backend({pid}, 5000)")
+        if loss == "noticed":
+            with suppress(Exception):  # each driver has its own
+                execute_by_cursor(session, "SELECT 1")
+        raise ValueError("not done")
+
+    message = Message("orders", b"1")
+    async with sessions_by(url, driver) as sessions:
+        consumer = consumer_of(sessions, message)
+        consumer.handles("*")(handler_of(driver, lose_the_first))
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    failures = [event.reason for event in events.of(HandlerFailed)]
+    assert not any("TransactionEndedError" in reason for reason in failures)
+    assert (effects(url), receipts(url), len(calls)) == (["done"], 1, 2)
 
 
 @pytest.mark.parametrize("own", OWN_RECEIPTS)
