@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.errors import HandlerTimeoutError, JobLostError
+from inbox.errors import HandlerTimeoutError, JobLostError, TransactionEndedError
 from inbox.jobs.store import (
     JobKey,
     JobState,
@@ -43,6 +43,8 @@ class AnyJob:
         is_finished: whether `finish` has committed.
         has_seen_end: whether the handler has learned from `cancelled` that it must
             stop.
+        broken: the error of a block that ended its transaction itself; the job fails
+            with it, even if the handler catches it.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class AnyJob:
         self.checkpoint: Any = leased.checkpoint
         self.is_finished = False
         self.has_seen_end = False
+        self.broken: TransactionEndedError | None = None
         self._key = key
         self._lease = leased.number
         self._max_idle = max_idle
@@ -87,7 +90,17 @@ class AnyJob:
         self._overrun = overrun or self._overrun
         self._ending.set()
 
+    @contextmanager
+    def _noting_end(self) -> Iterator[None]:
+        try:
+            yield
+        except TransactionEndedError as error:
+            self.broken = error
+            raise
+
     def _begin(self, session: Session) -> None:
+        if self.broken is not None:
+            raise self.broken
         limit_idle(session, self._max_idle)
         begin_held(session)
         note_cause(session, self._key.id)
@@ -140,10 +153,12 @@ class Job(AnyJob):
         Raises:
             JobLostError: another process holds the job; nothing was committed.
             TransactionControlError: the block ended the transaction, or tried to.
+            TransactionEndedError: the block ended it bypassing the session, or an
+                earlier block did. The job fails, even if the handler catches this.
             UnexpectedRollbackError: a database error was caught without a savepoint;
                 nothing was committed.
         """
-        with self._sessions() as session, session.begin():
+        with self._noting_end(), self._sessions() as session, session.begin():
             self._begin(session)
             with lent(session):
                 yield session
@@ -162,7 +177,7 @@ class Job(AnyJob):
             HandlerTimeoutError: the time limit has passed; nothing was committed, and
                 the attempt has failed.
         """
-        with self._sessions() as session, session.begin():
+        with self._noting_end(), self._sessions() as session, session.begin():
             self._begin_last(session)
             with lent(session):
                 yield session
@@ -199,22 +214,24 @@ class AsyncJob(AnyJob):
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[AsyncSession]":
         """See `Job.transaction`."""
-        async with self._sessions() as session, session.begin():
-            await session.run_sync(self._begin)
-            async with lent(session):
-                yield session
-                await session.flush()
-            await session.run_sync(self._hold)
+        with self._noting_end():
+            async with self._sessions() as session, session.begin():
+                await session.run_sync(self._begin)
+                async with lent(session):
+                    yield session
+                    await session.flush()
+                await session.run_sync(self._hold)
 
     @asynccontextmanager
     async def finish(self) -> "AsyncIterator[AsyncSession]":
         """See `Job.finish`."""
-        async with self._sessions() as session, session.begin():
-            await session.run_sync(self._begin_last)
-            async with lent(session):
-                yield session
-                await session.flush()
-            await session.run_sync(self._finish)
+        with self._noting_end():
+            async with self._sessions() as session, session.begin():
+                await session.run_sync(self._begin_last)
+                async with lent(session):
+                    yield session
+                    await session.flush()
+                await session.run_sync(self._finish)
         self.is_finished = True
 
     async def save(self, checkpoint: object) -> None:

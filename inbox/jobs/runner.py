@@ -239,6 +239,8 @@ class JobRunner:
     ) -> None:
         if job.is_finished:
             return
+        if job.broken is not None:
+            await self._fail(long, lease, attempts, job.broken)
         if ended.is_done:
             if not await lease.succeed():
                 raise _lost(lease)
@@ -315,7 +317,11 @@ def _has_receipt(session: Session, key: JobKey) -> bool:
 
 def _failure_of(long: LongHandler, job: AnyJob, ended: "Ended") -> BaseException | None:
     """Return why a handler hasn't done its work; None if it has."""
-    if job.is_finished or ended.is_done:
+    if job.is_finished:
+        return None
+    if job.broken is not None:
+        return job.broken
+    if ended.is_done:
         return None
     if ended.end is StopReason.TIMED_OUT:
         limit = long.terms.time_limit or timedelta(0)

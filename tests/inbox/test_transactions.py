@@ -591,6 +591,47 @@ async def test_a_long_handler_cannot_end_its_transactions_either(
             forget(url)
 
 
+@pytest.mark.parametrize("then", ["return", "transaction", "finish"])
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_long_handler_cannot_hide_that_a_transaction_was_ended(
+    driver: str, then: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+
+    def end(session: Session) -> None:
+        session.execute(EFFECT, DONE)
+        execute_by_cursor(session, "COMMIT")
+
+    def handle(job: Job, message: Message) -> None:
+        with suppress(TransactionEndedError), job.transaction() as session:
+            end(session)
+        if then == "return":
+            return
+        block = job.finish() if then == "finish" else job.transaction()
+        with suppress(TransactionEndedError), block as session:
+            session.execute(EFFECT, {"what": "more"})
+
+    async def handle_async(job: AsyncJob, message: Message) -> None:
+        with suppress(TransactionEndedError):
+            async with job.transaction() as session:
+                await session.run_sync(end)
+        if then == "return":
+            return
+        with suppress(TransactionEndedError):
+            block = job.finish() if then == "finish" else job.transaction()
+            async with block as session:
+                await session.execute(EFFECT, {"what": "more"})
+
+    async with sessions_by(url, driver) as sessions:
+        consumer = consumer_of(sessions, message)
+        handler: Any = handle if is_plain(driver) else handle_async
+        consumer.handles("*", lease=timedelta(seconds=60))(handler)
+        assert await settle(consumer) == Result(is_dead=True)
+    ((reason, attempts),) = dead_letters(url)
+    assert (reason.partition(":")[0], attempts) == ("TransactionEndedError", 1)
+    assert (effects(url), receipts(url)) == (["done"], 0)
+
+
 async def test_a_batch_loses_only_the_message_whose_error_was_caught(url: str) -> None:
     messages = [Message("orders", str(n).encode(), key=str(n)) for n in range(5)]
     async with async_sessions_of(url) as sessions:
