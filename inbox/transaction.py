@@ -108,6 +108,7 @@ class Held:
 
     __slots__ = (
         "_depth",
+        "_is_borrowed",
         "_reads_mark",
         "_refused",
         "_replaced",
@@ -129,6 +130,7 @@ class Held:
         self._session = session
         self._root = root
         self._transaction = connection.get_transaction()
+        self._is_borrowed = isinstance(session.bind, Connection)
         self._depth = 0
         self._reads_mark: Callable[[], bool] | None = None
         self._refused: TransactionControlError | None = None
@@ -149,6 +151,23 @@ class Held:
             and _status(self.connection) is None
             and (self.connection in _errors or self._has_lost_mark)
         )
+
+    @property
+    def must_flush(self) -> bool:
+        """Whether to flush when the handler returns, since no commit will.
+
+        The connection's owner commits, and doesn't know the session.
+        """
+        session = self._session
+        return (
+            self._is_borrowed
+            and session.is_active
+            and bool(session.new or session.dirty or session.deleted)
+        )
+
+    def flush(self) -> None:
+        """Execute what the session has not executed yet."""
+        self._session.flush()
 
     @property
     def _has_lost_mark(self) -> bool:
@@ -413,13 +432,17 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
     ) -> None:
         """See `__exit__`."""
         self._held.take_back()
-        if self._held.asks_server and isinstance(error, Exception | None):
+        held = self._held
+        must_wait = held.asks_server or (error is None and held.must_flush)
+        if must_wait and isinstance(error, Exception | None):
             await self._session.run_sync(lambda _: self._check(error))
         else:
             self._check(error)
 
     def _check(self, error: BaseException | None) -> None:
         if error is None:
+            if self._held.must_flush:
+                self._held.flush()
             self._held.check()
         elif isinstance(error, Exception):  # a cancellation must stay one
             self._held.check_failed(error)

@@ -8,8 +8,8 @@ combination of entry point, way and driver.
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar, cast
@@ -55,6 +55,7 @@ from tests.fixtures.endings import (
     EFFECT,
     RIGHT_WAYS,
     WAYS,
+    Effect,
     Way,
     catch_an_error,
     dead_letters,
@@ -307,6 +308,59 @@ async def test_an_error_caught_after_the_block_makes_the_callers_commit_fail(
                     await session.commit()
             await session.close()
     assert (effects(url), receipts(url)) == ([], 0)
+
+
+@asynccontextmanager
+async def connection_of(sessions: Any, driver: str) -> AsyncIterator[Any]:
+    """Yield a connection in a transaction, which commits at the end of the block."""
+    if is_plain(driver):
+        with sessions.kw["bind"].begin() as connection:
+            yield connection
+        return
+    async with sessions.kw["bind"].begin() as connection:
+        yield connection
+
+
+async def handle_once(
+    connection: Any, driver: str, do: Do, *, after: Do = lambda _: None
+) -> None:
+    """Call `do` in a guard of a session that works in a connection's transaction."""
+    if is_plain(driver):
+        session = Session(connection)
+        with guard(session, uuid7(), consumer="billing"):
+            do(session)
+        after(session)
+        return
+    async_session = AsyncSession(connection)
+    async with guard(async_session, uuid7(), consumer="billing"):
+        await async_session.run_sync(do)
+    await async_session.run_sync(after)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_an_error_caught_after_the_block_makes_the_connections_commit_fail(
+    driver: str, url: str
+) -> None:
+    def do(session: Session) -> None:
+        session.execute(EFFECT, DONE)
+
+    async with sessions_by(url, driver) as sessions:
+        with pytest.raises(UnexpectedRollbackError, match="SQLSTATE 23505"):
+            async with connection_of(sessions, driver) as connection:
+                await handle_once(connection, driver, do, after=catch_an_error)
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_session_in_a_connections_transaction_is_flushed_with_the_receipt(
+    driver: str, url: str
+) -> None:
+    async with (
+        sessions_by(url, driver) as sessions,
+        connection_of(sessions, driver) as connection,
+    ):
+        await handle_once(connection, driver, lambda s: s.add(Effect("done")))
+    assert (effects(url), receipts(url)) == (["done"], 1)
 
 
 async def transact(sessions: Any, driver: str, do: Do) -> None:
