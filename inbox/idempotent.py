@@ -33,7 +33,8 @@ from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded
 from outbox.postgres.sql_files import load
-from outbox.session import is_async_scoped_session, is_async_session
+from outbox.session import AnySession, is_async_scoped_session, is_async_session
+from outbox.writer import sync_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -45,6 +46,7 @@ R = TypeVar("R")
 OnDuplicate: TypeAlias = Literal["skip", "raise", "replay"]
 
 _MARK: Final = "__idempotent__"
+_CALLED: Final = "inbox.idempotent_called"
 
 
 def message_id(message: Message) -> MessageId:
@@ -172,7 +174,9 @@ class _Guard(Generic[M]):
     def _handle(
         self, handler: Callable[[Session, M], Any], session: Session, message: M
     ) -> tuple[bool, Any]:
-        if not record_receipt(session, self._key(message), self._consumer):
+        is_new = record_receipt(session, self._key(message), self._consumer)
+        _note_call(session)
+        if not is_new:
             self._repeat(session, message)
             return False, None
         with lent(session):
@@ -199,7 +203,9 @@ class _Guard(Generic[M]):
         session: "AsyncSession",
         message: M,
     ) -> tuple[bool, Any]:
-        if not await record_receipt_async(session, self._key(message), self._consumer):
+        is_new = await record_receipt_async(session, self._key(message), self._consumer)
+        _note_call(session)
+        if not is_new:
             await session.run_sync(self._repeat, message)
             return False, None
         async with lent(session):
@@ -262,6 +268,20 @@ async def record_receipt_async(
 def is_idempotent(handler: Callable[..., Any]) -> bool:
     """Return whether a handler records its receipt itself."""
     return _mark_of(handler) is not None
+
+
+def _note_call(session: AnySession) -> None:
+    called = sync_session(session)
+    called.info[_CALLED] = called.get_transaction()
+
+
+def was_called(session: Session) -> bool:
+    """Return whether an `@idempotent` handler was called in the current transaction.
+
+    A function that wraps one by `functools.wraps` may return without calling it.
+    """
+    called = session.info.get(_CALLED)
+    return called is not None and called is session.get_transaction()
 
 
 def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:

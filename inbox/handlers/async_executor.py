@@ -13,7 +13,12 @@ from inbox.errors import InvalidReceiptError
 from inbox.handlers.executor import TABLES, as_failure
 from inbox.handlers.routes import AsyncHandler, BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
-from inbox.idempotent import is_idempotent, record_receipt_async
+from inbox.idempotent import (
+    is_idempotent,
+    receipt_of,
+    record_receipt_async,
+    was_called,
+)
 from inbox.jobs.job import AsyncJob
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import processing
@@ -81,6 +86,9 @@ class AsyncExecutor:
                     with as_failure():
                         result = await cast("AsyncHandler", handler)(session, message)
                     refuse_unrun(handler, result)
+            if is_idempotent(handler) and not was_called(session.sync_session):
+                receipt = receipt_of(handler, message, self._consumer)
+                await record_receipt_async(session, *receipt)
             # Only the @idempotent handler itself detects duplicates.
             return held.has_receipt
 

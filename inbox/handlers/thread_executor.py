@@ -15,7 +15,7 @@ from inbox.errors import InvalidReceiptError
 from inbox.handlers.executor import TABLES, as_failure
 from inbox.handlers.routes import BatchHandler, Handler, SyncHandler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
-from inbox.idempotent import is_idempotent
+from inbox.idempotent import is_idempotent, receipt_of, was_called
 from inbox.jobs.job import Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import processing
@@ -136,6 +136,8 @@ class ThreadExecutor:
             if is_new:
                 with lent(session):
                     refuse_unrun(handler, handler(session, message))
+            if is_idempotent(handler) and not was_called(session):
+                record_receipt(session, *receipt_of(handler, message, self._consumer))
             # Only the @idempotent handler itself detects duplicates.
             return held.has_receipt
 

@@ -1,7 +1,9 @@
 """A duplicate is skipped, raises an error, or replays messages."""
 
 import asyncio
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -119,6 +121,67 @@ async def test_a_duplicate_in_a_consumer_replays_too(database_url: str) -> None:
             await events.wait_for(DuplicateSkipped)
     assert source.acked == [message, message]
     assert execute(database_url, READY) == [("orders.billed", str(message.id))]
+
+
+def only_large(handler: Any) -> Any:
+    """Wrap a plain handler so that it isn't called for small messages."""
+
+    @functools.wraps(handler)
+    def handle(session: Session, message: Message) -> None:
+        if message.payload == b"large":
+            handler(session, message)
+
+    return handle
+
+
+def only_large_async(handler: Any) -> Any:
+    """Wrap an async handler so that it isn't called for small messages."""
+
+    @functools.wraps(handler)
+    async def handle(session: AsyncSession, message: Message) -> None:
+        if message.payload == b"large":
+            await handler(session, message)
+
+    return handle
+
+
+async def check_wrapped(handler: Any, sessions: Any, url: str) -> None:
+    messages = [Message("orders", b"small"), Message("orders", b"large")]
+    consumer = Consumer(MemorySource(*messages, *messages), sessions, name="shop")
+    consumer.handles("*")(handler)
+    async with running(consumer) as events:
+        handled = await events.wait_for(MessageHandled, 2)
+        skipped = await events.wait_for(DuplicateSkipped, 2)
+    ids = sorted(message.id for message in messages)
+    assert sorted(event.id for event in handled) == ids
+    assert sorted(event.id for event in skipped) == ids
+    receipts = "SELECT message_id, consumer FROM inbox.receipt ORDER BY message_id"
+    assert execute(url, receipts) == [(id, "billing") for id in ids]
+    assert len(execute(url, "SELECT topic FROM outbox.message")) == 1
+
+
+async def test_a_message_that_a_wrapper_keeps_from_its_handler_was_handled(
+    database_url: str,
+) -> None:
+    @only_large
+    @idempotent(consumer="billing")
+    def handle(session: Session, message: Message) -> None:
+        outbox.add(session, Message("orders.billed", b""))
+
+    with sessions_of(database_url) as sessions:
+        await check_wrapped(handle, sessions, database_url)
+
+
+async def test_a_message_that_a_wrapper_keeps_from_its_async_handler_was_handled(
+    database_url: str,
+) -> None:
+    @only_large_async
+    @idempotent(consumer="billing")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        outbox.add(session, Message("orders.billed", b""))
+
+    async with async_sessions_of(database_url) as sessions:
+        await check_wrapped(handle, sessions, database_url)
 
 
 def test_a_duplicate_can_raise_an_error(sessions: sessionmaker[Session]) -> None:
