@@ -38,7 +38,8 @@ from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle, lent, limit_idle
 from outbox import tracing
 from outbox.cloudevents.fields import PAYLOAD, from_fields
 from outbox.cloudevents.headers import to_headers
-from outbox.errors import InvalidMessageError
+from outbox.errors import ConfigError, InvalidMessageError, shorten
+from outbox.session import is_async_sessionmaker
 
 # The header prefixes of a message's attributes, by FastStream's name of the broker.
 _PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -150,7 +151,7 @@ class Idempotent:
             terminates its session; None: no limit.
 
     Raises:
-        ConfigError: `max_idle` is invalid.
+        ConfigError: `max_idle` is invalid, or `sessions` isn't an `async_sessionmaker`.
         InvalidReceiptError: `consumer` is invalid. When a message arrives, whatever
             `record_receipt` raises.
     """
@@ -165,6 +166,11 @@ class Idempotent:
     ) -> None:
         check_text("consumer", consumer)
         check_max_idle(max_idle)
+        if not is_async_sessionmaker(sessions):
+            raise ConfigError(
+                f"sessions {shorten(sessions)}: FastStream's handlers are async; pass "
+                "SQLAlchemy's async_sessionmaker(engine)"
+            )
         self._max_idle = max_idle
         self._sessions = sessions
         self._consumer = consumer

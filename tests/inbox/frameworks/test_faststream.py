@@ -23,6 +23,7 @@ from faststream.redis.message import (
 )
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import sessionmaker
 from typing_extensions import override
 
 from examples.frameworks.billing import invoice
@@ -155,6 +156,11 @@ def test_an_idle_limit_of_zero_is_refused() -> None:
             consumer="billing",
             max_idle=timedelta(0),
         )
+
+
+def test_sessions_for_plain_functions_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sessions .*pass SQLAlchemy's async_sess"):
+        Idempotent(sessionmaker(), consumer="billing")  # type: ignore[arg-type]
 
 
 def test_a_consumer_without_name_is_refused() -> None:
