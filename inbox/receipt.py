@@ -6,7 +6,7 @@ message's id. So the id alone is unique, at a cost that doesn't grow with the nu
 partitions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -104,6 +104,7 @@ _INSERT: Final = _Insert(receipt_table, "message_id", "message_at", "consumer")
 _INSERT_FOREIGN: Final = _Insert(
     foreign_receipt_table, "source", "message_id", "consumer"
 )
+_EXPECTED: Final = "inbox.receipts_expected"
 _CHECK_VIOLATION: Final = "23514"
 # Upkeep adds this constraint when it recreates a partition for days that it dropped.
 _FORGOTTEN: Final = "not_forgotten_"
@@ -151,7 +152,9 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
         "consumer": consumer,
     }
     try:
-        is_new = _INSERT.is_new(session, values)
+        is_new = _INSERT.is_new(session, values) or _take(
+            session, (message_id, consumer)
+        )
     except DBAPIError as error:
         refused = refusal(error, message_id)
         if refused is None:
@@ -160,6 +163,35 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     if is_new:
         note_cause(session, message_id)
     return is_new
+
+
+def record_for_handler(session: Session, message_id: UUID, consumer: str) -> bool:
+    """Record the receipt of a message before its handler is called.
+
+    See `record_receipt` and `expect_again`.
+    """
+    is_new = record_receipt(session, message_id, consumer)
+    if is_new:
+        expect_again(session, [message_id], consumer)
+    return is_new
+
+
+def expect_again(session: Session, message_ids: Iterable[UUID], consumer: str) -> None:
+    """Let `record_receipt` answer once more that these messages are new.
+
+    For receipts that were just recorded for a handler: it may call an `@idempotent`
+    function with the same name, which must not take them for duplicates.
+    """
+    expected = {(id, consumer) for id in message_ids}
+    session.info[_EXPECTED] = session.get_transaction(), expected
+
+
+def _take(session: Session, receipt: tuple[UUID, str]) -> bool:
+    transaction, expected = session.info.get(_EXPECTED, (None, ()))
+    if receipt not in expected or transaction is not session.get_transaction():
+        return False
+    expected.remove(receipt)
+    return True
 
 
 def has_receipt(message_id: MessageId, consumer: str, session: Session) -> bool:

@@ -22,7 +22,7 @@ from inbox.idempotent import (
 from inbox.jobs.job import AsyncJob
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import processing
-from inbox.receipt import record_receipts
+from inbox.receipt import expect_again, record_for_handler, record_receipts
 from inbox.transaction import hold, lent, limit_idle
 from outbox import tracing
 from outbox.errors import (
@@ -74,8 +74,8 @@ class AsyncExecutor:
             limit_idle(session, self._max_idle)
             try:
                 held = await session.run_sync(hold)
-                is_new = is_idempotent(handler) or await record_receipt_async(
-                    session, message.id, self._consumer
+                is_new = is_idempotent(handler) or await session.run_sync(
+                    record_for_handler, message.id, self._consumer
                 )
             except (InvalidReceiptError, AutocommitError):
                 raise
@@ -118,6 +118,7 @@ class AsyncExecutor:
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if new:
+                expect_again(session.sync_session, new, self._consumer)
                 async with lent(session):
                     new_ones = [m for m in messages if m.id in new]
                     with as_failure():

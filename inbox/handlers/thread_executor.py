@@ -19,7 +19,12 @@ from inbox.idempotent import is_idempotent, receipt_of, was_called
 from inbox.jobs.job import Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import processing
-from inbox.receipt import record_receipt, record_receipts
+from inbox.receipt import (
+    expect_again,
+    record_for_handler,
+    record_receipt,
+    record_receipts,
+)
 from inbox.transaction import hold, lent, limit_idle
 from outbox import tracing
 from outbox.errors import (
@@ -126,7 +131,7 @@ class ThreadExecutor:
             limit_idle(session, self._max_idle)
             try:
                 held = hold(session)
-                is_new = is_idempotent(handler) or record_receipt(
+                is_new = is_idempotent(handler) or record_for_handler(
                     session, message.id, self._consumer
                 )
             except (InvalidReceiptError, AutocommitError):
@@ -154,6 +159,7 @@ class ThreadExecutor:
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if new:
+                expect_again(session, new, self._consumer)
                 with lent(session):
                     result = handler(session, [m for m in messages if m.id in new])
                     refuse_unrun(handler, result)

@@ -184,6 +184,49 @@ async def test_a_message_that_a_wrapper_keeps_from_its_async_handler_was_handled
         await check_wrapped(handle, sessions, database_url)
 
 
+@pytest.mark.parametrize("terms", [{}, {"batch": 2}], ids=str)
+async def test_a_handler_can_call_an_idempotent_function_of_its_consumer(
+    terms: dict[str, Any], database_url: str
+) -> None:
+    @idempotent(consumer="shop")
+    def bill(session: Session, message: Message) -> None:
+        outbox.add(session, Message("orders.billed", b""))
+
+    def handle(session: Session, messages: Any) -> None:
+        for message in messages if isinstance(messages, list) else [messages]:
+            for _ in range(2):
+                bill(session, message)
+
+    messages = [Message("orders", b"1"), Message("orders", b"2")]
+    with sessions_of(database_url) as sessions:
+        source = MemorySource(*messages, *messages)
+        consumer = Consumer(source, sessions, name="shop")
+        consumer.handles("*", **terms)(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 2)
+            await events.wait_for(DuplicateSkipped, 2)
+    added = execute(database_url, "SELECT topic FROM outbox.message")
+    assert added == [("orders.billed",)] * 2
+
+
+async def test_an_async_handler_can_call_an_idempotent_function_of_its_consumer(
+    database_url: str,
+) -> None:
+    @idempotent(consumer="shop")
+    async def bill(session: AsyncSession, message: Message) -> None:
+        outbox.add(session, Message("orders.billed", b""))
+
+    message = Message("orders", b"")
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message, message), sessions, name="shop")
+        consumer.handles("*")(functools.partial(bill))
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            await events.wait_for(DuplicateSkipped)
+    added = execute(database_url, "SELECT topic FROM outbox.message")
+    assert added == [("orders.billed",)]
+
+
 def test_a_duplicate_can_raise_an_error(sessions: sessionmaker[Session]) -> None:
     message = Message("orders.placed", b"")
     handle = idempotent(consumer="billing", on_duplicate="raise")(answer)
