@@ -1,5 +1,5 @@
 -- Does:  List sessions that hold or wait for pillarbox's advisory locks, but whose role isn't a member of pillarbox's roles.
--- Takes: class (int4 of the outbox's locks), classes (int4 of all of pillarbox's locks), member (the object that members hold in shared mode), outbox_bell, inbox_bell (the doorbells' objects), roles
+-- Takes: class (int4 of the outbox's locks), classes (int4 of all of pillarbox's locks), outbox_bell, inbox_bell (the doorbells' objects), roles
 -- Gives: pid, role, application, client (null: unknown), locks (how many, without doorbells), rings (holds a doorbell), muffles (holds a doorbell in shared mode, and has written nothing)
 -- Index: none, reads pg_locks
 WITH of_upkeep AS (
@@ -14,8 +14,9 @@ WITH of_upkeep AS (
                 WHEN l.classid = (%(class)s::bigint & 4294967295)::oid AND l.objid = %(outbox_bell)s::int::oid THEN 'outbox'
                 WHEN l.classid = (%(class)s::bigint & 4294967295)::oid AND l.objid = %(inbox_bell)s::int::oid THEN 'inbox'
            END AS bell,
-           l.locktype = 'advisory' AND (l.mode = 'ExclusiveLock' OR l.objid = %(member)s::int::oid) AS blocks,
-           l.locktype = 'advisory' AND l.mode = 'ShareLock' AND l.granted AS shares,
+           l.locktype = 'advisory' AS is_ours,
+           l.mode = 'ExclusiveLock' AS excludes,
+           l.mode = 'ShareLock' AND l.granted AS shares,
            n.nspname AS writes
       FROM pg_catalog.pg_locks AS l
       LEFT JOIN (pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)
@@ -35,8 +36,9 @@ WITH of_upkeep AS (
             AND (n.nspname, c.relname) IN (('outbox', 'message'), ('inbox', 'delivery')))
 ), judged AS (
     SELECT pid,
-           count(*) FILTER (WHERE blocks AND bell IS NULL)::integer AS locks,
-           coalesce(bool_or(blocks AND bell IS NOT NULL), false) AS rings,
+           -- In shared mode, too: whoever needs it takes it exclusively. Only doorbells are for everybody.
+           count(*) FILTER (WHERE is_ours AND bell IS NULL)::integer AS locks,
+           coalesce(bool_or(excludes AND bell IS NOT NULL), false) AS rings,
            coalesce(bool_or(shares AND bell = 'outbox') AND NOT coalesce(bool_or(writes = 'outbox'), false), false)
            OR coalesce(bool_or(shares AND bell = 'inbox') AND NOT coalesce(bool_or(writes = 'inbox'), false), false) AS muffles
       FROM held

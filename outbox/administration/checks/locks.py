@@ -82,7 +82,6 @@ def _look(
         {
             "class": LOCK_CLASS,
             "classes": [LOCK_CLASS, *(consumer_class(name) for (name,) in consumers)],
-            "member": int(Lock.MEMBER),
             "outbox_bell": int(Lock.OUTBOX_DOORBELL),
             "inbox_bell": int(Lock.INBOX_DOORBELL),
             "roles": list(trusted),

@@ -61,6 +61,19 @@ INBOX_BELL = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.INBOX_DOORBELL)})
 INBOX_BELL_SHARED = INBOX_BELL.replace("pg_advisory_lock", "pg_advisory_lock_shared")
 
 
+OURS = {
+    "a lane": f"{LOCK_CLASS}, 20",
+    **{
+        lock.name.lower(): f"{LOCK_CLASS}, {int(lock)}"
+        for lock in Lock
+        if lock not in (Lock.OUTBOX_DOORBELL, Lock.INBOX_DOORBELL)
+    },
+    "a consumer's lane": f"{consumer_class('billing')}, 3",
+    "make_partitions": "hashtextextended('outbox.make_partitions inbox.receipt', 0)",
+    "finish_detached": "hashtextextended('outbox.finish_detached outbox.message', 0)",
+}
+
+
 @pytest.fixture
 def mallory(database_url: str) -> Iterator["psycopg.Connection[tuple[object, ...]]"]:
     """Connect as a role that can connect and do nothing else."""
@@ -392,15 +405,19 @@ def findings(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("lock", [ALL_LANES, JOINED])
+@pytest.mark.parametrize("shared", ["", "_shared"], ids=["exclusive", "shared"])
+@pytest.mark.parametrize("lock", OURS.values(), ids=OURS)
 def test_the_doctor_names_foreign_sessions_with_our_locks(
     lock: str,
+    shared: str,
     database_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert "error" not in findings(database_url, capsys)
-    mallory.execute(lock)
+    # The postgres broker's lanes are known by their consumers.
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 't')")
+    mallory.execute(f"SELECT pg_advisory_lock{shared}({lock})")
 
     said = findings(database_url, capsys)["error"]
 
