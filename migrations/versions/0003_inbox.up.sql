@@ -222,6 +222,10 @@ SELECT d.seq, d.created_at, d.message_id, d.lane, d.consumer, d.topic, d.key, d.
          FROM inbox.redelivery AS e
         WHERE e.seq = d.seq
           AND e.created_at = d.created_at
+          -- As in every search by seq: with row-level security, a consumer can write entries for any
+          -- seq, but only under its own name. IS TRUE hides the name from the planner, which could
+          -- otherwise search by it, and so read all entries of the consumer.
+          AND (e.consumer = d.consumer) IS TRUE
        ) AS r ON true;
 COMMENT ON VIEW inbox.delivery_status IS 'each delivery of the postgres broker with what became of it';
 COMMENT ON COLUMN inbox.delivery_status.available_at IS 'when it is delivered again, if the consumer gave it back';
@@ -234,13 +238,14 @@ SELECT e.seq, e.created_at, d.message_id, e.lane, e.consumer, d.topic, e.key, d.
  CROSS JOIN LATERAL (
        SELECT q.message_id, q.topic, q.tenant
          FROM inbox.delivery AS q
-        WHERE q.seq = e.seq AND q.created_at = e.created_at
+        WHERE q.seq = e.seq AND q.created_at = e.created_at AND (q.consumer = e.consumer) IS TRUE
        OFFSET 0
        ) AS d
  WHERE e.cause <> 'acked'
    AND (SELECT bool_or(later.cause = 'acked' OR later.entry > e.entry)
           FROM inbox.redelivery AS later
-         WHERE later.seq = e.seq AND later.created_at = e.created_at) IS NOT TRUE
+         WHERE later.seq = e.seq AND later.created_at = e.created_at
+           AND (later.consumer = e.consumer) IS TRUE) IS NOT TRUE
    -- Nor does it have a mark, of an ack that was under way when the entry was written.
    AND (SELECT true
           FROM inbox.ack AS a
@@ -316,7 +321,8 @@ SELECT fresh.seq, fresh.created_at, fresh.message_id, fresh.lane, fresh.consumer
                      AND a.last_seq >= d.seq AND a.last_seq < d.seq + 4096 AND a.first_seq <= d.seq
                      AND d.seq = ANY (a.seqs) AND d.created_at = ANY (a.moments)
                    LIMIT 1) IS NULL)
-         AND (SELECT true FROM inbox.redelivery AS e WHERE e.seq = d.seq AND e.created_at = d.created_at LIMIT 1) IS NULL
+         AND (SELECT true FROM inbox.redelivery AS e
+               WHERE e.seq = d.seq AND e.created_at = d.created_at AND (e.consumer = d.consumer) IS TRUE LIMIT 1) IS NULL
       OFFSET 0
   ) AS fresh
  UNION ALL
@@ -352,21 +358,28 @@ DECLARE
     v_more_seqs bigint[];
     v_more_moments timestamptz[];
 BEGIN
-    SELECT array_agg(w.seq), array_agg(w.created_at) INTO v_seqs, v_moments
-      FROM (SELECT DISTINCT e.seq, e.created_at
-              FROM inbox.redelivery e
-             WHERE e.created_at >= unsettled_deliveries.starts_at AND e.created_at < unsettled_deliveries.ends_at AND e.cause <> 'acked'
-               AND NOT EXISTS (
-                   SELECT FROM inbox.redelivery s
-                    WHERE s.seq = e.seq AND s.created_at = e.created_at AND s.cause = 'acked'
-                      AND s.created_at >= unsettled_deliveries.starts_at AND s.created_at < unsettled_deliveries.ends_at)
-               AND NOT EXISTS (
-                   SELECT FROM inbox.ack a
-                    WHERE a.created_at = date_bin('15 minutes', e.created_at, '2000-01-01 00:00:00+00')
-                      AND a.consumer = e.consumer AND a.lane = e.lane
-                      AND a.last_seq >= e.seq AND a.last_seq < e.seq + 4096 AND a.first_seq <= e.seq
-                      AND e.seq = ANY (a.seqs) AND e.created_at = ANY (a.moments))
-             LIMIT at_most) AS w;
+    EXECUTE format($query$
+        SELECT array_agg(w.seq), array_agg(w.created_at)
+          FROM (SELECT e.seq, e.created_at
+                  FROM (SELECT DISTINCT r.seq, r.created_at, r.consumer
+                          FROM inbox.redelivery r
+                         WHERE r.created_at >= $1 AND r.created_at < $2 AND r.cause <> 'acked'
+                           AND NOT EXISTS (
+                               SELECT FROM inbox.redelivery s
+                                WHERE s.seq = r.seq AND s.created_at = r.created_at AND s.consumer = r.consumer AND s.cause = 'acked'
+                                  AND s.created_at >= $1 AND s.created_at < $2)
+                           AND NOT EXISTS (
+                               SELECT FROM inbox.ack a
+                                WHERE a.created_at = date_bin('15 minutes', r.created_at, '2000-01-01 00:00:00+00')
+                                  AND a.consumer = r.consumer AND a.lane = r.lane
+                                  AND a.last_seq >= r.seq AND a.last_seq < r.seq + 4096 AND a.first_seq <= r.seq
+                                  AND r.seq = ANY (a.seqs) AND r.created_at = ANY (a.moments))
+                        OFFSET 0) AS e
+                 -- Entries for no delivery of the consumer could take up all of at_most.
+                 WHERE (SELECT true FROM %s AS d
+                         WHERE d.seq = e.seq AND d.created_at = e.created_at AND (d.consumer = e.consumer) IS TRUE)
+                 LIMIT $3) AS w $query$, partition)
+       INTO v_seqs, v_moments USING starts_at, ends_at, at_most;
     -- Stretches that overlap, which nobody writes, would count rows twice.
     EXECUTE format($query$
         WITH RECURSIVE named (consumer) AS (
@@ -431,12 +444,12 @@ BEGIN
                 SELECT d.seq, d.created_at
                   FROM %s AS d
                  WHERE NOT EXISTS (
-                       SELECT FROM (SELECT unnest(a.seqs) AS seq, unnest(a.moments) AS created_at
+                       SELECT FROM (SELECT unnest(a.seqs) AS seq, unnest(a.moments) AS created_at, a.consumer
                                       FROM inbox.ack a WHERE a.created_at >= $1 AND a.created_at < $2) AS k
-                        WHERE k.seq = d.seq AND k.created_at = d.created_at)
+                        WHERE k.seq = d.seq AND k.created_at = d.created_at AND k.consumer = d.consumer)
                    AND NOT EXISTS (
                        SELECT FROM inbox.redelivery s
-                        WHERE s.seq = d.seq AND s.created_at = d.created_at AND s.cause = 'acked'
+                        WHERE s.seq = d.seq AND s.created_at = d.created_at AND s.consumer = d.consumer AND s.cause = 'acked'
                           AND s.created_at >= $3 AND s.created_at < $2)
                  LIMIT $4
             ) AS u $query$, partition)
@@ -447,23 +460,23 @@ BEGIN
                 SELECT d.seq, d.created_at
                   FROM unnest($5, $6, $7, $8) AS part (consumer, lane, above, up_to)
                  CROSS JOIN LATERAL (
-                       SELECT q.seq, q.created_at FROM %s AS q
+                       SELECT q.seq, q.created_at, q.consumer FROM %s AS q
                         WHERE q.consumer = part.consumer AND q.lane = part.lane AND q.seq > part.above AND q.seq <= part.up_to
                        OFFSET 0) AS d
                  WHERE NOT EXISTS (
-                       SELECT FROM (SELECT unnest(s.seqs) AS seq, unnest(s.moments) AS created_at
+                       SELECT FROM (SELECT unnest(s.seqs) AS seq, unnest(s.moments) AS created_at, s.consumer
                                       FROM unnest($5, $6, $7, $8) AS part (consumer, lane, above, up_to)
                                      CROSS JOIN LATERAL (
-                                           SELECT q.seqs, q.moments FROM inbox.ack AS q
+                                           SELECT q.seqs, q.moments, q.consumer FROM inbox.ack AS q
                                             WHERE q.created_at >= $1 AND q.created_at < $2
                                               AND q.consumer = part.consumer AND q.lane = part.lane
                                               AND q.last_seq > part.above
                                               AND q.last_seq <= least(part.up_to, 9223372036854771712) + 4095
                                            OFFSET 0) AS s) AS k
-                        WHERE k.seq = d.seq AND k.created_at = d.created_at)
+                        WHERE k.seq = d.seq AND k.created_at = d.created_at AND k.consumer = d.consumer)
                    AND NOT EXISTS (
                        SELECT FROM inbox.redelivery s
-                        WHERE s.seq = d.seq AND s.created_at = d.created_at AND s.cause = 'acked'
+                        WHERE s.seq = d.seq AND s.created_at = d.created_at AND s.consumer = d.consumer AND s.cause = 'acked'
                           AND s.created_at >= $3 AND s.created_at < $2)
                  LIMIT $4
             ) AS u $query$, partition)
@@ -478,7 +491,8 @@ BEGIN
           FROM %s AS d
           LEFT JOIN LATERAL (
                SELECT r.cause FROM inbox.redelivery r
-                WHERE r.seq = d.seq AND r.created_at = d.created_at ORDER BY r.entry DESC LIMIT 1) AS e ON true
+                WHERE r.seq = d.seq AND r.created_at = d.created_at AND (r.consumer = d.consumer) IS TRUE
+                ORDER BY r.entry DESC LIMIT 1) AS e ON true
          WHERE d.seq = ANY ($1) AND (d.seq, d.created_at) IN (SELECT p.seq, p.created_at FROM unnest($1, $2) AS p (seq, created_at))
          ORDER BY d.created_at LIMIT $3 $query$, partition)
      USING v_seqs || v_more_seqs, v_moments || v_more_moments, at_most, starts_at, v_cluster;

@@ -126,7 +126,7 @@ SELECT d.message_id, d.created_at, a.acked_at, 'acked', 'inbox.ack', a.created_a
  UNION ALL
 SELECT d.message_id, d.created_at, e.entered_at, e.cause, 'inbox.redelivery', e.created_at, d.consumer, e.attempts, e.due_at, NULL, NULL
   FROM inbox.delivery AS d
-  JOIN inbox.redelivery AS e ON e.seq = d.seq AND e.created_at = d.created_at
+  JOIN inbox.redelivery AS e ON e.seq = d.seq AND e.created_at = d.created_at AND (e.consumer = d.consumer) IS TRUE
  UNION ALL
 SELECT r.message_id, NULL, r.received_at, 'handled', 'inbox.receipt', r.message_at, r.consumer, 0, NULL, NULL, NULL
   FROM inbox.receipt AS r

@@ -20,7 +20,8 @@ WITH fresh AS MATERIALIZED (
                           AND a.last_seq >= d.seq AND a.last_seq < d.seq + 4096 AND a.first_seq <= d.seq
                           AND d.seq = ANY (a.seqs) AND d.created_at = ANY (a.moments)
                         LIMIT 1) IS NULL)
-              AND (SELECT true FROM inbox.redelivery AS e WHERE e.seq = d.seq AND e.created_at = d.created_at LIMIT 1) IS NULL
+              AND (SELECT true FROM inbox.redelivery AS e
+                    WHERE e.seq = d.seq AND e.created_at = d.created_at AND (e.consumer = d.consumer) IS TRUE LIMIT 1) IS NULL
             LIMIT %(most)s + 1
            ) AS f
 ), unsettled AS (

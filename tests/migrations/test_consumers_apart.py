@@ -58,6 +58,28 @@ WAIT: Final = """
     SELECT created_at, now() + interval '1 hour', seq, 1, lane, 'refused', consumer
       FROM inbox.delivery
 """
+UNSETTLED: Final = """
+    SELECT u.consumer, u.cause
+      FROM outbox.partitions('inbox.delivery') AS p
+     CROSS JOIN LATERAL inbox.unsettled_deliveries(p.partition, p.starts_at, p.ends_at)
+                     AS u
+     ORDER BY 1
+"""
+GUESS: Final = """
+    INSERT INTO inbox.redelivery (created_at, due_at, seq, lane, cause, consumer)
+    VALUES (%s, CASE WHEN %s <> 'acked' THEN now() END, %s, %s, %s, 'shipping')
+"""
+GUESS_MARK: Final = """
+    INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,
+                           moments)
+    SELECT date_bin('15 minutes', moment, '2000-01-01Z'), seq, seq, lane, 'shipping',
+           ARRAY[seq], ARRAY[moment]
+      FROM (VALUES (%s::timestamptz, %s::bigint, %s::smallint)) AS v (moment, seq, lane)
+"""
+MANY_GUESSES: Final = """
+    INSERT INTO inbox.redelivery (created_at, due_at, seq, lane, cause, consumer)
+    SELECT now(), now(), n, 0, 'refused', 'shipping' FROM generate_series(1, 2000) AS n
+"""
 
 As: TypeAlias = Callable[[str], str]
 
@@ -136,6 +158,59 @@ async def test_a_consumer_cannot_read_ack_or_unsubscribe_another(
     assert count(url, "inbox.delivery_status WHERE acked_at IS NULL") == 1
     assert count(url, "inbox.subscription") == 1
     assert count(login("billing_app"), "inbox.readable_dead_letter") == 1
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["new", "given back"])
+@pytest.mark.parametrize("cause", ["acked", "refused", "mark"])
+async def test_a_consumer_cannot_settle_the_deliveries_of_another_that_it_guesses(
+    login: As, scheduled_server: PostgresServer, cause: str, waits: bool
+) -> None:
+    url = scheduled_server.url
+    for consumer in ("billing", "shipping"):
+        execute(login(f"{consumer}_app"), SUBSCRIBE, (consumer,))
+    await publish(login, b"1")
+    if waits:
+        execute(url, WAIT)
+    before = execute(url, UNSETTLED)
+    states = "SELECT consumer, state FROM inbox.delivery_status ORDER BY 1"
+    shown = execute(url, states)
+    left = "SELECT consumer, state FROM inbox.unsettled_delivery ORDER BY 1"
+    unsettled = execute(url, left)
+
+    ((moment, seq, lane),) = execute(
+        url,
+        "SELECT created_at, seq, lane FROM inbox.delivery WHERE consumer = 'billing'",
+    )
+    if cause == "mark":
+        execute(login("shipping_app"), GUESS_MARK, (moment, seq, lane))
+    else:
+        guess = (moment, cause, seq, lane, cause)
+        execute(login("shipping_app"), GUESS, guess)
+        execute(login("shipping_app"), MANY_GUESSES)
+
+    assert [consumer for consumer, _ in before] == ["billing", "shipping"]
+    assert execute(url, UNSETTLED) == before
+    assert execute(url, states) == shown
+    assert execute(url, left) == unsettled
+    assert execute(login("billing_app"), states) == shown[:1]
+
+
+async def test_a_consumer_cannot_make_a_delivery_of_another_seem_unsettled(
+    login: As, scheduled_server: PostgresServer
+) -> None:
+    url = scheduled_server.url
+    execute(login("billing_app"), SUBSCRIBE, ("billing",))
+    await publish(login, b"1")
+    ((moment, seq, lane),) = execute(
+        url, "SELECT created_at, seq, lane FROM inbox.delivery"
+    )
+    execute(url, GUESS_MARK.replace("shipping", "billing"), (moment, seq, lane))
+
+    execute(login("shipping_app"), GUESS, (moment, "refused", seq, lane, "refused"))
+
+    assert execute(url, UNSETTLED) == []
+    assert execute(url, "SELECT state FROM inbox.delivery_status") == [("acked",)]
+    assert count(url, "inbox.unsettled_delivery") == 0
 
 
 async def test_the_views_show_a_consumer_only_its_own_jobs_and_waiting_deliveries(
