@@ -389,6 +389,24 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.adopt_table IS 'configure pg_partman for a table of the policy; safe to repeat';
 
+-- A migration calls it, by outbox.make_partitions, before outbox.finish_detached exists.
+CREATE FUNCTION outbox.holder_of_lock(key bigint, OUT is_ours boolean, OUT described text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT coalesce(pg_has_role(a.usesysid, c.relowner, 'MEMBER')
+                    OR has_function_privilege(a.usesysid, to_regprocedure('outbox.finish_detached(text)'), 'EXECUTE'), false),
+           format('session %s of role %s (application %s)', l.pid, coalesce(a.usename, '?'), coalesce(nullif(a.application_name, ''), '?'))
+      FROM pg_locks l
+      JOIN pg_class c ON c.oid = 'outbox.message'::regclass
+      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+     WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+       AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295 AND l.objsubid = 1
+     ORDER BY 1 LIMIT 1;
+END;
+COMMENT ON FUNCTION outbox.holder_of_lock IS
+    'the session that holds an advisory lock, and whether its role may run the upkeep; null: none any more';
+
 CREATE FUNCTION outbox.make_partitions(parent text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
