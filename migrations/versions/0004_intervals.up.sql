@@ -3,19 +3,6 @@
 
 SET LOCAL ROLE {owner};
 
--- For partman.part_config. The name of a partition of any width, read by the format of another
--- width, gives the start of its day: pg_partman 4 orders partitions by that.
-CREATE FUNCTION outbox.name_format(parent text, span interval) RETURNS text
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-BEGIN ATOMIC
-    SELECT CASE WHEN bool_or(x.partition::text ~ '_p\d{4}_\d\d_\d\d')
-                THEN CASE WHEN span < interval '1 day' THEN 'YYYY_MM_DD_HH24MI' ELSE 'YYYY_MM_DD' END
-                ELSE CASE WHEN span < interval '1 day' THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD' END END
-      FROM outbox.partitions(parent) x;
-END;
-COMMENT ON FUNCTION outbox.name_format IS 'the format of the names that pg_partman gives to partitions of this width';
-
 CREATE FUNCTION outbox.missing_partitions(parent text)
 RETURNS TABLE (starts_at timestamptz, ends_at timestamptz)
 LANGUAGE sql STABLE ROWS 10

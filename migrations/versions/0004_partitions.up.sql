@@ -268,6 +268,19 @@ SET search_path = pg_catalog, pg_temp
 RETURN date_trunc(CASE span WHEN interval '1 hour' THEN 'hour' WHEN interval '1 day' THEN 'day' ELSE 'week' END, moment, 'UTC');
 COMMENT ON FUNCTION outbox.begin_of IS 'the start of the hour, day or week of a time, in UTC';
 
+-- For partman.part_config. The name of a partition of any width, read by the format of another
+-- width, gives the start of its day: pg_partman 4 orders partitions by that.
+CREATE FUNCTION outbox.name_format(parent text, span interval) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT CASE WHEN bool_or(x.partition::text ~ '_p\d{4}_\d\d_\d\d')
+                THEN CASE WHEN span < interval '1 day' THEN 'YYYY_MM_DD_HH24MI' ELSE 'YYYY_MM_DD' END
+                ELSE CASE WHEN span < interval '1 day' THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD' END END
+      FROM outbox.partitions(parent) x;
+END;
+COMMENT ON FUNCTION outbox.name_format IS 'the format of the names that pg_partman gives to partitions of this width';
+
 -- pg_partman's own retention is off: pillarbox uses outbox.finish_detached(). If somebody turns it on,
 -- retention_keep_table makes pg_partman detach partitions that it would otherwise drop with unsettled
 -- rows.
@@ -278,6 +291,7 @@ SET intervalstyle = 'postgres'
 BEGIN ATOMIC
     SELECT jsonb_build_object(
                'control', p.control, 'epoch', 'none', 'partition_interval', p.span::text, 'premake', p.premake,
+               'datetime_string', outbox.name_format(p.parent_table, p.span),
                'template_table', p.template, 'infinite_time_partitions', true, 'undo_in_progress', false,
                'automatic_maintenance', CASE WHEN p.automatic THEN 'on' ELSE 'off' END,
                'retention', NULL, 'retention_schema', NULL, 'retention_keep_table', true, 'retention_keep_index', true,
@@ -326,7 +340,10 @@ DECLARE
 BEGIN
     PERFORM FROM {partman}.part_config c WHERE c.parent_table = parent FOR UPDATE;
     IF NOT FOUND THEN
-        RETURN NULL;
+        -- A dump from pg_partman 4 that is restored with 5 loses them, too.
+        RETURN (SELECT format('the settings of pg_partman for %s were deleted: outbox.make_partitions() writes them again', parent)
+                  FROM outbox.partition_policy p, outbox.upkeep u
+                 WHERE p.parent_table = parent AND p.written IS NOT NULL AND u.succeeded_in = outbox.place());
     END IF;
     FOR s IN SELECT c.* FROM outbox.changed_settings(parent) c LOOP
         v_assignments := v_assignments || format('%I = %L', s.setting, s.wanted);
@@ -346,7 +363,7 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.put_back_settings IS
-    'restore the values in pg_partman''s part_config; returns what had been changed by hand, or null';
+    'restore the values in pg_partman''s part_config; returns what had been changed or deleted by hand, or null';
 
 -- Runs once per table: configure pg_partman for it, or register partitions restored from a dump.
 CREATE FUNCTION outbox.adopt_table(parent text) RETURNS void
@@ -429,11 +446,10 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     SELECT count(*) INTO v_before FROM pg_inherits WHERE inhparent = parent::regclass;
-    -- A dump from pg_partman 4 that is restored with 5 loses its configuration.
+    v_changed := outbox.put_back_settings(parent);
     IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
         PERFORM outbox.adopt_table(parent);
     END IF;
-    v_changed := outbox.put_back_settings(parent);
     IF v_changed IS NOT NULL THEN
         RAISE WARNING '%', v_changed;
     END IF;

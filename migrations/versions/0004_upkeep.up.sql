@@ -109,9 +109,8 @@ BEGIN
         v_problems := format('nothing is dropped, and partitions are created for today and tomorrow only: %s; if the clock is right,'
                              ' run: pillarbox maintain --accept-clock (in SQL: SELECT outbox.accept_clock()); ', v_problem);
     END IF;
-    -- A follower's partition can go when its leader's has gone.
+    -- All of them first: making a table's partitions also makes its followers'.
     FOR v_parent IN SELECT p.parent_table FROM outbox.partition_policy p ORDER BY p.follows NULLS FIRST, p.parent_table LOOP
-        v_left := format('the retention of %s was left to another upkeep; ', v_parent);
         BEGIN
             v_problem := outbox.put_back_settings(v_parent);
             IF v_problem IS NOT NULL THEN
@@ -122,6 +121,10 @@ BEGIN
         END;
         COMMIT;
         SET LOCAL search_path = pg_catalog, pg_temp;
+    END LOOP;
+    -- A follower's partition can go when its leader's has gone.
+    FOR v_parent IN SELECT p.parent_table FROM outbox.partition_policy p ORDER BY p.follows NULLS FIRST, p.parent_table LOOP
+        v_left := format('the retention of %s was left to another upkeep; ', v_parent);
         BEGIN
             PERFORM outbox.make_partitions(v_parent);
         EXCEPTION WHEN OTHERS THEN

@@ -23,6 +23,9 @@ CHANGES: Final = {
     "partition_interval": "'2 days'",
     "template_table": "'outbox.dead_letter_template'",
     "control": "'available_at'",
+    "datetime_string": "'YYYY'",
+    "epoch": "'seconds'",
+    "constraint_cols": "ARRAY['topic']",
     "inherit_privileges": "true",
     "ignore_default_data": "false",
     "undo_in_progress": "true",
@@ -48,6 +51,45 @@ def test_manual_changes_are_reverted_and_reported_as_a_failure(
     assert f"{setting} was" in reported["finding"]
     assert main(["maintain", "--database", database_url]) == 0
     assert doctor(database_url) == (0, [])
+
+
+@pytest.mark.parametrize("table", ["outbox.message", "outbox.settlement"])
+def test_deleted_settings_are_written_again_and_reported_as_a_failure(
+    table: str, database_url: str, doctor: Doctor
+) -> None:
+    execute(database_url, "CALL outbox.maintain()")
+    row = f" FROM partman.part_config c WHERE parent_table = '{table}'"
+    before = execute(database_url, f"SELECT to_jsonb(c){row}")
+    execute(database_url, f"DELETE{row}")
+
+    deleted = f"settings of pg_partman for {table} were deleted"
+    with pytest.raises(psycopg.Error, match=deleted):
+        execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, f"SELECT to_jsonb(c){row}") == before
+    (reported,) = doctor(database_url)[1]
+    assert deleted in reported["finding"]
+    assert main(["maintain", "--database", database_url]) == 0
+    assert doctor(database_url) == (0, [])
+
+
+def test_settings_that_a_restore_lost_are_written_again(database_url: str) -> None:
+    execute(database_url, "CALL outbox.maintain()")
+    execute(database_url, "UPDATE outbox.upkeep SET succeeded_in = 'elsewhere'")
+    execute(database_url, "DELETE FROM partman.part_config")
+
+    assert main(["maintain", "--database", database_url]) == 0
+
+
+def test_a_change_for_a_follower_is_reported_as_a_failure(database_url: str) -> None:
+    execute(
+        database_url,
+        "UPDATE partman.part_config SET premake = 30"
+        " WHERE parent_table = 'outbox.settlement'",
+    )
+
+    with pytest.raises(psycopg.Error, match=r"outbox\.settlement.*: premake was 30"):
+        execute(database_url, "CALL outbox.maintain()")
 
 
 def test_a_change_by_the_policy_is_not_a_manual_change(database_url: str) -> None:
