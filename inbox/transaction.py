@@ -46,6 +46,7 @@ from sqlalchemy import (
     Engine,
     Text,
     TextClause,
+    Transaction,
     and_,
     bindparam,
     cast,
@@ -109,6 +110,7 @@ class Held:
     __slots__ = (
         "_depth",
         "_is_borrowed",
+        "_others",
         "_reads_mark",
         "_refused",
         "_replaced",
@@ -135,6 +137,7 @@ class Held:
         self._reads_mark: Callable[[], bool] | None = None
         self._refused: TransactionControlError | None = None
         self._was_ended = False
+        self._others: dict[Connection, Transaction | None] = {}
         self._replaced: list[tuple[dict[str, Any], Iterable[str], dict[str, Any]]] = []
 
     @property
@@ -145,12 +148,24 @@ class Held:
     @property
     def asks_server(self) -> bool:
         """Whether a check has to ask the server."""
-        return (
+        return any(other in _errors for other in self._others) or (
             not self.connection.closed
             and not self.connection.invalidated
             and _status(self.connection) is None
             and (self.connection in _errors or self._has_lost_mark)
         )
+
+    def join(self, other: Connection) -> None:
+        """Also check a connection of the session to another database.
+
+        Raises:
+            AutocommitError: it is in AUTOCOMMIT mode.
+        """
+        if other is self.connection or other in self._others:
+            return
+        self._others[other] = other.get_transaction()
+        vars(other)[_HELD] = self
+        refuse_autocommit(other, "an effect")
 
     @property
     def must_flush(self) -> bool:
@@ -269,6 +284,16 @@ class Held:
         if connection.closed or not connection.in_transaction():
             raise TransactionEndedError
         self._check_mark(_status(connection))
+        self._check_others()
+
+    def _check_others(self) -> None:
+        for other, transaction in self._others.items():
+            if other.closed or other.get_transaction() is not transaction:
+                continue
+            refuse_autocommit(other, "an effect")
+            is_lost = other.invalidated
+            if is_lost or _is_failed(other, _status(other), is_suspect=False):
+                raise UnexpectedRollbackError(_errors.get(other))
 
     def _give_up_closed(self) -> None:
         connection = self.connection
@@ -339,26 +364,34 @@ class Held:
         # A closed connection means an ended transaction, which is detected elsewhere.
         if not connection.closed:
             self._check_mark(_status(connection))
+        self._check_others()
 
-    def check_last(self) -> None:
+    def check_last(self, committing: Connection) -> None:
         """Check that PostgreSQL would commit it; call directly before COMMIT is sent.
+
+        If the session has several connections, the first COMMIT checks all of them.
 
         Raises:
             TransactionControlError, TransactionEndedError, UnexpectedRollbackError: as
                 `check_commit`. The transaction was rolled back.
         """
         connection = self.connection
-        if connection.get_transaction() is not self._transaction:
+        is_ours = connection.get_transaction() is self._transaction
+        if not is_ours and committing is connection:
             return
         try:
             if self._depth:
                 self.refuse("transaction.commit()")
-            self._check_mark(_status(connection))
+            if is_ours and not connection.closed:
+                self._check_mark(_status(connection))
+            self._check_others()
         except Exception:
             # SQLAlchemy regards its transaction as ended, and sends no ROLLBACK.
             with suppress(Exception):
-                connection.connection.rollback()
+                committing.connection.rollback()
             raise
+        if self._session.info.get(_HELD) is self:
+            del self._session.info[_HELD]
 
     def _check_mark(self, status: int | None) -> None:
         if status == _LOST:
@@ -387,6 +420,9 @@ def hold(session: Session) -> Held:
     held = session.info[_HELD] = vars(connection)[_HELD] = Held(
         session, root, connection
     )
+    # Those that the session used before; SQLAlchemy has no other way to list them.
+    for other, *_ in getattr(root, "_connections", {}).values():
+        held.join(other)
     return held
 
 
@@ -456,7 +492,16 @@ def _check_commit(session: Session) -> None:
         return
     if held.is_current:
         held.check_commit()
-    del session.info[_HELD]
+    else:
+        del session.info[_HELD]
+
+
+@event.listens_for(Session, "after_begin")
+def _join(session: Session, _: SessionTransaction, connection: Connection) -> None:
+    # Runs at every begin in the process; usually costs one dictionary lookup.
+    held: Held | None = session.info.get(_HELD)
+    if held is not None and held.is_current:
+        held.join(connection)
 
 
 @event.listens_for(Engine, "commit")
@@ -464,7 +509,7 @@ def _check_last(connection: Connection) -> None:
     # Runs at every commit in the process; usually costs one dictionary lookup.
     held: Held | None = vars(connection).pop(_HELD, None)
     if held is not None:
-        held.check_last()
+        held.check_last(connection)
 
 
 @event.listens_for(Engine, "handle_error")

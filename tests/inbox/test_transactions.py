@@ -8,14 +8,22 @@ combination of entry point, way and driver.
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar, cast
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
@@ -54,6 +62,7 @@ from tests.fixtures.consumers import (
 from tests.fixtures.endings import (
     EFFECT,
     RIGHT_WAYS,
+    THERE,
     WAYS,
     Effect,
     Way,
@@ -643,6 +652,74 @@ async def test_a_long_handler_cannot_end_its_transactions_either(
             assert (do, seen) == (do, Result())
             assert (do, effects(url), receipts(url)) == (do, ["done", "more"], 1)
             forget(url)
+
+
+@asynccontextmanager
+async def sessions_of_two(
+    url: str, driver: str, options: Mapping[str, Any] | None = None
+) -> AsyncIterator[Any]:
+    """Yield sessions that use a second engine, with these options, for `Effect`."""
+    async with (
+        sessions_by(url, driver) as sessions,
+        sessions_by(url, driver, options=options) as others,
+    ):
+        sessions.configure(binds={Effect: others.kw["bind"]})
+        yield sessions
+
+
+def catch_an_error_elsewhere(session: Session, *_: object) -> None:
+    other = session.connection(bind_arguments={"mapper": Effect})
+    with suppress(IntegrityError):
+        other.execute(EFFECT, THERE)
+
+
+@pytest.mark.parametrize("moment", ["handler", "commit"])
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_an_error_caught_on_the_sessions_second_connection_is_a_failed_attempt(
+    driver: str, moment: str, url: str
+) -> None:
+    def do(session: Session) -> None:
+        session.add(Effect("more"))
+        if moment == "commit":
+            event.listen(session, "after_flush", catch_an_error_elsewhere)
+            return
+        session.flush()
+        catch_an_error_elsewhere(session)
+
+    async with sessions_of_two(url, driver) as sessions:
+        seen = await by_consumer(sessions, driver, Message("orders", b"1"), do)
+    assert seen.is_dead
+    ((reason, _),) = dead_letters(url)
+    assert reason.startswith("UnexpectedRollbackError")
+    assert "SQLSTATE 23505" in reason
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_effects_of_two_connections_are_committed(driver: str, url: str) -> None:
+    def do(session: Session) -> None:
+        session.add(Effect("more"))
+
+    async with sessions_of_two(url, driver) as sessions:
+        seen = await by_consumer(sessions, driver, Message("orders", b"1"), do)
+    assert seen == Result()
+    assert (effects(url), receipts(url)) == (["done", "more"], 1)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_second_connection_in_autocommit_mode_is_refused(
+    driver: str, url: str
+) -> None:
+    def do(session: Session) -> None:
+        session.add(Effect("more"))
+        session.flush()
+
+    options = {"isolation_level": "AUTOCOMMIT"}
+    async with sessions_of_two(url, driver, options) as sessions:
+        seen = await by_consumer(sessions, driver, Message("orders", b"1"), do)
+    assert seen.is_dead
+    ((reason, _),) = dead_letters(url)
+    assert reason.startswith("AutocommitError")
+    assert (effects(url), receipts(url)) == ([], 0)
 
 
 @pytest.mark.parametrize("then", ["return", "transaction", "finish"])
