@@ -370,13 +370,15 @@ async def call_until_end(
     cancellation.
     """
     limit = terms.time_limit
+    seconds = None if limit is None else limit.total_seconds()
+    started = time.monotonic()
     work = asyncio.ensure_future(executor.call(handler, job, job.message))
     keeping = asyncio.create_task(lease.keep())
     stop = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait(
             {work, stop, lease.ended},
-            timeout=None if limit is None else limit.total_seconds(),
+            timeout=seconds,
             return_when=asyncio.FIRST_COMPLETED,
         )
         end: StopReason | None = None
@@ -388,6 +390,13 @@ async def call_until_end(
                 overrun = HandlerTimeoutError(name_of(handler), limit)
             job.end(overrun)
             is_told = executor.interrupt(work)
+            if limit is not None and seconds is not None and overrun is None:
+                left = max(0.0, started + seconds - time.monotonic())
+                await asyncio.wait({work}, timeout=left)
+                if not work.done():
+                    job.end(HandlerTimeoutError(name_of(handler), limit))
+                    is_told = True  # what it does from now on doesn't count
+                    end = StopReason.TIMED_OUT if end is StopReason.STOPPED else end
             await asyncio.wait({work})
     except BaseException:
         # The drain is over: a plain function keeps running, but can't commit.

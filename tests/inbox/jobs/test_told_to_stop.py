@@ -318,3 +318,34 @@ async def test_a_coroutine_that_finishes_after_its_time_limit_has_failed(
     assert job_of(url)[:2] == ["timed_out", 3]
     assert effects(url) == []
     assert receipts(url) == 0
+
+
+@pytest.mark.parametrize("how", ["finish", "return"])
+async def test_a_time_limit_that_passes_after_a_stop_still_fails_the_attempt(
+    url: str, how: str
+) -> None:
+    begun = threading.Event()
+    overruns: list[HandlerTimeoutError] = []
+
+    with sessions_of(url) as sessions:
+        consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+        @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(seconds=1))
+        def render(job: Job, message: Message) -> None:
+            begun.set()
+            threading.Event().wait(2)
+            if how == "return":
+                return
+            try:
+                with job.finish() as session:
+                    session.execute(EFFECT, {"what": "late"})
+            except HandlerTimeoutError as error:
+                overruns.append(error)
+
+        async with running(consumer) as events:
+            await asyncio.to_thread(begun.wait)
+        assert events.of(MessageHandled) == []
+    assert len(overruns) == (how == "finish")
+    state, attempts, *_ = job_of(url)
+    assert (state, attempts) == ("queued", 1)
+    assert (effects(url), receipts(url)) == ([], 0)
