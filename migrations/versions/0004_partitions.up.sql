@@ -274,10 +274,11 @@ CREATE FUNCTION outbox.name_format(parent text, span interval) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-    SELECT CASE WHEN bool_or(x.partition::text ~ '_p\d{4}_\d\d_\d\d')
+    -- Not outbox.partitions(), which reads all bounds.
+    SELECT CASE WHEN EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                              WHERE i.inhparent = to_regclass(parent) AND c.relname ~ '_p\d{4}_\d\d_\d\d')
                 THEN CASE WHEN span < interval '1 day' THEN 'YYYY_MM_DD_HH24MI' ELSE 'YYYY_MM_DD' END
-                ELSE CASE WHEN span < interval '1 day' THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD' END END
-      FROM outbox.partitions(parent) x;
+                ELSE CASE WHEN span < interval '1 day' THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD' END END;
 END;
 COMMENT ON FUNCTION outbox.name_format IS 'the format of the names that pg_partman gives to partitions of this width';
 

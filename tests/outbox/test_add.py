@@ -118,13 +118,19 @@ def undo_by_close(session: Session) -> None:
     session.close()
 
 
-def undo_by_expunging(session: Session) -> None:
+def undo_by_expunging_and_rollback(session: Session) -> None:
     session.expunge_all()
+    session.rollback()
 
 
 @pytest.mark.parametrize(
     "undo",
-    [undo_by_rollback, undo_by_flush_and_rollback, undo_by_close, undo_by_expunging],
+    [
+        undo_by_rollback,
+        undo_by_flush_and_rollback,
+        undo_by_close,
+        undo_by_expunging_and_rollback,
+    ],
 )
 def test_after_a_rollback_nothing_is_added_and_the_session_is_usable(
     database_url: str, engine: Engine, undo: Work
