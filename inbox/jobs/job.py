@@ -169,8 +169,9 @@ class Job(AnyJob):
     def finish(self) -> Iterator[Session]:
         """Yield a session for the last transaction, which also ends the job.
 
-        Return after this block. If a handler returns without calling it, its job is
-        finished right afterwards, unless the handler was told to stop.
+        Return after this block: an error raised later changes nothing. If a handler
+        returns without calling it, its job is finished right afterwards, unless the
+        handler was told to stop.
 
         Raises:
             JobLostError: as `transaction`.
