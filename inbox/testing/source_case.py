@@ -36,6 +36,9 @@ class Capabilities:
         "A message nacked with a delay holds back later messages of its key."
     )
     shares: bool = capability("The replicas of a consumer share its messages.")
+    joins_quietly: bool = capability(
+        "Nothing that was handled is redelivered because another replica joins."
+    )
     fans_out: bool = capability("Each consumer gets every message.")
     survives_a_crash: bool = capability(
         "What a killed process held is redelivered to another process."
