@@ -172,6 +172,23 @@ class HandlerFailed(DeliveryEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedJobFailed(DeliveryEvent):
+    """A long handler raised after `job.finish()`; the message counts as handled.
+
+    Attributes:
+        reason: the error.
+        stacktrace: where it was raised.
+    """
+
+    level = logging.WARNING
+    about = ("consumer", "topic", "reason")
+    advice = "do everything before the end of job.finish(), and return after it"
+
+    reason: str
+    stacktrace: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRequested(DeliveryEvent):
     """The handler raised `RetryLater`.
 

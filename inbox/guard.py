@@ -8,9 +8,10 @@ from sqlalchemy.orm import Session, scoped_session
 
 from inbox.idempotent import record_receipt_async
 from inbox.processing import processing, received
-from inbox.receipt import MessageId, check_text, record_receipt
+from inbox.receipt import MessageId, check_text, handling, record_receipt
 from inbox.transaction import lent
 from outbox import tracing
+from outbox.session import AnySession
 from outbox.tracing import Processing, Tracer
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         self._consumer = consumer
         self._headers = headers
         self._lent: lent | None = None
+        self._handling: handling | None = None
         self._span: Processing | None = None
         self._ends: ExitStack | None = None
 
@@ -116,9 +118,12 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             return False
         self._lent = lent(session)
         self._lent.__enter__()
+        self._handling = self._begin(session)
         return True
 
     def _exit(self, *raised: Any) -> None:
+        if self._handling is not None:
+            self._handling.__exit__()
         if self._lent is not None:
             self._lent.__exit__(*raised)
 
@@ -128,11 +133,18 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             return False
         self._lent = lent(session)
         await self._lent.__aenter__()
+        self._handling = self._begin(session)
         return True
 
     async def _exit_async(self, *raised: Any) -> None:
+        if self._handling is not None:
+            self._handling.__exit__()
         if self._lent is not None:
             await self._lent.__aexit__(*raised)
+
+    def _begin(self, session: AnySession) -> handling:
+        # Without a function: a guard of the same receipt in the block is a duplicate.
+        return handling(session, [self._message_id], self._consumer, None)
 
     def _processing(self, tracer: Tracer) -> AbstractContextManager[Processing]:
         known = received(self._message_id, headers=self._headers)

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from inbox.errors import DeadLetter, DuplicateMessageError
 from inbox.handlers.signature import Takes, check_signature, is_async, refuse_unrun
 from inbox.processing import processing, received
-from inbox.receipt import MessageId, check_text, record_receipt
+from inbox.receipt import MessageId, check_text, handling, record_for_call
 from inbox.transaction import lent
 from outbox import tracing
 from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
@@ -174,12 +174,13 @@ class _Guard(Generic[M]):
     def _handle(
         self, handler: Callable[[Session, M], Any], session: Session, message: M
     ) -> tuple[bool, Any]:
-        is_new = record_receipt(session, self._key(message), self._consumer)
+        key, function = self._key(message), id(handler)
+        is_new = record_for_call(session, key, self._consumer, function)
         _note_call(session)
         if not is_new:
             self._repeat(session, message)
             return False, None
-        with lent(session):
+        with lent(session), handling(session, [key], self._consumer, function):
             result = handler(session, self._read(message))
             refuse_unrun(handler, result)
         return True, result
@@ -203,13 +204,15 @@ class _Guard(Generic[M]):
         session: "AsyncSession",
         message: M,
     ) -> tuple[bool, Any]:
-        is_new = await record_receipt_async(session, self._key(message), self._consumer)
+        key, function = self._key(message), id(handler)
+        is_new = await record_receipt_async(session, key, self._consumer, function)
         _note_call(session)
         if not is_new:
             await session.run_sync(self._repeat, message)
             return False, None
         async with lent(session):
-            result = await handler(session, self._read(message))
+            with handling(session, [key], self._consumer, function):
+                result = await handler(session, self._read(message))
             refuse_unrun(handler, result)
         return True, result
 
@@ -248,12 +251,13 @@ async def record_receipt_async(
     session: "AsyncSession | async_scoped_session[Any]",
     message_id: MessageId,
     consumer: str,
+    function: object = None,
 ) -> bool:
-    """Call `record_receipt` with an `AsyncSession`.
+    """Call `record_for_call` with an `AsyncSession`.
 
     Raises:
         NotASessionError: `session` isn't an `AsyncSession`.
-        Exception: whatever `record_receipt` raises.
+        Exception: whatever `record_for_call` raises.
     """
     if is_async_scoped_session(session):
         session = session()
@@ -262,7 +266,7 @@ async def record_receipt_async(
             f"session {shorten(session)}: isn't a SQLAlchemy AsyncSession, which an "
             "async handler needs; pass one, or make the handler a plain function"
         )
-    return await session.run_sync(record_receipt, message_id, consumer)
+    return await session.run_sync(record_for_call, message_id, consumer, function)
 
 
 def is_idempotent(handler: Callable[..., Any]) -> bool:

@@ -28,11 +28,12 @@ from sqlalchemy.orm import Session, scoped_session
 
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
 from inbox.schema import foreign_receipt_table, receipt_table
-from inbox.transaction import LIMITS_IDLE, MARKS, hold, max_idle_of
+from inbox.transaction import LIMITS_IDLE, MARKS, Held, hold, max_idle_of
 from outbox.array_literal import moment_array, plain_array
 from outbox.errors import ConfigError, NotASessionError, shorten
 from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.sql_files import load
+from outbox.session import AnySession
 from outbox.tracing import note_cause
 from outbox.writer import sync_session
 
@@ -78,9 +79,8 @@ class _Insert:
             for row in (marking, marking.where(LIMITS_IDLE))
         )
 
-    def is_new(self, session: Session, values: dict[str, Any]) -> bool:
+    def is_new(self, session: Session, held: Held, values: dict[str, Any]) -> bool:
         max_idle = max_idle_of(session)
-        held = hold(session)
         # Bypass the session, which would look up this connection again.
         result = held.connection.execute(
             self._plain if max_idle is None else self._limiting,
@@ -104,7 +104,6 @@ _INSERT: Final = _Insert(receipt_table, "message_id", "message_at", "consumer")
 _INSERT_FOREIGN: Final = _Insert(
     foreign_receipt_table, "source", "message_id", "consumer"
 )
-_EXPECTED: Final = "inbox.receipts_expected"
 _CHECK_VIOLATION: Final = "23514"
 # Upkeep adds this constraint when it recreates a partition for days that it dropped.
 _FORGOTTEN: Final = "not_forgotten_"
@@ -130,6 +129,20 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     after any statement that PostgreSQL rejects: its commit raises
     `UnexpectedRollbackError`.
     """
+    return record_for_call(session, message_id, consumer, None)
+
+
+def record_for_call(
+    session: Session, message_id: MessageId, consumer: str, function: object
+) -> bool:
+    """Record a receipt for a call of a function; see `record_receipt`.
+
+    Also returns True if the receipt is that of a handler which is running in this
+    transaction, and the handler has not called the function before; see `handling`.
+
+    Args:
+        function: any hashable value that identifies it.
+    """
     if not isinstance(session, Session | scoped_session):
         raise NotASessionError(
             f"session {shorten(session)}: isn't a SQLAlchemy Session; pass that of "
@@ -144,17 +157,32 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
             "message_id": message_id.id,
             "consumer": consumer,
         }
-        return _INSERT_FOREIGN.is_new(session, values)
-    check_id(message_id)
-    values = {
-        "message_id": message_id,
-        "message_at": moment_of(message_id),
-        "consumer": consumer,
-    }
-    try:
-        is_new = _INSERT.is_new(session, values) or _take(
-            session, (message_id, consumer)
+        inserting = _INSERT_FOREIGN
+    else:
+        check_id(message_id)
+        values = {
+            "message_id": message_id,
+            "message_at": moment_of(message_id),
+            "consumer": consumer,
+        }
+        inserting = _INSERT
+    held = hold(session)
+    receipt = message_id, consumer
+    if held.refused_receipt == receipt:
+        raise InvalidReceiptError(
+            f"message id {message_id}: a receipt of consumer {shorten(consumer)} would "
+            "say that the job is finished; call the function in job.finish(), or give "
+            "it a consumer name of its own"
         )
+    if (calls := held.calls.get(receipt)) is not None:
+        if function in calls:
+            return False
+        held.note_call(receipt, function)
+        return True
+    if isinstance(message_id, ForeignId):
+        return inserting.is_new(session, held, values)
+    try:
+        is_new = inserting.is_new(session, held, values)
     except DBAPIError as error:
         refused = refusal(error, message_id)
         if refused is None:
@@ -165,33 +193,42 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     return is_new
 
 
-def record_for_handler(session: Session, message_id: UUID, consumer: str) -> bool:
-    """Record the receipt of a message before its handler is called.
+class handling:  # noqa: N801 (reads as a statement: with handling(…))
+    """Let the functions that a handler calls take part in handling its message.
 
-    See `record_receipt` and `expect_again`.
+    In the block, `record_receipt` and `@idempotent` functions with the handler's own
+    consumer name don't take its receipt for that of a duplicate: each function runs
+    once. After a rollback to a savepoint in which it ran, it can run again.
+
+    Args:
+        message_ids: those whose receipts were just recorded in the transaction.
+        function: the handler itself, if it could be called again in the block.
     """
-    is_new = record_receipt(session, message_id, consumer)
-    if is_new:
-        expect_again(session, [message_id], consumer)
-    return is_new
 
+    __slots__ = ("_calls", "_receipts")
 
-def expect_again(session: Session, message_ids: Iterable[UUID], consumer: str) -> None:
-    """Let `record_receipt` answer once more that these messages are new.
+    def __init__(
+        self,
+        session: AnySession,
+        message_ids: Iterable[MessageId],
+        consumer: str,
+        *function: object,
+    ) -> None:
+        calls = self._calls = hold(sync_session(session)).calls
+        # A function that takes part in handling a message opens nothing.
+        self._receipts = [
+            receipt for id in message_ids if (receipt := (id, consumer)) not in calls
+        ]
+        for receipt in self._receipts:
+            calls[receipt] = dict.fromkeys(function, ())
 
-    For receipts that were just recorded for a handler: it may call an `@idempotent`
-    function with the same name, which must not take them for duplicates.
-    """
-    expected = {(id, consumer) for id in message_ids}
-    session.info[_EXPECTED] = session.get_transaction(), expected
+    def __enter__(self) -> None:
+        """Do nothing: it begins when it is created."""
 
-
-def _take(session: Session, receipt: tuple[UUID, str]) -> bool:
-    transaction, expected = session.info.get(_EXPECTED, (None, ()))
-    if receipt not in expected or transaction is not session.get_transaction():
-        return False
-    expected.remove(receipt)
-    return True
+    def __exit__(self, *_: object) -> None:
+        """Take the receipts for those of duplicates again."""
+        for receipt in self._receipts:
+            self._calls.pop(receipt, None)
 
 
 def has_receipt(message_id: MessageId, consumer: str, session: Session) -> bool:

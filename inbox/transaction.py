@@ -32,12 +32,12 @@ over proceeds, and the late process has no transaction left to commit.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
@@ -74,6 +74,9 @@ from outbox.session import (
 )
 from outbox.writer import sync_session
 
+Receipt: TypeAlias = tuple[Hashable, str]
+"""The id of a message, and the consumer."""
+
 _HELD: Final = "inbox.transaction"
 # `begin` needs no entry: SQLAlchemy itself refuses a second call.
 _OF_SESSION: Final = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
@@ -105,6 +108,9 @@ class Held:
     Attributes:
         is_begun: whether a statement was executed in it, so the server has begun it.
         has_receipt: whether a new receipt was recorded in it.
+        calls: the receipts whose handlers are running, each with the functions that it
+            has let run, and the savepoints in which they were called.
+        refused_receipt: one that must not be recorded in it.
     """
 
     __slots__ = (
@@ -118,9 +124,11 @@ class Held:
         "_session",
         "_transaction",
         "_was_ended",
+        "calls",
         "connection",
         "has_receipt",
         "is_begun",
+        "refused_receipt",
     )
 
     def __init__(
@@ -129,6 +137,8 @@ class Held:
         self.connection = connection
         self.is_begun = False
         self.has_receipt = False
+        self.calls: dict[Receipt, dict[object, Sequence[SessionTransaction]]] = {}
+        self.refused_receipt: Receipt | None = None
         self._session = session
         self._root = root
         self._transaction = connection.get_transaction()
@@ -154,6 +164,22 @@ class Held:
             and _status(self.connection) is None
             and (self.connection in _errors or self._has_lost_mark)
         )
+
+    def note_call(self, receipt: Receipt, function: object) -> None:
+        """Record that a function was called for a receipt, unless it is undone."""
+        savepoints = []
+        transaction = self._session.get_nested_transaction()
+        while transaction is not None:
+            savepoints.append(transaction)
+            transaction = transaction.parent
+        self.calls[receipt][function] = savepoints
+
+    def undo_calls(self, savepoint: SessionTransaction) -> None:
+        """Forget the calls whose effects a rollback to a savepoint has undone."""
+        for functions in self.calls.values():
+            for function, savepoints in list(functions.items()):
+                if savepoint in savepoints:
+                    del functions[function]
 
     def join(self, other: Connection) -> None:
         """Also check a connection of the session to another database.
@@ -502,6 +528,13 @@ def _join(session: Session, _: SessionTransaction, connection: Connection) -> No
     held: Held | None = session.info.get(_HELD)
     if held is not None and held.is_current:
         held.join(connection)
+
+
+@event.listens_for(Session, "after_soft_rollback")
+def _undo_calls(session: Session, rolled_back: SessionTransaction) -> None:
+    held: Held | None = session.info.get(_HELD)
+    if held is not None:
+        held.undo_calls(rolled_back)
 
 
 @event.listens_for(Engine, "commit")

@@ -28,7 +28,12 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from inbox.consuming.dispatch import Dispatcher
-from inbox.dead_letters.write import DeadLetterWriter, Stacktraces, StoredFailure
+from inbox.dead_letters.write import (
+    DeadLetterWriter,
+    Stacktraces,
+    StoredFailure,
+    finished_job_failed,
+)
 from inbox.errors import (
     DeadLetter,
     InvalidReceiptError,
@@ -242,6 +247,12 @@ class DeliverySettlement:
                     continue
                 failure = error
             else:
+                if counter.late_error is not None:
+                    self._notify(
+                        finished_job_failed(
+                            self._dead_letters, message, counter.late_error
+                        )
+                    )
                 await self._handled(delivery, is_new, time.monotonic() - started)
                 return True
             counter.failed()

@@ -29,7 +29,7 @@ from inbox.dead_letters.locks import (
     run_statement,
     schedule_lock,
 )
-from inbox.dead_letters.write import DeadLetterWriter
+from inbox.dead_letters.write import DeadLetterWriter, finished_job_failed
 from inbox.errors import RetryLater, TransactionEndedError
 from inbox.events import MessageCancelled
 from inbox.handlers.registration import AnyHandler
@@ -72,6 +72,7 @@ class _OneAttempt:
 
     attempts: int = 0
     retry: RetryPolicy = field(default_factory=partial(RetryPolicy, max_attempts=1))
+    late_error: Exception | None = None
 
     def excuses(self, error: BaseException) -> bool:
         return False
@@ -187,8 +188,10 @@ class HandlerRetrier:
             reopen_job(session, key)
 
         long = JobRunner(self._executor, self._consumer, returns_to=JobState.FAILURE)
-        never = asyncio.Event()
-        await long.run(handler, message, never, _OneAttempt(), claim)
+        never, attempt = asyncio.Event(), _OneAttempt()
+        await long.run(handler, message, never, attempt, claim)
+        if attempt.late_error is not None:
+            self._notify(finished_job_failed(self._writer, message, attempt.late_error))
         return False  # makes the caller write the new state
 
     async def _discard(self, letter: Letter, message: Message) -> None:

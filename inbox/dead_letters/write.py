@@ -16,6 +16,7 @@ from sqlalchemy import bindparam, insert, null, select, text
 from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
+from inbox.events import FinishedJobFailed
 from inbox.handlers.executor import Executor
 from inbox.schema import dead_letter_table
 from inbox.transaction import limit_idle_now
@@ -183,6 +184,22 @@ class DeadLetterWriter:
             return str(self._redact(said))
         except Exception as error:  # noqa: BLE001 (what it should hide stays hidden)
             return f"left out: redact raised {type(error).__name__}"
+
+
+def finished_job_failed(
+    writer: DeadLetterWriter, message: Message, error: Exception
+) -> FinishedJobFailed:
+    """Describe what a long handler raised after its job had finished."""
+    said = writer.describe(error)
+    return FinishedJobFailed(
+        consumer=writer.consumer,
+        id=message.id,
+        topic=message.topic,
+        key=message.key,
+        traceparent=message.headers.get("traceparent"),
+        reason=said.reason,
+        stacktrace=said.stacktrace,
+    )
 
 
 def insert_dead_letter(

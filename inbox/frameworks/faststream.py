@@ -33,7 +33,7 @@ from typing_extensions import override
 from inbox.errors import InvalidReceiptError
 from inbox.idempotent import record_receipt_async
 from inbox.processing import processing, received
-from inbox.receipt import MessageId, check_text
+from inbox.receipt import MessageId, check_text, handling
 from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle, lent, limit_idle
 from outbox import tracing
 from outbox.cloudevents.fields import PAYLOAD, from_fields
@@ -239,7 +239,10 @@ class _Once(BaseMiddleware[Any, Any]):
                 self._is_duplicate = True
                 return None
             async with lent(session):
-                with self.context.scope("session", session):
+                with (
+                    handling(session, [id], self._consumer),
+                    self.context.scope("session", session),
+                ):
                     return await call_next(msg)
 
     @override

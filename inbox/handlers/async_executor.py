@@ -22,7 +22,7 @@ from inbox.idempotent import (
 from inbox.jobs.job import AsyncJob
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import processing
-from inbox.receipt import expect_again, record_for_handler, record_receipts
+from inbox.receipt import handling, record_receipt, record_receipts
 from inbox.transaction import hold, lent, limit_idle
 from outbox import tracing
 from outbox.errors import (
@@ -75,15 +75,16 @@ class AsyncExecutor:
             try:
                 held = await session.run_sync(hold)
                 is_new = is_idempotent(handler) or await session.run_sync(
-                    record_for_handler, message.id, self._consumer
+                    record_receipt, message.id, self._consumer
                 )
             except (InvalidReceiptError, AutocommitError):
                 raise
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if is_new:
+                ids = [] if is_idempotent(handler) else [message.id]
                 async with lent(session):
-                    with as_failure():
+                    with as_failure(), handling(session, ids, self._consumer):
                         result = await cast("AsyncHandler", handler)(session, message)
                     refuse_unrun(handler, result)
             if is_idempotent(handler) and not was_called(session.sync_session):
@@ -118,10 +119,9 @@ class AsyncExecutor:
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if new:
-                expect_again(session.sync_session, new, self._consumer)
                 async with lent(session):
                     new_ones = [m for m in messages if m.id in new]
-                    with as_failure():
+                    with as_failure(), handling(session, new, self._consumer):
                         result = await handler(session, new_ones)
                     refuse_unrun(handler, result)
         return new

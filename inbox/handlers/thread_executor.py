@@ -20,8 +20,7 @@ from inbox.jobs.job import Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import processing
 from inbox.receipt import (
-    expect_again,
-    record_for_handler,
+    handling,
     record_receipt,
     record_receipts,
 )
@@ -131,7 +130,7 @@ class ThreadExecutor:
             limit_idle(session, self._max_idle)
             try:
                 held = hold(session)
-                is_new = is_idempotent(handler) or record_for_handler(
+                is_new = is_idempotent(handler) or record_receipt(
                     session, message.id, self._consumer
                 )
             except (InvalidReceiptError, AutocommitError):
@@ -139,7 +138,8 @@ class ThreadExecutor:
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if is_new:
-                with lent(session):
+                ids = [] if is_idempotent(handler) else [message.id]
+                with lent(session), handling(session, ids, self._consumer):
                     refuse_unrun(handler, handler(session, message))
             if is_idempotent(handler) and not was_called(session):
                 record_receipt(session, *receipt_of(handler, message, self._consumer))
@@ -159,8 +159,7 @@ class ThreadExecutor:
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if new:
-                expect_again(session, new, self._consumer)
-                with lent(session):
+                with lent(session), handling(session, new, self._consumer):
                     result = handler(session, [m for m in messages if m.id in new])
                     refuse_unrun(handler, result)
         return new

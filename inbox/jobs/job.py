@@ -24,9 +24,10 @@ from inbox.jobs.store import (
     hold_job,
     save_checkpoint,
 )
-from inbox.receipt import record_receipt
-from inbox.transaction import begin_held, lent, limit_idle
+from inbox.receipt import handling, record_receipt
+from inbox.transaction import begin_held, hold, lent, limit_idle
 from outbox.message import Message
+from outbox.session import AnySession
 from outbox.tracing import note_cause
 
 if TYPE_CHECKING:
@@ -105,6 +106,13 @@ class AnyJob:
         begin_held(session)
         note_cause(session, self._key.id)
 
+    def _begin_part(self, session: Session) -> None:
+        self._begin(session)
+        hold(session).refused_receipt = self._key.id, self._key.consumer
+
+    def _handling(self, session: AnySession) -> handling:
+        return handling(session, [self._key.id], self._key.consumer)
+
     def _hold(self, session: Session) -> None:
         if not hold_job(session, self._key, self._lease):
             raise JobLostError(self._key.id)
@@ -151,6 +159,9 @@ class Job(AnyJob):
         It commits at the end of the block and can't be ended inside it.
 
         Raises:
+            InvalidReceiptError: from an `@idempotent` function with the consumer's own
+                name, which the block calls for the job's message: its receipt would say
+                that the job is finished.
             JobLostError: another process holds the job; nothing was committed.
             TransactionControlError: the block ended the transaction, or tried to.
             TransactionEndedError: the block ended it bypassing the session, or an
@@ -159,7 +170,7 @@ class Job(AnyJob):
                 nothing was committed.
         """
         with self._noting_end(), self._sessions() as session, session.begin():
-            self._begin(session)
+            self._begin_part(session)
             with lent(session):
                 yield session
                 session.flush()
@@ -169,7 +180,7 @@ class Job(AnyJob):
     def finish(self) -> Iterator[Session]:
         """Yield a session for the last transaction, which also ends the job.
 
-        Return after this block: an error raised later changes nothing. If a handler
+        Return after this block: an error raised later is only reported. If a handler
         returns without calling it, its job is finished right afterwards, unless the
         handler was told to stop.
 
@@ -180,7 +191,7 @@ class Job(AnyJob):
         """
         with self._noting_end(), self._sessions() as session, session.begin():
             self._begin_last(session)
-            with lent(session):
+            with lent(session), self._handling(session):
                 yield session
                 session.flush()
             self._finish(session)
@@ -217,7 +228,7 @@ class AsyncJob(AnyJob):
         """See `Job.transaction`."""
         with self._noting_end():
             async with self._sessions() as session, session.begin():
-                await session.run_sync(self._begin)
+                await session.run_sync(self._begin_part)
                 async with lent(session):
                     yield session
                     await session.flush()
@@ -230,7 +241,8 @@ class AsyncJob(AnyJob):
             async with self._sessions() as session, session.begin():
                 await session.run_sync(self._begin_last)
                 async with lent(session):
-                    yield session
+                    with self._handling(session):
+                        yield session
                     await session.flush()
                 await session.run_sync(self._finish)
         self.is_finished = True

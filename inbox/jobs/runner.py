@@ -89,6 +89,9 @@ class Attempts(Protocol):
     attempts: int
     """The number of earlier attempts, as far as known."""
 
+    late_error: Exception | None
+    """What the handler raised after its job had finished."""
+
     @property
     def retry(self) -> RetryPolicy:
         """The policy that limits the number of attempts."""
@@ -238,6 +241,8 @@ class JobRunner:
         ended: "Ended",
     ) -> None:
         if job.is_finished:
+            if isinstance(ended.error, Exception):
+                attempts.late_error = ended.error
             return
         if job.broken is not None:
             await self._fail(long, lease, attempts, job.broken)

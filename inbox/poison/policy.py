@@ -76,6 +76,7 @@ class StartCounter:
         retry: how many attempts are allowed, and when.
         broken_connections: the number of starts that lost their connection; they don't
             count as attempts.
+        late_error: what a long handler raised after its job had finished.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class StartCounter:
         self.retry = retry
         self.attempts = delivery.attempts
         self.broken_connections = 0
+        self.late_error: Exception | None = None
         self._policy = policy
         self._id = delivery.message.id
         self._is_long = is_long

@@ -10,12 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer, DeadLetter, idempotent
 from inbox.dead_letters.retry import HandlerRetrier
-from inbox.events import MessageDeadLettered
+from inbox.events import FinishedJobFailed, MessageDeadLettered
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Outcome, RetryCounts, find, retry_all
+from outbox.events import Event
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.effects import effects, note, receipts
@@ -167,13 +168,18 @@ async def test_a_failed_long_handler_is_restarted_by_a_retry(
             raise DeadLetter("no paper")
         async with job.finish() as session:
             await note(session, message)
+        raise RuntimeError("afterwards")
 
     message = Message("reports", b"once")
+    reported: list[Event] = []
     async with running(consumer) as events:
         source.add(message)
         await events.wait_for(MessageDeadLettered, timeout=60)
     assert await retry(consumer.retrier()) == RetryCounts(failed=1)
-    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
+    retrier = consumer.retrier(None, reported.append)
+    assert await retry(retrier) == RetryCounts(succeeded=1)
+    (late,) = (event for event in reported if isinstance(event, FinishedJobFailed))
+    assert late.reason == "RuntimeError: afterwards"
     assert effects(database_url) == ["once"]
     assert [row[:2] for row in states(database_url, "inbox")] == [("SUCCEEDED", 1)]
 

@@ -27,7 +27,7 @@ from sqlalchemy.orm import sessionmaker
 from typing_extensions import override
 
 from examples.frameworks.billing import invoice
-from inbox import InvalidReceiptError
+from inbox import InvalidReceiptError, idempotent
 from inbox.frameworks.faststream import Idempotent, event_id, unfold
 from outbox import ConfigError, Message, add, uuid7
 from outbox.cloudevents.headers import from_headers
@@ -85,6 +85,35 @@ async def test_the_result_of_a_duplicate_is_not_published(
             async with asyncio.timeout(60):
                 await done.wait()
     assert billed == ["billed 1", "billed 2"]
+
+
+async def test_a_handler_can_call_an_idempotent_function_of_its_consumer(
+    url: str, shared_nats: NatsServer
+) -> None:
+    make_effects(url)
+    id = uuid7()
+
+    @idempotent(consumer="billing")
+    async def bill(session: AsyncSession, message: Message) -> None:
+        await session.execute(EFFECT, {"what": "billed"})
+
+    async with async_sessions_of(url) as sessions:
+        middleware = Idempotent(sessions, consumer="billing")
+        broker = NatsBroker(shared_nats.url, middlewares=[middleware])
+
+        @broker.subscriber("orders.placed")
+        async def handle(
+            order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
+        ) -> None:
+            for _ in range(2):
+                await bill(session, Message("orders.placed", order, id=id))
+
+        async with broker:
+            await broker.start()
+            for _ in range(2):
+                await ask(broker, id, {"order_id": 1})
+    assert effects(url) == ["billed"]
+    assert receipts(url) == 1
 
 
 async def test_a_handler_has_a_span_in_the_trace_of_its_message(

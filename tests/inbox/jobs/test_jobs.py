@@ -7,9 +7,10 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 import outbox
-from inbox import DeadLetter
+from inbox import DeadLetter, InvalidReceiptError, idempotent
 from inbox.events import (
     DuplicateSkipped,
+    FinishedJobFailed,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
@@ -66,6 +67,63 @@ async def test_a_long_handler_uses_its_own_transactions(
     assert effects(url) == ["one", "two"]
     assert job_of(url) == ["success", 1, 1, None, True, None]
     assert receipts(url) == 1
+
+
+async def test_only_the_last_transaction_can_call_functions_of_the_jobs_consumer(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    message = Message(TOPIC, b"")
+    consumer = consumer_of(sessions, message, message)
+    refused: list[str] = []
+
+    @idempotent(consumer="reports")
+    async def bill(session: AsyncSession, message: Message) -> None:
+        await session.execute(EFFECT, {"what": "bill"})
+
+    @idempotent(consumer="reports")
+    async def mail(session: AsyncSession, message: Message) -> None:
+        await session.execute(EFFECT, {"what": "mail"})
+
+    @consumer.handles(TOPIC, lease=BRIEF)
+    async def render(job: AsyncJob, message: Message) -> None:
+        try:
+            async with job.transaction() as session:
+                await bill(session, message)
+        except InvalidReceiptError as error:
+            refused.append(str(error))
+        async with job.finish() as session:
+            await bill(session, message)
+            await mail(session, message)
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+        await events.wait_for(DuplicateSkipped)
+    assert len(refused) == 1
+    assert "a consumer name of its own" in refused[0]
+    assert effects(url) == ["bill", "mail"]
+    assert receipts(url) == 1
+
+
+async def test_an_error_after_the_end_of_a_job_is_reported(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+    @consumer.handles(TOPIC, lease=BRIEF)
+    async def render(job: AsyncJob, message: Message) -> None:
+        async with job.finish() as session:
+            await session.execute(EFFECT, {"what": "done"})
+        async with job.transaction() as session:
+            await session.execute(EFFECT, {"what": "too late"})
+
+    async with running(consumer) as events:
+        (failed,) = await events.wait_for(FinishedJobFailed)
+        await events.wait_for(MessageHandled)
+    assert "JobLostError" in failed.reason
+    assert failed.stacktrace is not None
+    assert "test_jobs.py" in failed.stacktrace
+    assert effects(url) == ["done"]
+    assert job_of(url)[0] == "success"
 
 
 async def test_messages_added_by_a_long_handler_have_its_causation_id(
