@@ -635,6 +635,7 @@ LIMITS_IDLE: Final[ColumnElement[bool]] = func.set_config(
 ).is_not(None)
 """A condition that is always true; it applies `max_idle` to the transaction."""
 _LIMIT_NOW: Final = select(LIMITS_IDLE)
+_MARK_ONLY: Final = select(MARKS)
 _LIMIT_AND_MARK: Final = select(and_(LIMITS_IDLE, MARKS))
 
 
@@ -664,12 +665,14 @@ def limit_idle_now(session: Session) -> None:
 
 
 def begin_held(session: Session) -> None:
-    """Hold a session's transaction, and limit its idle time if a limit is set."""
+    """Hold and mark a session's transaction; limit its idle time if a limit is set."""
     held = hold(session)
     max_idle = max_idle_of(session)
-    if max_idle is not None:
+    if max_idle is None:
+        session.execute(_MARK_ONLY)
+    else:
         session.execute(_LIMIT_AND_MARK, {"max_idle": max_idle})
-        held.begun()
+    held.begun()
 
 
 def max_idle_of(session: AnySession) -> str | None:

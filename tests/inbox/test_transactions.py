@@ -122,8 +122,10 @@ async def settle(consumer: Consumer) -> Result:
     return Result(is_dead=is_dead)
 
 
-def consumer_of(sessions: Any, message: Message) -> Consumer:
-    return Consumer(MemorySource(message), sessions, name="billing", retry=QUICK)
+def consumer_of(sessions: Any, message: Message, **settings: Any) -> Consumer:
+    return Consumer(
+        MemorySource(message), sessions, name="billing", retry=QUICK, **settings
+    )
 
 
 async def by_consumer(
@@ -723,15 +725,17 @@ async def test_a_second_connection_in_autocommit_mode_is_refused(
 
 
 @pytest.mark.parametrize("then", ["return", "transaction", "finish"])
+@pytest.mark.parametrize("ending", [["COMMIT"], ["COMMIT", "BEGIN"]], ids=str)
+@pytest.mark.parametrize("max_idle", [timedelta(seconds=60), None], ids=str)
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_a_long_handler_cannot_hide_that_a_transaction_was_ended(
-    driver: str, then: str, url: str
+    driver: str, max_idle: timedelta | None, ending: list[str], then: str, url: str
 ) -> None:
     message = Message("orders", b"1")
 
     def end(session: Session) -> None:
         session.execute(EFFECT, DONE)
-        execute_by_cursor(session, "COMMIT")
+        execute_by_cursor(session, *ending)
 
     def handle(job: Job, message: Message) -> None:
         with suppress(TransactionEndedError), job.transaction() as session:
@@ -754,7 +758,7 @@ async def test_a_long_handler_cannot_hide_that_a_transaction_was_ended(
                 await session.execute(EFFECT, {"what": "more"})
 
     async with sessions_by(url, driver) as sessions:
-        consumer = consumer_of(sessions, message)
+        consumer = consumer_of(sessions, message, max_idle=max_idle)
         handler: Any = handle if is_plain(driver) else handle_async
         consumer.handles("*", lease=timedelta(seconds=60))(handler)
         assert await settle(consumer) == Result(is_dead=True)
