@@ -118,7 +118,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             return False
         self._lent = lent(session)
         self._lent.__enter__()
-        self._handling = self._begin(session)
+        self._begin(session)
         return True
 
     def _exit(self, *raised: Any) -> None:
@@ -133,7 +133,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             return False
         self._lent = lent(session)
         await self._lent.__aenter__()
-        self._handling = self._begin(session)
+        self._begin(session)
         return True
 
     async def _exit_async(self, *raised: Any) -> None:
@@ -142,9 +142,10 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         if self._lent is not None:
             await self._lent.__aexit__(*raised)
 
-    def _begin(self, session: AnySession) -> handling:
-        # Without a function: a guard of the same receipt in the block is a duplicate.
-        return handling(session, [self._message_id], self._consumer, None)
+    def _begin(self, session: AnySession) -> None:
+        # None: a guard of the same receipt in the block is one of a duplicate.
+        self._handling = handling(session, [self._message_id], self._consumer, None)
+        self._handling.__enter__()
 
     def _processing(self, tracer: Tracer) -> AbstractContextManager[Processing]:
         known = received(self._message_id, headers=self._headers)

@@ -205,7 +205,7 @@ class handling:  # noqa: N801 (reads as a statement: with handling(…))
         function: the handler itself, if it could be called again in the block.
     """
 
-    __slots__ = ("_calls", "_receipts")
+    __slots__ = ("_function", "_held", "_receipts")
 
     def __init__(
         self,
@@ -214,21 +214,22 @@ class handling:  # noqa: N801 (reads as a statement: with handling(…))
         consumer: str,
         *function: object,
     ) -> None:
-        calls = self._calls = hold(sync_session(session)).calls
-        # A function that takes part in handling a message opens nothing.
-        self._receipts = [
-            receipt for id in message_ids if (receipt := (id, consumer)) not in calls
-        ]
-        for receipt in self._receipts:
-            calls[receipt] = dict.fromkeys(function, ())
+        self._held = hold(sync_session(session))
+        self._receipts = [(id, consumer) for id in message_ids]
+        self._function = function
 
     def __enter__(self) -> None:
-        """Do nothing: it begins when it is created."""
+        """Accept calls from now on."""
+        calls = self._held.calls
+        # A function that takes part in handling a message must not end it.
+        self._receipts = [each for each in self._receipts if each not in calls]
+        for receipt in self._receipts:
+            calls[receipt] = dict.fromkeys(self._function, ())
 
     def __exit__(self, *_: object) -> None:
         """Take the receipts for those of duplicates again."""
         for receipt in self._receipts:
-            self._calls.pop(receipt, None)
+            self._held.calls.pop(receipt, None)
 
 
 def has_receipt(message_id: MessageId, consumer: str, session: Session) -> bool:
