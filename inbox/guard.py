@@ -143,7 +143,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             await self._lent.__aexit__(*raised)
 
     def _begin(self, session: AnySession) -> None:
-        # None: a guard of the same receipt in the block is one of a duplicate.
+        # With None, a guard for the same receipt inside the block is a duplicate.
         self._handling = handling(session, [self._message_id], self._consumer, None)
         self._handling.__enter__()
 

@@ -19,11 +19,7 @@ from inbox.idempotent import is_idempotent, receipt_of, was_called
 from inbox.jobs.job import Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import processing
-from inbox.receipt import (
-    handling,
-    record_receipt,
-    record_receipts,
-)
+from inbox.receipt import handling, record_receipt, record_receipts
 from inbox.transaction import hold, lent, limit_idle
 from outbox import tracing
 from outbox.errors import (

@@ -120,7 +120,7 @@ async def test_a_message_whose_mark_was_lost_in_a_crash_is_published_again(
 ) -> None:
     publisher = ScriptedPublisher()
 
-    # A crash loses no mark that a sweep has verified, so none may come before it.
+    # A crash loses no mark that a sweep has verified, so no sweep may run first.
     never = timedelta(hours=1)
     async with running(database_url, publisher, sweep_interval=never) as relay:
         # In different lanes, because a mark covers the messages of one lane.
