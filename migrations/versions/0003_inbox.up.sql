@@ -143,8 +143,7 @@ CREATE TABLE inbox.redelivery (
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT cause_known CHECK (cause IN ('refused', 'blocked', 'open', 'found', 'acked')),
     CONSTRAINT due_unless_blocked_or_acked CHECK ((due_at IS NULL) = (cause IN ('blocked', 'acked'))),
-    CONSTRAINT blocked_by_its_key CHECK (cause <> 'blocked' OR key IS NOT NULL),
-    CONSTRAINT due_at_finite CHECK (due_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00')
+    CONSTRAINT blocked_by_its_key CHECK (cause <> 'blocked' OR key IS NOT NULL)
 ) PARTITION BY RANGE (created_at);
 COMMENT ON TABLE inbox.redelivery IS
     'a log, never updated: the deliveries that were given back or wait behind another one of their key, and until when';

@@ -24,12 +24,6 @@ CREATE TABLE inbox.job (
     CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
     CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7),
     CONSTRAINT state_known CHECK (state IN ('queued', 'in_progress', 'waiting', 'success', 'failure', 'cancelled', 'timed_out', 'skipped')),
-    CONSTRAINT moments_finite CHECK (  -- no BETWEEN, which a dump would write in another form
-        lease_until >= '0001-01-01 00:00:00+00' AND lease_until <= '9999-12-31 00:00:00+00'
-        AND queued_at >= '0001-01-01 00:00:00+00' AND queued_at <= '9999-12-31 00:00:00+00'
-        AND started_at >= '0001-01-01 00:00:00+00' AND started_at <= '9999-12-31 00:00:00+00'
-        AND cancel_requested_at >= '0001-01-01 00:00:00+00' AND cancel_requested_at <= '9999-12-31 00:00:00+00'
-        AND finished_at >= '0001-01-01 00:00:00+00' AND finished_at <= '9999-12-31 00:00:00+00'),
     CONSTRAINT finished_in_the_end CHECK ((finished_at IS NULL) = (state IN ('queued', 'in_progress', 'waiting')))
 ) PARTITION BY RANGE (message_at);
 COMMENT ON TABLE inbox.job IS 'leased receipts: one row per message of a long handler';

@@ -27,7 +27,8 @@ CREATE TABLE outbox.operation (
     CONSTRAINT kind_known CHECK (kind IN ('retry', 'discard')),
     CONSTRAINT state_known CHECK (state IN ('waiting', 'running', 'stopping', 'stopped', 'undone', 'done', 'failed')),
     CONSTRAINT finished_in_the_end CHECK ((finished_at IS NULL) = (state IN ('waiting', 'running', 'stopping'))),
-    CONSTRAINT discarded_with_a_reason CHECK (kind <> 'discard' OR reason <> '')
+    CONSTRAINT discarded_with_a_reason CHECK (kind <> 'discard' OR reason <> ''),
+    CONSTRAINT selection_of_strings CHECK ((selection @? 'strict $.* ? (@.type() <> "string")') IS FALSE)
 );
 COMMENT ON TABLE outbox.operation IS 'what people had pillarbox web do: one row for each retry or discard of one or many dead letters';
 COMMENT ON COLUMN outbox.operation.selection IS 'the filter, with the moment up to which it selects';
@@ -62,5 +63,26 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.trim_operations IS 'delete up to 1,000 operations that ended more than 90 days ago; the upkeep calls it';
+
+-- Infinity in one row would hold its partition for ever, or empty every list that shows it: Python has
+-- no datetime outside of these years. No BETWEEN, which a dump would write in another form.
+DO $moments$
+DECLARE
+    v record;
+BEGIN
+    FOR v IN
+        SELECT c.oid::regclass AS on_table,
+               string_agg(format('%1$I >= ''0001-01-01 00:00:00+00'' AND %1$I <= ''9999-12-31 00:00:00+00''', a.attname),
+                          ' AND ' ORDER BY a.attnum) AS condition
+          FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+         WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
+           AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+           AND a.atttypid = 'timestamptz'::regtype AND NOT a.attisdropped
+         GROUP BY c.oid
+    LOOP
+        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT moments_finite CHECK (%s) NOT VALID', v.on_table, v.condition);
+    END LOOP;
+END
+$moments$;
 
 RESET ROLE;

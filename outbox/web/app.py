@@ -229,6 +229,8 @@ async def _login(request: Request) -> Response:
 async def _logout(request: Request) -> Response:
     frame = frame_of(request)
     await frame.form(request, await frame.viewer(request))
+    if isinstance(frame.identify, TokenLogin):
+        frame.identify.end(request)
     response = RedirectResponse(f"{base_of(request)}/login", 303)
     response.delete_cookie(LOGIN_COOKIE, path=base_of(request) or "/")
     return response
@@ -267,9 +269,13 @@ async def _stream(section: Section, request: Request) -> Response:
             **values,
         )
 
+    def is_known() -> bool:
+        login = frame.identify
+        return not isinstance(login, TokenLogin) or login(request) is not None
+
     key = f"{viewer.may_act} {base_of(request)} {section.path}?{request.url.query}"
     return StreamingResponse(
-        frame.streams.stream(lambda: frame.cache.get(key, read)),
+        frame.streams.stream(lambda: frame.cache.get(key, read), is_known),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )

@@ -32,6 +32,7 @@ from outbox.web.selection import (
 _MOST_GROUPS: Final = 50
 _MOST_ROWS: Final = 50
 _MAX_SHOWN: Final = 64 * 1024
+_MAX_DECODED: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +226,11 @@ def show(
             return f"{text[:_MAX_SHOWN]}\n… {len(text) - _MAX_SHOWN:,} characters more"
         return text
 
-    decoded = decode_json(content_type, payload)
+    # Indented, a payload of 1 MB can become 100 MB, of which only the start is shown.
+    is_small = len(payload) <= _MAX_SHOWN
+    decoded = decode_json(content_type, payload) if is_small else None
     text = (
-        payload.decode(errors="backslashreplace")
+        payload[:_MAX_DECODED].decode(errors="backslashreplace")
         if decoded is None
         else json.dumps(decoded[0], indent=2, ensure_ascii=False)
     )

@@ -99,7 +99,7 @@ class Frame:
         seconds = self.settings.refresh.total_seconds()
         self.database = Database(self.settings.database, read_only=True)
         self.store = Database(self.settings.database, read_only=False)
-        self.forms = FormTokens(self.settings.database)
+        self.forms = FormTokens(self.settings.key)
         self.streams = Streams(seconds)
         self.cache = Cache(seconds)
         self.observers = Observers(self.settings.observers)

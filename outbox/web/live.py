@@ -60,17 +60,24 @@ class Streams:
         """End all streams so that a server can stop; pages reconnect automatically."""
         self._stopped.set()
 
-    async def stream(self, read: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:
+    async def stream(
+        self, read: Callable[[], Awaitable[str]], is_known: Callable[[], bool]
+    ) -> AsyncIterator[str]:
         """Yield server-sent events until the reader leaves, or for five minutes.
 
         Then the page reconnects, and identifies its viewer again.
+
+        Args:
+            is_known: whether the viewer is still logged in; the stream ends if not.
         """
         self._open += 1
         try:
             yield "retry: 1000\n\n"
             last = ""
             until = time.monotonic() + _SECONDS_OPEN
-            while time.monotonic() < until and not self._stopped.is_set():
+            while time.monotonic() < until and is_known():
+                if self._stopped.is_set():
+                    break
                 try:
                     name, said = "page", await read()
                 except OutboxError as error:

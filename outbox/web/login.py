@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from outbox.bounded_dict import BoundedDict
 from outbox.errors import ConfigError, shorten
 
 LOGIN_COOKIE: Final = "pillarbox_login"
@@ -50,7 +51,10 @@ Identify: TypeAlias = Callable[
 
 
 class TokenLogin:
-    """A login by token; it sets a cookie that is valid for 12 hours.
+    """Logins by token, which are kept in this process for 12 hours.
+
+    A login ends earlier when its viewer logs out or the process ends. For one event
+    loop.
 
     Args:
         viewers: the viewers by token.
@@ -68,12 +72,8 @@ class TokenLogin:
                     f"the token of {shorten(viewer.name)} has {len(token)} characters:"
                     f" use at least {_SHORTEST}, as openssl rand -hex 24 makes them"
                 )
-        # The key depends on the tokens only: logins survive a restart, and end when any
-        # token is removed. No cookie reveals the key.
-        self._key = sha256(
-            b"\0".join([b"pillarbox login", *sorted(it.encode() for it in viewers)])
-        ).digest()
-        self._viewers = {self._sign(token): viewer for token, viewer in viewers.items()}
+        self._viewers = dict(viewers)
+        self._logins: BoundedDict[str, tuple[Viewer, float]] = BoundedDict()
         self._failures: deque[float] = deque(maxlen=_FAILURES)
 
     @property
@@ -88,28 +88,26 @@ class TokenLogin:
         """Return the value of the login cookie; None if the token is unknown."""
         if self.is_locked:
             return None
-        given, found = self._sign(token.strip()), None
-        for known in self._viewers:
-            if hmac.compare_digest(known, given):
-                found = known
+        given, found = token.strip().encode(errors="replace"), None
+        for known, viewer in self._viewers.items():
+            if hmac.compare_digest(known.encode(), given):
+                found = viewer
         if found is None:
             self._failures.append(time.monotonic())
             return None
-        said = f"{found}.{int(time.time())}"
-        return f"{said}.{self._sign(said)}"
+        cookie = secrets.token_urlsafe(24)
+        self._logins[cookie] = found, time.monotonic() + _LIFETIME
+        return cookie
 
     def __call__(self, connection: HTTPConnection) -> Viewer | None:
         """Return the viewer whose login cookie a request contains; None without one."""
-        said, _, signature = connection.cookies.get(LOGIN_COOKIE, "").rpartition(".")
-        if not hmac.compare_digest(self._sign(said).encode(), signature.encode()):
-            return None
-        name, _, at = said.partition(".")
-        if not 0 <= time.time() - int(at) < _LIFETIME:
-            return None
-        return self._viewers.get(name)
+        cookie = connection.cookies.get(LOGIN_COOKIE, "")
+        viewer, until = self._logins.get(cookie, (None, 0.0))
+        return viewer if time.monotonic() < until else None
 
-    def _sign(self, said: str) -> str:
-        return hmac.new(self._key, said.encode(), sha256).hexdigest()
+    def end(self, connection: HTTPConnection) -> None:
+        """End the login whose cookie a request contains."""
+        self._logins.pop(connection.cookies.get(LOGIN_COOKIE, ""), None)
 
 
 def read_tokens(path: str) -> dict[str, Viewer]:
@@ -166,17 +164,20 @@ class FormTokens:
     """Proves that this page created a form for the browser that submits it.
 
     Args:
-        secret: a secret shared by all processes that serve the page, since a form can
-            be submitted to another process than the one that created it, or after a
-            restart.
+        key: a secret that all processes which serve the page share, since a form can be
+            submitted to another process than the one that created it.
     """
 
-    def __init__(self, secret: str) -> None:
-        self._key = sha256(b"pillarbox forms\0" + secret.encode()).digest()
+    def __init__(self, key: bytes) -> None:
+        self._key = key
 
     def token(self, cookie: str, viewer: str) -> str:
         """Return the token that a form must contain in the browser with this cookie."""
-        return hmac.new(self._key, f"{cookie} {viewer}".encode(), sha256).hexdigest()
+        return self.sign("form", cookie, viewer)
+
+    def sign(self, *values: str) -> str:
+        """Return a signature of values, which only this page can create."""
+        return hmac.new(self._key, repr(values).encode(), sha256).hexdigest()
 
     def is_ours(
         self, connection: HTTPConnection, viewer: str, given: str | None

@@ -10,6 +10,7 @@ recorded. Dead letters of the last second before the crash can be tried again.
 """
 
 import asyncio
+import hmac
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -43,7 +44,8 @@ from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS, Database
 from outbox.web.dead_letters import OnSide, read_groups, sides_of
 from outbox.web.events import OperationEnded, OperationRequested, OperationsUnavailable
-from outbox.web.frame import Section, base_of, frame_of
+from outbox.web.frame import Frame, Section, base_of, frame_of
+from outbox.web.login import Viewer
 from outbox.web.selection import Selection
 from outbox.web.settings import Settings
 
@@ -92,8 +94,21 @@ class Operation:
 
     @property
     def chosen(self) -> Selection:
-        """The dead letters that were selected."""
-        return Selection.of(self.selection)
+        """The dead letters that were selected, none newer than the request.
+
+        Raises:
+            ConfigError: another program inserted the row with an invalid selection.
+        """
+        return Selection.of(self.selection).frozen(self.asked_at)
+
+    @property
+    def description(self) -> str:
+        """The selection in words."""
+        try:
+            chosen = self.chosen
+        except ConfigError as error:
+            return f"an invalid selection: {error}"
+        return f"{chosen.said()}, dead-lettered {chosen.window_said()}"
 
 
 def read_operations(
@@ -425,9 +440,17 @@ async def show_plan(request: Request) -> Response:
         kind=kind,
         plan=plan,
         lacking=lacking,
+        signature=_signature(frame, viewer, kind, plan.expected, plan.selection),
         undo=frame.settings.undo,
         max_reason=_MAX_REASON,
     )
+
+
+def _signature(
+    frame: Frame, viewer: Viewer, kind: str, expected: int, selection: Selection
+) -> str:
+    fields = (it for field in selection.fields().items() for it in field)
+    return frame.forms.sign("plan", viewer.name, kind, str(expected), *fields)
 
 
 async def ask(request: Request) -> Response:
@@ -444,9 +467,17 @@ async def ask(request: Request) -> Response:
             f"the reason has {len(reason)} characters: use at most {_MAX_REASON}, "
             "without NUL characters"
         )
-    selection = Selection.of(form)
-    if not (selection.until and form.get("expected", "").isdecimal()):
-        raise ConfigError("the dry run is missing: begin on the page of dead letters")
+    selection, counted = Selection.of(form), form.get("expected", "")
+    expected = int(counted) if counted.isdecimal() else -1
+    # Nobody can act on more than what the dry run showed.
+    if not hmac.compare_digest(
+        _signature(frame, viewer, kind, expected, selection).encode(),
+        form.get("signature", "").encode(errors="replace"),
+    ):
+        raise ConfigError(
+            "this isn't the dry run that the page showed you, or the page was "
+            "restarted since: begin on the page of dead letters"
+        )
     ((id,),) = await frame.store.run(
         lambda connection: execute(
             connection,
@@ -456,15 +487,13 @@ async def ask(request: Request) -> Response:
                 "selection": Jsonb(selection.fields()),
                 "reason": reason,
                 "asked_by": viewer.name,
-                "expected": int(form["expected"]),
+                "expected": expected,
                 "delay": frame.settings.undo,
             },
         )
     )
     frame.observers.notify(
-        OperationRequested(
-            id=id, kind=kind, asked_by=viewer.name, expected=int(form["expected"])
-        )
+        OperationRequested(id=id, kind=kind, asked_by=viewer.name, expected=expected)
     )
     frame.runner.wake()
     return RedirectResponse(f"{base_of(request)}/operation?id={id}", 303)

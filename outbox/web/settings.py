@@ -1,5 +1,6 @@
 """What the page may show and do."""
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +28,8 @@ class Settings:
         refresh: how often an open page looks for changes.
         undo: how long an action waits before it starts; until then it can be undone.
         observers: observers that receive the page's events.
+        key: signs forms and dry runs. If several processes serve the page, give all of
+            them the same random 32 bytes; the default is new in each process.
     """
 
     database: str
@@ -37,3 +40,4 @@ class Settings:
     refresh: timedelta = timedelta(seconds=2)
     undo: timedelta = timedelta(seconds=10)
     observers: tuple[Observer, ...] = ()
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)

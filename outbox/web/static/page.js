@@ -47,6 +47,9 @@
           close();
           timer = setTimeout(open, delay);
           delay = Math.min(delay * 2, 15000);
+          // After a restart the login has ended: the server redirects to the form.
+          fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" })
+            .then((answer) => { if (answer.type === "opaqueredirect") location.reload(); }, () => {});
         }
       };
     };

@@ -2,6 +2,7 @@
 
 import html
 import re
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from outbox import Message
 from outbox.dead_letters import Schema
+from outbox.web.dead_letters import show
 from outbox.web.selection import Selection
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.web import BOB, as_role, browsing
@@ -260,3 +262,16 @@ def test_a_frozen_selection_matches_no_later_dead_letters() -> None:
     frozen = selection.frozen(at).criteria(at + timedelta(days=30))
     assert (frozen.since, frozen.until) == (at - timedelta(days=1), at)
     assert Selection.of(selection.frozen(at).fields()) == selection.frozen(at)
+
+
+def test_a_deep_payload_of_1_mb_is_shown_at_the_cost_of_its_beginning() -> None:
+    payload = b"[" * 99 + b"1," * 450_000 + b"1" + b"]" * 99
+    tracemalloc.start()
+    try:
+        contents = show("application/json", {}, payload, None, str)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert contents.payload.startswith("[[[")
+    assert contents.payload_bytes == len(payload)
+    assert peak < 16 * len(payload)

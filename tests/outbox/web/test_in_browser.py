@@ -262,7 +262,7 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(
         assert width <= NARROW["width"], path
 
 
-def test_an_open_page_follows_the_database_and_comes_back_after_a_restart(
+def test_an_open_page_follows_the_database_and_asks_for_a_login_after_a_restart(
     own_page: OpenPage, seeded: str, tokens: str, tmp_path: Path
 ) -> None:
     page, address, process, _ = own_page
@@ -280,6 +280,9 @@ def test_an_open_page_follows_the_database_and_comes_back_after_a_restart(
     port = address.rpartition(":")[2]
     options = ("--tokens", tokens, "--port", port)
     with served(seeded, tmp_path / "again", *options):
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Log in").click()
+        page.goto(f"{address}/dead-letters")
         expect(page.locator("#live")).to_contain_text("while it was away")
         expect(page.locator("#status")).to_contain_text("Live")
 

@@ -40,6 +40,20 @@ def tokens(tmp_path: Path) -> str:
     return str(file)
 
 
+def test_an_open_page_receives_nothing_more_once_its_viewer_has_logged_out(
+    database_url: str, tmp_path: Path, tokens: str
+) -> None:
+    with served(database_url, tmp_path / "log", "--tokens", tokens) as (_, address):
+        browser = log_in(address, ANN.replace(" ", "-"))
+        with browser.open(f"{address}/dead-letters/live") as stream:
+            text = browser.open(f"{address}/dead-letters").read().decode()
+            form = re.findall(r'name="form_token" value="(\w+)"', text)[0]
+            fields = urllib.parse.urlencode({"form_token": form}).encode()
+            browser.open(f"{address}/logout", fields).read()
+            give_up(database_url, Message("t", 1), reason="refused by the broker")
+            assert b"refused by the broker" not in stream.read()
+
+
 def test_an_open_page_receives_changes_until_the_server_is_stopped(
     database_url: str, tmp_path: Path, tokens: str
 ) -> None:

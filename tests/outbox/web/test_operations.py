@@ -290,8 +290,12 @@ def test_a_running_operation_is_stopped(database_url: str) -> None:
         ({"why": "x" * 501}, "at most 500"),
         ({"why": "\0"}, "without NUL characters"),
         ({"why": "w", "kind": "delete"}, "use retry or discard"),
-        ({"why": "w", "until": ""}, "the dry run is missing"),
-        ({"why": "w", "expected": "many"}, "the dry run is missing"),
+        ({"why": "w", "until": ""}, "isn't the dry run"),
+        ({"why": "w", "until": "2999-01-01"}, "isn't the dry run"),
+        ({"why": "w", "topic": "*"}, "isn't the dry run"),
+        ({"why": "w", "kind": "retry"}, "isn't the dry run"),
+        ({"why": "w", "expected": "many"}, "isn't the dry run"),
+        ({"why": "w", "signature": "é"}, "isn't the dry run"),
     ],
 )
 def test_an_incomplete_request_is_refused(
@@ -323,3 +327,44 @@ def test_a_missing_operation_is_not_found(database_url: str) -> None:
         for id in ("", "7", "0" * 32):
             browser.get(f"/operation?id={id}")
             assert browser.status == 404
+
+
+def test_an_operation_leaves_alone_what_was_dead_lettered_after_it_was_asked_for(
+    database_url: str,
+) -> None:
+    give_up(database_url, Message("before", 1))
+    execute(
+        database_url,
+        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
+        " asked_at, starts_at) VALUES ('discard',"
+        ' \'{"since": "2000-01-01", "until": "2999-01-01"}\', \'w\', \'ann\', 1,'
+        " clock_timestamp(), now())",
+    )
+    give_up(database_url, Message("after", 1))
+    with browsing(database_url) as browser:
+        browser.wait_until_shown(address(database_url), "</strong>: done")
+    found = execute(database_url, "SELECT topic, status FROM outbox.dead_letter")
+    assert dict(found) == {"before": "DISCARDED", "after": "PENDING"}
+
+
+def test_an_operation_with_an_invalid_selection_does_not_empty_the_list(
+    database_url: str,
+) -> None:
+    for window in ("7d", "a fortnight"):
+        execute(
+            database_url,
+            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
+            " starts_at) VALUES ('retry', jsonb_build_object('window', %s::text), 'w',"
+            " 'ann', 1, now() + interval '1 h')",
+            [window],
+        )
+    with pytest.raises(psycopg.errors.CheckViolation, match="selection_of_strings"):
+        execute(
+            database_url,
+            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
+            " VALUES ('retry', '[]', 'w', 'ann', 1)",
+        )
+    with browsing(database_url) as browser:
+        text = shown(browser.get("/operations"))
+    assert "an invalid selection: window 'a fortnight'" in text
+    assert text.count("ann retry") == 2
