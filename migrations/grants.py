@@ -457,8 +457,6 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.note_failure(text)",
                 "outbox.accept_clock()",
                 "outbox.holder_of_lock(bigint)",
-                "outbox.archive_problem(text)",
-                "outbox.archive_partition(text, regclass, timestamptz, timestamptz)",
             )
         ),
         Closed(_procedure("outbox.maintain(integer, interval)")),

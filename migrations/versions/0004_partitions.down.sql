@@ -38,7 +38,6 @@ DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[]
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
     outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.holder_of_lock(bigint), outbox.clock_problem(), outbox.place(),
     outbox.put_back_settings(text), outbox.changed_settings(text), outbox.wanted_settings(text),
-    outbox.archive_problem(text), outbox.archive_partition(text, regclass, timestamptz, timestamptz),
     outbox.accept_clock(), outbox.note_failure(text), outbox.note_success(), outbox.without_row(text, text);
 DROP TABLE outbox.upkeep, outbox.dropped_partition, outbox.kept_partition, outbox.retiring_partition, outbox.partition_policy;
 DROP FUNCTION outbox.follow_policy();

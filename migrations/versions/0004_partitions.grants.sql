@@ -33,9 +33,7 @@ REVOKE ALL
         outbox.note_success(),
         outbox.note_failure(text),
         outbox.accept_clock(),
-        outbox.holder_of_lock(bigint),
-        outbox.archive_problem(text),
-        outbox.archive_partition(text, regclass, timestamptz, timestamptz)
+        outbox.holder_of_lock(bigint)
     FROM PUBLIC;
 REVOKE ALL ON PROCEDURE outbox.maintain(integer, interval) FROM PUBLIC;
 REVOKE ALL ON PROCEDURE outbox.trim_foreign_receipts() FROM PUBLIC;

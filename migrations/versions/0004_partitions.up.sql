@@ -15,14 +15,12 @@ CREATE TABLE outbox.partition_policy (
     unsettled    text,
     gate         text,
     keep_table   boolean  NOT NULL DEFAULT false,
-    archive      text,
     written      jsonb,
     CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
     CONSTRAINT follows_another CHECK (follows <> parent_table),
     -- A follower's partition is held by the one that it follows, and by nothing else.
     CONSTRAINT held_in_one_way CHECK (num_nonnulls(follows, unsettled, gate) <= 1),
     CONSTRAINT minimum_of_leaders_only CHECK (follows IS NULL OR minimum IS NULL),
-    CONSTRAINT archive_before_drop_only CHECK (archive IS NULL OR NOT keep_table),
     CONSTRAINT retention_at_least_a_day CHECK (retention >= interval '1 day'),
     CONSTRAINT retention_at_most_a_hundred_years CHECK (retention <= interval '36500 days'),
     CONSTRAINT retention_not_below_minimum CHECK (retention >= minimum),
@@ -46,9 +44,7 @@ COMMENT ON COLUMN outbox.partition_policy.unsettled IS
 COMMENT ON COLUMN outbox.partition_policy.gate IS
     'instead of a condition, a function (partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer) that returns such rows';
 COMMENT ON COLUMN outbox.partition_policy.keep_table IS
-    'whether an expired partition is kept as an ordinary table after its detach, instead of being dropped';
-COMMENT ON COLUMN outbox.partition_policy.archive IS
-    'your schema.function, called with (schema text, table text, starts_at timestamptz, ends_at timestamptz) before each drop';
+    'whether an expired partition is kept as an ordinary table after its detach, ready to be archived, instead of being dropped';
 COMMENT ON COLUMN outbox.partition_policy.written IS
     'what the upkeep last wrote to pg_partman''s part_config: other values were set by hand';
 
@@ -67,8 +63,8 @@ BEGIN
       JOIN outbox.partition_policy f ON f.parent_table = n.parent_table
       LEFT JOIN outbox.partition_policy l ON l.parent_table = f.follows AND l.follows IS NULL
      WHERE f.follows IS NOT NULL
-       AND (f.span, f.retention, f.premake, f.automatic, f.keep_table, coalesce(f.archive, ''))
-           IS DISTINCT FROM (l.span, l.retention, l.premake, l.automatic, l.keep_table, coalesce(l.archive, ''))
+       AND (f.span, f.retention, f.premake, f.automatic, f.keep_table)
+           IS DISTINCT FROM (l.span, l.retention, l.premake, l.automatic, l.keep_table)
      LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION '% follows %: it is partitioned and kept as that table is', v_refused.parent_table, v_refused.follows
@@ -80,10 +76,10 @@ BEGIN
     LOOP
         UPDATE outbox.partition_policy f
            SET span = v_leader.span, retention = v_leader.retention, premake = v_leader.premake, automatic = v_leader.automatic,
-               keep_table = v_leader.keep_table, archive = v_leader.archive
+               keep_table = v_leader.keep_table
          WHERE f.follows = v_leader.parent_table
-           AND (f.span, f.retention, f.premake, f.automatic, f.keep_table, coalesce(f.archive, ''))
-               IS DISTINCT FROM (v_leader.span, v_leader.retention, v_leader.premake, v_leader.automatic, v_leader.keep_table, coalesce(v_leader.archive, ''));
+           AND (f.span, f.retention, f.premake, f.automatic, f.keep_table)
+               IS DISTINCT FROM (v_leader.span, v_leader.retention, v_leader.premake, v_leader.automatic, v_leader.keep_table);
     END LOOP;
     RETURN NULL;
 END

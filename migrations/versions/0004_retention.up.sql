@@ -12,52 +12,7 @@ CREATE TABLE outbox.kept_partition (
     CONSTRAINT kept_partition_pkey PRIMARY KEY (partition)
 );
 COMMENT ON TABLE outbox.kept_partition IS
-    'detached partitions whose tables the policy keeps (keep_table): move or drop them as you like; the upkeep ignores them';
-
--- The function runs as its own owner, which is granted SELECT on that one table.
-CREATE FUNCTION outbox.archive_problem(function_name text, OUT problem text, OUT call text, OUT archivist text)
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $body$
-DECLARE
-    v_parts text[];
-    v_signature text;
-    v_owner name := (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = 'outbox.message'::regclass);
-    f pg_proc;
-BEGIN
-    BEGIN
-        v_parts := parse_ident(function_name);
-    EXCEPTION WHEN invalid_parameter_value THEN
-        NULL;
-    END;
-    IF cardinality(v_parts) IS DISTINCT FROM 2 THEN
-        problem := format('archive function %L: write it as schema.function, without arguments', function_name);
-        RETURN;
-    END IF;
-    call := format('%I.%I', v_parts[1], v_parts[2]);
-    v_signature := call || '(text, text, timestamptz, timestamptz)';
-    -- to_regprocedure() would fail without USAGE on the schema.
-    SELECT p.* INTO f FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-     WHERE n.nspname = v_parts[1] AND p.proname = v_parts[2] AND p.prokind = 'f'
-       AND p.proargtypes::text = format('%s %s %s %s', 'text'::regtype::oid, 'text'::regtype::oid,
-                                        'timestamptz'::regtype::oid, 'timestamptz'::regtype::oid);
-    archivist := pg_get_userbyid(f.proowner);
-    problem := CASE
-        WHEN f.oid IS NULL THEN format('there is no function %s: create it', v_signature)
-        WHEN NOT f.prosecdef THEN
-            format('%s would run as %s, who owns all messages: ALTER FUNCTION %s SECURITY DEFINER', v_signature, v_owner, v_signature)
-        WHEN NOT EXISTS (SELECT FROM unnest(f.proconfig) AS c WHERE c LIKE 'search\_path=%') THEN
-            format('%s has no search_path of its own: ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', v_signature, v_signature)
-        WHEN NOT has_schema_privilege(v_owner, v_parts[1], 'USAGE') OR NOT has_function_privilege(v_owner, f.oid, 'EXECUTE') THEN
-            format('%s may not call %s: GRANT USAGE ON SCHEMA %I TO %I; GRANT EXECUTE ON FUNCTION %s TO %I',
-                   v_owner, v_signature, v_parts[1], v_owner, v_signature, v_owner)
-        WHEN NOT has_schema_privilege(archivist, 'outbox', 'USAGE') OR NOT has_schema_privilege(archivist, 'inbox', 'USAGE') THEN
-            format('%s, as whom %s runs, can''t reach our tables: GRANT USAGE ON SCHEMA outbox, inbox TO %I', archivist, v_signature, archivist)
-        END;
-END
-$body$;
-COMMENT ON FUNCTION outbox.archive_problem IS
-    'why a function can''t archive partitions, with the remedy (null: it can); its signature; and the role that it runs as';
+    'detached partitions that the policy keeps (keep_table), ready to be archived: copy, move or drop them as you like; the upkeep only removes the rows here of tables that are gone';
 
 CREATE FUNCTION outbox.detach_under_way() RETURNS boolean
 LANGUAGE sql STABLE
@@ -509,9 +464,8 @@ BEGIN
                 statement := 'SELECT outbox.accept_clock()';
             ELSIF unsettled = 0 AND ends_at < now() - p.retention AND NOT v_followed THEN
                 step := CASE WHEN p.keep_table THEN 'keep' ELSE 'drop' END;
-                reason := 'detached, and nothing in it is unsettled' || CASE WHEN p.keep_table THEN '; the policy keeps the table'
-                              ELSE coalesce('; ' || p.archive || ' archives it first', '') END;
-                statement := CASE WHEN p.keep_table OR p.archive IS NOT NULL
+                reason := 'detached, and nothing in it is unsettled' || CASE WHEN p.keep_table THEN '; the policy keeps the table' ELSE '' END;
+                statement := CASE WHEN p.keep_table
                                   THEN format('SELECT * FROM outbox.finish_detached(%L)', p.parent_table)
                                   ELSE format('DROP TABLE %s', partition) END;
             ELSE
@@ -581,33 +535,6 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.upkeep_plan IS
     'what the upkeep would do now, and why: make, drop, keep, attach, finalize, hold or detach a partition, trim, or refuse because of the clock';
-
--- In a subtransaction, which undoes what a failed archive function has written.
-CREATE FUNCTION outbox.archive_partition(function_name text, partition regclass, starts_at timestamptz, ends_at timestamptz) RETURNS text
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-SET lock_timeout = '5s'
-AS $body$
-DECLARE
-    a record;
-BEGIN
-    SELECT * INTO a FROM outbox.archive_problem(function_name);
-    IF a.problem IS NOT NULL THEN
-        RETURN format('%s is not archived: %s', partition, a.problem);
-    END IF;
-    BEGIN
-        EXECUTE format('GRANT SELECT ON %s TO %I', partition, a.archivist);
-        EXECUTE format('SELECT %s($1, $2, $3, $4)', a.call)
-          USING (SELECT n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = partition),
-                (SELECT c.relname::text FROM pg_class c WHERE c.oid = partition), starts_at, ends_at;
-    EXCEPTION WHEN OTHERS THEN
-        RETURN format('%s is not archived, and so not dropped: %s: %s (SQLSTATE %s)', partition, a.call, outbox.without_row(SQLERRM, SQLSTATE), SQLSTATE);
-    END;
-    RETURN NULL;
-END
-$body$;
-COMMENT ON FUNCTION outbox.archive_partition IS
-    'call the archive function for a partition that will be dropped; returns the error, or null';
 
 -- Records what has expired, and completes detaches, in one transaction: it finalizes interrupted ones,
 -- checks the rows and the policy again, then drops the table or attaches it again. A record stays as
@@ -714,14 +641,6 @@ BEGIN
             ELSIF v_clock IS NOT NULL THEN
                 CONTINUE;
             ELSE
-                IF p.archive IS NOT NULL AND NOT p.keep_table THEN
-                    problem := outbox.archive_partition(p.archive, s.partition::regclass, s.starts_at, s.ends_at);
-                    IF problem IS NOT NULL THEN
-                        outcome := 'not dropped, because it could not be archived';
-                        RETURN NEXT;
-                        CONTINUE;
-                    END IF;
-                END IF;
                 v_newest := NULL;
                 IF p.control = 'message_at' THEN
                     EXECUTE format('SELECT message_at FROM %s ORDER BY message_id DESC LIMIT 1', s.partition) INTO v_newest;

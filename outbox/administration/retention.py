@@ -35,8 +35,7 @@ class Policy:
         premake: the number of future partitions.
         minimum: the shortest retention that may be set; None for no minimum.
         keep_table: whether an expired partition is kept as an ordinary table after its
-            detach, instead of being dropped.
-        archive: `schema.function`, called before each drop; None for none.
+            detach, ready to be archived, instead of being dropped.
         follows: the table whose policy this one shares, because this one's rows record
             what happened to that table's rows, and are dropped after them; None if it
             has a policy of its own.
@@ -48,7 +47,6 @@ class Policy:
     premake: int
     minimum: timedelta | None
     keep_table: bool
-    archive: str | None
     follows: str | None
 
 
@@ -67,7 +65,6 @@ def change_policy(
     interval: str | None = None,
     minimum: timedelta | None = None,
     keep_table: bool | None = None,
-    archive: str | None = None,
 ) -> Policy:
     """Change the policy of a table and its followers; the next upkeep applies it.
 
@@ -80,12 +77,6 @@ def change_policy(
             four weeks.
         minimum: the longest time after which a message can still reach its consumer,
             given your delays and retries.
-        keep_table: True also ends archiving, since nothing is dropped.
-        archive: your function, as `schema.function`, which takes (schema text, table
-            text, starts_at timestamptz, ends_at timestamptz) and is called before each
-            drop, in the same transaction; if it fails, the table is not dropped. It
-            must be SECURITY DEFINER with its own search_path: it runs as its owner,
-            which is granted SELECT on that one table. "" ends archiving.
 
     Raises:
         ConfigError: a value is invalid, or the table follows another one; nothing was
@@ -104,12 +95,7 @@ def change_policy(
         premake=premake,
         minimum=old.minimum if minimum is None else minimum,
         keep_table=old.keep_table if keep_table is None else keep_table,
-        archive=old.archive if archive is None else archive or None,
     )
-    if keep_table:
-        new = replace(new, archive=None)
-    elif archive:
-        new = replace(new, keep_table=False)
     _check(new)
     values = {
         "parent_table": new.parent_table,
@@ -118,24 +104,12 @@ def change_policy(
         "premake": new.premake,
         "minimum": new.minimum,
         "keep_table": new.keep_table,
-        "archive": new.archive,
     }
     with connection.transaction():
-        if archive:
-            _check_archive(connection, new)
         if new.span != old.span:
             connection.execute(load("outbox", "set_interval"), values)
         connection.execute(load("outbox", "set_policy"), values)
     return new
-
-
-def _check_archive(connection: AdministrationConnection, policy: Policy) -> None:
-    asked = {"archive": policy.archive}
-    row = connection.execute(load("outbox", "judge_archive"), asked).fetchone()
-    if row is not None and row[0] is not None:
-        raise ConfigError(
-            f"archive={policy.archive!r} of {policy.parent_table}: {row[0]}"
-        )
 
 
 def _find(table: str, policies: Sequence[Policy]) -> Policy:

@@ -77,20 +77,11 @@ def retention(
             "retries; a shorter retention is refused.",
         ),
     ] = None,
-    archive: Annotated[
-        str | None,
-        typer.Option(
-            "--archive",
-            metavar="SCHEMA.FUNCTION",
-            help="A function that is called with schema, table, starts_at and ends_at "
-            "before each drop; '' for none.",
-        ),
-    ] = None,
     database: Database = None,
     json: Json = False,
 ) -> None:
     """Show how long each table keeps its rows and what is held longer, or set it."""
-    asked = {kept, premake, interval, minimum, archive} != {None}
+    asked = {kept, premake, interval, minimum} != {None}
     if action == "set" and (not table or not asked):
         raise ConfigError(
             "nothing to set: write pillarbox retention set TABLE 7d, or give --premake"
@@ -122,7 +113,6 @@ def retention(
                     interval=interval,
                     minimum=minimum,
                     keep_table=keeps,
-                    archive=archive,
                 )
             ]
     if json:
@@ -158,7 +148,6 @@ def policy_fields(policy: Policy) -> dict[str, object]:
         if policy.minimum is None
         else int(policy.minimum.total_seconds()),
         "keep_table": policy.keep_table,
-        "archive": policy.archive,
         "follows": policy.follows,
     }
 
@@ -199,6 +188,4 @@ def _line(policy: Policy) -> str:
         return f"{said}  follows {policy.follows}"
     if policy.minimum is not None:
         said += f"  at least {exact_duration(policy.minimum)}"
-    if policy.keep_table:
-        said += "  then kept as a table"
-    return said + (f"  archived by {policy.archive}" if policy.archive else "")
+    return said + ("  then kept as a table" if policy.keep_table else "")

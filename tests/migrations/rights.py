@@ -311,7 +311,6 @@ FORBIDDEN = {
         "SET ROLE pillarbox_owner",
         "SELECT outbox.schedule_detaches()",
         "UPDATE outbox.upkeep SET succeeded_at = now()",
-        "UPDATE outbox.partition_policy SET archive = 'mine.archive'",
         "DELETE FROM outbox.dropped_partition",
         "INSERT INTO outbox.kept_partition SELECT 'inbox.message', 'outbox.x',"
         " now(), now()",

@@ -1,61 +1,28 @@
-"""DBAs can archive partitions by hand, as kept tables, or with a function."""
+"""DBAs can archive partitions by hand, or as kept tables."""
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, Final
-from uuid import uuid4
+from collections.abc import Callable
+from typing import Final
 
 import psycopg
 import pytest
 
 from outbox.cli.main import main
-from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.sessions import execute
-from tests.outbox.administration.retiring import EXPIRED, acting_as
+from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_documented_sql import blocks, in_psql
 from tests.outbox.administration.test_maintain_command import NOTE, leave_half_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 UPKEEP: Final = "CALL outbox.maintain()"
 FAILURE: Final = "SELECT failure FROM outbox.upkeep"
-ARCHIVE: Final = """
-CREATE SCHEMA archive AUTHORIZATION {archivist};
-GRANT USAGE ON SCHEMA archive TO pillarbox_owner;
-SET ROLE {archivist};
-CREATE TABLE archive.call (ran_as text, path text, schema_name text, table_name text,
-                           starts_at timestamptz, ends_at timestamptz, rows int,
-                           called_at timestamptz DEFAULT clock_timestamp());
-CREATE FUNCTION archive.save(schema_name text, table_name text, starts_at timestamptz,
-                             ends_at timestamptz) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $f$
-DECLARE
-    v_rows int;
-BEGIN
-    EXECUTE format('SELECT count(*) FROM %I.%I', schema_name, table_name) INTO v_rows;
-    INSERT INTO archive.call VALUES (current_user, current_setting('search_path'),
-        schema_name, table_name, starts_at, ends_at, v_rows);
-END
-$f$;
-RESET ROLE;
-"""
-FAILING: Final = """
-CREATE OR REPLACE FUNCTION archive.save(schema_name text, table_name text,
-                                        starts_at timestamptz, ends_at timestamptz)
-RETURNS void LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp AS $f$ BEGIN {body} END $f$
-"""
 LETTER: Final = """
 INSERT INTO outbox.dead_letter (id, created_at, updated_at, status, origin, message_id,
     topic, schema_version, content_type, headers, payload, attempts, error_reason)
 VALUES (outbox.uuid7(), now() - 40 * interval '24 hours', now(), 'SUCCEEDED', 'relay',
     'm', 'jane', 1, 'text/plain', '{}', '', 1, 'no')
 """
-USAGE: Final = "GRANT USAGE ON SCHEMA outbox, inbox TO {archivist}"
-CALLS: Final = (
-    "SELECT ran_as, path, format('%I.%I', schema_name, table_name),"
-    " ends_at - starts_at, rows FROM archive.call ORDER BY starts_at, called_at"
-)
 
 
 def exists(url: str, table: str) -> bool:
@@ -71,22 +38,6 @@ def create_expired(url: str, days: int = 20) -> str:
     old_partition(url, days)
     add_old(url, days, outcome="published")
     return str(execute(url, EXPIRED)[0][0])
-
-
-@pytest.fixture
-def archivist(server: PostgresServer, database_url: str) -> Iterator[str]:
-    """Create a role with its own schema and function, but no rights on our tables."""
-    role = f"archivist_{uuid4().hex}"
-    execute(server.url, f"CREATE ROLE {role}")
-    execute(database_url, ARCHIVE.format(archivist=role))
-    yield role
-    execute(database_url, f"DROP OWNED BY {role} CASCADE")
-    execute(server.url, f"DROP ROLE {role}")
-
-
-def set_archive(url: str, function: str = "archive.save") -> int:
-    command = ["retention", "set", "outbox.message", "--archive", function]
-    return main([*command, "--database", url])
 
 
 def detach_by_hand(url: str, partition: str) -> None:
@@ -307,99 +258,6 @@ def test_kept_tables_are_shown_until_the_policy_drops_partitions_again(
     assert main(["maintain", "--database", database_url]) == 0
 
 
-@pytest.mark.parametrize("role", ["pillarbox_maintainer", None])
-def test_the_function_archives_as_its_owner_before_the_drop(
-    role: str | None, database_url: str, archivist: str
-) -> None:
-    execute(database_url, USAGE.format(archivist=archivist))
-    assert set_archive(database_url) == 0
-    partition = create_expired(database_url)
-
-    if role is None:
-        assert main(["maintain", "--database", database_url]) == 0
-    else:
-        with acting_as(database_url, role) as maintainer:
-            maintainer.execute(UPKEEP)
-
-    assert not exists(database_url, partition)
-    calls = execute(database_url, CALLS)
-    assert [(table.partition("_p")[0], rows) for _, _, table, _, rows in calls] == [
-        # Messages come first, then the tables that follow them.
-        ("outbox.message", 1),
-        ("outbox.deferral", 0),
-        ("outbox.settlement", 1),
-        ("outbox.watermark", 0),
-    ]
-    assert calls[0][2] == partition
-    assert {(ran_as, path, span.days) for ran_as, path, _, span, _ in calls} == {
-        (archivist, "pg_catalog, pg_temp", 1)
-    }
-
-
-def test_a_failing_archive_keeps_the_rows_and_is_reported_until_it_works(
-    database_url: str,
-    archivist: str,
-    doctor: Doctor,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    execute(database_url, USAGE.format(archivist=archivist))
-    assert set_archive(database_url) == 0
-    partition = create_expired(database_url)
-    execute(database_url, "ALTER TABLE archive.call ADD CHECK (rows = 0)")
-
-    assert main(["maintain", "--database", database_url]) == 2
-
-    assert execute(database_url, f"SELECT count(*) FROM {partition}") == [(1,)]
-    ((failure,),) = execute(database_url, FAILURE)
-    assert f"{partition} is not archived, and so not dropped" in failure
-    assert failure in capsys.readouterr().err
-    (found,) = doctor(database_url)[1]
-    assert (found["check"], found["severity"]) == ("upkeep", "warning")
-    assert partition in found["finding"]
-    with pytest.raises(psycopg.Error, match="not archived, and so not dropped"):
-        execute(database_url, UPKEEP)
-    # Nothing is left of the attempt, nor of the privileges granted for it.
-    granted = "SELECT relacl::text LIKE %s FROM pg_class WHERE oid = %s::regclass"
-    assert execute(database_url, granted, [f"%{archivist}%", partition]) != [(True,)]
-    execute(database_url, "ALTER TABLE archive.call DROP CONSTRAINT call_rows_check")
-
-    execute(database_url, UPKEEP)
-
-    assert not exists(database_url, partition)
-    assert execute(database_url, FAILURE) == [(None,)]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "PERFORM '{secret}'::int;",
-        "RAISE EXCEPTION E'no\\nDETAIL:  Key (email)=({secret}) exists';",
-        "RAISE EXCEPTION 'no' USING DETAIL = '{secret}';",
-    ],
-)
-def test_the_error_of_a_failing_archive_contains_no_value_of_a_row(
-    body: str,
-    database_url: str,
-    archivist: str,
-    doctor: Doctor,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    secret = "jane@example.org"
-    execute(database_url, USAGE.format(archivist=archivist))
-    assert set_archive(database_url) == 0
-    create_expired(database_url)
-    execute(database_url, FAILING.format(body=body.format(secret=secret)))
-
-    assert main(["maintain", "--database", database_url]) == 2
-
-    ((failure,),) = execute(database_url, FAILURE)
-    assert "is not archived, and so not dropped: archive.save: " in failure
-    assert secret not in failure
-    written = capsys.readouterr()
-    assert secret not in written.out + written.err
-    assert secret not in json.dumps(doctor(database_url)[1])
-
-
 def test_the_error_of_a_condition_contains_no_value_of_a_row(
     database_url: str,
 ) -> None:
@@ -418,66 +276,3 @@ def test_the_error_of_a_condition_contains_no_value_of_a_row(
     ((failure,),) = execute(database_url, FAILURE)
     assert "outbox.dead_letter" in failure
     assert "jane" not in failure
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        ("DROP FUNCTION {f}", "there is no function"),
-        ("ALTER FUNCTION {f} SECURITY INVOKER", "would run as pillarbox_owner"),
-        ("ALTER FUNCTION {f} RESET ALL", "has no search_path of its own"),
-        ("REVOKE USAGE ON SCHEMA archive FROM pillarbox_owner", "may not call"),
-        ("REVOKE USAGE ON SCHEMA outbox, inbox FROM {role}", "can't reach our tables"),
-    ],
-)
-def test_an_unsafe_or_unusable_archive_function_is_refused(
-    spoil: str,
-    said: str,
-    database_url: str,
-    archivist: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    execute(database_url, USAGE.format(archivist=archivist))
-    assert set_archive(database_url) == 0
-    partition = create_expired(database_url)
-    signature = "archive.save(text, text, timestamptz, timestamptz)"
-    execute(database_url, spoil.format(f=signature, role=archivist))
-    capsys.readouterr()
-
-    assert set_archive(database_url) == 2
-    assert said in capsys.readouterr().err
-
-    with pytest.raises(psycopg.Error, match=said):
-        execute(database_url, UPKEEP)
-    assert exists(database_url, partition)
-
-
-@pytest.mark.parametrize("name", ["save", "archive.save()", "a.b.c", """ "x """])
-def test_the_name_of_a_function_must_include_its_schema(
-    name: str, database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert set_archive(database_url, name) == 2
-    assert "write it as schema.function" in capsys.readouterr().err
-
-
-def test_keeping_tables_and_archiving_exclude_each_other(
-    database_url: str, archivist: str
-) -> None:
-    policy = (
-        "SELECT keep_table, archive FROM outbox.partition_policy"
-        " WHERE parent_table = %s"
-    )
-    execute(database_url, USAGE.format(archivist=archivist))
-
-    def now() -> Any:
-        return execute(database_url, policy, ["outbox.message"])[0]
-
-    assert set_archive(database_url) == 0
-    assert now() == (False, "archive.save")
-    command = ["retention", "keep-table", "message", "--database", database_url]
-    assert main(command) == 0
-    assert now() == (True, None)
-    assert set_archive(database_url) == 0
-    assert now() == (False, "archive.save")
-    assert set_archive(database_url, "") == 0
-    assert now() == (False, None)

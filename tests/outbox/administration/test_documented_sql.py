@@ -12,7 +12,7 @@ from outbox.migrations.statements import split_statements
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
-from tests.outbox.administration.retiring import EXPIRED, reader
+from tests.outbox.administration.retiring import reader
 from tests.outbox.administration.test_doctor_of_jobs import LAUNCHER
 from tests.outbox.administration.test_upkeep import TABLES, add_old, old_partition
 
@@ -75,24 +75,43 @@ def test_the_error_of_a_job_is_visible_after_set_role(
     assert "no lock" not in in_psql(alarms_url, look).stdout
 
 
-def test_the_archive_function_archives(scheduled_server: PostgresServer) -> None:
-    url = scheduled_server.url
-    (archive,) = blocks("database.md", "### Archiving", "**By hand.**")
-
-    done = in_psql(url, archive)
-
-    assert done.stderr == ""
-    command = ["retention", "set", "outbox.message", "--archive", "archive.save"]
-    assert main([*command, "--database", url]) == 0
+def test_the_documented_job_archives_and_drops_what_the_policy_keeps(
+    database_url: str,
+) -> None:
+    url = database_url
+    create, job = blocks("database.md", "### Archiving", "**By hand.**")
+    assert in_psql(url, create).stderr == ""
+    assert main(["retention", "keep-table", "message", "--database", url]) == 0
     old_partition(url)
     add_old(url, outcome="published")
     assert main(["maintain", "--database", url]) == 0
-    assert execute(url, EXPIRED) == []
+    kept = "SELECT to_regclass(partition) IS NOT NULL FROM outbox.kept_partition"
+    assert set(execute(url, kept)) == {(True,)}
+
+    # The second run comes before the upkeep has removed the notes.
+    assert [in_psql(url, job).stderr for _ in range(2)] == ["", ""]
+
+    assert set(execute(url, kept)) == {(False,)}
     assert execute(url, "SELECT topic FROM archive.message") == [("t",)]
     outcomes = (
         "SELECT outcome FROM archive.settlement JOIN archive.message ON id = ANY (ids)"
     )
     assert execute(url, outcomes) == [("published",)]
+    old_partition(url, 25)
+    assert main(["maintain", "--database", url]) == 0
+    assert set(execute(url, kept)) == {(True,)}
+
+
+def test_no_policy_names_a_function_that_the_upkeep_would_run_for_another_role(
+    database_url: str,
+) -> None:
+    named = (
+        "SELECT attname FROM pg_attribute WHERE attnum > 0 AND attname = 'archive'"
+        " AND attrelid = 'outbox.partition_policy'::regclass"
+    )
+    assert execute(database_url, named) == []
+    command = ["retention", "set", "outbox.message", "--archive", "archive.save"]
+    assert main([*command, "--database", database_url]) == 2
 
 
 def test_a_lock_timeout_is_an_ordinary_error_and_the_session_continues(

@@ -38,7 +38,7 @@ UNMARKED = (
     " WHERE m.id = ANY (s.ids))"
 )
 POLICIES = (
-    "SELECT DISTINCT span, retention, premake, automatic, keep_table, archive"
+    "SELECT DISTINCT span, retention, premake, automatic, keep_table"
     " FROM outbox.partition_policy WHERE 'outbox.message' IN (parent_table, follows)"
 )
 BOUNDS = (
