@@ -324,19 +324,17 @@ class HandlerDatabaseLost(Event):
 
     Attributes:
         reason: the error.
+        remedy: what to do, chosen by the error's SQLSTATE.
         seconds: the delay.
     """
 
     about = ("consumer",)
     lasting_level = logging.WARNING
-    advice = (
-        "check that the database is running, that this host can reach it, and that it"
-        " has a connection left"
-    )
     waits_for = "database"
 
     consumer: str
     reason: str
+    remedy: str
     seconds: float
 
 

@@ -33,6 +33,7 @@ _QUOTINGS: Final[tuple[Callable[[str], str], ...]] = (
     lambda text: json.dumps(text)[1:-1],
     lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
 )
+_MOST_WRAPPERS: Final = 10
 _UNSAYABLE: Final = "<exception str() failed>"  # traceback writes the same
 _CAUSED: Final = (
     "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -126,6 +127,17 @@ def message_of(error: BaseException) -> str:
     statement and its parameters, which quote the row.
     """
     return " ".join(_without_rows(error).split())
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """Return the SQLSTATE that the server reported, through any driver or wrapper."""
+    found: BaseException | None = error
+    for _ in range(_MOST_WRAPPERS):
+        for name in ("sqlstate", "pgcode"):  # the latter is psycopg2's
+            if isinstance(state := getattr(found, name, None), str):
+                return state
+        found = getattr(found, "orig", None) or getattr(found, "__cause__", None)
+    return None
 
 
 def traceback_of(error: BaseException) -> str:

@@ -4,9 +4,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Self
 from uuid import UUID
 
+from outbox.errors import message_of
 from outbox.events import Event
+from outbox.postgres.remedy import remedy_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,17 +284,20 @@ class DatabaseLost(Event):
 
     Attributes:
         reason: the error.
+        remedy: what to do, chosen by the error's SQLSTATE.
         seconds: the delay.
     """
 
     about = ()
     lasting_level = logging.WARNING
-    advice = (
-        "check that the database is running, that this host can reach it, and that it"
-        " has a connection left"
-    )
     reason: str
+    remedy: str
     seconds: float
+
+    @classmethod
+    def of(cls, error: BaseException, seconds: float) -> Self:
+        """Create the event for an error."""
+        return cls(reason=message_of(error), remedy=remedy_of(error), seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 import psycopg
 
-from outbox.errors import DatabaseUnavailableError, message_of
+from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
 from outbox.postgres.connection import Link
 from relay.claim import Claimed
@@ -70,7 +70,7 @@ class OversizedRows:
                     await self._move(row)
                 except (psycopg.Error, DatabaseUnavailableError) as error:
                     self._rows.append(row)
-                    self._notify(DatabaseLost(reason=message_of(error), seconds=pause))
+                    self._notify(DatabaseLost.of(error, pause))
                     await self._link.close()
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, _LAST_PAUSE)

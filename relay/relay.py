@@ -24,7 +24,7 @@ from outbox.postgres.advisory_lock import END_FOREIGN, LOCK_CLASS, Lock, LockHol
 from outbox.postgres.connection import Link, connect
 from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
-from outbox.postgres.lease import Lease, Obstruction
+from outbox.postgres.lease import RETRY, Lease, Obstruction
 from outbox.postgres.pooler_check import refuse_pooler_async
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
@@ -32,6 +32,8 @@ from relay.broker_check import check_broker
 from relay.claim import claim_batch, raise_watermarks
 from relay.config import RelayConfig
 from relay.events import (
+    DatabaseLost,
+    DatabaseRecovered,
     DoorbellHeld,
     LanesFree,
     LanesWithheld,
@@ -118,6 +120,7 @@ class Relay:
             on_obstruct=self._on_obstruct,
             on_take=self._on_take,
             on_lose=self._on_lose,
+            on_fail=self._on_fail,
         )
         self._sweep_link = Link(
             url,
@@ -317,6 +320,11 @@ class Relay:
                         remedy=END_FOREIGN,
                     )
                 )
+
+    def _on_fail(self, error: Exception | None) -> None:
+        self._notify(
+            DatabaseRecovered() if error is None else DatabaseLost.of(error, RETRY)
+        )
 
     def _on_lose(self, lanes: Collection[int]) -> None:
         self._lanes.lose(lanes)

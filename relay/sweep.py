@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 import psycopg
 
-from outbox.errors import DatabaseUnavailableError, message_of
+from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event, UpkeepFailed, UpkeepMeasured
 from outbox.limits import MAX_INDEXED_BYTES
 from outbox.postgres.connection import Connection, Link
@@ -61,7 +61,7 @@ async def sweep_lanes(
                 async with link.lock:
                     await link.close()
                 lost = True
-                notify(DatabaseLost(reason=message_of(error), seconds=interval))
+                notify(DatabaseLost.of(error, interval))
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval):
                     await board.wants_due()

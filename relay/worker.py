@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox.errors import DatabaseUnavailableError, message_of
+from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
 from outbox.postgres.connection import Link
 from relay.adaptive_batch import BatchLimit
@@ -258,7 +258,7 @@ class Worker:
             )
 
     async def _pause(self, error: Exception, seconds: float, link: Link) -> None:
-        self._notify(DatabaseLost(reason=message_of(error), seconds=seconds))
+        self._notify(DatabaseLost.of(error, seconds))
         async with link.lock:
             await link.close()
         await asyncio.sleep(seconds)

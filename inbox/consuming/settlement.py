@@ -71,6 +71,7 @@ from outbox.errors import (
 from outbox.events import Observers
 from outbox.limits import check_received
 from outbox.message import Message
+from outbox.postgres.remedy import remedy_of
 from outbox.retry import RetryPolicy
 
 
@@ -486,6 +487,7 @@ class DatabaseOutage:
                 HandlerDatabaseLost(
                     consumer=self._consumer,
                     reason=one_line(error),
+                    remedy=remedy_of(error),
                     seconds=delay.total_seconds(),
                 )
             )

@@ -10,6 +10,7 @@ from psycopg.rows import TupleRow
 from outbox.errors import DatabaseUnavailableError, UpkeepError, message_of
 from outbox.postgres.connection import PIN_SESSION, conninfo
 from outbox.postgres.pooler_check import refuse_pooler
+from outbox.postgres.remedy import remedy_of
 from outbox.url import without_password
 
 AdministrationConnection: TypeAlias = "psycopg.Connection[TupleRow]"
@@ -82,4 +83,4 @@ def _remedy(error: psycopg.Error, rights: str) -> str:
         ):
             return "the schema is missing or outdated; run pillarbox migrate"
         case _:
-            return "run pillarbox doctor to find the cause"
+            return remedy_of(error)

@@ -14,8 +14,14 @@ import typer.core
 from typing_extensions import override
 
 from outbox.cli.command import FAILED, LogFormatOption, LogLevelOption
-from outbox.errors import ConfigError, OutboxError, one_line
+from outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    OutboxError,
+    one_line,
+)
 from outbox.logs.printable import printable
+from outbox.postgres.remedy import remedy_of
 
 GROUP: Final = "pillarbox.commands"
 """The entry points: a command's name, and its `typer.Typer`."""
@@ -175,7 +181,10 @@ def _run(arguments: list[str]) -> int:
             arguments, prog_name="pillarbox", standalone_mode=False
         )
     except OutboxError as error:
-        return _fail("pillarbox", " ".join(str(error).split()))
+        said = " ".join(str(error).split())
+        if isinstance(error, DatabaseUnavailableError):
+            said += f"; {remedy_of(error)}"
+        return _fail("pillarbox", said)
     except _UsageError as error:
         context = getattr(error, "ctx", None)
         path = "pillarbox" if context is None else context.command_path

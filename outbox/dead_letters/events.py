@@ -110,10 +110,10 @@ class DeadLettersUnknown(Event):
 
     about = ("schema",)
     lasting_level = logging.WARNING
-    advice = "check that the database is running and that this host can reach it"
 
     schema: str
     reason: str
+    remedy: str
 
 
 class DeadLetterGroup(NamedTuple):

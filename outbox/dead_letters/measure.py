@@ -14,6 +14,7 @@ from outbox.dead_letters.retry import Retrier
 from outbox.dead_letters.statement import Schema, Statement
 from outbox.errors import OutboxError, one_line
 from outbox.events import Event
+from outbox.postgres.remedy import remedy_of
 
 
 class Measure:
@@ -47,7 +48,11 @@ class Measure:
                 self._notify(await self.measure())
             except OutboxError as error:
                 self._notify(
-                    DeadLettersUnknown(schema=self._schema, reason=one_line(error))
+                    DeadLettersUnknown(
+                        schema=self._schema,
+                        reason=one_line(error),
+                        remedy=remedy_of(error),
+                    )
                 )
             await asyncio.sleep(self._seconds)
 

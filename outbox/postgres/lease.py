@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 from outbox.duration import exact_duration
-from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
+from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.postgres.advisory_lock import Lock, LockHolder
 from outbox.postgres.connection import Connection, Link
 from outbox.postgres.sql_files import load
@@ -43,6 +43,8 @@ _MARGIN: Final = 0.2
 _BEATS: Final = 10
 # The number of failed heartbeats in a row at which the failure is reported.
 _FAILURES: Final = 2
+RETRY: Final = 1.0
+"""Maximum number of seconds between two attempts to open a session."""
 _MIN_LIMIT: Final = timedelta(seconds=1)
 
 
@@ -189,8 +191,8 @@ class Lease:
         on_take, on_lose: called with lanes that were taken or lost.
         on_obstruct: called when the sessions in the way change; with an empty
             `Obstruction` once there are none.
-        on_fail: called with the reason when heartbeats fail repeatedly, and with None
-            once they succeed.
+        on_fail: called with each error from the second in a row, and with None once
+            heartbeats succeed again.
     """
 
     def __init__(
@@ -208,7 +210,7 @@ class Lease:
         on_take: Callable[[Collection[int]], None] = lambda lanes: None,
         on_lose: Callable[[Collection[int]], None] = lambda lanes: None,
         on_obstruct: Callable[[Obstruction], None] = lambda obstruction: None,
-        on_fail: Callable[[str | None], None] = lambda reason: None,
+        on_fail: Callable[[Exception | None], None] = lambda error: None,
     ) -> None:
         if limit < _MIN_LIMIT:
             raise ConfigError(
@@ -223,7 +225,6 @@ class Lease:
         self._on_obstruct = on_obstruct
         self._on_fail = on_fail
         self._failures = 0
-        self._failure: str | None = None
         self._relation = relation
         self._marks = marks
         self._doorbell = doorbell
@@ -275,21 +276,20 @@ class Lease:
                     await self._rest()
                 except (psycopg.Error, DatabaseUnavailableError) as error:
                     await self._lose_all()
-                    self._note_beat(message_of(error))
-                    await asyncio.sleep(random.uniform(0.1, 1.0))  # noqa: S311
+                    self._note_beat(error)
+                    await asyncio.sleep(random.uniform(0.1, RETRY))  # noqa: S311
         finally:
             await self._lose_all()
 
-    def _note_beat(self, failure: str | None) -> None:
-        """Report that heartbeats have begun to fail, or to succeed.
+    def _note_beat(self, error: Exception | None) -> None:
+        """Report that heartbeats fail, or succeed again.
 
         A failure counts from the second in a row: the first may be a lost session.
         """
-        self._failures = 0 if failure is None else self._failures + 1
-        reason = failure if self._failures >= _FAILURES else None
-        if reason != self._failure:
-            self._failure = reason
-            self._on_fail(reason)
+        had_failed = self._failures >= _FAILURES
+        self._failures = 0 if error is None else self._failures + 1
+        if had_failed or self._failures >= _FAILURES:
+            self._on_fail(error)
 
     async def close(self) -> None:
         """Give all lanes back. Only needed if `run` was never started."""

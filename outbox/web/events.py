@@ -67,9 +67,9 @@ class OperationsUnavailable(Event):
 
     about = ("reason",)
     lasting_level = logging.WARNING
-    advice = "check the database, and that the page's role is in pillarbox_web"
 
     reason: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

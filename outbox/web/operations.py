@@ -40,6 +40,7 @@ from outbox.dead_letters.letter import Status
 from outbox.dead_letters.retry import Candidate, Outcome, Retrier
 from outbox.errors import ConfigError, OutboxError, one_line
 from outbox.events import Observer
+from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS, Database
 from outbox.web.dead_letters import OnSide, read_groups, sides_of
@@ -211,7 +212,11 @@ class Runner:
                     await self._carry_out(found[0][0])
                     continue
             except Exception as error:  # noqa: BLE001 (the next look may succeed)
-                self._notify(OperationsUnavailable(reason=one_line(error)))
+                self._notify(
+                    OperationsUnavailable(
+                        reason=one_line(error), remedy=remedy_of(error)
+                    )
+                )
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), _LOOK_SECONDS)
 

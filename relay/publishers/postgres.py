@@ -23,6 +23,7 @@ from outbox.lane import bucket_of
 from outbox.message import Message
 from outbox.postgres.connection import Link, conninfo
 from outbox.postgres.pooler_check import refuse_pooler_async
+from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
 from outbox.url import without_password
 from relay.publisher import Acked, Confirmation, Nacked
@@ -83,7 +84,7 @@ class PostgresPublisher:
             await refuse_pooler_async(self._url)
             await self._insert([])
         except DatabaseUnavailableError as error:
-            raise BrokerUnavailableError(message_of(error)) from error
+            raise self._away(error) from error
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise ConfigError(
                 f"broker {self._name} has no table inbox.delivery: run pillarbox "
@@ -110,9 +111,7 @@ class PostgresPublisher:
         try:
             await self._insert([])
         except psycopg.ProgrammingError as error:
-            raise BrokerUnavailableError(
-                f"{self._name}: {message_of(error)}"
-            ) from error
+            raise self._away(error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Insert the deliveries of a batch, in order.
@@ -142,13 +141,16 @@ class PostgresPublisher:
             ]
         except psycopg.ProgrammingError as error:
             # A missing table or privilege affects every message.
-            raise BrokerUnavailableError(
-                f"{self._name}: {message_of(error)}"
-            ) from error
+            raise self._away(error) from error
         return [
             self._too_large(message) or self._confirmation(message, unsubscribed)
             for message in batch
         ]
+
+    def _away(self, error: Exception) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"{self._name}: {message_of(error)}; {remedy_of(error)}"
+        )
 
     def _too_large(self, message: Message) -> Nacked | None:
         size = len(message.payload)
@@ -176,19 +178,15 @@ class PostgresPublisher:
                     load("relay", "insert_deliveries"), _arrays(batch)
                 )
                 return {topic for (topic,) in await cursor.fetchall()}
-            except DatabaseUnavailableError as error:
-                raise BrokerUnavailableError(message_of(error)) from error
             except psycopg.errors.ProgramLimitExceeded:
                 raise  # an OperationalError, but caused by one indexed value
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                raise BrokerUnavailableError(
-                    f"the connection to {self._name} broke: {message_of(error)}"
-                ) from error
-            except psycopg.InternalError as error:
-                # For example a standby, which accepts no writes.
-                raise BrokerUnavailableError(
-                    f"{self._name}: {message_of(error)}"
-                ) from error
+            except (
+                DatabaseUnavailableError,
+                psycopg.OperationalError,
+                psycopg.InterfaceError,
+                psycopg.InternalError,  # for example a standby, which accepts no writes
+            ) as error:
+                raise self._away(error) from error
             except psycopg.errors.CheckViolation as error:
                 # Today's partition is missing: the values themselves satisfy every
                 # CHECK.

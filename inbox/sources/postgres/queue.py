@@ -29,6 +29,7 @@ from outbox.json_codec import read_headers
 from outbox.message import Message
 from outbox.postgres.connection import Link
 from outbox.postgres.lane_cursor import Drawn, Snapshot
+from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
 
 # These include a server that became a standby, and a missing table or privilege: no
@@ -318,7 +319,9 @@ class Queue:
                 )
             await self._log(entries)
         except AWAY as error:
-            raise BrokerUnavailableError(message_of(error)) from error
+            raise BrokerUnavailableError(
+                f"{message_of(error)}; {remedy_of(error)}"
+            ) from error
         now = self._now()
         for settled in batch:
             self._lanes.let_go(settled.row)

@@ -32,6 +32,7 @@ from outbox.postgres.connection import Link, conninfo
 from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.lease import Lease
 from outbox.postgres.pooler_check import refuse_pooler_async
+from outbox.postgres.remedy import remedy_of
 from outbox.retry import jittered
 from outbox.url import without_password
 
@@ -106,7 +107,7 @@ class PostgresSource:
             on_lose=self._lanes.lose,
             on_fail=self._lease_failed,
         )
-        self._lease_failure: str | None = None
+        self._lease_failure: Exception | None = None
         self._queue = Queue(
             Link(url, application_name=self._application, settings=SESSION_SETTINGS),
             self._lanes,
@@ -216,10 +217,7 @@ class PostgresSource:
                 " REVOKE CONNECT ON DATABASE … FROM PUBLIC"
             )
         if self._lease_failure is not None:
-            raise BrokerUnavailableError(
-                f"broker {without_password(self._url)}: can't lease lanes:"
-                f" {self._lease_failure}"
-            )
+            raise self._away(self._lease_failure) from self._lease_failure
         await self._settled.check()
         try:
             return await self._receive(limit)
@@ -242,11 +240,11 @@ class PostgresSource:
         self._lanes.block(row)
         self._settled.add(Settled(row, delay))
 
-    def _lease_failed(self, reason: str | None) -> None:
-        self._lease_failure = reason
+    def _lease_failed(self, error: Exception | None) -> None:
+        self._lease_failure = error
 
     def _away(self, error: Exception) -> BrokerUnavailableError:
-        said = message_of(error)
+        said = f"{message_of(error)}; {remedy_of(error)}"
         if not isinstance(error, DatabaseUnavailableError):
             said = f"broker {without_password(self._url)}: {said}"
         return BrokerUnavailableError(said)

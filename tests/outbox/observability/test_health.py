@@ -104,7 +104,7 @@ def test_a_process_is_ready_again_once_everything_lost_is_back(health: Health) -
     lost: dict[str, Any] = {"consumer": "billing", "reason": "gone", "seconds": 1.0}
     health(SourceLost(queue="batch", **lost))
     health(SourceLost(queue="default", **lost))
-    health(HandlerDatabaseLost(**lost))
+    health(HandlerDatabaseLost(remedy="wait", **lost))
     assert health.waits_for == ["database", "source of batch", "source of default"]
     health(SourceRecovered(consumer="billing", queue="default"))
     health(HandlerDatabaseRecovered(consumer="billing"))

@@ -1,0 +1,59 @@
+"""What an operator should do about an error of the database, chosen by its SQLSTATE."""
+
+import re
+from typing import Final
+
+from outbox.errors import message_of, sqlstate_of
+
+READ_ONLY: Final = "25006"
+_UNKNOWN: Final = (
+    "check that the database is running, that this host can reach it, and that it"
+    " accepts the URL's credentials and has a connection left"
+)
+_SCHEMA: Final = (
+    "run pillarbox doctor, which names missing objects and rights; pillarbox migrate"
+    " creates and grants them"
+)
+_REMEDIES: Final = {
+    READ_ONLY: "connect to the primary server, not to a standby, and turn off"
+    " default_transaction_read_only of the role, the database and the server",
+    "28": "check user and password in the database's URL, and the server's pg_hba.conf",
+    "3D": "check the name of the database in the URL; if it is new, create it and run"
+    " pillarbox migrate",
+    "3F": _SCHEMA,
+    "42": _SCHEMA,
+    "53100": "free disk space on the database's server",
+    "53200": "find out what uses the memory of the database's server",
+    "53": "end idle connections, or raise max_connections of the server or the"
+    " CONNECTION LIMIT of the role or database",
+    "57014": "find out what slows the database, or raise the role's statement_timeout",
+    "57P": "wait until the server has restarted; if that takes long, read its log",
+    "08": _UNKNOWN,
+    "": "run pillarbox doctor, and read the log of the database's server",
+    "pool": "let the pool of the engine hold more connections (pool_size,"
+    " max_overflow), or run fewer handlers at once",
+}
+# What the server reports while a session starts, libpq passes on as text alone. These
+# are the words of PostgreSQL, libpq, PgBouncer and SQLAlchemy. A server may use another
+# language: `_UNKNOWN` covers these cases, too.
+_WORDS: Final = {
+    "28": r"authentication failed|no password supplied|no pg_hba\.conf entry|"
+    r'not permitted to log in|role ".*" does not exist',
+    "3D": r'database ".*" does not exist',
+    "42": "permission denied for database",
+    "53": "too many c(lients|onnections)|connection slots are reserved|"
+    "no more connections allowed",
+    "57P": r"the database system is (starting|shutting|not)",
+    READ_ONLY: "session is read-only|server is in hot standby mode",
+    "pool": "QueuePool limit",
+}
+
+
+def remedy_of(error: BaseException) -> str:
+    """Return what to do about an error of a database driver, or what wraps it."""
+    state = sqlstate_of(error)
+    if state is None:
+        text = message_of(error)
+        found = (key for key, words in _WORDS.items() if re.search(words, text))
+        state = next(found, "08")
+    return next(_REMEDIES[state[:n]] for n in (5, 4, 3, 2, 0) if state[:n] in _REMEDIES)
