@@ -95,24 +95,24 @@ class Reader:
         self._handover = handover
         self._loop = asyncio.get_running_loop()
         self._reason = "no broker answered"
-        self._paused = False
+        self._paused: bool | None = False
         self._full_since: float | None = None
-        self._told = 0
+        self._posted = 0
         self._arrived = 0
         self._stop = threading.Event()
-        self._wishes: deque[Callable[[confluent_kafka.Consumer], None]] = deque()
+        self._commands: deque[Callable[[confluent_kafka.Consumer], None]] = deque()
         self._client = confluent_kafka.Consumer(
             {
                 **config,
-                "error_cb": self._hear_error,
-                "on_commit": self._hear_commit,
+                "error_cb": self._on_error,
+                "on_commit": self._on_commit,
             }
         )
         threading.Thread(target=self._run, name="kafka", daemon=True).start()
 
     def join(self) -> None:
         """Join the group."""
-        self._wishes.append(
+        self._commands.append(
             lambda client: client.subscribe(
                 [_subscription(topic) for topic in self._topics],
                 on_assign=self._assigned,
@@ -132,28 +132,28 @@ class Reader:
         """
         named = {} if topic is None else {"topic": topic}
         while not self.ended.is_set():
-            told: asyncio.Future[Any] = self._loop.create_future()
+            answer: asyncio.Future[Any] = self._loop.create_future()
 
             def ask(
-                client: confluent_kafka.Consumer, told: asyncio.Future[Any] = told
+                client: confluent_kafka.Consumer, answer: asyncio.Future[Any] = answer
             ) -> None:
                 try:
                     found = client.list_topics(timeout=_SLICE, **named)
                 except KafkaException as error:
-                    self._tell(_answer, told, error)
+                    self._post(_answer, answer, error)
                 else:
-                    self._tell(_answer, told, found.topics)
+                    self._post(_answer, answer, found.topics)
 
-            self._wishes.append(ask)
-            await asyncio.wait({told}, timeout=_SLICE + _HASTE)
-            if not told.done():
-                told.cancel()
-            elif isinstance(told.result(), KafkaException):
+            self._commands.append(ask)
+            await asyncio.wait({answer}, timeout=_SLICE + _HASTE)
+            if not answer.done():
+                answer.cancel()
+            elif isinstance(answer.result(), KafkaException):
                 if not self.down:
-                    self._reason = reason_of(told.result())
+                    self._reason = reason_of(answer.result())
             else:
                 self.down = False
-                return {name: each.error for name, each in told.result().items()}
+                return {name: each.error for name, each in answer.result().items()}
             if self.down or self._loop.time() >= until:
                 break
         raise kafka_unavailable(self._name, self._reason)
@@ -161,7 +161,7 @@ class Reader:
     def store(self, positions: Mapping[Part, int]) -> None:
         """Schedule the commit of positions; those of lost partitions are skipped."""
         offsets = [TopicPartition(*part, at) for part, at in positions.items()]
-        self._wishes.append(lambda client: client.store_offsets(offsets=offsets))
+        self._commands.append(lambda client: client.store_offsets(offsets=offsets))
 
     async def close(self) -> None:
         """Commit the stored positions, and leave the group."""
@@ -174,30 +174,30 @@ class Reader:
         client = self._client
         try:
             while not self._stop.is_set():
-                self._grant(client)
+                self._run_commands(client)
                 self._read(client)
-            self._grant(client)
+            self._run_commands(client)
         except KafkaException as error:
             self.trouble = reason_of(error)
         finally:
             with suppress(KafkaException, RuntimeError):
                 client.close()
-            self._tell(self.ended.set)
-            self._tell(self._listener.changed)
+            self._post(self.ended.set)
+            self._post(self._listener.changed)
 
-    def _grant(self, client: confluent_kafka.Consumer) -> None:
-        while self._wishes:
-            wish = self._wishes.popleft()
+    def _run_commands(self, client: confluent_kafka.Consumer) -> None:
+        while self._commands:
+            command = self._commands.popleft()
             # Storing a position of a lost partition has no effect, as intended.
             with suppress(KafkaException):
-                wish(client)
+                command(client)
 
     def _read(self, client: confluent_kafka.Consumer) -> None:
         # The loop hasn't counted the messages that are still on their way to it.
-        room = self._room() - (self._told - self._arrived)
+        room = self._room() - (self._posted - self._arrived)
         if room > 0:
             self._full_since = None
-            if self._paused:
+            if self._paused is not False:
                 client.resume(client.assignment())
                 self._paused = False
         elif not self._paused and not self._full():
@@ -215,11 +215,11 @@ class Reader:
         for message in messages:
             if (error := message.error()) is not None:
                 self.trouble = reason_of(error)
-                self._tell(self._listener.changed)
+                self._post(self._listener.changed)
         sound = [message for message in messages if message.error() is None]
         if sound:
-            self._told += len(sound)
-            self._tell(self._arrive, sound)
+            self._posted += len(sound)
+            self._post(self._arrive, sound)
 
     def _arrive(self, messages: Sequence[Message]) -> None:
         self._listener.arrived(messages)
@@ -232,46 +232,47 @@ class Reader:
         return time.monotonic() - self._full_since > _FULL_BEFORE_PAUSE
 
     def _assigned(self, _: object, partitions: Sequence[TopicPartition]) -> None:
-        # New partitions aren't paused, so the next read pauses all of them.
-        self._paused = False
-        self._tell(self._listener.assigned, _parts(partitions))
+        # A partition that comes back is still paused if it was when it left, and others
+        # stay as they were. So the next read pauses or resumes all of them.
+        self._paused = None
+        self._post(self._listener.assigned, _parts(partitions))
 
     def _revoked(self, _: object, partitions: Sequence[TopicPartition]) -> None:
         left = threading.Event()
-        if self._tell(self._listener.leave, _parts(partitions), left.set):
+        if self._post(self._listener.leave, _parts(partitions), left.set):
             left.wait(self._handover)
-            self._grant(self._client)
-            self._tell(self._listener.lost, _parts(partitions))
+            self._run_commands(self._client)
+            self._post(self._listener.lost, _parts(partitions))
 
     def _lost(self, _: object, partitions: Sequence[TopicPartition]) -> None:
-        self._tell(self._listener.lost, _parts(partitions))
+        self._post(self._listener.lost, _parts(partitions))
 
-    def _hear_error(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down = True
-            self._tell(self._listener.changed)
+            self._post(self._listener.changed)
             return
         self._reason = reason_of(error)
         if error.code() == KafkaError._AUTHENTICATION:
             self.refusal = self._reason
 
-    def _hear_commit(self, error: KafkaError | None, _: object) -> None:
+    def _on_commit(self, error: KafkaError | None, _: object) -> None:
         # By identity, since comparing an error with None by == breaks the interpreter.
         if error is not None and error.code() in _FORBIDDEN:
             self.trouble = f"can't commit offsets: {reason_of(error)}"
-            self._tell(self._listener.changed)
+            self._post(self._listener.changed)
 
-    def _tell(self, what: Callable[..., None], *arguments: object) -> bool:
+    def _post(self, call: Callable[..., None], *arguments: object) -> bool:
         try:
-            self._loop.call_soon_threadsafe(what, *arguments)
+            self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             return False  # the loop is closed
         return True
 
 
-def _answer(told: asyncio.Future[Any], answer: object) -> None:
-    if not told.done():
-        told.set_result(answer)
+def _answer(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
 def _subscription(topic: str) -> str:

@@ -231,6 +231,38 @@ async def test_a_rebalance_waits_for_handlers_in_progress(
     assert sorted(n for n in arrived if n >= 40) == list(range(40, 80))
 
 
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+async def test_a_partition_that_left_while_it_was_paused_is_read_when_it_returns(
+    shared_kafka: KafkaCluster, strategy: str
+) -> None:
+    topic = f"orders.{uuid4().hex}"
+    shared_kafka.create_topic(topic, partitions=4)
+    await publish(shared_kafka, *numbered(topic, 3000, keys=100))
+    options = f"partition.assignment.strategy={strategy}"
+    handled: set[int] = set()
+
+    async def handle_all(consumer: KafkaSource, count: int) -> None:
+        async with asyncio.timeout(60):
+            while handled != set(range(count)):
+                for delivery in await consumer.receive(limit=100):
+                    await delivery.ack()
+                    handled.add(int(delivery.message.payload))
+
+    async with source(shared_kafka, topic, options) as one:
+        held = await receive(one, 8, limit=8)
+        # Wait for longer than the reader does before it pauses.
+        await answer_after(2)
+        async with source(shared_kafka, topic, options) as other:
+            joining = asyncio.create_task(receive(other, 1))
+            for delivery in held:
+                await delivery.ack()
+            handled |= set(payloads(held))
+            await joining
+        await handle_all(one, 3000)
+        await publish(shared_kafka, *numbered(topic, 3100, keys=100)[3000:])
+        await handle_all(one, 3100)
+
+
 async def test_a_consumer_that_holds_a_partition_too_long_loses_it(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
