@@ -284,6 +284,16 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             "relay",
             "monitor",
         ),
+        _grant(
+            {
+                "SELECT": (),
+                "INSERT": _columns("identity"),
+                "UPDATE": _columns("identity since"),
+            },
+            _tables("outbox.broker"),
+            "relay",
+        ),
+        _grant(_SELECT, _tables("outbox.broker"), "monitor"),
         _grant(_DEAD_LETTERS, _tables("outbox.dead_letter"), "relay", why=_EVIDENCE),
         _grant(_SELECT, _tables("outbox.readable_dead_letter"), "relay"),
         _grant(

@@ -12,6 +12,7 @@ import typer
 
 from outbox.administration.connection import administration
 from outbox.administration.sides import RetryOptions, Side
+from outbox.brokers.options import identity_of
 from outbox.brokers.plugins import implementation
 from outbox.cli.command import (
     Broker,
@@ -44,7 +45,9 @@ from relay.activity import RelayCounts
 from relay.config import RelayConfig
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import (
+    BrokerDiffers,
     BrokerLost,
+    BrokerMatches,
     BrokerRecovered,
     DatabaseLost,
     DatabaseRecovered,
@@ -141,6 +144,14 @@ def relay(
             "single messages.",
         ),
     ] = False,
+    switch_broker: Annotated[
+        bool,
+        typer.Option(
+            "--switch-broker",
+            help="Publish to this broker from now on; relays with another one stop "
+            "publishing.",
+        ),
+    ] = False,
     schedule: Schedule,
     watching: Watching,
 ) -> int:
@@ -166,10 +177,16 @@ def relay(
         retry=RetryPolicy(max_attempts=max_attempts),
         codec=_load_codec(codec),
     )
-    return _run(options, config, watching)
+    return _run(options, config, watching, switch_broker=switch_broker)
 
 
-def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
+def _run(
+    options: RetryOptions,
+    config: RelayConfig,
+    watching: Watching,
+    *,
+    switch_broker: bool,
+) -> int:
     broker = broker_url(options.broker)
     health = Health(
         RelayStarted,
@@ -177,6 +194,7 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
             BrokerLost: BrokerRecovered,
             DatabaseLost: DatabaseRecovered,
             LanesWithheld: LanesFree,
+            BrokerDiffers: BrokerMatches,
         },
     )
     counts = RelayCounts()
@@ -198,6 +216,8 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
         config,
         observers=[*observers, health, counts],
         name=broker.partition(":")[0],
+        broker=identity_of(broker),
+        switch_broker=switch_broker,
     )
     background = [Activity(counts, watching.log_interval, notify).run]
     if options.schedule is not None:
@@ -244,6 +264,7 @@ def _open_retrier(
         database_url(options.database),
         # A separate publisher: the relay's may be publishing a message of the same key.
         partial(_make_publisher, broker),
+        broker=identity_of(broker),
         config=RelayConfig(codec=_load_codec(options.codec)),
         schedule=options.schedule,
         notify=notify,

@@ -109,6 +109,30 @@ class LanesFree(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDiffers(Event):
+    """Other relays of this database publish elsewhere, so this one holds no lanes.
+
+    Attributes:
+        broker: where this relay would publish.
+        recorded: where relays of this database publish.
+        remedy: how to switch.
+    """
+
+    level = logging.WARNING
+    waits_for = "the recorded broker, which is another one, to be switched"
+    broker: str
+    recorded: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerMatches(Event):
+    """The recorded broker was switched to the one of this relay, which takes lanes."""
+
+    broker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DoorbellHeld(Event):
     """A session that is neither relay nor writer holds the doorbell; polling continues.
 

@@ -77,3 +77,15 @@ class Checkable(Protocol):
             BrokerUnavailableError: the broker is unavailable, or accepts no messages at
                 the moment.
         """
+
+
+@runtime_checkable
+class Identifiable(Protocol):
+    """An optional part of a `Publisher`: which broker it publishes to.
+
+    Relays of one database publish to one broker, or do nothing. `pillarbox relay`
+    compares URLs. A `Relay` without a URL compares this, or else the names of classes.
+    """
+
+    identity: str
+    """The same for publishers to the same place; without credentials."""

@@ -9,8 +9,8 @@ it. No transaction is open while a worker waits for the broker.
 import asyncio
 import os
 import socket
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -21,7 +21,7 @@ from outbox.events import MEASURE_INTERVAL, Observer, Observers
 from outbox.gather import end
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.postgres.advisory_lock import END_FOREIGN, LOCK_CLASS, Lock, LockHolder
-from outbox.postgres.connection import Link, connect
+from outbox.postgres.connection import Connection, Link, connect
 from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
 from outbox.postgres.lease import RETRY, Lease, Obstruction
@@ -46,6 +46,7 @@ from relay.events import (
 from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Publisher
+from relay.recorded_broker import RecordedBroker
 from relay.sweep import sweep_lanes
 from relay.wakeup import wake_lanes
 from relay.worker import Worker
@@ -87,6 +88,9 @@ class Relay:
         observers: called with every event.
         name: the publisher's name, for the origin of dead letters; by default, the name
             of its class.
+        broker: where the publisher publishes, for the comparison with other relays; by
+            default its own `identity`.
+        switch_broker: whether other relays have to follow this one to its broker.
     """
 
     def __init__(
@@ -97,12 +101,16 @@ class Relay:
         *,
         observers: Iterable[Observer] = (),
         name: str | None = None,
+        broker: str | None = None,
+        switch_broker: bool = False,
     ) -> None:
         self._url = url
         self._publisher = publisher
         self._config = config or RelayConfig()
         self._notify = Observers(observers).notify
         self._name = name or type(publisher).__name__
+        self._broker = RecordedBroker(broker, publisher, self._notify)
+        self._switch_broker = switch_broker
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
         host = socket.gethostname()[:30]
         self._application = f"pillarbox relay {host} {os.getpid()}"
@@ -117,6 +125,7 @@ class Relay:
             doorbell=Lock.OUTBOX_DOORBELL,
             # Lanes in flight are released once their batch is published and settled.
             patience=2 * self._config.lease + self._config.publish_timeout,
+            may_hold=self._broker.matches,
             on_obstruct=self._on_obstruct,
             on_take=self._on_take,
             on_lose=self._on_lose,
@@ -171,8 +180,10 @@ class Relay:
     async def _run(self) -> None:
         if tracing.tracer is not None:
             tracing.tracer.receive(tracing.system_of(self._publisher), self._notify)
-        await self._check()
-        async with self._publisher:
+        async with AsyncExitStack() as stack:
+            async with self._checked() as connection:
+                await stack.enter_async_context(self._publisher)
+                await self._broker.matches(connection, switch=self._switch_broker)
             self._notify(RelayStarted(publisher=self._name))
             async with asyncio.TaskGroup() as group:
                 upkeep = [
@@ -195,7 +206,8 @@ class Relay:
                 await end(upkeep)
             self._notify(RelayStopped())
 
-    async def _check(self) -> None:
+    @asynccontextmanager
+    async def _checked(self) -> AsyncIterator[Connection]:
         await refuse_pooler_async(self._url)
         async with await connect(
             self._url, application_name=self._application, settings=WORKER_SETTINGS
@@ -204,6 +216,7 @@ class Relay:
                 await claim_batch(connection, self._lanes, [], self._config)
                 cursor = await connection.execute(LIST_MINIMUMS)
                 minimums = await cursor.fetchall()
+                yield connection
             except (
                 psycopg.errors.UndefinedTable,
                 psycopg.errors.InvalidSchemaName,

@@ -4,7 +4,7 @@ SET LOCAL ROLE {owner};
 DROP VIEW outbox.readable_dead_letter, outbox.dead_letter_status, outbox.message_status, outbox.message_envelope,
     outbox.message_life, outbox.unsettled_message, outbox.deferred_message;
 DROP FUNCTION outbox.lane_progress();
-DROP TABLE outbox.message, outbox.message_template, outbox.settlement, outbox.settlement_template,
+DROP TABLE outbox.broker, outbox.message, outbox.message_template, outbox.settlement, outbox.settlement_template,
     outbox.deferral, outbox.deferral_template, outbox.watermark, outbox.watermark_template,
     outbox.dead_letter, outbox.dead_letter_template;
 DROP SEQUENCE outbox.message_seq, outbox.deferral_entry_seq;

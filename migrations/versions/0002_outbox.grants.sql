@@ -14,6 +14,7 @@ REVOKE ALL
         outbox.message_status,
         outbox.deferred_message,
         outbox.unsettled_message,
+        outbox.broker,
         outbox.dead_letter,
         outbox.readable_dead_letter,
         outbox.dead_letter_status,
@@ -49,6 +50,8 @@ GRANT SELECT
         outbox.deferred_message,
         outbox.unsettled_message
     TO {relay}, {monitor};
+GRANT SELECT, INSERT (identity), UPDATE (identity, since) ON outbox.broker TO {relay};
+GRANT SELECT ON outbox.broker TO {monitor};
 -- A dead letter is evidence: only the owner may change its payload or its creation time.
 GRANT SELECT,
       INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,

@@ -51,6 +51,18 @@ ALTER TABLE outbox.message_template SET (
 );
 COMMENT ON TABLE outbox.message_template IS 'storage parameters for new partitions of outbox.message';
 
+CREATE TABLE outbox.broker (
+    is_it    boolean     NOT NULL DEFAULT true,
+    identity text        NOT NULL,
+    since    timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT broker_pkey PRIMARY KEY (is_it),
+    CONSTRAINT one_row CHECK (is_it)
+);
+COMMENT ON TABLE outbox.broker IS
+    'where relays publish: one row, written by the first relay; relays with another broker do nothing';
+COMMENT ON COLUMN outbox.broker.identity IS
+    'the part of the broker''s URL that decides where messages go; change it with pillarbox relay --switch-broker';
+
 -- A mark: the messages of one lane that were claimed and settled together. Every message gets one when
 -- its first claim is settled; if it has to wait, the mark says 'deferred', and outbox.deferral has the
 -- details. Partitions begin and end at multiples of 15 minutes in every time zone, so a mark is in the

@@ -7,6 +7,7 @@ import psycopg
 
 from outbox.administration.check import Check, Finding, Installation, Severity
 from outbox.administration.checks.backlog import check_backlog
+from outbox.administration.checks.broker import check_broker
 from outbox.administration.checks.cron import check_cron
 from outbox.administration.checks.extensions import check_extensions
 from outbox.administration.checks.grants import check_grants
@@ -41,6 +42,7 @@ CHECKS: Final[dict[str, Check]] = {
     "retention": check_retention,
     "configuration": check_configuration,
     "backlog": check_backlog,
+    "broker": check_broker,
     "pins": check_pins,
     "locks": check_locks,
 }

@@ -13,6 +13,8 @@ class HttpOptions(BrokerOptions):
     """The options of the publisher; the rest of the query goes to the receiver."""
 
     schemes: ClassVar[tuple[str, ...]] = ("http", "https")
+    ports: ClassVar[Mapping[str, int]] = {"http": 80, "https": 443}
+    destination: ClassVar[tuple[str, ...] | None] = ()
     closed: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = {
         "secret": "URLs get printed; put the secret into an environment variable and "

@@ -5,6 +5,7 @@ reads all options and uses its own. Options that the dataclass doesn't declare s
 the URL, for the client library or, with webhooks, for the receiver.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,11 +14,11 @@ from datetime import timedelta
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from outbox.duration import exact_duration, read_duration
 from outbox.errors import ConfigError, UnknownImplementationError, shorten
-from outbox.url import without_password
+from outbox.url import split, without_password
 
 GROUP: Final = "outbox.broker_options"
 Side = Literal["relay", "consumer", "both"]
@@ -254,6 +255,9 @@ class BrokerOptions:
         refused: options that are rejected, each with the remedy.
         closed: whether to reject options that are neither declared nor among
             `client_names`.
+        ports: the default port of each scheme, for schemes that lead to the same
+            broker, such as those with and without TLS.
+        destination: the options that decide where a message goes; None for all.
 
     Raises:
         ConfigError: a value is invalid; the message names the option, the value and the
@@ -264,6 +268,8 @@ class BrokerOptions:
     client: ClassVar[tuple[Described, ...]] = ()
     refused: ClassVar[Mapping[str, str]] = {}
     closed: ClassVar[bool] = True
+    ports: ClassVar[Mapping[str, int]] = {}
+    destination: ClassVar[tuple[str, ...] | None] = None
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -318,6 +324,39 @@ class BrokerOptions:
         return "?".join([start, "&".join(rest)] if rest else [start]), cls(**values)
 
     @classmethod
+    def identity(cls, url: str) -> str:
+        """Return what decides where messages go, without credentials.
+
+        Relays of one database must have the same. The order and the case of hosts, a
+        default port and TLS make no difference.
+
+        Raises:
+            ConfigError: the URL is invalid.
+        """
+        rest, options = cls.parse(url)
+        parts = split(rest)
+        port = cls.ports.get(parts.scheme)
+        scheme = next(iter(cls.ports)) if port else parts.scheme
+        hosts = parts.netloc.rpartition("@")[2].split(",")
+        place = cls.place(parts.path, parts.query)
+        chosen = options.query(cls.destination)
+        return (
+            f"{scheme}://{','.join(sorted({_host(host, port) for host in hosts}))}"
+            f"{place}{'?' if chosen else ''}{chosen}"
+        )
+
+    @classmethod
+    def place(cls, path: str, query: str) -> str:
+        """Return what a URL says beyond host and options about where messages go.
+
+        Args:
+            query: what isn't declared here; by default it counts, as a hash, because
+                it may contain secrets.
+        """
+        digest = hashlib.sha256(query.encode()).hexdigest()[:8] if query else ""
+        return f"{path if path != '/' else ''}{'#' if digest else ''}{digest}"
+
+    @classmethod
     def unknown(cls, url: str, name: str) -> ConfigError:
         """Return the error about an unknown option."""
         names = [described.name for described in cls.table()]
@@ -329,12 +368,17 @@ class BrokerOptions:
             f"{shorten(name)}{hint or ';'} {known}"
         )
 
-    def query(self) -> str:
-        """Return the options that differ from their defaults, as a URL query."""
+    def query(self, names: Collection[str] | None = None) -> str:
+        """Return options that differ from their defaults, as a URL query.
+
+        Args:
+            names: the only ones to return.
+        """
         return "&".join(
             f"{name}={quote(declared.form.write(getattr(self, name)), safe=',:/')}"
             for name, declared in _declared(type(self))
             if getattr(self, name) != _default(type(self), name)
+            and (names is None or name in names)
         )
 
     @classmethod
@@ -377,10 +421,37 @@ def options_of(broker: str) -> type[BrokerOptions]:
     )
 
 
+def identity_of(url: str) -> str:
+    """Return the identity of a broker by its URL, whichever adapter reads it.
+
+    Raises:
+        ConfigError: the URL is invalid.
+    """
+    try:
+        options = options_of(url.partition(":")[0])
+    except UnknownImplementationError:
+        options = _Undeclared
+    return options.identity(url)
+
+
 def brokers() -> dict[str, type[BrokerOptions]]:
     """Return the options of every installed broker, by broker name."""
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     return {point.name: point.load() for point in points}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Undeclared(BrokerOptions):
+    """The options of an adapter that declares none: any of them may matter."""
+
+    closed: ClassVar[bool] = False
+
+
+def _host(address: str, default_port: int | None) -> str:
+    parts = urlsplit(f"//{address}")
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    given = "" if parts.port in {None, default_port} else f":{parts.port}"
+    return f"{host or ''}{given}"
 
 
 def _declared(options: type[BrokerOptions]) -> Iterator[tuple[str, _Option]]:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import cycle
 from typing import ClassVar
 
 from typing_extensions import override
@@ -50,3 +51,24 @@ class PostgresOptions(BrokerOptions):
         from psycopg import pq
 
         return [default.keyword.decode() for default in pq.Conninfo.get_defaults()]
+
+    @classmethod
+    @override
+    def identity(cls, url: str) -> str:
+        """Return the database, as libpq finds it, environment included."""
+        from psycopg import pq
+        from psycopg.conninfo import conninfo_to_dict
+
+        rest, _ = cls.parse(url)
+        values = {
+            default.keyword.decode(): (default.val or b"").decode()
+            for default in pq.Conninfo.get_defaults()
+        } | conninfo_to_dict(f"postgresql://{rest.partition('://')[2]}")
+        hosts = str(values["host"] or values["hostaddr"]).lower().split(",")
+        ports = str(values["port"]).split(",")
+        places = {
+            f"{host}:{port or 5432}".removesuffix(":5432")
+            for host, port in zip(hosts, cycle(ports), strict=False)
+        }
+        database = values["dbname"] or values["user"]
+        return f"postgresql://{','.join(sorted(places))}/{database}"

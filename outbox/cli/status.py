@@ -266,6 +266,8 @@ def _relays(overview: Overview) -> Iterator[str]:
     processes = overview.processes
     if processes is None:
         return
+    if processes.broker is not None:
+        yield f"broker     {processes.broker}"
     if not processes.relays:
         yield "relays     none connected"
         return

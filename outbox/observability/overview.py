@@ -18,6 +18,7 @@ import psycopg
 from psycopg.rows import class_row, dict_row
 
 from outbox.administration.check import Finding, Severity
+from outbox.administration.checks.broker import read_broker
 from outbox.administration.checks.locks import read_consumers
 from outbox.administration.checks.sessions import sees_all_sessions
 from outbox.administration.checks.upkeep import (
@@ -211,6 +212,7 @@ class Processes:
         free: lanes that no relay holds.
         sees_all: whether this role can see when other roles' sessions began.
         role: the name of this role, as written in SQL.
+        broker: where relays publish, without credentials; None before the first relay.
     """
 
     relays: tuple[Process, ...]
@@ -220,6 +222,7 @@ class Processes:
     free: tuple[int, ...]
     sees_all: bool
     role: str
+    broker: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1057,6 +1060,7 @@ def read_processes(connection: AdministrationConnection) -> Processes:
         free=tuple(sorted(set(range(LANES)) - held)),
         sees_all=sees_all,
         role=role,
+        broker=next((broker for broker, _ in read_broker(connection)), None),
     )
 
 

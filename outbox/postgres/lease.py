@@ -26,7 +26,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -144,7 +144,7 @@ class Ownership:
         return lost
 
     def balance(
-        self, group: Collection[int], members: int
+        self, group: Collection[int], members: float
     ) -> tuple[frozenset[int], int]:
         """Move towards a fair share of a group.
 
@@ -174,6 +174,10 @@ class Ownership:
         return lost
 
 
+async def _always(_: Connection) -> bool:
+    return True
+
+
 class Lease:
     """The lanes that this process holds. For one event loop.
 
@@ -188,6 +192,8 @@ class Lease:
         doorbell: the object of the doorbell's lock in this class, if it has one.
         patience: how long to wait without a lane, while others have more than their
             share, before reporting them: longer than their batches may take.
+        may_hold: called before each heartbeat; while it returns False, lanes are given
+            back as soon as they aren't in use, and none are taken.
         on_take, on_lose: called with lanes that were taken or lost.
         on_obstruct: called when the sessions in the way change; with an empty
             `Obstruction` once there are none.
@@ -207,6 +213,7 @@ class Lease:
         marks: str = "outbox.settlement",
         doorbell: int | None = None,
         patience: timedelta = timedelta(minutes=1),
+        may_hold: Callable[[Connection], Awaitable[bool]] = _always,
         on_take: Callable[[Collection[int]], None] = lambda lanes: None,
         on_lose: Callable[[Collection[int]], None] = lambda lanes: None,
         on_obstruct: Callable[[Obstruction], None] = lambda obstruction: None,
@@ -220,6 +227,7 @@ class Lease:
         self._class = lock_class
         self._groups = [list(group) for group in groups]
         self._limit = limit.total_seconds()
+        self._may_hold = may_hold
         self._on_take = on_take
         self._on_lose = on_lose
         self._on_obstruct = on_obstruct
@@ -301,6 +309,11 @@ class Lease:
             await self._lose_all()
         sent = time.monotonic()
         connection = await self._link.connection()
+        may_hold = await self._may_hold(connection)
+        if not may_hold and not self._own.held:
+            if self._own.is_member:
+                await self._lose_all()
+            return
         joined = self._own.is_member
         if not joined:
             ((joined,),) = await self._execute(
@@ -319,7 +332,7 @@ class Lease:
             await self._lose_all()
             return
         for group in self._groups:
-            await self._balance(connection, group, members)
+            await self._balance(connection, group, members if may_hold else math.inf)
 
     @property
     def obstruction(self) -> Obstruction:
@@ -411,7 +424,7 @@ class Lease:
             pass
 
     async def _balance(
-        self, connection: Connection, group: Sequence[int], members: int
+        self, connection: Connection, group: Sequence[int], members: float
     ) -> None:
         free, wanted = self._own.balance(group, members)
         if free:

@@ -35,6 +35,7 @@ from relay.claim import Claimed, decode_row, problem_of_headers
 from relay.config import RelayConfig
 from relay.publish import publish_batch
 from relay.publisher import Acked, Nacked, Publisher
+from relay.recorded_broker import RecordedBroker
 
 _APPLICATION: Final = "pillarbox relay dead letters"
 
@@ -56,9 +57,11 @@ class PublishingRetrier:
         schedule: RetrySchedule,
         notify: Callable[[Event], None],
         stack: AsyncExitStack,
+        broker: str | None = None,
     ) -> None:
         self._url = url
         self._make_publisher = make_publisher
+        self._broker = broker
         self._config = config
         self._schedule = schedule
         self._notify = notify
@@ -74,8 +77,14 @@ class PublishingRetrier:
             return await _run(connection, name, parameters)
 
     async def retry(self, candidate: Candidate) -> Outcome:
-        """Publish one dead letter, and record the broker's answer."""
+        """Publish one dead letter, and record the broker's answer.
+
+        Raises:
+            ConfigError: the relays of this database publish to another broker.
+        """
         publisher = await self._connected()
+        async with self._database() as connection:
+            await RecordedBroker(self._broker, publisher).require(connection)
         async with self._database() as connection, connection.transaction():
             found = candidate.parameters()
             rows = await _run(connection, Statement.LOCK, found)
@@ -197,6 +206,7 @@ async def publishing_retrier(
     url: str,
     make_publisher: Callable[[], Publisher],
     *,
+    broker: str | None = None,
     config: RelayConfig | None = None,
     schedule: RetrySchedule | None = None,
     notify: Callable[[Event], None] = lambda _: None,
@@ -206,6 +216,7 @@ async def publishing_retrier(
     Args:
         url: the database's URL.
         make_publisher: creates the publisher, which is entered at the first retry.
+        broker: where it publishes; see `Relay`.
         config: the relay's settings; its codec and publish timeout apply.
         schedule: determines when a failed dead letter is retried.
     """
@@ -217,6 +228,7 @@ async def publishing_retrier(
             schedule or RetrySchedule(),
             notify,
             stack,
+            broker,
         )
 
 

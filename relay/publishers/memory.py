@@ -18,6 +18,7 @@ class MemoryPublisher:
 
     def __init__(self, *, keep: bool = True) -> None:
         self.messages: list[Message] = []
+        self.identity = "memory://" if keep else "memory://drop"
         self._keep = keep
         self._entered = False
 

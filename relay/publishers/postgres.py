@@ -45,6 +45,7 @@ class PostgresPublisher:
     def __init__(self, url: str) -> None:
         url, options = PostgresOptions.parse(url)
         conninfo(url)
+        self.identity = PostgresOptions.identity(url)
         self._url = url
         self._name = without_password(url)
         self._drop_unsubscribed = options.unsubscribed == "drop"

@@ -40,6 +40,7 @@ class RedisPublisher:
         self._url = address
         self._entered = False
         self._client = redis_client(address)
+        self.identity = RedisOptions.identity(url)
         # Redis doesn't remove acked entries; trimming limits the stream.
         self._trim = () if options.maxlen is None else ("MAXLEN", "~", options.maxlen)
         self._max_payload_bytes = options.max_payload_bytes

@@ -47,7 +47,7 @@ class TakesNothing(Ownership):
 
     @override
     def balance(
-        self, group: Collection[int], members: int
+        self, group: Collection[int], members: float
     ) -> tuple[frozenset[int], int]:
         return super().balance(group, members)[0], 0
 

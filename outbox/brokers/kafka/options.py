@@ -1,8 +1,11 @@
 """The options of a `kafka://` URL."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
+
+from typing_extensions import override
 
 from outbox.brokers.options import BrokerOptions, Described, Duration, Number, option
 
@@ -13,6 +16,8 @@ class KafkaOptions(BrokerOptions):
 
     schemes: ClassVar[tuple[str, ...]] = ("kafka",)
     closed: ClassVar[bool] = False
+    ports: ClassVar[Mapping[str, int]] = {"kafka": 9092}
+    destination: ClassVar[tuple[str, ...] | None] = ()
     client: ClassVar[tuple[Described, ...]] = (
         Described(
             "message.max.bytes",
@@ -92,3 +97,9 @@ class KafkaOptions(BrokerOptions):
         help="how long the next owner of a Kafka partition waits for the messages that "
         "this replica is handling",
     )
+
+    @classmethod
+    @override
+    def place(cls, path: str, query: str) -> str:
+        """Return nothing: librdkafka's options don't change where messages go."""
+        return ""

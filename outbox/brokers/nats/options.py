@@ -1,5 +1,6 @@
 """The options of a `nats://` or `tls://` URL."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final
@@ -30,6 +31,8 @@ class NatsOptions(BrokerOptions):
     """The options of the publisher and the source."""
 
     schemes: ClassVar[tuple[str, ...]] = ("nats", "tls")
+    ports: ClassVar[Mapping[str, int]] = {"nats": 4222, "tls": 4222}
+    destination: ClassVar[tuple[str, ...] | None] = ("stream", "domain")
 
     stream: str | None = option(
         Text(NAME_FORM, is_name),

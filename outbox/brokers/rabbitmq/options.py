@@ -1,8 +1,12 @@
 """The options of an `amqp://`, `amqps://` or `rabbitmq://` URL."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final
+from urllib.parse import quote, unquote
+
+from typing_extensions import override
 
 from outbox.brokers.options import (
     BrokerOptions,
@@ -30,6 +34,8 @@ class RabbitMQOptions(BrokerOptions):
     """The options of the publisher and the source; pika reads the rest."""
 
     schemes: ClassVar[tuple[str, ...]] = ("amqp", "amqps", "rabbitmq")
+    ports: ClassVar[Mapping[str, int]] = {"amqp": 5672, "amqps": 5671, "rabbitmq": 5672}
+    destination: ClassVar[tuple[str, ...] | None] = ("exchange",)
     client: ClassVar[tuple[Described, ...]] = (
         Described("heartbeat", "both", "20", "seconds"),
         Described("socket_timeout", "both", "10", "seconds to connect"),
@@ -108,3 +114,9 @@ class RabbitMQOptions(BrokerOptions):
     )
     certfile: str | None = option(_FILE, side="both", help="file of our certificate")
     keyfile: str | None = option(_FILE, side="both", help="file of its key")
+
+    @classmethod
+    @override
+    def place(cls, path: str, query: str) -> str:
+        """Return the virtual host."""
+        return f"/{quote(unquote(path[1:]) or '/', safe='')}"

@@ -1,8 +1,12 @@
 """The options of a `redis://` or `rediss://` URL."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
+from urllib.parse import parse_qs
+
+from typing_extensions import override
 
 from outbox.brokers.options import BrokerOptions, Described, Duration, Number, option
 
@@ -12,6 +16,8 @@ class RedisOptions(BrokerOptions):
     """The options of the publisher and the source; redis-py reads the rest."""
 
     schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
+    ports: ClassVar[Mapping[str, int]] = {"redis": 6379, "rediss": 6379}
+    destination: ClassVar[tuple[str, ...] | None] = ()
     client: ClassVar[tuple[Described, ...]] = (
         Described("username", "both", "", "if it is not in front of the host"),
         Described("password", "both", "", "if it is not in front of the host"),
@@ -59,3 +65,10 @@ class RedisOptions(BrokerOptions):
         side="consumer",
         help="how long an entry stays with a dead replica before another one takes it",
     )
+
+    @classmethod
+    @override
+    def place(cls, path: str, query: str) -> str:
+        """Return the number of the database, from the query or else the path."""
+        given = parse_qs(query).get("db", [path.strip("/")])[0]
+        return f"/{int(given or 0)}"

@@ -63,11 +63,13 @@ class SqsSettings:
 
     Attributes:
         url: the URL in a form that is safe to print.
+        identity: which queues or topics it leads to; see `BrokerOptions.identity`.
         service: `sqs` or `sns`.
         options: the options of the URL.
     """
 
     url: str
+    identity: str
     service: str
     options: SqsOptions
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -109,6 +111,7 @@ class SqsSettings:
         }
         return cls(
             url=name,
+            identity=SqsOptions.identity(url),
             service=parts.scheme,
             options=options,
             connection={k: v for k, v in connection.items() if v is not None},

@@ -25,6 +25,13 @@ class SqsOptions(BrokerOptions):
     """The options of the publisher and the source."""
 
     schemes: ClassVar[tuple[str, ...]] = ("sqs", "sns")
+    destination: ClassVar[tuple[str, ...] | None] = (
+        "fifo",
+        "queue_prefix",
+        "topic_prefix",
+        "account",
+        "endpoint_url",
+    )
 
     fifo: bool = option(
         Flag(),

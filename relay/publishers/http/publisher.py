@@ -12,6 +12,7 @@ from typing import Self
 
 import aiohttp
 
+from outbox.brokers.http import HttpOptions
 from outbox.cloudevents.http import to_request
 from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
 from outbox.message import Message
@@ -28,6 +29,7 @@ class HttpPublisher:
     """Posts messages to one URL."""
 
     def __init__(self, settings: HttpSettings) -> None:
+        self.identity = HttpOptions.identity(settings.url)
         self._settings = settings
         self._url = settings.target
         self._tls = settings.tls()

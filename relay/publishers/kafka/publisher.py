@@ -85,6 +85,7 @@ class KafkaPublisher:
 
     def __init__(self, url: str) -> None:
         address, options = KafkaOptions.parse(url)
+        self.identity = KafkaOptions.identity(url)
         self._name, config = kafka_config(address, _OURS)
         self._config: Mapping[str, Any] = {**_DEFAULTS, **config}
         check_config(self._name, confluent_kafka.Producer, self._config)

@@ -23,6 +23,7 @@ from outbox.brokers.nats.message import (
     header_problem,
     subject_problem,
 )
+from outbox.brokers.nats.options import NatsOptions
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.message import Message
@@ -154,6 +155,7 @@ class NatsPublisher:
 
     def __init__(self, url: str) -> None:
         self._settings = NatsSettings.from_url(url)
+        self.identity = NatsOptions.identity(url)
         options = self._settings.options
         self._stream = options.stream
         self._max_payload_bytes = options.max_payload_bytes

@@ -48,6 +48,7 @@ class RabbitMQPublisher:
     def __init__(self, url: str) -> None:
         self._url, options = RabbitMQOptions.parse(url)
         self._parameters = rabbitmq_parameters(self._url, options)
+        self.identity = RabbitMQOptions.identity(url)
         self._exchange = options.exchange
         self._mandatory = options.unroutable == "keep"
         self._max_payload_bytes = options.max_payload_bytes

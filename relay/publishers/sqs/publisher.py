@@ -41,6 +41,7 @@ class SqsPublisher:
     def __init__(self, settings: SqsSettings) -> None:
         options = settings.options
         self.messaging_system = {"sqs": "aws_sqs", "sns": "aws.sns"}[settings.service]
+        self.identity = settings.identity
         self._settings = settings
         self._strict = options.strict
         self._max_payload_bytes = options.max_payload_bytes

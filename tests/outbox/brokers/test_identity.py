@@ -1,0 +1,76 @@
+"""The identity of a broker: what in its URL decides where messages go."""
+
+import pytest
+
+from outbox.brokers.options import identity_of
+from outbox.brokers.plugins import implementation
+
+SAME = [
+    ("redis://ann:old@b:6379,A/0?maxlen=5", "rediss://:new@a,B:6379"),
+    ("redis://h/?db=2&socket_timeout=5", "redis://h/2"),
+    ("kafka://b1:9092,b2?linger.ms=3", "kafka://u:p@B2,b1?acks=all"),
+    ("amqp://u:p@h/%2F?timeout=9s", "amqps://h:5671"),
+    ("nats://token@h1:4222,h2?stream=S", "tls://h2,H1?stream=S&timeout=3s"),
+    ("sqs://eu-central-1/?fifo=true", "sqs://k:s@eu-central-1?in_flight=2&fifo=true"),
+    ("https://u:p@h/hook?timeout=3s", "http://h/hook?unsigned=true"),
+    ("postgresql://u:p@h,g/db", "postgres://g:5432,H/db?sslmode=require&prefetch=9"),
+    ("acme://u:p@h/x", "acme://H/x"),
+]
+DIFFERENT = [
+    ("redis://h/0", "redis://h/1"),
+    ("redis://h:1", "redis://h:2"),
+    ("kafka://b1,b2", "kafka://b1,b3"),
+    ("amqp://h/a", "amqp://h/b"),
+    ("amqp://h", "amqp://h?exchange=other"),
+    ("nats://h?stream=S", "nats://h?stream=T"),
+    ("nats://h?domain=a", "nats://h"),
+    ("sqs://eu-central-1/", "sns://eu-central-1/"),
+    ("sqs://eu-central-1/", "sqs://eu-west-1/"),
+    ("sqs://eu-central-1/?queue_prefix=a", "sqs://eu-central-1/?queue_prefix=b"),
+    ("https://h/a", "https://h/b"),
+    ("https://h/a?to=1", "https://h/a?to=2"),
+    ("https://h/a", "https://h/a/"),
+    ("postgresql://h/a", "postgresql://h/b"),
+    ("postgresql:///a?host=/run", "postgresql:///a?host=/tmp"),
+    ("acme://h/x", "acme://h/y"),
+    ("acme://h/x?queue=1", "acme://h/x?queue=2"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_urls_that_lead_to_the_same_place_have_one_identity(
+    one: str, other: str
+) -> None:
+    assert identity_of(one) == identity_of(other)
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_urls_that_lead_elsewhere_have_another_identity(one: str, other: str) -> None:
+    assert identity_of(one) != identity_of(other)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:p@h/1",
+        "kafka://u:p@h",
+        "amqp://u:p@h/v?exchange=e",
+        "nats://u:p@h",
+        "sns://k:s@eu-central-1/?topic_prefix=t",
+        "https://u:p@h/hook?unsigned=true&to=1",
+        "postgresql://u:p@h/db?unsubscribed=drop",
+        "memory://drop",
+    ],
+)
+def test_a_publisher_has_the_identity_of_its_url(url: str) -> None:
+    publisher = implementation("relay.publishers", url).from_url(url)
+    assert publisher.identity == identity_of(url)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "kafka", "amqp", "nats", "https", "acme"])
+def test_an_identity_contains_no_credentials(scheme: str) -> None:
+    identity = identity_of(f"{scheme}://ann:hemlighet@h/")
+    assert "hemlighet" not in identity
+    assert "ann" not in identity
+    query = identity_of(f"https://h/hook?token={'hemlighet'}")
+    assert "hemlighet" not in query
