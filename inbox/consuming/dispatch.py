@@ -17,6 +17,7 @@ from typing import TypeAlias
 from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.limits import DEFAULT_HELD_BYTES
 from inbox.source import Delivery
+from outbox.gather import end
 from outbox.message import Message
 
 Work: TypeAlias = Callable[[Delivery], Awaitable[bool]]
@@ -171,10 +172,7 @@ class Dispatcher:
         if self._tasks:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait(self._tasks, timeout=drain.total_seconds())
-        late = list(self._tasks)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await end(self._tasks)
         left = [delivery for line in self._lines.values() for delivery in line]
         self._lines.clear()
         if self._failure is not None:
@@ -195,6 +193,10 @@ class Dispatcher:
                     break
                 self._let_go(line.popleft())
                 self._changed.set()
+        except asyncio.CancelledError:
+            if self.stopping.is_set():
+                raise
+            self._failure = RuntimeError("a line's task was cancelled before a stop")
         except Exception as error:  # noqa: BLE001 (raised again by wait_for_room)
             self._failure = error
         if not line:

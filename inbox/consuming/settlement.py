@@ -17,7 +17,6 @@ A dead letter is written before the ack, whatever the message contains:
     row refused ──▶ at once a spare row, which can store any message
 """
 
-import asyncio
 import math
 import time
 from datetime import timedelta
@@ -52,7 +51,7 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.handlers.batch import Batches, Batching
-from inbox.handlers.executor import Executor, connection_broke, is_cancelled
+from inbox.handlers.executor import Executor, connection_broke
 from inbox.handlers.registration import AnyHandler, retry_of
 from inbox.handlers.routes import Routes
 from inbox.idempotent import receipt_of
@@ -186,7 +185,7 @@ class DeliverySettlement:
         message = delivery.message
         lost = 0
         while True:
-            failure: BaseException
+            failure: Exception
             try:
                 slot, start = (
                     dispatcher.slot(message),
@@ -233,10 +232,6 @@ class DeliverySettlement:
                     return False
                 if was_committed:
                     return error, counter.attempts + 1
-                failure = error
-            except asyncio.CancelledError as error:
-                if is_cancelled():
-                    raise
                 failure = error
             except Exception as error:  # noqa: BLE001 (a handler may raise anything)
                 if counter.excuses(error):

@@ -145,11 +145,6 @@ class HandlerRetrier:
             return await self._fail(letter, decision.reason, delay=delay)
         except DatabaseUnavailableError:
             raise
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return await self._fail(letter, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             return await self._fail(letter, error)
         if not is_new and not await self.fetch(

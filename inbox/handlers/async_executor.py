@@ -1,7 +1,7 @@
 """Run coroutine functions in the event loop."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
@@ -61,15 +61,18 @@ class AsyncExecutor:
             )
 
     async def handle(self, handler: Handler, message: Message) -> bool:
-        """Run the handler in the current task."""
+        """Run the handler in a task of its own."""
+        attempt = self._handle(handler, message, as_failure())
         if tracing.tracer is None:
-            return await self._handle(handler, message)
+            return await _run_alone(attempt)
         with processing(tracing.tracer, [message], self._consumer) as span:
-            if not (is_new := await self._handle(handler, message)):
+            if not (is_new := await _run_alone(attempt)):
                 span.skipped()
         return is_new
 
-    async def _handle(self, handler: Handler, message: Message) -> bool:
+    async def _handle(
+        self, handler: Handler, message: Message, failing: as_failure
+    ) -> bool:
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             try:
@@ -84,9 +87,8 @@ class AsyncExecutor:
             if is_new:
                 ids = [] if is_idempotent(handler) else [message.id]
                 async with lent(session):
-                    with as_failure(), handling(session, ids, self._consumer):
-                        result = await cast("AsyncHandler", handler)(session, message)
-                    refuse_unrun(handler, result)
+                    with failing, handling(session, ids, self._consumer):
+                        await _call(cast("AsyncHandler", handler), session, message)
             if is_idempotent(handler) and not was_called(session.sync_session):
                 receipt = receipt_of(handler, message, self._consumer)
                 await record_receipt_async(session, *receipt)
@@ -96,16 +98,17 @@ class AsyncExecutor:
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
-        """Run the handler in the current task."""
+        """Run the handler in a task of its own."""
+        attempt = self._handle_batch(handler, messages, as_failure())
         if tracing.tracer is None:
-            return await self._handle_batch(handler, messages)
+            return await _run_alone(attempt)
         with processing(tracing.tracer, messages, self._consumer) as span:
-            if not (new := await self._handle_batch(handler, messages)):
+            if not (new := await _run_alone(attempt)):
                 span.skipped()
         return new
 
     async def _handle_batch(
-        self, handler: BatchHandler, messages: Sequence[Message]
+        self, handler: BatchHandler, messages: Sequence[Message], failing: as_failure
     ) -> set[UUID]:
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
@@ -121,9 +124,8 @@ class AsyncExecutor:
             if new:
                 async with lent(session):
                     new_ones = [m for m in messages if m.id in new]
-                    with as_failure(), handling(session, new, self._consumer):
-                        result = await handler(session, new_ones)
-                    refuse_unrun(handler, result)
+                    with failing, handling(session, new, self._consumer):
+                        await _call(handler, session, new_ones)
         return new
 
     async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
@@ -142,11 +144,14 @@ class AsyncExecutor:
         return AsyncJob(self._sessions, key, leased, message, self._max_idle)
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the handler in the current task."""
-        with as_failure():
-            result = await handler(*arguments)
-        refuse_unrun(handler, result)
-        return result
+        """Call the handler in a task of its own."""
+        failing = as_failure()
+
+        async def call() -> Any:
+            with failing:
+                return await _call(handler, *arguments)
+
+        return await _run_alone(call())
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
         """Cancel the task of the call."""
@@ -160,3 +165,30 @@ class AsyncExecutor:
 
     async def close(self) -> None:
         """Do nothing: there are no threads."""
+
+
+async def _call(handler: Callable[..., Any], *arguments: Any) -> Any:
+    result = await handler(*arguments)
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        await asyncio.sleep(0)  # a pending cancellation must not arrive in COMMIT
+    refuse_unrun(handler, result)
+    return result
+
+
+async def _run_alone(attempt: Coroutine[Any, Any, T]) -> T:
+    """Run an attempt in a task and a copied context of its own.
+
+    So whatever a handler does to its task and its context ends with the attempt. A
+    cancellation of the caller cancels the attempt; the caller waits until it has ended.
+
+    Raises:
+        RuntimeError: the attempt was cancelled, and not by its caller.
+    """
+    try:
+        return await asyncio.create_task(attempt)
+    except asyncio.CancelledError as error:
+        caller = asyncio.current_task()
+        if caller is None or caller.cancelling():
+            raise
+        raise RuntimeError("the handler cancelled its own task") from error

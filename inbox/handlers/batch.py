@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
-from inbox.errors import DeadLetter, TransactionEndedError
-from inbox.handlers.executor import Executor, Terms, is_cancelled, prepare
+from inbox.errors import TransactionEndedError
+from inbox.handlers.executor import Executor, Terms, prepare
 from inbox.handlers.routes import BatchHandler, Handler
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.message import Message
@@ -67,12 +67,10 @@ class Batches:
         try:
             return await answer
         except asyncio.CancelledError:
-            if not is_cancelled():
-                raise  # raised by the handler itself
             # The drain is over: the last message to leave cancels the batch.
             if all(answer.done() for _, answer in (*self._at_work, *self._waiting)):
                 self._work.cancel()
-                await asyncio.wait({self._work})
+                await asyncio.gather(self._work, return_exceptions=True)
             raise
 
     async def _handle_all(self) -> None:
@@ -93,9 +91,7 @@ class Batches:
             # After TransactionEndedError receipts may be committed, so handling the
             # messages one by one could skip them as duplicates.
             self._fail(batch, error)
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
-                raise
+        except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             if len(batch) == 1:
                 self._fail(batch, self._judged(error))
                 return
@@ -106,19 +102,15 @@ class Batches:
                 if not answer.done():
                     answer.set_result(message.id in new)
 
-    def _fail(
-        self, batch: Sequence[tuple[Message, Answer]], error: BaseException
-    ) -> None:
+    def _fail(self, batch: Sequence[tuple[Message, Answer]], error: Exception) -> None:
         for _, answer in batch:
             if not answer.done():
                 answer.set_exception(error)
 
-    def _judged(self, error: BaseException) -> BaseException:
-        if not isinstance(error, Exception):
-            return error
+    def _judged(self, error: Exception) -> Exception:
         try:
             self._batching.terms.judge(error)
-        except DeadLetter as decision:
+        except Exception as decision:  # noqa: BLE001 (or whatever `permanent` raised)
             return decision
         return error
 

@@ -195,30 +195,25 @@ def connection_broke(error: BaseException) -> bool:
     )
 
 
-def is_cancelled() -> bool:
-    """Return whether the current task was cancelled.
-
-    If it was not, the handler raised `CancelledError` itself.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
     """Make whatever a handler raises in the block an `Exception`: its attempt failed.
 
-    Anything else would end the task that called it, or the event loop, or get lost in a
-    future. Only a cancellation of the current task and KeyboardInterrupt pass.
+    Anything else would end the event loop, or get lost in a future. In a task, a
+    cancellation of its caller and KeyboardInterrupt pass.
 
     Raises:
         RuntimeError: the handler raised SystemExit, GeneratorExit, StopIteration, a
             `CancelledError` of its own or another `BaseException`.
     """
 
-    __slots__ = ("_task",)
+    __slots__ = ("_caller", "_task")
+
+    def __init__(self) -> None:
+        """Remember the task that waits for the handler; in a thread there is none."""
+        self._caller = _current_task()
 
     def __enter__(self) -> None:
-        """Remember the current task; in a thread there is none."""
+        """Remember the handler's own task."""
         self._task = _current_task()
 
     def __exit__(
@@ -226,10 +221,13 @@ class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
     ) -> None:
         """Raise an ordinary error instead of a special one."""
         match error:
-            case None | KeyboardInterrupt():
+            case None:
                 return
+            case KeyboardInterrupt():
+                if self._caller is not None:  # it can be a signal's
+                    return
             case asyncio.CancelledError():
-                if self._task is not None and self._task.cancelling():
+                if self._caller is not None and self._caller.cancelling():
                     return
             case GeneratorExit():
                 # The task was closed, or its garbage was collected.
@@ -301,7 +299,8 @@ class Terms:
         if isinstance(self.permanent, type | tuple):
             is_permanent = isinstance(error, self.permanent)
         else:
-            is_permanent = self.permanent(error)
+            with as_failure():
+                is_permanent = self.permanent(error)
         if is_permanent:
             raise DeadLetter(one_line(error)) from error
 
@@ -329,13 +328,13 @@ def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
         try:
             async with limit:
                 result = await handler(session, message)
-        except TimeoutError as error:
-            if limit.expired() and terms.time_limit is not None:
+        except (Exception, asyncio.CancelledError) as error:
+            # In Python 3.11, a limit ends with CancelledError after a failed TaskGroup.
+            is_timeout = isinstance(error, TimeoutError | asyncio.CancelledError)
+            if is_timeout and limit.expired() and terms.time_limit is not None:
                 raise HandlerTimeoutError(name_of(handler), terms.time_limit) from error
-            terms.judge(error)
-            raise
-        except Exception as error:
-            terms.judge(error)
+            if isinstance(error, Exception):
+                terms.judge(error)
             raise
         refuse_unrun(handler, result)
         return result

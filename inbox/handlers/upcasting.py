@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from inbox.errors import DeadLetter
+from inbox.handlers.executor import as_failure
 from inbox.idempotent import readable
 from outbox import json_codec as codec
 from outbox.errors import (
@@ -132,7 +133,8 @@ class Versions:
                     f"upcaster to version {step}"
                 )
             try:
-                payload = known[step](message)
+                with as_failure():
+                    payload = known[step](message)
                 message = message.replace(
                     payload=payload, schema_version=message.schema_version + 1
                 )

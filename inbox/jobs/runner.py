@@ -371,8 +371,7 @@ async def call_until_end(
 ) -> Ended:
     """Call the handler, keep its lease, and tell it to stop when there is a reason.
 
-    When this returns or raises, the handler's task has ended, unless it ignores a
-    cancellation.
+    When this returns or raises, the handler's task has ended.
     """
     limit = terms.time_limit
     seconds = None if limit is None else limit.total_seconds()
@@ -406,7 +405,9 @@ async def call_until_end(
     except BaseException:
         # The drain is over: a plain function keeps running, but can't commit.
         job.end()
-        await _end(work)
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(work, return_exceptions=True)
         await lease.let_go()
         raise
     finally:

@@ -95,6 +95,21 @@ async def test_messages_of_a_key_are_handled_in_order_and_keys_concurrently() ->
     assert await work.dispatcher.stop(HOUR) == []
 
 
+async def test_a_line_whose_task_is_cancelled_before_a_stop_is_an_error() -> None:
+    work, before = Work(), asyncio.all_tasks()
+    work.dispatcher.accept([delivery("a1", "a"), delivery("a2", "a")])
+    await work.until(lambda: work.begun == ["a1"])
+    lines = asyncio.all_tasks() - before
+    for task in lines:
+        task.cancel()
+    await asyncio.wait(lines)
+    with pytest.raises(RuntimeError, match="a line's task was cancelled"):
+        await work.dispatcher.wait_for_room()
+    with pytest.raises(RuntimeError, match="a line's task was cancelled"):
+        await work.dispatcher.stop(HOUR)
+    assert work.begun == ["a1"]
+
+
 async def test_messages_without_a_key_do_not_wait() -> None:
     work = Work(max_in_flight=3)
     work.dispatcher.accept([delivery("1"), delivery("2"), delivery("3")])

@@ -52,6 +52,7 @@ ONLY_IN_THREADS = pytest.mark.parametrize(
     ("error", "said"),
     [
         (StopIteration(), "the handler raised StopIteration"),
+        (KeyboardInterrupt(), "the handler raised KeyboardInterrupt"),
         (concurrent.futures.CancelledError(), "the handler raised CancelledError"),
     ],
     ids=lambda given: type(given).__name__,
