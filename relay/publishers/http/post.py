@@ -73,6 +73,11 @@ class Mailbox:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._host.lose(f"can't be reached: {one_line(error)}")
             return None
+        except aiohttp.ClientResponseError as error:
+            # The receiver may have handled the message, so it isn't posted for ever.
+            self._host.answered(message.id)
+            reason = f"gave an answer that can't be read: {one_line(error)[:200]}"
+            return Nacked(reason)
         except TimeoutError:
             return self._unanswered(message, "gave no answer in time")
         except (aiohttp.ClientError, OSError) as error:

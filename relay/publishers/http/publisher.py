@@ -8,7 +8,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Final, Self
 
 import aiohttp
 
@@ -23,6 +23,9 @@ from relay.publishers.http.batch import Batch
 from relay.publishers.http.host import Host
 from relay.publishers.http.post import Mailbox, one_line
 from relay.publishers.http.settings import HttpSettings
+
+_MAX_FIELD_BYTES: Final = 64 * 1024
+"""The longest status line or header of an answer: proxies add long ones."""
 
 
 class HttpPublisher:
@@ -89,6 +92,8 @@ class HttpPublisher:
             headers={"User-Agent": "pillarbox", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
+            max_line_size=_MAX_FIELD_BYTES,
+            max_field_size=_MAX_FIELD_BYTES,
             trust_env=False,
         )
         return self

@@ -3,7 +3,9 @@
 import asyncio
 import hmac
 import time
+from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, StreamWriter
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -13,6 +15,7 @@ from aiohttp import web
 from inbox.webhook import Verifier
 from outbox import Message
 from outbox.errors import BrokerUnavailableError
+from outbox.testing.lifetime import free_port
 from relay.publisher import Acked, Nacked
 from relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import numbered
@@ -21,6 +24,7 @@ from tests.fixtures.http import (
     SECRET,
     SECRET_ENV,
     Arrival,
+    MakeTarget,
     Target,
     answers,
     publish,
@@ -273,6 +277,40 @@ async def test_a_cookie_is_not_kept(target: Target) -> None:
     target.script = answers(204, headers={"Set-Cookie": "a=b"})
     await publish(target, *numbered(2))
     assert all("cookie" not in arrival.headers for arrival in target.arrivals)
+
+
+async def test_a_header_of_an_answer_may_be_60_kb(target: Target) -> None:
+    target.script = answers(200, headers={"X-Trace": "x" * 60_000})
+    assert await publish(target, ONE) == [Acked()]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nX-Trace: " + b"x" * 70_000 + b"\r\nContent-Length: 0",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length: 1",
+        b"HTTP/1.1 200 OK\r\nNo colon",
+        b"HTTP/1.1 200 OK\r\nContent-Length: many",
+        b"220 mail.example ESMTP",
+    ],
+)
+async def test_an_answer_that_cannot_be_read_costs_an_attempt(
+    make_target: MakeTarget, head: bytes
+) -> None:
+    async def answer(reader: StreamReader, writer: StreamWriter) -> None:
+        with suppress(IncompleteReadError, LimitOverrunError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head + b"\r\n\r\n")
+        writer.close()
+
+    target = make_target()
+    server = await asyncio.start_server(answer, "127.0.0.1", free_port())
+    target.port = server.sockets[0].getsockname()[1]
+    async with server:
+        (nacked,) = await publish(target, ONE)
+    assert isinstance(nacked, Nacked)
+    assert "gave an answer that can't be read" in nacked.reason
+    assert not nacked.permanent
 
 
 async def test_a_payload_over_the_limit_is_never_sent(target: Target) -> None:
