@@ -16,6 +16,7 @@ from outbox.brokers.redis.connection import (
     close_client,
     redis_client,
     redis_unavailable,
+    refuse_cluster,
 )
 from outbox.brokers.redis.options import RedisOptions
 from outbox.cloudevents.fields import to_fields
@@ -59,10 +60,12 @@ class RedisPublisher:
 
         Raises:
             BrokerUnavailableError: Redis is unreachable, or rejects the connection.
+            ConfigError: it is a node of a Redis Cluster, or a Sentinel.
         """
         try:
             with cancellable():
                 await self._client.ping()
+                await refuse_cluster(self._client, self._url)
         except BaseException as error:
             await close_client(self._client)
             if isinstance(error, BROKEN):

@@ -26,6 +26,7 @@ from outbox.brokers.redis.connection import (
     close_client,
     redis_client,
     redis_unavailable,
+    refuse_cluster,
 )
 from outbox.brokers.redis.options import RedisOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
@@ -94,10 +95,12 @@ class RedisSource:
 
         Raises:
             BrokerUnavailableError: Redis is unreachable, or rejects the connection.
-            ConfigError: a topic's key isn't a stream, or Redis is older than 6.2.
+            ConfigError: a topic's key isn't a stream, or Redis is older than 6.2, part
+                of a cluster, or a Sentinel.
         """
         try:
             with cancellable():
+                await refuse_cluster(self._client, self._url)
                 await self._streams.join()
                 await self._reclaim(1)
         except BaseException as error:

@@ -15,6 +15,10 @@ from outbox.url import split, without_password
 
 BROKEN: Final = (RedisError, OSError)
 _TLS: Final = re.compile(r"(?:^|&)(ssl_[a-z_]+)=")
+_OTHER_MODES: Final = {
+    b"cluster": "a node of a Redis Cluster",
+    b"sentinel": "a Sentinel",
+}
 _SETTINGS: Final[dict[str, Any]] = {
     "protocol": 2,
     "socket_connect_timeout": 10,
@@ -74,6 +78,25 @@ def redis_client(url: str) -> Redis:
     except (ValueError, TypeError) as error:
         raise ConfigError(f"broker URL {name}: {error}") from None
     return client
+
+
+async def refuse_cluster(client: Redis, url: str) -> None:
+    """Refuse a server that can't hold all streams, or any.
+
+    Raises:
+        ConfigError: it is a node of a Redis Cluster, or a Sentinel.
+        RedisError: it is unreachable, or rejects the connection.
+    """
+    try:
+        answer = await client.execute_command("HELLO")  # type: ignore[no-untyped-call]
+    except ResponseError:
+        return  # older than Redis 6, a proxy, or no permission
+    mode = dict(zip(answer[::2], answer[1::2], strict=True)).get(b"mode")
+    if mode in _OTHER_MODES:
+        raise ConfigError(
+            f"broker {without_password(url)}: is {_OTHER_MODES[mode]}, which isn't "
+            "supported; name a Redis server that isn't part of a cluster"
+        )
 
 
 async def close_client(client: Redis) -> None:

@@ -2,21 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from inbox.poison.history import Delivered
 from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.redis import RedisServer
+from outbox.testing.redis import RedisServer, redis_server
 from relay.publisher import Acked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
@@ -76,6 +78,39 @@ async def test_a_message_arrives_as_it_was_published(redis_url: str) -> None:
         (delivery,) = await receive(consumer, 1)
     assert delivery.message == FULL
     assert (delivery.attempts, delivery.problem) == (0, None)
+
+
+class Sentinel(RedisServer):
+    @override
+    def command(self) -> Sequence[str]:
+        settings = self.directory / "sentinel.conf"
+        settings.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\n")
+        return ["redis-server", str(settings), "--sentinel"]
+
+
+async def refusals(url: str) -> set[str]:
+    adapters = (
+        RedisPublisher.from_url(url),
+        RedisSource(url, consumer="billing", topics=["orders"]),
+    )
+    refused = set()
+    for adapter in adapters:
+        with pytest.raises(ConfigError) as error:
+            await adapter.__aenter__()
+        refused.add(str(error.value))
+    return refused
+
+
+async def test_a_redis_cluster_is_refused_at_the_start() -> None:
+    with redis_server({"cluster-enabled": "yes"}) as server:
+        (refused,) = await refusals(server.url)
+    assert "is a node of a Redis Cluster, which isn't supported" in refused
+
+
+async def test_a_sentinel_is_refused_at_the_start(tmp_path: Path) -> None:
+    with Sentinel("redis-server", tmp_path, {}).running() as server:
+        (refused,) = await refusals(server.url)
+    assert "is a Sentinel, which isn't supported" in refused
 
 
 async def test_every_consumer_gets_every_message_and_its_replicas_share(
