@@ -53,9 +53,10 @@ class Entry:
 class Durable:
     """One durable consumer on its stream, and the pull that is open on it.
 
-    Messages delivered to a replica that died, or over a connection that was cut, are
-    redelivered only after `ack_wait`. Until then, first deliveries are set aside so
-    that they don't overtake those messages.
+    Messages delivered to a process that died, or over a connection that was cut, are
+    redelivered only after `ack_wait`. If there is only one replica, first deliveries
+    are set aside until then, so that they don't overtake those messages. JetStream
+    can't tell them from messages that another replica is handling.
 
     Attributes:
         missing: how many messages are still expected to be redelivered.
@@ -83,11 +84,12 @@ class Durable:
         connection: NatsConnection,
         wanted: Mapping[str, Any],
         default: Mapping[str, Any],
-        held: int,
+        held: int | None,
     ) -> None:
         """Create the durable, or apply `wanted` to an existing one.
 
-        `held` is the number of its messages that this replica holds already.
+        `held` is the number of its messages that this replica holds already; None if
+        there may be other replicas.
 
         Raises:
             ApiError: JetStream returned an error.
@@ -119,7 +121,8 @@ class Durable:
         self.ack_wait = info["config"]["ack_wait"] / NANOSECONDS
         most = info["config"].get("max_deliver", -1)
         self.max_deliver = most if most > 0 else None
-        self.missing = max(0, info["num_ack_pending"] - held)
+        if held is not None:
+            self.missing = max(0, info["num_ack_pending"] - held)
         self.waits_until = time.monotonic() + self.ack_wait + _GRACE
 
     async def look(self, connection: NatsConnection, held: int) -> None:

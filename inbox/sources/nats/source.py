@@ -2,7 +2,8 @@
 
 JetStream delivers messages to any replica that asks. So a key is in order with one
 replica, but may not be with several, or after a crash, since messages that were held
-are redelivered only when `ack_wait` ends. Receipts still prevent effects from happening
+are redelivered only when `ack_wait` ends. With `replicas=1`, later messages wait for
+them. Receipts still prevent effects from happening
 twice. Heartbeats keep messages with the replica that holds them, and a message that
 waits for its retry holds back its key here.
 """
@@ -56,6 +57,7 @@ class NatsSource:
             reported as a problem.
         max_ack_pending: how many messages all replicas can hold together; 1 keeps
             the order of each topic whatever happens, one message at a time.
+        replicas: 1 if no other replica runs: keys then stay in order after a crash.
 
     Attributes:
         reclaimed: the number of messages received that had been delivered before.
@@ -74,12 +76,14 @@ class NatsSource:
         ack_wait: timedelta | None = None,
         max_deliver: int | None = None,
         max_ack_pending: int | None = None,
+        replicas: int | None = None,
     ) -> None:
         self._settings = NatsSettings.from_url(
             url,
             ack_wait=ack_wait,
             max_deliver=max_deliver,
             max_ack_pending=max_ack_pending,
+            replicas=replicas,
         )
         if not is_name(consumer):
             raise ConfigError(f"consumer {shorten(consumer)}: write {NAME_FORM}")
@@ -293,7 +297,8 @@ class NatsSource:
                     self._settings.options.stream,
                 )
                 for durable in durables:
-                    held = self._count_held(durable.place)
+                    is_alone = self._settings.options.replicas == 1
+                    held = self._count_held(durable.place) if is_alone else None
                     await durable.join(connection, self._wanted, _DEFAULT, held)
                     if self._pulls is not None:
                         durable.aside = self._pulls.aside(durable.place)

@@ -79,6 +79,13 @@ class NatsOptions(BrokerOptions):
         shown="10,000",
         help="most messages that all replicas together may hold",
     )
+    replicas: int | None = option(
+        Number(),
+        side="consumer",
+        shown="several",
+        help="`1`: no other replica runs, so new messages wait for those that a crash "
+        "left unsettled; with several, nothing waits",
+    )
     tls_ca: str | None = option(
         Text("the name of a file"),
         side="both",

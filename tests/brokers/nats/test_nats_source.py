@@ -123,6 +123,7 @@ async def test_after_a_crash_later_messages_do_not_overtake_redelivered_ones(
             topics=[topic],
             poll_interval=SOON,
             ack_wait=timedelta(seconds=3),
+            replicas=1,
         )
 
     async with short_ack_wait():
@@ -133,6 +134,21 @@ async def test_after_a_crash_later_messages_do_not_overtake_redelivered_ones(
         deliveries = await receive(consumer, 12)
     arrived = [delivery.message for delivery in deliveries]
     assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+
+async def test_nothing_waits_for_what_another_replica_is_handling(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    await publish(shared_nats.url, Message(topic, b"0"))
+    async with source(shared_nats.url, topic) as one:
+        # A pull of one message, so that none is open when the next one is published.
+        (held,) = await receive_despite_losses(one, 1)
+        # By default ack_wait is 30 s, after which the message would be missing.
+        async with asyncio.timeout(15), source(shared_nats.url, topic) as other:
+            await publish(shared_nats.url, Message(topic, b"1"))
+            assert payloads(await receive(other, 1)) == [1]
+        await held.ack()
 
 
 async def test_a_message_that_cannot_be_redelivered_has_a_problem(
@@ -192,6 +208,7 @@ async def test_a_durable_deleted_while_messages_are_set_aside_is_recreated(
             topics=[topic],
             poll_interval=SOON,
             ack_wait=timedelta(seconds=10),
+            replicas=1,
         )
 
     async with long_ack_wait():

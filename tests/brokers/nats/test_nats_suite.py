@@ -75,6 +75,7 @@ class TestNatsSource(ThroughProxy, SourceSuite):
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),
             ack_wait=timedelta(seconds=self.hold),
+            replicas=1,
         )
 
     @override
@@ -99,3 +100,18 @@ class TestNatsSource(ThroughProxy, SourceSuite):
     @override
     async def put_raw_topic(self, topic: bytes) -> None:
         await put_bytes(self.direct, topic, b"1", {})
+
+
+@pytest.mark.variant
+class TestNatsSourceWithSeveralReplicas(TestNatsSource):
+    capabilities = SourceCapabilities(ordered_by_key=False)
+
+    @override
+    def source(self, consumer: str, topic: str) -> NatsSource:
+        return NatsSource(
+            self.url,
+            consumer=consumer,
+            topics=[topic],
+            poll_interval=timedelta(milliseconds=100),
+            ack_wait=timedelta(seconds=self.hold),
+        )
