@@ -56,13 +56,13 @@ class KafkaCluster:
         """The process id."""
         return self._process.pid
 
-    def stop(self) -> None:
+    def stop(self, broker: int = _ALL) -> None:
         """Break all connections and refuse new ones; the logs are kept."""
-        self._call("broker_set_down", _ALL)
+        self._call("broker_set_down", broker)
 
-    def start(self) -> None:
+    def start(self, broker: int = _ALL) -> None:
         """Accept connections again after `stop`."""
-        self._call("broker_set_up", _ALL)
+        self._call("broker_set_up", broker)
 
     def freeze(self) -> None:
         """Stop responding, but keep connections open."""
@@ -83,6 +83,10 @@ class KafkaCluster:
         """Create a topic with this number of Kafka partitions."""
         self._call("topic_create", topic, partitions, 1)
 
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic."""
+        self._call("topic_delete", topic)
+
     def fail_topic(self, topic: str, error: int) -> None:
         """Answer every request for a topic with this Kafka error; 0 turns that off."""
         self._call("topic_set_error", topic, error)
@@ -92,7 +96,7 @@ class KafkaCluster:
         self._call("push_request_errors", request, len(errors), *errors)
 
     def lead(self, topic: str, partition: int, broker: int) -> None:
-        """Make a broker the leader of a Kafka partition."""
+        """Make a broker the leader of a Kafka partition; -1 for none."""
         self._call("partition_set_leader", topic, partition, broker)
 
     def advertise(self, broker: int, host: str, port: int) -> None:

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox.brokers.kafka.connection import kafka_unavailable, reason_of
 from outbox.brokers.kafka.message import NewRecord
-from outbox.errors import BrokerTimeoutError, BrokerUnavailableError
+from outbox.errors import BrokerUnavailableError
 
 UNREPORTED: Final = KafkaError(KafkaError._PURGE_INFLIGHT)
 """The error of a record whose report never arrived; it may have been stored."""
@@ -93,15 +93,20 @@ class Producer:
     ) -> Sequence[KafkaError | None]:
         """Send records in this order; return an error or None for each.
 
+        Those not reported by `until`, a time on the loop's clock, are `UNREPORTED`, and
+        the producer is then dead.
+
         Raises:
-            BrokerUnavailableError: not all were reported by `until`, a time on the
-                loop's clock; the producer is then dead.
+            BrokerUnavailableError: all brokers are unreachable; the producer is dead.
         """
         reports = _Reports(len(records), self._loop)
         self._open.add(reports)
         try:
             reports.expect(await self._produce(records, reports, until))
             while not (reports.complete or self.ended.is_set()):
+                if self._loop.time() >= until:
+                    self.abandon()
+                    break
                 await self._wait(reports, until)
         except asyncio.CancelledError:
             # Abandoned records must not pile up while a broker hangs, but a new
@@ -116,10 +121,8 @@ class Producer:
             self._down_at = None
         return reports.errors
 
-    async def topics(
-        self, until: float, topic: str | None = None
-    ) -> Mapping[str, KafkaError | None]:
-        """Return all topics, or one of them, each with its error or None.
+    async def topics(self, until: float, topic: str | None = None) -> Mapping[str, Any]:
+        """Return the metadata of all topics, or of one of them.
 
         Raises:
             BrokerUnavailableError: no broker answers; the producer is then dead.
@@ -138,7 +141,7 @@ class Producer:
                         continue
                 break
             else:
-                return {name: each.error for name, each in found.topics.items()}
+                return dict(found.topics)
         raise self.abandon()
 
     def abandon(self, reason: str | None = None) -> BrokerUnavailableError:
@@ -190,11 +193,8 @@ class Producer:
         if self._down_at is not None and reports.heard == reports.heard_when_down:
             since = max(self._down_at, reports.started_at)
             limit = min(until, since + _PATIENCE)
-        if self._loop.time() >= limit:
-            if limit < until:
+            if self._loop.time() >= limit:
                 raise self.abandon()
-            late = f"no answer within {until - reports.started_at:.0f} s"
-            raise BrokerTimeoutError(str(self.abandon(late)))
         with suppress(TimeoutError):
             async with asyncio.timeout_at(limit):
                 await reports.moved.wait()

@@ -8,7 +8,8 @@ don't overtake it.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final, Self
 
 import confluent_kafka
@@ -22,14 +23,20 @@ from outbox.brokers.kafka.connection import (
 )
 from outbox.brokers.kafka.message import NewRecord, problem_of, record_of
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka.producer import Producer
 
 # Kafka's default for message.max.bytes.
 _MAX_RECORD_BYTES: Final = 1_048_588
-_DEFAULTS: Final = {"linger.ms": 1, "message.max.bytes": _MAX_RECORD_BYTES}
+_DEFAULTS: Final = {
+    "linger.ms": 1,
+    "message.max.bytes": _MAX_RECORD_BYTES,
+    # How long records wait for a missing topic. All topics are looked up before, so it
+    # was deleted, and the default of 30 s would exceed `timeout`.
+    "topic.metadata.propagation.max.ms": 2000,
+}
 _OURS: Final = {
     "enable.idempotence": True,
     "enable.gapless.guarantee": True,
@@ -48,6 +55,7 @@ _ALONE: Final = {
 }
 _CREATION: Final = 2.0
 _REFUSED_FOR: Final = 5.0
+_POSTPONED_FOR: Final = timedelta(seconds=5)
 _FOR_EVER: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
@@ -97,6 +105,8 @@ class KafkaPublisher:
         self._entered = False
         self._known: set[str] = set()
         self._refused: dict[str, tuple[float, Nacked]] = {}
+        self._leaderless: dict[str, tuple[int, Collection[int]]] = {}
+        self._answered_at = 0.0
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -125,7 +135,11 @@ class KafkaPublisher:
                     f"broker {self._name} rejected the connection: {producer.refusal}"
                 ) from error
             raise
-        self._known.update(name for name, error in topics.items() if error is None)
+        self._known.update(
+            name
+            for name, topic in topics.items()
+            if topic.error is None and not _leaderless(topic)
+        )
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -153,24 +167,33 @@ class KafkaPublisher:
 
         Messages to a topic are nacked while it is missing, or while the user lacks the
         privilege to write to it; later messages of their keys in the batch are held
-        back.
+        back. Messages to a Kafka partition that has no leader, or that stores nothing
+        while others do, are postponed.
 
         Raises:
             BrokerUnavailableError: no answer arrived. The next call reconnects.
         """
-        until = self._until()
+        now = asyncio.get_running_loop().time
+        started, until = now(), self._until()
         records = [record_of(message) for message in batch]
         answers: list[Confirmation | None] = [self._check(each) for each in records]
-        for i, record in enumerate(records):
-            if answers[i] is None and record.topic not in self._known:
-                await self._look_up(record.topic, until)
-                answers[i] = self._refusal(record.topic)
+        valid = [record for record, a in zip(records, answers, strict=True) if not a]
+        for topic in {record.topic for record in valid} - self._known:
+            await self._look_up(topic, until)
+        answers = [
+            answer or self._refusal(record)
+            for record, answer in zip(records, answers, strict=True)
+        ]
         alone = False
         while pending := _pending(records, answers):
-            if asyncio.get_running_loop().time() >= until:
-                raise kafka_unavailable(
-                    self._name, "too many records were rejected within the timeout"
-                )
+            if now() >= until:
+                # A topic may have been deleted since, or a leader have failed.
+                self._known.clear()
+                late = f"no answer within {self._timeout:g} s"
+                if self._answered_at < started:
+                    raise BrokerTimeoutError(str(kafka_unavailable(self._name, late)))
+                postponed = Nacked(late, retry_after=_POSTPONED_FOR)
+                return [answer or postponed for answer in answers]
             sent = pending[:1] if alone else pending
             producer = self._current(alone=alone)
             errors = await producer.send([records[i] for i in sent], until)
@@ -186,6 +209,8 @@ class KafkaPublisher:
                     next_alone = True
                 elif error.code() not in _AGAIN:
                     raise kafka_unavailable(self._name, reason_of(error))
+            if any(answers[i] for i in sent):
+                self._answered_at = now()
             alone = next_alone
         return [answer for answer in answers if answer is not None]
 
@@ -205,7 +230,7 @@ class KafkaPublisher:
         return producer
 
     def _check(self, record: NewRecord) -> Nacked | None:
-        """Nack a record that is invalid, or whose topic is known to be refused."""
+        """Nack a record that is invalid."""
         size = len(record.value)
         if size > self._max_payload_bytes:
             problem: str | None = (
@@ -214,22 +239,31 @@ class KafkaPublisher:
             )
         else:
             problem = problem_of(record, self._max_record_bytes)
-        if problem is not None:
-            return Nacked(problem, permanent=True)
-        return self._refusal(record.topic)
+        return None if problem is None else Nacked(problem, permanent=True)
 
-    def _refusal(self, topic: str) -> Nacked | None:
-        until, refusal = self._refused.get(topic, (0.0, None))
-        return refusal if until > time.monotonic() else None
+    def _refusal(self, record: NewRecord) -> Nacked | None:
+        """Nack a record to a topic that is refused or a partition without a leader."""
+        until, refusal = self._refused.get(record.topic, (0.0, None))
+        if until > time.monotonic():
+            return refusal
+        count, leaderless = self._leaderless.get(record.topic, (0, ()))
+        if record.key is None or not leaderless:
+            return None
+        number = confluent_kafka.murmur2(record.key, count)
+        if number not in leaderless:
+            return None
+        reason = f"Kafka partition {number} of topic {record.topic} has no leader"
+        return Nacked(reason, retry_after=_POSTPONED_FOR)
 
     async def _look_up(self, topic: str, until: float) -> None:
         """Look up a topic before anything is sent to it."""
-        if self._refusal(topic) is not None:
+        if self._refused.get(topic, (0.0,))[0] > time.monotonic():
             return
         now = asyncio.get_running_loop().time
         creation = min(until, now() + _CREATION)
         while True:
-            error = (await self._current().topics(until, topic)).get(topic)
+            found = (await self._current().topics(until, topic))[topic]
+            error = found.error
             code = None if error is None else error.code()
             if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
                 break
@@ -237,7 +271,9 @@ class KafkaPublisher:
             await asyncio.sleep(0.1)
         if error is not None and code in _ABOUT_THE_TOPIC:
             self._refuse_topic(topic, error)
-        else:
+            return
+        self._leaderless[topic] = (len(found.partitions), _leaderless(found))
+        if not _leaderless(found):
             self._known.add(topic)
 
     def _refuse(self, record: NewRecord, error: KafkaError) -> Nacked:
@@ -255,6 +291,11 @@ class KafkaPublisher:
         )
         self._refused[topic] = (time.monotonic() + _REFUSED_FOR, nacked)
         return nacked
+
+
+def _leaderless(topic: Any) -> Collection[int]:
+    """Return the Kafka partitions of a topic that have no leader."""
+    return {number for number, each in topic.partitions.items() if each.leader < 0}
 
 
 def _pending(

@@ -1,19 +1,24 @@
 """Behaviour specific to the Kafka publisher: URLs, partitions and refusals."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, murmur2
 
 from outbox import Message
 from outbox.brokers.kafka.connection import kafka_config
 from outbox.errors import BrokerTimeoutError, ConfigError
-from outbox.testing.kafka import PRODUCE, KafkaCluster
+from outbox.testing.kafka import PRODUCE, KafkaCluster, kafka_cluster
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import messages, records
+from tests.fixtures.waiting import answer_after
+
+NEVER_CREATE = "?allow.auto.create.topics=false"
+NOBODY = -1
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ async def test_a_key_gets_the_same_partition_as_from_the_java_client(
     await publish(shared_kafka, *numbered(topic, 50, keys=50))
     for record in records(shared_kafka.url, topic, 50):
         key = record.key() or b""
-        assert record.partition() == confluent_kafka.murmur2(key, 7)
+        assert record.partition() == murmur2(key, 7)
 
 
 async def test_messages_without_a_key_are_spread(
@@ -131,13 +136,79 @@ async def test_a_refused_topic_holds_back_the_later_messages_of_the_key(
 async def test_a_missing_topic_is_nacked_until_it_exists(
     private_kafka: KafkaCluster, topic: str
 ) -> None:
-    url = f"{private_kafka.url}/?allow.auto.create.topics=false"
+    url = f"{private_kafka.url}/{NEVER_CREATE}"
     async with KafkaPublisher.from_url(url) as publisher:
         (answer,) = await publisher.publish([Message(topic, b"")])
         assert isinstance(answer, Nacked)
         assert not answer.permanent
     private_kafka.create_topic(topic, partitions=1)
     assert await publish(private_kafka, Message(topic, b"")) == [Acked()]
+
+
+async def test_a_deleted_topic_is_nacked_and_the_others_are_published(
+    private_kafka: KafkaCluster, topic: str
+) -> None:
+    deleted, other = f"deleted-{topic}", f"other-{topic}"
+    for name in (deleted, other):
+        private_kafka.create_topic(name, partitions=1)
+    batch = [Message(deleted, b"", key="a"), Message(other, b"", key="b")]
+    async with KafkaPublisher.from_url(f"{private_kafka.url}/{NEVER_CREATE}") as one:
+        assert await one.publish(batch) == [Acked()] * 2
+        private_kafka.delete_topic(deleted)
+        for _ in range(2):
+            nacked, acked = await one.publish(batch)
+            assert acked == Acked()
+            assert isinstance(nacked, Nacked)
+            assert f"topic {deleted}" in nacked.reason
+            assert not nacked.permanent
+        private_kafka.create_topic(deleted, partitions=2)
+        async with asyncio.timeout(60):
+            while await one.publish(batch) != [Acked()] * 2:
+                await answer_after(0.1)
+
+
+def assert_postponed(
+    batch: Sequence[Message], answers: Sequence[Confirmation], partition: int, why: str
+) -> None:
+    """Check that the messages of one partition were postponed, and the others acked."""
+    for message, answer in zip(batch, answers, strict=True):
+        if murmur2((message.key or "").encode(), 3) == partition:
+            assert isinstance(answer, Nacked)
+            assert answer.retry_after is not None
+            assert why in answer.reason
+        else:
+            assert answer == Acked()
+    assert any(answer != Acked() for answer in answers)
+
+
+async def test_a_partition_without_a_leader_is_postponed_and_the_others_are_published(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    shared_kafka.create_topic(topic, partitions=3)
+    shared_kafka.lead(topic, 1, NOBODY)
+    batch = numbered(topic, 20, keys=20)
+    async with KafkaPublisher.from_url(shared_kafka.url) as publisher:
+        answers = await publisher.publish(batch)
+        assert_postponed(batch, answers, 1, "has no leader")
+        shared_kafka.lead(topic, 1, 1)
+        assert await publisher.publish(batch) == [Acked()] * 20
+
+
+async def test_a_partition_whose_leader_fails_is_postponed_and_the_others_published(
+    topic: str,
+) -> None:
+    with kafka_cluster(brokers=3) as kafka:
+        kafka.create_topic(topic, partitions=3)
+        for number in range(3):
+            kafka.lead(topic, number, number + 1)
+        batch = numbered(topic, 20, keys=20)
+        async with KafkaPublisher.from_url(f"{kafka.url}/?timeout=3s") as publisher:
+            assert await publisher.publish(batch) == [Acked()] * 20
+            kafka.stop(3)
+            answers = await publisher.publish(batch)
+            assert_postponed(batch, answers, 2, "no answer within 3 s")
+            kafka.start(3)
+            assert await publisher.publish(batch) == [Acked()] * 20
 
 
 async def test_only_a_message_that_is_refused_alone_costs_an_attempt(
