@@ -23,6 +23,7 @@ from uuid import UUID
 from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
+from inbox.connection import connection_of
 from inbox.errors import DeadLetter, DuplicateMessageError
 from inbox.handlers.signature import Takes, check_signature, is_async, refuse_unrun
 from inbox.processing import processing, received
@@ -330,7 +331,7 @@ def replay_caused_by(session: Session, message_id: UUID) -> int:
     They keep their ids, so consumers that already handled them skip them. This takes
     effect when the session's transaction commits.
     """
-    found = session.execute(_statement(), {"id": message_id})
+    found = connection_of(session).execute(_statement(), {"id": message_id})
     return int(found.scalar_one())
 
 

@@ -26,6 +26,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
+from inbox.connection import connection_of
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
 from inbox.schema import foreign_receipt_table, receipt_table
 from inbox.transaction import LIMITS_IDLE, MARKS, Held, hold, max_idle_of
@@ -241,14 +242,14 @@ def has_receipt(message_id: MessageId, consumer: str, session: Session) -> bool:
             .where(foreign_receipt_table.c.message_id == message_id.id)
             .where(foreign_receipt_table.c.consumer == consumer)
         )
-        return session.execute(foreign).first() is not None
+        return connection_of(session).execute(foreign).first() is not None
     found = (
         select(receipt_table.c.message_id)
         .where(receipt_table.c.message_id == message_id)
         .where(receipt_table.c.message_at == moment_of(message_id))
         .where(receipt_table.c.consumer == consumer)
     )
-    return session.execute(found).first() is not None
+    return connection_of(session).execute(found).first() is not None
 
 
 def record_receipts(
@@ -274,7 +275,7 @@ def record_receipts(
     }
     held = hold(session)
     try:
-        found = session.execute(_insert_receipts(), values).scalars()
+        found = held.connection.execute(_insert_receipts(), values).scalars()
     except DBAPIError as error:
         if _sqlstate(error) != _CHECK_VIOLATION:
             raise

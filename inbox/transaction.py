@@ -60,12 +60,12 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from inbox.connection import connection_of
 from inbox.errors import (
     TransactionControlError,
     TransactionEndedError,
     UnexpectedRollbackError,
 )
-from inbox.schema import receipt_table
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, OutboxError
 from outbox.session import (
@@ -123,6 +123,7 @@ class Held:
         "_refused",
         "_replaced",
         "_root",
+        "_second",
         "_session",
         "_transaction",
         "_was_ended",
@@ -148,6 +149,7 @@ class Held:
         self._depth = 0
         self._reads_mark: Callable[[], bool] | None = None
         self._refused: TransactionControlError | None = None
+        self._second: ConfigError | None = None
         self._was_ended = False
         self._others: dict[Connection, Transaction | None] = {}
         self._replaced: list[tuple[dict[str, Any], Iterable[str], dict[str, Any]]] = []
@@ -184,16 +186,27 @@ class Held:
                     del functions[function]
 
     def join(self, other: Connection) -> None:
-        """Also check a connection of the session to another database.
+        """Also check a connection of the session to a replica or another database.
 
         Raises:
             AutocommitError: it is in AUTOCOMMIT mode.
+            ConfigError: it can write to the same database, so that effects could commit
+                without the receipt. The transaction can't be committed any more.
         """
         if other is self.connection or other in self._others:
             return
         self._others[other] = other.get_transaction()
         _check_before_commit(other, self)
         refuse_autocommit(other, "an effect")
+        if _can_write(other) and _database_of(other) == _database_of(self.connection):
+            self._second = ConfigError(
+                "the session writes to one database through two connections, which "
+                f"commit separately: it flushes to {_name_of(self.connection)}, and "
+                f"executed this on {_name_of(other)}; use a session factory with one "
+                "engine, or give the second a replica's URL or the setting "
+                "default_transaction_read_only=on"
+            )
+            raise self._second
 
     @property
     def must_flush(self) -> bool:
@@ -315,6 +328,8 @@ class Held:
         self._check_others()
 
     def _check_others(self) -> None:
+        if self._second is not None:
+            raise self._second
         for other, transaction in self._others.items():
             if other.closed or other.get_transaction() is not transaction:
                 continue
@@ -437,11 +452,12 @@ def hold(session: Session) -> Held:
 
     Raises:
         AutocommitError: the connection is in AUTOCOMMIT mode.
+        ConfigError: as `connection_of` and `Held.join`.
     """
     held: Held | None = session.info.get(_HELD)
     if held is not None and held.is_current:
         return held
-    connection = session.connection(bind_arguments={"clause": receipt_table})
+    connection = connection_of(session)
     refuse_autocommit(connection, "the receipt")
     root = session.get_transaction()
     assert root is not None  # the connection is part of it
@@ -579,6 +595,25 @@ def _note_error(context: ExceptionContext) -> None:
     _errors[context.connection] = f"{name}, SQLSTATE {state}" if state else name
 
 
+def _can_write(connection: Connection) -> bool:
+    if connection.dialect.name != "postgresql":
+        return False
+    # On a replica, transactions are always read-only.
+    found = connection.exec_driver_sql("SHOW transaction_read_only").scalar_one()
+    return str(found) == "off"
+
+
+def _database_of(connection: Connection) -> Sequence[Any]:
+    """Return what identifies a database, whatever the URL calls it."""
+    return connection.exec_driver_sql(
+        "SELECT pg_postmaster_start_time()::text, current_database()"
+    ).one()
+
+
+def _name_of(connection: Connection) -> str:
+    return connection.engine.url.render_as_string(hide_password=True)
+
+
 def _is_failed(connection: Connection, status: int | None, *, is_suspect: bool) -> bool:
     if status is not None:
         return status == _IN_ERROR
@@ -682,7 +717,7 @@ def limit_idle_now(session: Session) -> None:
     """Apply that limit to the current transaction, if no receipt applies it."""
     max_idle = max_idle_of(session)
     if max_idle is not None:
-        session.execute(_LIMIT_NOW, {"max_idle": max_idle})
+        connection_of(session).execute(_LIMIT_NOW, {"max_idle": max_idle})
 
 
 def begin_held(session: Session) -> None:
@@ -690,9 +725,9 @@ def begin_held(session: Session) -> None:
     held = hold(session)
     max_idle = max_idle_of(session)
     if max_idle is None:
-        session.execute(_MARK_ONLY)
+        held.connection.execute(_MARK_ONLY)
     else:
-        session.execute(_LIMIT_AND_MARK, {"max_idle": max_idle})
+        held.connection.execute(_LIMIT_AND_MARK, {"max_idle": max_idle})
     held.begun()
 
 

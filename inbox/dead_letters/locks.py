@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from inbox.connection import connection_of
 from inbox.handlers.batch import Batching
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler
 from inbox.handlers.sessions import Sessions
@@ -88,12 +89,15 @@ def lock_letter(session: Session, candidate: Candidate) -> None:
     Raises:
         TakenError: it isn't PENDING, or another session holds it.
     """
-    session.execute(_READABLE)
+    connection_of(session).execute(_READABLE)
     _first(session, Statement.LOCK, candidate)
 
 
 def _first(session: Session, name: Statement, candidate: Candidate) -> None:
-    if session.execute(text_of(name), candidate.parameters()).first() is None:
+    if (
+        connection_of(session).execute(text_of(name), candidate.parameters()).first()
+        is None
+    ):
         raise TakenError
 
 
@@ -101,8 +105,8 @@ def run_statement(
     name: Statement, values: Mapping[str, Any], session: Session
 ) -> Sequence[Sequence[Any]]:
     """Run a statement on the inbox's dead letters and return its rows."""
-    session.execute(_READABLE)
-    return [tuple(row) for row in session.execute(text_of(name), values)]
+    connection_of(session).execute(_READABLE)
+    return [tuple(row) for row in connection_of(session).execute(text_of(name), values)]
 
 
 @functools.cache
@@ -125,7 +129,9 @@ async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool
     lock = {"lock_class": consumer_class(consumer), "lock": int(Lock.DEAD_LETTERS)}
     async with _aside(sessions) as run:
         try:
-            taken = await run(lambda s: s.scalar(text_of(Statement.TRY_LOCK), lock))
+            taken = await run(
+                lambda s: connection_of(s).scalar(text_of(Statement.TRY_LOCK), lock)
+            )
         except Exception as error:
             raise lost_turn(error) from error
         yield bool(taken)

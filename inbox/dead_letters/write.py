@@ -15,6 +15,7 @@ from uuid import UUID
 from sqlalchemy import bindparam, insert, null, select, text
 from sqlalchemy.orm import Session
 
+from inbox.connection import connection_of
 from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
 from inbox.events import FinishedJobFailed
 from inbox.handlers.executor import Executor
@@ -211,15 +212,15 @@ def insert_dead_letter(
     The second one sees what the first one committed only if each statement has its own
     snapshot.
     """
-    session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+    connection = connection_of(session, isolation_level="READ COMMITTED")
     limit_idle_now(session)
     named = json.dumps([values["origin"], values["message_id"]])
     lock = int.from_bytes(sha256(named.encode()).digest()[:8], signed=True)
-    session.execute(_LOCK, {"lock": lock})
+    connection.execute(_LOCK, {"lock": lock})
     who = {name: values[name] for name in ("message_id", "origin")}
-    if session.execute(_PENDING, who).first() is not None:
+    if connection.execute(_PENDING, who).first() is not None:
         return False
-    session.execute(_INSERT if is_scheduled else _INSERT_UNSCHEDULED, values)
+    connection.execute(_INSERT if is_scheduled else _INSERT_UNSCHEDULED, values)
     return True
 
 

@@ -14,6 +14,7 @@ publisher are decoded.
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -172,7 +173,8 @@ class Idempotent:
                 "SQLAlchemy's async_sessionmaker(engine)"
             )
         self._max_idle = max_idle
-        self._sessions = sessions
+        # A task that outlives its handler must not go on with its session.
+        self._sessions = partial(sessions, close_resets_only=False)
         self._consumer = consumer
         self._key = key
 
@@ -195,7 +197,7 @@ class _Once(BaseMiddleware[Any, Any]):
         /,
         *,
         context: ContextRepo,
-        sessions: async_sessionmaker[AsyncSession],
+        sessions: Callable[[], AsyncSession],
         consumer: str,
         key: Callable[[StreamMessage[Any]], MessageId],
         max_idle: timedelta | None,

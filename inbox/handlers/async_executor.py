@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
-from sqlalchemy import Executable
 from sqlalchemy.orm import Session
 
 from inbox.errors import InvalidReceiptError
@@ -26,7 +26,6 @@ from inbox.receipt import handling, record_receipt, record_receipts
 from inbox.transaction import hold, lent, limit_idle
 from outbox import tracing
 from outbox.errors import (
-    AutocommitError,
     ConfigError,
     DatabaseUnavailableError,
     one_line,
@@ -48,7 +47,8 @@ class AsyncExecutor:
         consumer: str,
         max_idle: timedelta | None,
     ) -> None:
-        self._sessions = sessions
+        # A task that outlives its handler must not go on with the session.
+        self._sessions = partial(sessions, close_resets_only=False)
         self._consumer = consumer
         self._max_idle = max_idle
 
@@ -80,7 +80,7 @@ class AsyncExecutor:
                 is_new = is_idempotent(handler) or await session.run_sync(
                     record_receipt, message.id, self._consumer
                 )
-            except (InvalidReceiptError, AutocommitError):
+            except (InvalidReceiptError, ConfigError):
                 raise
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
@@ -117,7 +117,7 @@ class AsyncExecutor:
                 new = await session.run_sync(
                     record_receipts, [m.id for m in messages], self._consumer
                 )
-            except (InvalidReceiptError, AutocommitError):
+            except (InvalidReceiptError, ConfigError):
                 raise
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
@@ -127,11 +127,6 @@ class AsyncExecutor:
                     with failing, handling(session, new, self._consumer):
                         await _call(handler, session, new_ones)
         return new
-
-    async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
-        """Execute in the current task."""
-        async with self._sessions() as session, session.begin():
-            await session.execute(statement, values)
 
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Run in the current task."""
@@ -160,8 +155,7 @@ class AsyncExecutor:
     async def probe(self) -> None:
         """Query the tables, without reading a row."""
         async with self._sessions() as session:
-            await session.run_sync(hold)
-            await session.execute(TABLES)
+            await session.run_sync(lambda it: hold(it).connection.execute(TABLES))
 
     async def close(self) -> None:
         """Do nothing: there are no threads."""

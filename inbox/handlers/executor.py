@@ -17,10 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 from uuid import UUID
 
-from sqlalchemy import Executable, Row, text
+from sqlalchemy import Row, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from inbox.connection import connection_of
 from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
 from inbox.handlers.routes import (
     AsyncHandler,
@@ -34,7 +35,6 @@ from inbox.jobs.job import AnyJob
 from inbox.jobs.store import JobKey, Leased
 from outbox.duration import exact_duration
 from outbox.errors import (
-    AutocommitError,
     ConfigError,
     DatabaseUnavailableError,
     one_line,
@@ -84,9 +84,6 @@ class Executor(Protocol):
             DatabaseUnavailableError: as `handle`.
         """
 
-    async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
-        """Execute one statement and commit."""
-
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Call a function with a session, in its own transaction."""
 
@@ -103,7 +100,7 @@ class Executor(Protocol):
         """Query the inbox's tables; raise any error that prevents it.
 
         Raises:
-            AutocommitError: handlers would run without a transaction.
+            ConfigError: handlers can't use such sessions.
         """
 
     async def close(self) -> None:
@@ -131,7 +128,7 @@ async def check_database(
         await executor.probe()
         rights = await executor.transact(partial(_look_at_rights, is_long))
         minimums = await executor.transact(_list_minimums)
-    except AutocommitError:
+    except ConfigError:
         raise
     except Exception as error:
         state = getattr(getattr(error, "orig", None), "sqlstate", None)
@@ -155,7 +152,7 @@ async def check_database(
 
 def _look_at_rights(is_long: bool, session: Session) -> Row[Any]:
     statement = text(load("inbox", "look_at_rights"))
-    return session.execute(statement, {"is_long": is_long}).one()
+    return connection_of(session).execute(statement, {"is_long": is_long}).one()
 
 
 def _check_rights(rights: Row[Any]) -> None:
@@ -179,7 +176,7 @@ def _check_rights(rights: Row[Any]) -> None:
 
 
 def _list_minimums(session: Session) -> list[Any]:
-    return list(session.execute(text(LIST_MINIMUMS)))
+    return list(connection_of(session).execute(text(LIST_MINIMUMS)))
 
 
 def connection_broke(error: BaseException) -> bool:

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import AssertionPool, QueuePool, StaticPool
 
+from inbox.connection import bind_of
 from inbox.handlers.async_executor import AsyncExecutor
 from inbox.handlers.executor import Executor
 from inbox.handlers.thread_executor import ThreadExecutor
-from inbox.schema import receipt_table
 from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError, shorten
 from outbox.postgres.connection import conninfo
@@ -110,10 +110,9 @@ def _find_engine(sessions: object) -> Engine | None:
         return None  # refused elsewhere
     try:
         session: Any = sessions()
-        session = getattr(session, "sync_session", session)
-        engine = session.get_bind(clause=select(receipt_table))
-    except SQLAlchemyError:
-        return None  # bound later, or with another way to choose its engine
+        engine = bind_of(getattr(session, "sync_session", session))
+    except (SQLAlchemyError, ConfigError):
+        return None  # bound later, or refused when the consumer starts
     return engine if isinstance(engine, Engine) else None
 
 

@@ -5,10 +5,10 @@ import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
-from sqlalchemy import Executable
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.errors import InvalidReceiptError
@@ -23,7 +23,6 @@ from inbox.receipt import handling, record_receipt, record_receipts
 from inbox.transaction import hold, lent, limit_idle
 from outbox import tracing
 from outbox.errors import (
-    AutocommitError,
     ConfigError,
     DatabaseUnavailableError,
     one_line,
@@ -52,7 +51,8 @@ class ThreadExecutor:
         max_in_flight: int,
         max_idle: timedelta | None,
     ) -> None:
-        self._sessions = sessions
+        # A thread that outlives its handler must not go on with the session.
+        self._sessions = partial(sessions, close_resets_only=False)
         self._consumer = consumer
         self._max_idle = max_idle
         self._handlers = _Threads(max_in_flight, f"inbox {consumer}")
@@ -90,10 +90,6 @@ class ThreadExecutor:
                 span.skipped()
         return new
 
-    async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
-        """Execute in a thread."""
-        await self._books.run(self._execute, statement, values)
-
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Run in a thread."""
         return cast("T", await self._books.run(self._transact, function))
@@ -129,7 +125,7 @@ class ThreadExecutor:
                 is_new = is_idempotent(handler) or record_receipt(
                     session, message.id, self._consumer
                 )
-            except (InvalidReceiptError, AutocommitError):
+            except (InvalidReceiptError, ConfigError):
                 raise
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
@@ -150,7 +146,7 @@ class ThreadExecutor:
             try:
                 hold(session)
                 new = record_receipts(session, [m.id for m in messages], self._consumer)
-            except (InvalidReceiptError, AutocommitError):
+            except (InvalidReceiptError, ConfigError):
                 raise
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
@@ -167,12 +163,7 @@ class ThreadExecutor:
 
     def _probe(self) -> None:
         with self._sessions() as session, session.begin():
-            hold(session)
-            session.execute(TABLES)
-
-    def _execute(self, statement: Executable, values: dict[str, Any]) -> None:
-        with self._sessions() as session, session.begin():
-            session.execute(statement, values)
+            hold(session).connection.execute(TABLES)
 
 
 def _call(function: Any, *arguments: Any) -> Any:

@@ -7,13 +7,13 @@ checks the lease before it commits: a process that was frozen and replaced can't
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
 from inbox.errors import HandlerTimeoutError, JobLostError, TransactionEndedError
 from inbox.jobs.store import (
@@ -31,7 +31,7 @@ from outbox.session import AnySession
 from outbox.tracing import note_cause
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+    from sqlalchemy.ext.asyncio import AsyncSession
 
 
 class AnyJob:
@@ -143,7 +143,7 @@ class Job(AnyJob):
 
     def __init__(
         self,
-        sessions: sessionmaker[Session],
+        sessions: Callable[[], Session],
         key: JobKey,
         leased: Leased,
         message: Message,
@@ -214,7 +214,7 @@ class AsyncJob(AnyJob):
 
     def __init__(
         self,
-        sessions: "async_sessionmaker[AsyncSession]",
+        sessions: "Callable[[], AsyncSession]",
         key: JobKey,
         leased: Leased,
         message: Message,

@@ -22,6 +22,7 @@ from uuid import UUID
 from sqlalchemy import Row, TextClause, select, text
 from sqlalchemy.orm import Session
 
+from inbox.connection import connection_of
 from inbox.schema import receipt_table
 from outbox.cloudevents.raw_text import storable
 from outbox.message import Message
@@ -95,14 +96,14 @@ def queue_job(session: Session, key: JobKey, message: Message) -> None:
     receipt = select(receipt_table.c.message_id).filter_by(
         message_id=key.id, message_at=key.at, consumer=key.consumer
     )
-    session.execute(
+    connection_of(session).execute(
         _statement("queue_job"),
         {
             **key.values,
             "topic": storable(message.topic),
             "key": message.key and storable(message.key),
             "tenant": message.tenant and storable(message.tenant),
-            "is_known": session.execute(receipt).first() is not None,
+            "is_known": connection_of(session).execute(receipt).first() is not None,
         },
     )
 
@@ -110,11 +111,11 @@ def queue_job(session: Session, key: JobKey, message: Message) -> None:
 def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taking:
     """Lease a job for this many seconds, or return why it can't be leased."""
     values = {**key.values, "worker": worker, "seconds": seconds}
-    taken = session.execute(_statement("take_job"), values).first()
+    taken = connection_of(session).execute(_statement("take_job"), values).first()
     if taken is not None:
         checkpoint = None if taken.checkpoint is None else loads(taken.checkpoint)
         return Leased(taken.lease, taken.attempts, checkpoint)
-    session.execute(_statement("end_cancelled_job"), key.values)
+    connection_of(session).execute(_statement("end_cancelled_job"), key.values)
     found = _look(session, key)
     state = JobState(found.state)
     if state in OPEN:
@@ -132,12 +133,14 @@ def reopen_job(session: Session, key: JobKey) -> None:
 
     If a process died while running it, that start still counts.
     """
-    session.execute(_statement("reopen_job"), key.values)
+    connection_of(session).execute(_statement("reopen_job"), key.values)
 
 
 def end_abandoned_jobs(session: Session, consumer: str) -> None:
     """End a consumer's jobs that were cancelled and whose process is gone."""
-    session.execute(_statement("end_abandoned_jobs"), {"consumer": consumer})
+    connection_of(session).execute(
+        _statement("end_abandoned_jobs"), {"consumer": consumer}
+    )
 
 
 def renew_job(session: Session, key: JobKey, lease: int, seconds: float) -> bool | None:
@@ -192,13 +195,15 @@ def save_checkpoint(
 
 
 def _look(session: Session, key: JobKey) -> Row[Any]:
-    return session.execute(_statement("look_at_job"), key.values).one()
+    return connection_of(session).execute(_statement("look_at_job"), key.values).one()
 
 
 def _run(
     session: Session, name: str, key: JobKey, lease: int, **values: object
 ) -> Row[Any] | None:
-    found = session.execute(_statement(name), {**key.values, "lease": lease, **values})
+    found = connection_of(session).execute(
+        _statement(name), {**key.values, "lease": lease, **values}
+    )
     return found.first()
 
 

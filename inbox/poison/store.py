@@ -20,6 +20,7 @@ from sqlalchemy import Integer, TextClause, Uuid, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from inbox.connection import connection_of
 from inbox.handlers.executor import Executor
 from inbox.receipt import refusal
 from inbox.transaction import limit_idle_now
@@ -293,7 +294,7 @@ def _span(ids: Collection[UUID]) -> dict[str, Any]:
 
 
 def _run(session: Session, name: str, consumer: str, values: dict[str, Any]) -> None:
-    session.execute(_statement(name), {**values, "consumer": consumer})
+    connection_of(session).execute(_statement(name), {**values, "consumer": consumer})
 
 
 def _read(
@@ -301,7 +302,7 @@ def _read(
 ) -> dict[UUID, int]:
     # Drivers represent UUIDs differently.
     statement = _statement(name).columns(message_id=Uuid(), starts=Integer())
-    rows = session.execute(statement, {**values, "consumer": consumer})
+    rows = connection_of(session).execute(statement, {**values, "consumer": consumer})
     return {row.message_id: row.starts for row in rows}
 
 

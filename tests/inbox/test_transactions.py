@@ -656,14 +656,21 @@ async def test_a_long_handler_cannot_end_its_transactions_either(
             forget(url)
 
 
+@pytest.fixture
+def elsewhere(empty_database_url: str) -> str:
+    """Another database, in which handlers can also leave effects."""
+    make_effects(empty_database_url)
+    return empty_database_url
+
+
 @asynccontextmanager
 async def sessions_of_two(
-    url: str, driver: str, options: Mapping[str, Any] | None = None
+    url: str, elsewhere: str, driver: str, options: Mapping[str, Any] | None = None
 ) -> AsyncIterator[Any]:
-    """Yield sessions that use a second engine, with these options, for `Effect`."""
+    """Yield sessions with an engine of another database, for `Effect`."""
     async with (
         sessions_by(url, driver) as sessions,
-        sessions_by(url, driver, options=options) as others,
+        sessions_by(elsewhere, driver, options=options) as others,
     ):
         sessions.configure(binds={Effect: others.kw["bind"]})
         yield sessions
@@ -678,7 +685,7 @@ def catch_an_error_elsewhere(session: Session, *_: object) -> None:
 @pytest.mark.parametrize("moment", ["handler", "commit"])
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_an_error_caught_on_the_sessions_second_connection_is_a_failed_attempt(
-    driver: str, moment: str, url: str
+    driver: str, moment: str, url: str, elsewhere: str
 ) -> None:
     def do(session: Session) -> None:
         session.add(Effect("more"))
@@ -688,7 +695,7 @@ async def test_an_error_caught_on_the_sessions_second_connection_is_a_failed_att
         session.flush()
         catch_an_error_elsewhere(session)
 
-    async with sessions_of_two(url, driver) as sessions:
+    async with sessions_of_two(url, elsewhere, driver) as sessions:
         seen = await by_consumer(sessions, driver, Message("orders", b"1"), do)
     assert seen.is_dead
     ((reason, _),) = dead_letters(url)
@@ -697,26 +704,29 @@ async def test_an_error_caught_on_the_sessions_second_connection_is_a_failed_att
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_effects_of_two_connections_are_committed(driver: str, url: str) -> None:
+async def test_effects_of_two_databases_are_committed(
+    driver: str, url: str, elsewhere: str
+) -> None:
     def do(session: Session) -> None:
         session.add(Effect("more"))
 
-    async with sessions_of_two(url, driver) as sessions:
+    async with sessions_of_two(url, elsewhere, driver) as sessions:
         seen = await by_consumer(sessions, driver, Message("orders", b"1"), do)
     assert seen == Result()
-    assert (effects(url), receipts(url)) == (["done", "more"], 1)
+    assert (effects(url), receipts(url)) == (["done"], 1)
+    assert effects(elsewhere) == ["more"]
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_a_second_connection_in_autocommit_mode_is_refused(
-    driver: str, url: str
+    driver: str, url: str, elsewhere: str
 ) -> None:
     def do(session: Session) -> None:
         session.add(Effect("more"))
         session.flush()
 
     options = {"isolation_level": "AUTOCOMMIT"}
-    async with sessions_of_two(url, driver, options) as sessions:
+    async with sessions_of_two(url, elsewhere, driver, options) as sessions:
         seen = await by_consumer(sessions, driver, Message("orders", b"1"), do)
     assert seen.is_dead
     ((reason, _),) = dead_letters(url)

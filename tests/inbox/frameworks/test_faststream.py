@@ -22,6 +22,7 @@ from faststream.redis.message import (
     RedisStreamMessage,
 )
 from sqlalchemy import text
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import sessionmaker
 from typing_extensions import override
@@ -52,6 +53,26 @@ async def ask(broker: NatsBroker, id: UUID, order: dict[str, int], **more: str) 
     await broker.request(
         json.dumps(order), "orders.placed", headers=headers, timeout=60
     )
+
+
+async def test_what_outlives_a_subscriber_cannot_go_on_with_its_session(
+    url: str, shared_nats: NatsServer
+) -> None:
+    kept: list[AsyncSession] = []
+    async with async_sessions_of(url) as sessions:
+        broker = NatsBroker(
+            shared_nats.url, middlewares=[Idempotent(sessions, consumer="billing")]
+        )
+
+        @broker.subscriber("orders.placed")
+        async def bill(session: Annotated[AsyncSession, Context("session")]) -> None:
+            kept.append(session)
+
+        async with broker:
+            await broker.start()
+            await ask(broker, uuid7(), {})
+        with pytest.raises(InvalidRequestError, match="permanently closed"):
+            await kept[0].execute(text("SELECT 1"))
 
 
 async def test_the_result_of_a_duplicate_is_not_published(
