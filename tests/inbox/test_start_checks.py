@@ -9,6 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.ext.asyncio import (
     AsyncSession,
     async_sessionmaker,
@@ -17,12 +19,14 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool, StaticPool
 
-from inbox import Consumer
+from inbox import Consumer, guard, idempotent
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
-from outbox import Message
+from outbox import Message, add
 from outbox.cli.main import main
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import find
 from outbox.errors import ConfigError
 from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.relays import as_role
@@ -109,6 +113,8 @@ async def test_read_only_transactions_are_refused(database_url: str) -> None:
 
 APP = """
 from sqlalchemy import create_engine, text
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.orm import sessionmaker
 from inbox import Consumer
 
@@ -228,3 +234,69 @@ def test_a_webhook_checks_its_pool_too(database_url: str) -> None:
     webhook_app(plain, sessions, name="billing", secrets=[SECRET])
     with pytest.raises(ConfigError, match="max_in_flight=64: needs 64 connections"):
         webhook_app(plain, sessions, name="b", secrets=[SECRET], max_in_flight=64)
+
+
+class UnknownDialect(PGDialect_psycopg):
+    """A dialect whose driver the inbox doesn't know; it connects like psycopg."""
+
+    driver = "pg8000"
+    supports_statement_cache = True
+
+
+registry.register("postgresql.unknown", __name__, "UnknownDialect")
+
+
+@pytest.fixture
+def unknown_driver(database_url: str) -> Iterator[sessionmaker[Session]]:
+    """Yield sessions of a driver that the inbox doesn't know."""
+    url = sqlalchemy_url(database_url).replace("+psycopg", "+unknown", 1)
+    engine = create_engine(url)
+    yield sessionmaker(engine)
+    engine.dispose()
+
+
+KNOWN = r"driver 'pg8000' .* use one of psycopg, psycopg2, asyncpg"
+
+
+async def test_a_consumer_refuses_a_driver_that_it_does_not_know(
+    unknown_driver: sessionmaker[Session],
+) -> None:
+    with pytest.raises(ConfigError, match=KNOWN):
+        await consumer_of(unknown_driver, plain).run()
+
+
+async def test_a_retry_of_dead_letters_refuses_a_driver_that_it_does_not_know(
+    unknown_driver: sessionmaker[Session],
+) -> None:
+    async with consumer_of(unknown_driver, plain).retrier() as retrier:
+        with pytest.raises(ConfigError, match=KNOWN):
+            await find(retrier, Criteria())
+
+
+def test_the_guard_refuses_a_driver_that_it_does_not_know(
+    unknown_driver: sessionmaker[Session],
+) -> None:
+    handle = idempotent(consumer="c")(plain)
+    message = Message("t", b"")
+
+    with unknown_driver.begin() as session, pytest.raises(ConfigError, match=KNOWN):
+        guard(session, message.id, consumer="c").__enter__()
+    with unknown_driver.begin() as session, pytest.raises(ConfigError, match=KNOWN):
+        handle(session, message)
+
+
+def test_the_guard_names_another_database_system() -> None:
+    with (
+        Session(create_engine("sqlite://")) as session,
+        pytest.raises(ConfigError, match="of sqlite is not supported"),
+    ):
+        guard(session, Message("t", b"").id, consumer="c").__enter__()
+
+
+def test_the_writer_works_with_any_driver(
+    unknown_driver: sessionmaker[Session], database_url: str
+) -> None:
+    with unknown_driver.begin() as session:
+        add(session, Message("t", b""))
+
+    assert execute(database_url, "SELECT topic FROM outbox.message") == [("t",)]
