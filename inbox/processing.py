@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
-from typing import Final
 
 from inbox.errors import RetryLater
 from inbox.receipt import ForeignId, MessageId
-from outbox.message import Message
+from outbox.message import FrozenDict, Message
 from outbox.tracing import Processing, Received, Traced, Tracer
-
-_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def processing(
@@ -38,6 +34,5 @@ def received(
     """Return what tracing knows about a message; `message` can be a `Message`."""
     if isinstance(message, Message):
         return message
-    return Received(
-        id.id if isinstance(id, ForeignId) else id, topic, headers or _NO_HEADERS
-    )
+    text = id.id if isinstance(id, ForeignId) else id
+    return Received(text, topic, FrozenDict(headers or {}))

@@ -3,17 +3,45 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from types import MappingProxyType
-from typing import Any, Final, Self, TypedDict, Unpack
+from typing import Any, Final, Never, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from typing_extensions import override
 
 from outbox import json_codec as codec
+from outbox.errors import InvalidMessageError
 from outbox.lane import Priority
 from outbox.message_id import uuid7
 
-_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenDict(dict[K, V]):
+    """A copy of a mapping that can't be changed.
+
+    Unlike a `MappingProxyType`, it doesn't change with the original, and it can be
+    hashed, pickled and deep-copied.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *_: Any, **__: Any) -> Never:
+        raise TypeError("a FrozenDict can't be changed; copy it with dict(…)")
+
+    __setitem__ = __delitem__ = clear = pop = popitem = _refuse
+    setdefault = update = __ior__ = _refuse
+
+    @override
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+
+_NO_HEADERS: Final[FrozenDict[str, str]] = FrozenDict()
 
 
 class _Changes(TypedDict, total=False):
@@ -75,12 +103,14 @@ class Message:
         """Create a message; `add` checks it.
 
         Args:
-            payload: bytes are used as they are; anything else is encoded as JSON.
+            payload: bytes are used as they are; anything else is encoded as JSON now.
+            headers: they are copied, so a later change doesn't reach the message.
             content_type: by default `application/octet-stream` for bytes and
                 `application/json` for the rest.
 
         Raises:
             CodecError: the payload can't be encoded.
+            InvalidMessageError: `headers` isn't a mapping.
         """
         # The relay creates tens of thousands of these a second: no loop, no dict.
         assign = object.__setattr__
@@ -93,6 +123,12 @@ class Message:
             assign(self, "content_type", content_type or codec.JSON)
         assign(self, "key", key)
         assign(self, "tenant", tenant)
+        if type(headers) is not FrozenDict:
+            if not isinstance(headers, Mapping):
+                raise InvalidMessageError(
+                    "headers", headers, "isn't a mapping", "pass a dict of str to str"
+                )
+            headers = FrozenDict(headers) if headers else _NO_HEADERS
         assign(self, "headers", headers)
         assign(self, "id", uuid7() if id is None else id)
         assign(self, "schema_version", schema_version)

@@ -340,7 +340,7 @@ def _row(message: Message) -> dict[str, Any]:
         "key": message.key,
         "tenant": message.tenant,
         "content_type": message.content_type,
-        "headers": _encode(dict(message.headers)) if message.headers else "{}",
+        "headers": _encode(message.headers),
         "payload": message.payload,
     }
 

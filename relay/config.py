@@ -3,17 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import MappingProxyType
 
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError
 from outbox.lane import Priority
+from outbox.message import FrozenDict
 from outbox.payload_codec import PayloadCodec
 from outbox.retry import RetryPolicy
 
-_WEIGHTS = MappingProxyType(
-    {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
-)
+_WEIGHTS = FrozenDict({Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,7 @@ class RelayConfig:
     strict_order: bool = False
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     codec: PayloadCodec | None = None
-    weights: Mapping[Priority, int] = field(default_factory=lambda: _WEIGHTS)
+    weights: Mapping[Priority, int] = _WEIGHTS
 
     @property
     def memory_bytes(self) -> int:
@@ -70,7 +68,8 @@ class RelayConfig:
         return 64 * 1024 * 1024 + self.concurrency * 5 * largest
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Check the values, and copy the weights."""
+        object.__setattr__(self, "weights", FrozenDict(self.weights))
         for name in (
             "batch_size",
             "max_batch_bytes",

@@ -8,6 +8,7 @@ from inbox.handlers.routes import DEFAULT_QUEUE, Routes
 from inbox.source import Source
 from outbox.brokers.plugins import implementation
 from outbox.errors import ConfigError, shorten
+from outbox.message import FrozenDict
 
 Order: TypeAlias = Literal["key", "none"]
 _ORDERS = ("key", "none")
@@ -34,8 +35,8 @@ class ServedQueues:
     ) -> None:
         self._consumer = consumer
         self._routes = routes
-        self._source = source
-        self._order = order
+        self._source = FrozenDict(source) if isinstance(source, Mapping) else source
+        self._order = FrozenDict(order) if isinstance(order, Mapping) else order
         self._weights: dict[str, int] = {}
         for said in order.values() if isinstance(order, Mapping) else (order,):
             if said not in _ORDERS:

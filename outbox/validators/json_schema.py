@@ -1,6 +1,7 @@
 """JSON Schema, validated by `jsonschema`."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from jsonschema import Draft202012Validator, SchemaError
@@ -21,15 +22,16 @@ class JsonSchemaValidator:
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        kind = validator_for(schema, default=Draft202012Validator)
+        own = deepcopy(dict(schema))
+        kind = validator_for(own, default=Draft202012Validator)
         try:
-            kind.check_schema(dict(schema))
+            kind.check_schema(own)
         except SchemaError as error:
             raise ConfigError(
                 f"schema at {error.json_path}: {error.message}; see the JSON Schema "
                 "specification"
             ) from error
-        self._validator = kind(schema)
+        self._validator = kind(own)
 
     def load(self, payload: bytes) -> Any:
         """Decode JSON and check it; return it unchanged."""

@@ -205,6 +205,6 @@ def _arrays(batch: Sequence[Message]) -> dict[str, list[Any]]:
         "keys": [m.key for m in batch],
         "tenants": [m.tenant for m in batch],
         "content_types": [m.content_type for m in batch],
-        "headers": [_encode(dict(m.headers)) if m.headers else "{}" for m in batch],
+        "headers": [_encode(m.headers) for m in batch],
         "payloads": [m.payload for m in batch],
     }

@@ -1,13 +1,22 @@
 """The class Message: construction, copies, and what its repr shows."""
 
-from dataclasses import FrozenInstanceError
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, asdict, replace
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
-from outbox import CodecError, Message, Priority, uuid7
+import outbox
+from outbox import CodecError, InvalidMessageError, Message, Priority, uuid7
 from outbox.message_id import is_uuid7
+from outbox.postgres.connection import sqlalchemy_url
+from tests.fixtures.sessions import execute
 
 
 def test_bytes_are_accepted_unchanged() -> None:
@@ -80,6 +89,60 @@ def test_a_message_cannot_be_changed() -> None:
         message.topic = "other"  # type: ignore[misc]
     with pytest.raises(TypeError):
         message.headers["a"] = "b"  # type: ignore[index]
+
+
+def test_one_dict_of_headers_serves_many_messages(database_url: str) -> None:
+    engine = create_engine(sqlalchemy_url(database_url))
+    headers: dict[str, str] = {}
+    with Session(engine) as session, session.begin():
+        for item in "abc":
+            headers["item"] = item
+            outbox.add(session, Message("t", b"", headers=headers))
+        headers["nats-later"] = "a name that add refuses"
+    engine.dispose()
+
+    stored = execute(database_url, "SELECT headers FROM outbox.message ORDER BY seq")
+    assert stored == [({"item": "a"},), ({"item": "b"},), ({"item": "c"},)]
+
+
+def test_a_mutable_payload_is_encoded_at_once() -> None:
+    order = {"lines": [1]}
+    message = Message("t", order)
+
+    order["lines"].append(2)
+
+    assert message.json() == {"lines": [1]}
+
+
+@pytest.mark.parametrize("headers", [None, [("a", "b")], "ab"])
+def test_headers_that_are_no_mapping_are_refused_at_once(headers: Any) -> None:
+    with pytest.raises(InvalidMessageError, match=r"headers .* isn't a mapping"):
+        Message("t", b"", headers=headers)
+
+
+@pytest.mark.parametrize("headers", [{}, {"a": "b"}])
+@pytest.mark.parametrize(
+    "duplicate",
+    [
+        copy.copy,
+        copy.deepcopy,
+        replace,
+        lambda message: pickle.loads(pickle.dumps(message)),
+        lambda message: Message(**asdict(message)),
+    ],
+)
+def test_a_message_is_a_value(
+    duplicate: Callable[[Message], Message], headers: dict[str, str]
+) -> None:
+    message = Message("t", {"a": 1}, key="k", headers=headers)
+
+    same = duplicate(message)
+
+    assert same == message
+    assert hash(same) == hash(message)
+    assert {message, same, message.replace(headers={"c": "d"})} > {message}
+    with pytest.raises(TypeError, match="can't be changed"):
+        same.headers.update(c="d")  # type: ignore[attr-defined]
 
 
 def test_equal_fields_make_equal_messages() -> None:

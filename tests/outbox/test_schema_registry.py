@@ -176,3 +176,13 @@ def test_an_invalid_registration_is_reported_at_once(
 def test_an_unreadable_type_is_reported_at_once(validator: Any, type_: object) -> None:
     with pytest.raises(ConfigError, match="annotate its fields"):
         validator(type_)
+
+
+def test_a_later_change_of_the_callers_schema_changes_nothing() -> None:
+    schema: dict[str, Any] = {"properties": {"order": {"type": "integer"}}}
+    registry = SchemaRegistry()
+    registry.register("t", schema)
+
+    schema["properties"]["order"]["type"] = "string"
+
+    registry.check(Message("t", {"order": 1}))

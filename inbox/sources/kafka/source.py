@@ -77,7 +77,7 @@ class KafkaSource:
             defaults |= _DISCOVERY
         self._config: Mapping[str, Any] = {**defaults, **config}
         check_config(self._name, confluent_kafka.Consumer, self._config)
-        self._topics = topics
+        self._topics = tuple(topics)
         self._poll = poll_interval.total_seconds()
         self._handover = options.handover.total_seconds()
         self._backlog: Backlog[Entry] = Backlog()

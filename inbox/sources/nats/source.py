@@ -88,7 +88,7 @@ class NatsSource:
         if not is_name(consumer):
             raise ConfigError(f"consumer {shorten(consumer)}: write {NAME_FORM}")
         self._consumer = consumer
-        self._topics = topics
+        self._topics = tuple(topics)
         self._poll = poll_interval.total_seconds()
         options = self._settings.options
         self._wanted: dict[str, Any] = {
