@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 
 from outbox import tracing
-from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.events import MEASURE_INTERVAL, Observer, Observers
 from outbox.gather import end
 from outbox.lane import PRIORITIES, lanes_of
@@ -47,6 +47,7 @@ from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Publisher
 from relay.recorded_broker import RecordedBroker
+from relay.settle import OUTCOMES
 from relay.sweep import sweep_lanes
 from relay.wakeup import wake_lanes
 from relay.worker import Worker
@@ -121,7 +122,7 @@ class Relay:
             limit=self._config.lease,
             application_name=f"{self._application} lease",
             relation="outbox.message",
-            marks="outbox.settlement",
+            writes=OUTCOMES,
             doorbell=Lock.OUTBOX_DOORBELL,
             # Lanes in flight are released once their batch is published and settled.
             patience=2 * self._config.lease + self._config.publish_timeout,
@@ -135,6 +136,7 @@ class Relay:
             url,
             application_name=f"{self._application} sweep",
             settings=WORKER_SETTINGS,
+            writes=OUTCOMES,
         )
         self._lanes = LaneBoard(
             self._lease, self._config.weights, self._config.concurrency
@@ -166,7 +168,7 @@ class Relay:
         Raises:
             ConfigError: the schema or a privilege is missing, or the URL leads through
                 a transaction pooler. Raised only at the start, like the next two.
-            DatabaseUnavailableError: the database is unreachable.
+            DatabaseUnavailableError: the database is unreachable or read-only.
             BrokerUnavailableError: the broker is unreachable.
         """
         running = asyncio.create_task(self._run())
@@ -209,25 +211,32 @@ class Relay:
     @asynccontextmanager
     async def _checked(self) -> AsyncIterator[Connection]:
         await refuse_pooler_async(self._url)
-        async with await connect(
-            self._url, application_name=self._application, settings=WORKER_SETTINGS
-        ) as connection:
-            try:
+        try:
+            async with await connect(
+                self._url,
+                application_name=self._application,
+                settings=WORKER_SETTINGS,
+                writes=OUTCOMES,
+            ) as connection:
                 await claim_batch(connection, self._lanes, [], self._config)
                 cursor = await connection.execute(LIST_MINIMUMS)
                 minimums = await cursor.fetchall()
                 yield connection
-            except (
-                psycopg.errors.UndefinedTable,
-                psycopg.errors.InvalidSchemaName,
-            ) as error:
-                raise ConfigError(
-                    "the database has no schema outbox: run pillarbox migrate"
-                ) from error
-            except psycopg.errors.InsufficientPrivilege as error:
-                raise ConfigError(
-                    f"{error.diag.message_primary}: GRANT pillarbox_relay TO its role"
-                ) from error
+        except (
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.InvalidSchemaName,
+        ) as error:
+            raise ConfigError(
+                "the database has no schema outbox: run pillarbox migrate"
+            ) from error
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise ConfigError(
+                f"{message_of(error)}: GRANT pillarbox_relay TO its role"
+            ) from error
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            raise DatabaseUnavailableError(
+                f"the relay can't record what it publishes: {message_of(error)}"
+            ) from error
         for event in find_short_retention(self._config.retry, minimums):
             self._notify(event)
 
@@ -268,6 +277,7 @@ class Relay:
                 self._url,
                 application_name=f"{self._application} worker",
                 settings=WORKER_SETTINGS,
+                writes=OUTCOMES,
             ),
             self._sweep_link,
             self._lanes,

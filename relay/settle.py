@@ -28,6 +28,9 @@ from relay.lanes.lane import BEGINNING
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
 
+OUTCOMES: Final = ("outbox.settlement", "outbox.deferral", "outbox.dead_letter")
+"""The tables into which a relay inserts what became of its messages."""
+
 _MAX_ATTEMPTS: Final = 2**31 - 2
 """One less than the column's maximum, so that adding one still fits."""
 _LONGEST: Final = 4096

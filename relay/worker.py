@@ -10,7 +10,7 @@ import psycopg
 
 from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
-from outbox.postgres.connection import Link
+from outbox.postgres.connection import Link, check_writable
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
 from relay.claim import Batch, claim_batch, traceparent_of
@@ -29,7 +29,7 @@ from relay.lanes.lane import Lane
 from relay.oversized import OversizedRows
 from relay.publish import Answer, publish_batch
 from relay.publisher import Publisher
-from relay.settle import Settlement, decide, settle_batch
+from relay.settle import OUTCOMES, Settlement, decide, settle_batch
 
 _DATABASE_ERRORS: Final = (psycopg.Error, DatabaseUnavailableError)
 _FIRST_PAUSE: Final = 0.1
@@ -146,6 +146,10 @@ class Worker:
         is_sweep = any(lane.needs_refresh for lane in lanes)
         link = self._sweep_link if is_sweep else self._link
         try:
+            connection = await self._link.connection()
+            if is_sweep:
+                # The session that records what is published may be gone or read-only.
+                await check_writable(connection, OUTCOMES)
             async with link.lock:
                 connection = await link.connection()
                 batch = await claim_batch(connection, self._lanes, lanes, self._config)

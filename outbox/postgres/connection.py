@@ -1,7 +1,7 @@
 """Connections to PostgreSQL for pillarbox's processes: async psycopg, autocommit."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -9,6 +9,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
+from outbox.postgres.sql_files import load
 from outbox.url import without_password
 
 Connection = psycopg.AsyncConnection[TupleRow]
@@ -102,6 +103,7 @@ async def connect(
     application_name: str,
     settings: Mapping[str, str] | None = None,
     shared: bool = False,
+    writes: Sequence[str] = (),
 ) -> Connection:
     """Open a connection in autocommit mode, with session settings applied.
 
@@ -109,10 +111,12 @@ async def connect(
         shared: whether other clients may use its server session, too, behind a pooler
             in transaction mode: then the session isn't pinned, and statements must
             qualify every function with its schema.
+        writes: the tables into which the session will insert.
 
     Raises:
         DatabaseUnavailableError: the database is unreachable, or rejects the
             connection.
+        psycopg.Error: it can't insert into these tables; see `check_writable`.
         ConfigError: the URL is invalid.
     """
     try:
@@ -130,10 +134,32 @@ async def connect(
             await connection.execute(
                 "SELECT pg_catalog.set_config(%s, %s, false)", (name, value)
             )
+        if writes:
+            await check_writable(connection, writes)
     except BaseException:
         await connection.close()
         raise
     return connection
+
+
+async def check_writable(connection: Connection, tables: Sequence[str]) -> None:
+    """Make sure that a session may insert into tables, before acting on their rows.
+
+    Raises:
+        psycopg.errors.ReadOnlySqlTransaction: it may not write at all.
+        psycopg.errors.InsufficientPrivilege: it lacks the privilege.
+        psycopg.errors.UndefinedTable: a table is missing.
+    """
+    cursor = await connection.execute(
+        load("outbox", "check_writable"), {"tables": list(tables)}
+    )
+    ((read_only, refused),) = await cursor.fetchall()
+    if read_only:
+        raise psycopg.errors.ReadOnlySqlTransaction("the database accepts no writes")
+    if refused:
+        raise psycopg.errors.InsufficientPrivilege(
+            f"permission denied to insert into {', '.join(refused)}"
+        )
 
 
 class Link:
@@ -148,10 +174,12 @@ class Link:
         *,
         application_name: str,
         settings: Mapping[str, str] | None = None,
+        writes: Sequence[str] = (),
     ) -> None:
         self._url = url
         self._application_name = application_name
         self._settings = settings
+        self._writes = writes
         self._connection: Connection | None = None
         self.lock = asyncio.Lock()
 
@@ -160,6 +188,7 @@ class Link:
 
         Raises:
             DatabaseUnavailableError: the database is unreachable.
+            psycopg.Error: a new session can't insert into the tables in `writes`.
         """
         if self._connection is not None and not self._connection.closed:
             return self._connection
@@ -168,6 +197,7 @@ class Link:
             self._url,
             application_name=self._application_name,
             settings=self._settings,
+            writes=self._writes,
         )
         return self._connection
 

@@ -29,15 +29,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
 
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.postgres.advisory_lock import Lock, LockHolder
-from outbox.postgres.connection import Connection, Link
+from outbox.postgres.connection import Connection, Link, check_writable
 from outbox.postgres.sql_files import load
+
+T = TypeVar("T")
 
 _MARGIN: Final = 0.2
 _BEATS: Final = 10
@@ -188,7 +190,9 @@ class Lease:
         groups: groups of lanes; each is shared fairly.
         limit: how long a process keeps its lanes after its last heartbeat.
         relation: the table whose inserts ring the doorbell.
-        marks: the table into which members may insert, to settle messages.
+        writes: the tables into which members insert to settle messages. Without the
+            privilege, or on a server that accepts no writes, no lane is held. Who may
+            insert into the first one is trusted.
         doorbell: the object of the doorbell's lock in this class, if it has one.
         patience: how long to wait without a lane, while others have more than their
             share, before reporting them: longer than their batches may take.
@@ -210,7 +214,7 @@ class Lease:
         limit: timedelta,
         application_name: str,
         relation: str = "outbox.message",
-        marks: str = "outbox.settlement",
+        writes: Sequence[str] = ("outbox.settlement",),
         doorbell: int | None = None,
         patience: timedelta = timedelta(minutes=1),
         may_hold: Callable[[Connection], Awaitable[bool]] = _always,
@@ -234,7 +238,7 @@ class Lease:
         self._on_fail = on_fail
         self._failures = 0
         self._relation = relation
-        self._marks = marks
+        self._writes = writes
         self._doorbell = doorbell
         self._patience = patience.total_seconds()
         self._suspected: frozenset[int] = frozenset()
@@ -309,6 +313,7 @@ class Lease:
             await self._lose_all()
         sent = time.monotonic()
         connection = await self._link.connection()
+        await self._answered("a check", check_writable(connection, self._writes))
         may_hold = await self._may_hold(connection)
         if not may_hold and not self._own.held:
             if self._own.is_member:
@@ -347,7 +352,7 @@ class Lease:
             member=Lock.MEMBER,
             bell=self._doorbell,
             relation=self._relation,
-            marks=self._marks,
+            marks=self._writes[0],
         )
         return [_Seen(*row) for row in rows]
 
@@ -446,13 +451,19 @@ class Lease:
     async def _execute(
         self, connection: Connection, name: str, **parameters: Any
     ) -> Sequence[Any]:
+        cursor = await self._answered(
+            name,
+            connection.execute(
+                load("outbox", name), {"class": self._class, **parameters}
+            ),
+        )
+        return await cursor.fetchall()
+
+    async def _answered(self, name: str, answer: Awaitable[T]) -> T:
         # While the server doesn't answer, we must not rely on the lease.
         try:
             async with asyncio.timeout(self._limit):
-                cursor = await connection.execute(
-                    load("outbox", name), {"class": self._class, **parameters}
-                )
-                return await cursor.fetchall()
+                return await answer
         except TimeoutError:
             raise DatabaseUnavailableError(
                 f"no answer to {name} within {self._limit:.1f} s"

@@ -55,6 +55,10 @@ _FIRST_LOOK: Final = 0.005
 _LAST_LOOK: Final = 0.05
 
 
+OUTCOMES: Final = ("inbox.ack", "inbox.redelivery")
+"""The tables into which a consumer inserts what became of its deliveries."""
+
+
 class PostgresSource:
     """A source of one consumer's deliveries; entering it subscribes the consumer.
 
@@ -102,14 +106,19 @@ class PostgresSource:
             limit=options.lease,
             application_name=f"{self._application} lease",
             relation="inbox.delivery",
-            marks="inbox.ack",
+            writes=OUTCOMES,
             on_take=self._lanes.take,
             on_lose=self._lanes.lose,
             on_fail=self._lease_failed,
         )
         self._lease_failure: Exception | None = None
         self._queue = Queue(
-            Link(url, application_name=self._application, settings=SESSION_SETTINGS),
+            Link(
+                url,
+                application_name=self._application,
+                settings=SESSION_SETTINGS,
+                writes=OUTCOMES,
+            ),
             self._lanes,
             consumer=consumer,
             prefetch=options.prefetch,

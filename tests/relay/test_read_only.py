@@ -1,0 +1,162 @@
+"""A relay that can't record what it publishes publishes nothing."""
+
+import asyncio
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import pytest
+
+from outbox import ConfigError, Message
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import find, retry_all
+from outbox.errors import DatabaseUnavailableError
+from outbox.testing.cluster import private_standby
+from outbox.testing.postgres import PostgresServer
+from relay.dead_letters.retry import publishing_retrier
+from relay.events import DatabaseLost, LeaseLost, LeaseTaken
+from relay.settle import OUTCOMES
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.passwords import set_password
+from tests.fixtures.proxy import Proxy
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import Running, insert, running
+from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
+
+WRITABLE = "?options=-c%20default_transaction_read_only%3Doff"
+RECORDED = "SELECT 1 FROM outbox.settlement HAVING count(*) = 2"
+COPIED = "SELECT 1 FROM outbox.message WHERE topic = 'during'"
+END_RELAY = """
+    SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
+     WHERE usename = 'mary' AND datname = current_database()
+"""
+
+
+def relays_url(url: str) -> str:
+    return set_password(url, "mary", "secret")
+
+
+def of_role(url: str, mode: str) -> None:
+    execute(url, f"ALTER ROLE mary SET default_transaction_read_only = {mode}")
+    execute(url, END_RELAY)
+
+
+def of_database(url: str, mode: str) -> None:
+    execute(url, f"ALTER DATABASE pillarbox SET default_transaction_read_only = {mode}")
+    execute(url, END_RELAY)
+
+
+def of_server(url: str, mode: str) -> None:
+    """As a managed service does whose disk is full: sessions that are open, too."""
+    execute(url, f"ALTER SYSTEM SET default_transaction_read_only = {mode}")
+    execute(url, "SELECT pg_reload_conf()")
+
+
+def assert_advised(relay: Running, words: str) -> None:
+    assert any(words in lost.remedy for lost in relay.events.of(DatabaseLost))
+
+
+async def until_refused(relay: Running) -> None:
+    """Wait until no lane is held and the relay has tried to take them again."""
+    await relay.events.wait_for(LeaseLost)
+    await relay.events.wait_for(DatabaseLost, len(relay.events.of(DatabaseLost)) + 5)
+
+
+@pytest.mark.parametrize("make", [of_role, of_database, of_server])
+async def test_a_relay_publishes_nothing_while_it_may_not_write(
+    make: Callable[[str, str], None], migrated_server: PostgresServer
+) -> None:
+    url = migrated_server.url + WRITABLE
+    publisher = ScriptedPublisher()
+    async with running(relays_url(migrated_server.url), publisher) as relay:
+        await relay.events.wait_for(LeaseTaken)
+        make(url, "on")
+        await until_refused(relay)
+        insert(url, Message("t", b""))
+        await until_refused(relay)
+        assert publisher.calls == []
+        assert_advised(relay, "default_transaction_read_only")
+        make(url, "off")
+        await publisher.until_acked(1)
+    assert len(publisher.acked) == 1
+
+
+@pytest.mark.parametrize("make", [of_role, of_database, of_server])
+async def test_a_relay_that_may_not_write_is_refused_at_start(
+    make: Callable[[str, str], None], migrated_server: PostgresServer
+) -> None:
+    url = relays_url(migrated_server.url)
+    insert(migrated_server.url, Message("t", b""))
+    make(migrated_server.url + WRITABLE, "on")
+    publisher = ScriptedPublisher()
+    for _ in range(3):
+        with pytest.raises(DatabaseUnavailableError, match="accepts no writes"):
+            async with running(url, publisher):
+                pass
+    assert publisher.calls == []
+
+
+@pytest.mark.parametrize("table", OUTCOMES)
+async def test_a_relay_publishes_nothing_without_the_right_to_record_it(
+    table: str, migrated_server: PostgresServer
+) -> None:
+    url = migrated_server.url
+    publisher = ScriptedPublisher()
+    async with running(relays_url(url), publisher) as relay:
+        await relay.events.wait_for(LeaseTaken)
+        execute(url, f"REVOKE INSERT ON {table} FROM pillarbox_relay")
+        await until_refused(relay)
+        insert(url, Message("t", b""))
+        await until_refused(relay)
+        assert publisher.calls == []
+        assert_advised(relay, "pillarbox doctor")
+
+    with pytest.raises(ConfigError, match=f"{table}.*GRANT pillarbox_relay"):
+        async with running(relays_url(url), publisher):
+            pass
+    assert publisher.calls == []
+
+
+async def test_a_relay_publishes_nothing_from_a_standby_behind_the_same_address(
+    migrated_server: PostgresServer,
+) -> None:
+    url = migrated_server.url
+    insert(url, Message("before", b""))
+    publisher = ScriptedPublisher()
+    proxy, through = Proxy.in_front_of(relays_url(url))
+    with private_standby(url) as standby, proxy:
+        async with running(through, publisher) as relay:
+            await publisher.until_acked(1)
+            insert(url, Message("after", b""))
+            await publisher.until_acked(2)
+            await asyncio.to_thread(
+                wait_for, "replay", lambda: execute(standby.url, RECORDED)
+            )
+            port = urlsplit(standby.url).port
+            assert port is not None
+            proxy.redirect(port)
+            await until_refused(relay)
+            insert(url, Message("during", b""))
+            await asyncio.to_thread(
+                wait_for, "replay", lambda: execute(standby.url, COPIED)
+            )
+            await until_refused(relay)
+            assert publisher.topics() == ["before", "after"]
+            assert_advised(relay, "standby")
+            standby.promote()
+            await publisher.until_acked(3)
+    assert publisher.topics() == ["before", "after", "during"]
+
+
+async def test_a_dead_letter_is_not_published_again_while_that_cannot_be_recorded(
+    migrated_server: PostgresServer,
+) -> None:
+    url = migrated_server.url
+    give_up(url, Message("t", b""))
+    mary = relays_url(url)
+    of_role(url, "on")
+    publisher = ScriptedPublisher()
+    with pytest.raises(DatabaseUnavailableError, match="read-only transaction"):
+        async with publishing_retrier(mary, lambda: publisher) as retrier:
+            await retry_all(retrier, await find(retrier, Criteria()))
+    assert publisher.calls == []
