@@ -29,7 +29,7 @@ from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerMeasured, ConsumerStarted, ConsumerStopped
-from inbox.handlers.executor import Permanent, Terms, check_database
+from inbox.handlers.executor import Permanent, Terms, check_database, make_days
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
@@ -56,6 +56,7 @@ from outbox.errors import ConfigError
 from outbox.events import MEASURE_INTERVAL, Event, Observer, Observers
 from outbox.gather import end
 from outbox.payload_codec import PayloadCodec
+from outbox.postgres.days import Days
 from outbox.retry import RetryPolicy
 from outbox.schema_registry import REGISTRY, SchemaRegistry
 
@@ -311,8 +312,11 @@ class Consumer:
         limits = self._fit_to_pool()
         is_long = has_long_handlers(self._routes)
         await check_database(self._executor, retry, observers.notify, is_long=is_long)
+        days = Days(partial(self._executor.transact, make_days), observers.notify)
+        await days.make()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._executor.close)
+            stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             if is_long:
                 await stack.enter_async_context(sweeping(self._executor, self.name))
             scheduler, dispatchers = self._dispatchers(

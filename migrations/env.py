@@ -3,7 +3,7 @@
 The version table is in the schema `outbox`, so that the user's own migrations never
 conflict with pillarbox's. Everything happens in one transaction, so that a failure
 leaves nothing half done. A second one validates the constraints that the first one
-added without reading existing rows, because that would have prolonged its locks. Both
+added without reading existing rows, because that would have prolonged its locks. All
 pin the search_path: they run as an administrator, and must not call other roles'
 objects. No lock request waits longer than lock_timeout, since writers queue behind it.
 """
@@ -47,7 +47,12 @@ def _run_all() -> None:
             _remove()
         else:
             _make(options.get("from_version"), with_cron=options.get("with_cron", True))
-    if is_ours and not options.get("remove", False) and _has_limits():
+    if not options.get("with_cron", True) and _includes("0004"):
+        for schema in ("outbox", "inbox"):
+            # Apart, because a transaction can hold a limited number of locks.
+            with context.begin_transaction(), _pinned_settings():
+                run_now("premake.sql", schema=schema)
+    if is_ours and not options.get("remove", False) and _includes("0006"):
         with context.begin_transaction(), _pinned_settings():
             run_now("validate.sql")
 
@@ -57,8 +62,8 @@ def _lock_timeout(times: int = 1) -> str:
     return f"SET LOCAL lock_timeout = {round(timeout.total_seconds() * 1000) * times}"
 
 
-def _has_limits() -> bool:
-    return any(version.revision == "0006" for version in _versions())
+def _includes(revision: str) -> bool:
+    return any(version.revision == revision for version in _versions())
 
 
 def _make(from_version: str | None, *, with_cron: bool) -> None:

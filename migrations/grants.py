@@ -452,6 +452,9 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.adopt_table(text)",
                 "outbox.make_partitions(text)",
                 "outbox.make_partitions_at(text, timestamptz[])",
+                "outbox.make_partition(text, timestamptz)",
+                "outbox.keep_forgotten(text)",
+                "outbox.make_days()",
                 "outbox.trim_foreign_receipts_batch()",
                 "outbox.detach_expired(text, regclass[], interval)",
                 "outbox.upkeep_plan(text)",
@@ -497,6 +500,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             "relay",
             "consumer",
         ),
+        _grant(_EXECUTE, _functions("outbox.make_days()"), "relay", "consumer"),
         # outbox.partition_health calls it with the rights of the role that reads the
         # view.
         _grant(

@@ -22,6 +22,7 @@ from outbox.gather import end
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.postgres.advisory_lock import END_FOREIGN, LOCK_CLASS, Lock, LockHolder
 from outbox.postgres.connection import Connection, Link, connect
+from outbox.postgres.days import MAKE_DAYS, Days
 from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
 from outbox.postgres.lease import RETRY, Lease, Obstruction
@@ -150,6 +151,7 @@ class Relay:
             origin=self._origin,
             notify=self._notify,
         )
+        self._days = Days(self._make_days, self._notify)
         self._withheld = False
         self._doorbell_holders: tuple[tuple[LockHolder, ...], ...] = ((), ())
         self._stop = asyncio.Event()
@@ -186,12 +188,14 @@ class Relay:
             async with self._checked() as connection:
                 await stack.enter_async_context(self._publisher)
                 await self._broker.matches(connection, switch=self._switch_broker)
+            await self._days.make()
             self._notify(RelayStarted(publisher=self._name))
             async with asyncio.TaskGroup() as group:
                 upkeep = [
                     group.create_task(self._lease.run()),
                     group.create_task(self._wake()),
                     group.create_task(self._sweep()),
+                    group.create_task(self._days.keep()),
                     group.create_task(self._check_broker()),
                     group.create_task(self._oversized.run()),
                     group.create_task(self._measure()),
@@ -252,6 +256,11 @@ class Relay:
 
     async def _sweep(self) -> None:
         await sweep_lanes(self._lanes, self._sweep_link, self._config, self._notify)
+
+    async def _make_days(self) -> list[Any]:
+        async with self._sweep_link.lock:
+            connection = await self._sweep_link.connection()
+            return await (await connection.execute(MAKE_DAYS)).fetchall()
 
     async def _check_broker(self) -> None:
         await check_broker(

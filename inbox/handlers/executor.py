@@ -42,6 +42,7 @@ from outbox.errors import (
 )
 from outbox.events import Observer
 from outbox.message import Message
+from outbox.postgres.days import MAKE_DAYS
 from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
@@ -177,6 +178,11 @@ def _check_rights(rights: Row[Any]) -> None:
 
 def _list_minimums(session: Session) -> list[Any]:
     return list(connection_of(session).execute(text(LIST_MINIMUMS)))
+
+
+def make_days(session: Session) -> list[Any]:
+    """Create the missing partitions of all tables; return what failed."""
+    return list(session.execute(text(MAKE_DAYS)))
 
 
 def connection_broke(error: BaseException) -> bool:

@@ -20,6 +20,9 @@ REVOKE ALL
         outbox.adopt_table(text),
         outbox.make_partitions(text),
         outbox.make_partitions_at(text, timestamptz[]),
+        outbox.make_partition(text, timestamptz),
+        outbox.keep_forgotten(text),
+        outbox.make_days(),
         outbox.trim_foreign_receipts_batch(),
         outbox.detach_expired(text, regclass[], interval),
         outbox.upkeep_plan(text),
@@ -52,6 +55,7 @@ GRANT EXECUTE
 GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO {maintainer};
 GRANT EXECUTE ON PROCEDURE outbox.trim_foreign_receipts() TO {maintainer};
 GRANT EXECUTE ON FUNCTION outbox.upkeep_plan(text) TO {monitor}, {relay}, {consumer};
+GRANT EXECUTE ON FUNCTION outbox.make_days() TO {relay}, {consumer};
 GRANT EXECUTE
     ON FUNCTION outbox.is_followed(text, timestamptz, timestamptz)
     TO {maintainer}, {monitor}, {relay}, {consumer};

@@ -14,6 +14,7 @@ def upgrade() -> None:
     run("grants_on_partman.sql")
     run("versions/0004_partitions.up.sql")
     run("versions/0004_intervals.up.sql")
+    run("versions/0004_days.up.sql")
     run("versions/0004_retention.up.sql")
     run("versions/0004_upkeep.up.sql")
 

@@ -421,6 +421,40 @@ END;
 COMMENT ON FUNCTION outbox.holder_of_lock IS
     'the session that holds an advisory lock, and whether its role may run the upkeep; null: none any more';
 
+-- Created again after its drop, because the clock had jumped: dropped receipts must not count as new.
+CREATE FUNCTION outbox.keep_forgotten(parent text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+AS $body$
+DECLARE
+    v_has_older boolean;
+    x record;
+BEGIN
+    FOR x IN
+        SELECT q.partition, max(d.newest) AS newest
+          FROM outbox.partition_policy p
+          JOIN outbox.dropped_partition d ON d.parent_table = p.parent_table AND d.newest IS NOT NULL AND d.ends_at >= now() - p.retention
+         CROSS JOIN LATERAL outbox.partitions(parent) q
+         WHERE p.parent_table = parent AND p.control = 'message_at'
+           AND d.starts_at < q.ends_at AND d.ends_at > q.starts_at
+           AND q.ends_at >= now() - p.retention AND NOT q.detach_pending
+         GROUP BY q.partition
+    LOOP
+        CONTINUE WHEN EXISTS (
+            SELECT FROM pg_constraint c
+             WHERE c.conrelid = x.partition AND c.conname = 'not_forgotten_' || (extract(epoch FROM x.newest) * 1000)::bigint);
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE message_at <= %L)', x.partition, x.newest) INTO v_has_older;
+        -- A partition with rows was attached again: its receipts exist.
+        CONTINUE WHEN v_has_older;
+        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT %I CHECK (message_at > %L) NOT VALID', x.partition,
+                       'not_forgotten_' || (extract(epoch FROM x.newest) * 1000)::bigint, x.newest);
+    END LOOP;
+END
+$body$;
+COMMENT ON FUNCTION outbox.keep_forgotten IS 'refuse receipts that a partition which was created again may have held';
+
 CREATE FUNCTION outbox.make_partitions(parent text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -437,7 +471,6 @@ DECLARE
     v_missing timestamptz[];
     v_unmade timestamptz;
     v_changed text;
-    v_has_older boolean;
     v_follower text;
     x record;
 BEGIN
@@ -475,29 +508,7 @@ BEGIN
                 USING HINT = 'another table may have the partition''s name: pillarbox doctor finds it';
         END IF;
     END IF;
-    -- Created again after its drop, because the clock had jumped: dropped receipts must not count as new.
-    IF p.control = 'message_at' AND EXISTS (
-        SELECT FROM outbox.dropped_partition d
-         WHERE d.parent_table = parent AND d.newest IS NOT NULL AND d.ends_at >= now() - p.retention)
-    THEN
-        FOR x IN
-            SELECT q.partition, max(d.newest) AS newest
-              FROM outbox.partitions(parent) q
-              JOIN outbox.dropped_partition d
-                ON d.parent_table = parent AND d.starts_at < q.ends_at AND d.ends_at > q.starts_at AND d.newest IS NOT NULL
-             WHERE q.ends_at >= now() - p.retention AND NOT q.detach_pending
-             GROUP BY q.partition
-        LOOP
-            CONTINUE WHEN EXISTS (
-                SELECT FROM pg_constraint c
-                 WHERE c.conrelid = x.partition AND c.conname = 'not_forgotten_' || (extract(epoch FROM x.newest) * 1000)::bigint);
-            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE message_at <= %L)', x.partition, x.newest) INTO v_has_older;
-            -- A partition with rows was attached again: its receipts exist.
-            CONTINUE WHEN v_has_older;
-            EXECUTE format('ALTER TABLE %s ADD CONSTRAINT %I CHECK (message_at > %L) NOT VALID', x.partition,
-                           'not_forgotten_' || (extract(epoch FROM x.newest) * 1000)::bigint, x.newest);
-        END LOOP;
-    END IF;
+    PERFORM outbox.keep_forgotten(parent);
     -- Rows of a DEFAULT partition, which somebody has created, have no partition that tells their days.
     v_missing := NULL;
     FOR x IN SELECT t.partdefid::regclass AS partition FROM pg_partitioned_table t WHERE t.partrelid = parent::regclass AND t.partdefid <> 0 LOOP

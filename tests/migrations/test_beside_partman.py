@@ -59,7 +59,7 @@ def choose_automatic(url: str) -> None:
     assert main(["maintain", "--database", url]) == 0
 
 
-@pytest.mark.week
+@pytest.mark.month
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Auckland"])
 def test_a_pg_partman_run_by_others_makes_no_partitions_of_pillarbox(
     zone: str, database_url: str, doctor: Doctor
@@ -102,7 +102,7 @@ def test_the_policy_can_allow_pg_partmans_worker_and_the_doctor_finds_difference
     assert doctor(database_url)[1] == []
 
 
-@pytest.mark.week
+@pytest.mark.month
 @pytest.mark.parametrize("days", [3, 5])
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Auckland"])
 def test_the_doctors_remedy_replaces_partitions_made_by_others(
@@ -147,7 +147,7 @@ def test_a_partition_of_another_owner_is_not_held_forever(
     assert doctor(database_url)[1] == []
 
 
-@pytest.mark.week
+@pytest.mark.month
 def test_a_table_with_the_name_of_a_partition_is_renamed(
     database_url: str, doctor: Doctor
 ) -> None:

@@ -25,6 +25,7 @@ DEFINERS = {
         "owner",
         "SELECT outbox.make_partitions_at('outbox.message', '{2040-01-01}')",
     ),
+    "outbox.make_days()": ("relay", "SELECT * FROM outbox.make_days()"),
     "outbox.set_interval(text,interval,integer)": (
         "owner",
         "SELECT outbox.set_interval('outbox.message', '1 hour', 48)",

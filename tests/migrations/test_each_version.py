@@ -34,7 +34,7 @@ def rows_of_users(url: str) -> Contents:
     }
 
 
-@pytest.mark.week
+@pytest.mark.month
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_downgrade_keeps_rows_of_older_tables_and_loses_newer_ones(
     version: str, database_url: str

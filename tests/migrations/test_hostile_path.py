@@ -289,7 +289,7 @@ def test_a_command_uses_no_name_that_a_search_path_could_hide(
     assert run(hidden_url) == status
 
 
-@pytest.mark.week
+@pytest.mark.month
 @pytest.mark.parametrize("command", NEW)
 def test_a_first_migration_makes_the_same_schema_whatever_the_path_hides(
     command: str,

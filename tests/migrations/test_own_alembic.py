@@ -185,7 +185,7 @@ def test_the_applications_history_is_printed_offline_without_pillarboxs(
     assert "outbox" not in printed.getvalue()
 
 
-@pytest.mark.week
+@pytest.mark.month
 @pytest.mark.usefixtures("alone")
 async def test_migrations_run_on_the_applications_async_connection(
     database_url: str, empty_database_url: str

@@ -28,7 +28,7 @@ def step(url: str, version: str) -> None:
         migrations._run(lambda alembic: alembic.downgrade(config, version))
 
 
-@pytest.mark.week
+@pytest.mark.month
 def test_rows_survive_a_downgrade_and_an_upgrade(
     database_url: str,
 ) -> None:

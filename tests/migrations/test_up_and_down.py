@@ -31,6 +31,7 @@ def run_in_psql(url: str, script: str, directory: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.month
 def test_a_second_migration_changes_nothing(database_url: str) -> None:
     first = snapshot(database_url)
 
@@ -40,7 +41,7 @@ def test_a_second_migration_changes_nothing(database_url: str) -> None:
     assert snapshot(database_url) == first
 
 
-@pytest.mark.week
+@pytest.mark.month
 def test_a_downgrade_removes_everything_and_an_upgrade_restores_it(
     database_url: str,
 ) -> None:
@@ -53,7 +54,7 @@ def test_a_downgrade_removes_everything_and_an_upgrade_restores_it(
     assert snapshot(database_url) == first
 
 
-@pytest.mark.week
+@pytest.mark.month
 def test_the_printed_sql_makes_the_same_schema_as_the_command(
     database_url: str, empty_database_url: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,279 @@
+"""Relays and consumers make missing days: a forgotten scheduler refuses no order."""
+
+import asyncio
+from typing import Any, Final
+
+import psycopg
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer
+from inbox.events import MessageHandled
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.administration.migrate import migrate
+from outbox.events import Event
+from outbox.postgres.days import Days, PartitionsNotMade
+from outbox.testing.postgres import PostgresServer
+from relay.events import BatchPublished, RelayStarted
+from tests.acceptance.relays import as_role
+from tests.fixtures.consumers import async_sessions_of
+from tests.fixtures.consumers import running as running_consumer
+from tests.fixtures.postgres import one_at_a_time
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import running as running_relay
+from tests.fixtures.sessions import execute
+from tests.migrations.catalog import snapshot
+from tests.outbox.administration.test_upkeep import TABLES
+
+FORGET: Final = """
+DO $$
+DECLARE
+    x record;
+BEGIN
+    FOR x IN SELECT p.parent_table AS parent, q.partition
+               FROM outbox.partition_policy p, outbox.partitions(p.parent_table) q
+              WHERE q.ends_at > now()
+    LOOP
+        EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', x.parent, x.partition);
+        EXECUTE format('DROP TABLE %s', x.partition);
+    END LOOP;
+    UPDATE outbox.upkeep SET awaited_at = now() - interval '9 days';
+END
+$$
+"""
+"""Nine days have passed since the migration, and nothing has run the upkeep."""
+COVERED: Final = (
+    "SELECT p.parent_table, max(x.ends_at) >= now() + %s * interval '1 day'"
+    "  FROM outbox.partition_policy p, outbox.partitions(p.parent_table) x"
+    " WHERE x.ends_at > now() GROUP BY 1 ORDER BY 1"
+)
+ADD: Final = "SELECT outbox.add('orders.placed', '{}'::jsonb)"
+
+
+async def ignore(session: AsyncSession, message: Message) -> None: ...
+
+
+def make_days(url: str, role: str = "pillarbox_relay") -> list[tuple[Any, ...]]:
+    return execute(f"{url}?options=-crole%3D{role}", "SELECT * FROM outbox.make_days()")
+
+
+@pytest.fixture
+def forgotten_url(database_url: str) -> str:
+    execute(database_url, FORGET)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        execute(database_url, ADD)
+    return database_url
+
+
+@pytest.mark.parametrize("role", ["pillarbox_relay", "pillarbox_consumer"])
+def test_a_relay_and_a_consumer_make_the_days_that_nobody_made(
+    forgotten_url: str, role: str
+) -> None:
+    assert make_days(forgotten_url, role) == []
+
+    assert execute(forgotten_url, COVERED, (1,)) == [(t, True) for t in sorted(TABLES)]
+    execute(forgotten_url, ADD)
+    assert execute(forgotten_url, "SELECT succeeded_at FROM outbox.upkeep") == [(None,)]
+
+
+async def test_a_relay_makes_them_before_its_first_claim(forgotten_url: str) -> None:
+    url = as_role(forgotten_url, "pillarbox_relay")
+    async with running_relay(url, ScriptedPublisher()) as relay:
+        await relay.events.wait_for(RelayStarted)
+        execute(forgotten_url, ADD)
+        await relay.events.wait_for(BatchPublished)
+
+    assert relay.events.of(PartitionsNotMade) == []
+
+
+async def test_a_consumer_makes_them_before_its_first_message(
+    forgotten_url: str,
+) -> None:
+    source = MemorySource(Message("orders.placed", 1))
+    async with async_sessions_of(as_role(forgotten_url, "pillarbox_consumer")) as it:
+        consumer = Consumer(source, it, name="billing")
+        consumer.handles("orders.placed")(ignore)
+        async with running_consumer(consumer) as events:
+            await events.wait_for(MessageHandled)
+
+
+async def test_a_relay_that_can_make_none_says_so_and_goes_on(
+    database_url: str,
+) -> None:
+    execute(database_url, FORGET)
+    execute(
+        database_url,
+        "REVOKE EXECUTE ON FUNCTION outbox.make_days() FROM pillarbox_relay",
+    )
+    url = as_role(database_url, "pillarbox_relay")
+    async with running_relay(url, ScriptedPublisher()) as relay:
+        (failed,) = await relay.events.wait_for(PartitionsNotMade)
+        await relay.events.wait_for(RelayStarted)
+
+    assert "permission denied for function make_days" in failed.reason
+
+
+async def test_days_are_made_again_every_hour_and_a_failure_is_retried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[list[tuple[str, str]]] = [[("a lock", "wait")], [], []]
+    pauses: list[float] = []
+
+    async def make() -> list[tuple[str, str]]:
+        return answers.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if not answers:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("outbox.postgres.days.asyncio.sleep", sleep)
+    heard: list[Event] = []
+    days = Days(make, heard.append)
+    await days.make()
+    with pytest.raises(asyncio.CancelledError):
+        await days.keep()
+
+    assert heard == [PartitionsNotMade(reason="a lock", remedy="wait")]
+    first, *later = pauses
+    assert 54 <= first <= 60
+    assert all(3240 <= pause <= 3600 for pause in later)
+
+
+def test_a_writer_may_not_make_days(database_url: str) -> None:
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        make_days(database_url, "pillarbox_application")
+
+
+def test_days_are_made_as_pg_partman_makes_them(database_url: str) -> None:
+    expected = snapshot(database_url)
+    execute(database_url, FORGET)
+    execute(database_url, "UPDATE outbox.upkeep SET awaited_at = now()")
+
+    assert make_days(database_url) == []
+
+    assert snapshot(database_url) == expected
+
+
+def test_pg_partman_continues_where_a_relay_stopped(forgotten_url: str) -> None:
+    make_days(forgotten_url)
+
+    execute(forgotten_url, "SELECT outbox.accept_clock()")
+    execute(forgotten_url, "CALL outbox.maintain()")
+
+    ((few, gaps),) = execute(
+        forgotten_url, "SELECT min(ahead), max(gaps) FROM outbox.partition_health"
+    )
+    assert (few, gaps) == (3, 0)
+
+
+def test_the_days_of_dropped_receipts_stay_closed_to_them(forgotten_url: str) -> None:
+    execute(
+        forgotten_url,
+        "INSERT INTO outbox.dropped_partition"
+        " (parent_table, starts_at, ends_at, newest)"
+        " SELECT 'inbox.receipt', d, d + interval '1 day', d + interval '1 second'"
+        "   FROM outbox.begin_of('1 day', now()) AS d",
+    )
+
+    make_days(forgotten_url)
+
+    assert execute(
+        forgotten_url,
+        "SELECT count(*) FROM pg_constraint"
+        " WHERE conname LIKE 'not_forgotten_%' AND conrelid IN"
+        "   (SELECT partition FROM outbox.partitions('inbox.receipt'))",
+    ) == [(1,)]
+
+
+def test_the_days_of_an_upkeep_at_work_are_left_to_it(forgotten_url: str) -> None:
+    lock = "hashtextextended('outbox.make_partitions outbox.settlement', 0)"
+    with psycopg.connect(forgotten_url) as upkeep:
+        upkeep.execute(f"SELECT pg_advisory_xact_lock({lock})")
+
+        assert make_days(forgotten_url) == []
+
+    covered = [table for table, _ in execute(forgotten_url, COVERED, (0,))]
+    assert "outbox.message" not in covered
+    assert "outbox.deferral" not in covered
+    assert "inbox.receipt" in covered
+
+
+def test_a_long_transaction_of_a_writer_neither_waits_nor_hinders(
+    forgotten_url: str,
+) -> None:
+    make_days(forgotten_url)
+    execute(
+        forgotten_url,
+        "DO $$ DECLARE x record; BEGIN"
+        " FOR x IN SELECT parent_table AS t, q.partition FROM outbox.partition_policy,"
+        "   outbox.partitions(parent_table) q WHERE q.starts_at > now() LOOP"
+        "   EXECUTE format('DROP TABLE %s', x.partition);"
+        " END LOOP; END $$",
+    )
+    with psycopg.connect(forgotten_url) as writer:
+        writer.execute(ADD)
+
+        assert make_days(forgotten_url) == []
+
+        writer.execute(ADD)
+
+
+def test_a_locked_table_is_reported_and_the_others_get_their_days(
+    forgotten_url: str,
+) -> None:
+    with psycopg.connect(forgotten_url) as session:
+        session.execute("LOCK TABLE outbox.message IN ACCESS EXCLUSIVE MODE")
+
+        ((problem, remedy),) = make_days(forgotten_url)
+
+    assert problem.startswith("no partitions of outbox.message: ")
+    assert remedy == ("a transaction keeps the table locked: pillarbox doctor names it")
+    covered = [table for table, _ in execute(forgotten_url, COVERED, (1,))]
+    assert covered == [
+        t for t in sorted(TABLES) if not t.startswith("outbox.") or "letter" in t
+    ]
+
+
+@pytest.mark.parametrize("years", [-2, 2])
+def test_a_clock_at_which_nothing_ever_ran_makes_no_days(
+    forgotten_url: str, years: int
+) -> None:
+    execute(
+        forgotten_url,
+        "DO $$ DECLARE x record; BEGIN"
+        " FOR x IN SELECT parent_table AS t, q.partition FROM outbox.partition_policy,"
+        "   outbox.partitions(parent_table) q LOOP"
+        "   EXECUTE format('DROP TABLE %s', x.partition);"
+        " END LOOP; END $$",
+    )
+    execute(
+        forgotten_url,
+        "UPDATE outbox.upkeep SET awaited_at = now() - %s * interval '1 year'",
+        (years,),
+    )
+
+    ((problem, remedy),) = make_days(forgotten_url)
+
+    assert problem.startswith("the server's clock says ")
+    assert "pillarbox maintain --accept-clock" in remedy
+    assert execute(forgotten_url, COVERED, (0,)) == []
+
+    execute(forgotten_url, "SELECT outbox.accept_clock()")
+    assert make_days(forgotten_url) == []
+    execute(forgotten_url, ADD)
+
+
+def test_without_pg_cron_a_migration_makes_30_days(
+    server: PostgresServer, empty_database_url: str
+) -> None:
+    with one_at_a_time(server):
+        migrate(empty_database_url, with_cron=False)
+
+    assert execute(empty_database_url, COVERED, (30,)) == [
+        (t, True) for t in sorted(TABLES)
+    ]
+    assert execute(
+        empty_database_url, "SELECT max(gaps) FROM outbox.partition_health"
+    ) == [(0,)]
