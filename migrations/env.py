@@ -78,6 +78,8 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
     for version in _versions():
         if file := getattr(version.module, "grants", None):
             run_now(file)
+    if _includes("0006"):
+        run_now("restore.sql")
     if with_cron:
         run_now("schedule.sql")
 

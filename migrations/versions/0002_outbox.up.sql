@@ -44,7 +44,7 @@ CREATE INDEX message_cause_idx ON outbox.message ((headers ->> 'causation-id')) 
 -- It comes often, so that it reaches pages before the next checkpoint, and doesn't freeze early: rows
 -- are dropped before they need it, and freezing a page that was checkpointed writes all of it to the
 -- WAL (340 bytes for a message of 300, instead of 3).
-CREATE TABLE outbox.message_template (LIKE outbox.message);
+CREATE TABLE outbox.message_template (LIKE outbox.message INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 ALTER TABLE outbox.message_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
@@ -95,7 +95,7 @@ COMMENT ON COLUMN outbox.settlement.ids IS 'the messages, in order of seq';
 CREATE INDEX settlement_lane_idx ON outbox.settlement (lane, last_seq);
 -- Marks by minute: for the last hour on the page.
 CREATE INDEX settlement_settled_idx ON outbox.settlement (settled_at);
-CREATE TABLE outbox.settlement_template (LIKE outbox.settlement INCLUDING STORAGE);
+CREATE TABLE outbox.settlement_template (LIKE outbox.settlement INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE);
 ALTER TABLE outbox.settlement_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
@@ -152,7 +152,7 @@ CREATE INDEX deferral_key_idx ON outbox.deferral (lane, key, seq)
 CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
 -- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, created_at) WHERE cause = 'settled';
-CREATE TABLE outbox.deferral_template (LIKE outbox.deferral);
+CREATE TABLE outbox.deferral_template (LIKE outbox.deferral INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 ALTER TABLE outbox.deferral_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
@@ -197,7 +197,7 @@ COMMENT ON COLUMN outbox.watermark.above IS 'the stretch begins above this seq; 
 COMMENT ON COLUMN outbox.watermark.up_to IS 'the last seq of the stretch';
 COMMENT ON COLUMN outbox.watermark.messages IS 'how many messages of the partition and the lane the stretch has';
 COMMENT ON COLUMN outbox.watermark.cluster IS 'outbox.cluster() when it was verified: another cluster ignores it';
-CREATE TABLE outbox.watermark_template (LIKE outbox.watermark);
+CREATE TABLE outbox.watermark_template (LIKE outbox.watermark INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 ALTER TABLE outbox.watermark_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
@@ -385,7 +385,7 @@ CREATE INDEX dead_letter_message_idx ON outbox.dead_letter (message_id);
 -- For outbox.message_life, by uuid.
 CREATE INDEX dead_letter_life_idx ON outbox.dead_letter
     ((CASE WHEN message_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN message_id::uuid END));
-CREATE TABLE outbox.dead_letter_template (LIKE outbox.dead_letter);
+CREATE TABLE outbox.dead_letter_template (LIKE outbox.dead_letter INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 
 -- PostgreSQL writes out numbers: 1e131000, ten bytes, is 131 kB of text, and some thousands of them are
 -- more than a value can have. So one row would fail the whole query.

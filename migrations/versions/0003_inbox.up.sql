@@ -26,7 +26,7 @@ CREATE TABLE inbox.receipt (
 COMMENT ON TABLE inbox.receipt IS 'proof that a consumer has handled a message, committed with the handler''s effects';
 COMMENT ON COLUMN inbox.receipt.message_at IS
     'a function of message_id, enforced by a CHECK: so the id alone is unique across all partitions';
-CREATE TABLE inbox.receipt_template (LIKE inbox.receipt);
+CREATE TABLE inbox.receipt_template (LIKE inbox.receipt INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 -- Rows are never updated: freeze them early instead of all at once before a wraparound.
 ALTER TABLE inbox.receipt_template SET (autovacuum_vacuum_insert_scale_factor = 0.1);
 
@@ -83,7 +83,7 @@ CREATE INDEX delivery_tenant_idx ON inbox.delivery (consumer, tenant, lane, seq)
 -- of pages. The index costs an insert next to nothing, and autovacuum summarizes it range by range.
 CREATE INDEX delivery_message_idx ON inbox.delivery USING brin (message_id uuid_minmax_multi_ops)
     WITH (pages_per_range = 64, autosummarize = on);
-CREATE TABLE inbox.delivery_template (LIKE inbox.delivery);
+CREATE TABLE inbox.delivery_template (LIKE inbox.delivery INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 -- Rows are only inserted, here and in the tables below: as for outbox.message.
 ALTER TABLE inbox.delivery_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
@@ -114,7 +114,7 @@ COMMENT ON TABLE inbox.ack IS
 COMMENT ON COLUMN inbox.ack.created_at IS 'when the deliveries were created, rounded down to 15 minutes';
 COMMENT ON COLUMN inbox.ack.moments IS 'created_at of each delivery; seqs has their seqs in the same order';
 CREATE INDEX ack_lane_idx ON inbox.ack (consumer, lane, last_seq);
-CREATE TABLE inbox.ack_template (LIKE inbox.ack);
+CREATE TABLE inbox.ack_template (LIKE inbox.ack INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 ALTER TABLE inbox.ack_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
@@ -155,7 +155,7 @@ COMMENT ON COLUMN inbox.redelivery.due_at IS 'when to deliver it again; null: wh
 CREATE INDEX redelivery_delivery_idx ON inbox.redelivery (seq, entry);
 CREATE INDEX redelivery_key_idx ON inbox.redelivery (consumer, lane, key, seq) WHERE key IS NOT NULL AND cause <> 'acked';
 CREATE INDEX redelivery_due_idx ON inbox.redelivery (due_at) WHERE due_at IS NOT NULL;
-CREATE TABLE inbox.redelivery_template (LIKE inbox.redelivery);
+CREATE TABLE inbox.redelivery_template (LIKE inbox.redelivery INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 ALTER TABLE inbox.redelivery_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
@@ -183,7 +183,7 @@ COMMENT ON COLUMN inbox.watermark.above IS 'the stretch begins above this seq; -
 COMMENT ON COLUMN inbox.watermark.up_to IS 'the last seq of the stretch';
 COMMENT ON COLUMN inbox.watermark.deliveries IS 'how many deliveries of the partition, the consumer and the lane the stretch has';
 COMMENT ON COLUMN inbox.watermark.cluster IS 'outbox.cluster() when it was verified: another cluster ignores it';
-CREATE TABLE inbox.watermark_template (LIKE inbox.watermark);
+CREATE TABLE inbox.watermark_template (LIKE inbox.watermark INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 ALTER TABLE inbox.watermark_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
@@ -517,7 +517,7 @@ CREATE INDEX dead_letter_retry_idx ON inbox.dead_letter (retry_after) WHERE stat
 CREATE INDEX dead_letter_message_idx ON inbox.dead_letter (message_id);
 CREATE INDEX dead_letter_life_idx ON inbox.dead_letter
     ((CASE WHEN message_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN message_id::uuid END));
-CREATE TABLE inbox.dead_letter_template (LIKE inbox.dead_letter);
+CREATE TABLE inbox.dead_letter_template (LIKE inbox.dead_letter INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 
 CREATE VIEW inbox.readable_dead_letter AS
 SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,

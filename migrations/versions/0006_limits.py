@@ -11,6 +11,7 @@ depends_on = None
 def upgrade() -> None:
     """Run the SQL file."""
     run("versions/0006_limits.up.sql")
+    run("versions/0006_promises.up.sql")
 
 
 def downgrade() -> None:

@@ -12,7 +12,7 @@ DECLARE
     v_table text;
 BEGIN
     FOR v_table IN
-        SELECT 'outbox.message'
+        SELECT unnest(ARRAY['outbox.message', 'outbox.message_template'])
         UNION ALL
         -- Detached partitions, which are attached again if they have an unsettled row.
         SELECT r.partition

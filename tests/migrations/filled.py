@@ -27,6 +27,8 @@ _ROWS: Final = (
     "INSERT INTO outbox.watermark (created_at, above, up_to, messages, lane)"
     " SELECT date_trunc('day', now(), 'UTC'), max(up_to), max(up_to) + 3, 3, 33"
     " FROM (SELECT -1 AS up_to UNION SELECT up_to FROM outbox.watermark) AS w",
+    "INSERT INTO outbox.broker (identity) VALUES ('redis://h/0')"
+    " ON CONFLICT DO NOTHING",
     _DEAD_LETTER.format("outbox.dead_letter"),
     _DEAD_LETTER.format("inbox.dead_letter"),
     "INSERT INTO inbox.receipt (message_id, message_at, consumer)"

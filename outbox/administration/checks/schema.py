@@ -9,17 +9,7 @@ from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
-_WITH_LIMITS: Final = "0006"
-_LIMITS: Final = (
-    "topic_size",
-    "key_size",
-    "tenant_size",
-    "content_type_size",
-    "headers_size",
-    "headers_are_strings",
-    "payload_size",
-    "schema_version_positive",
-)
+_WITH_PROMISES: Final = "0006"
 
 
 def check_schema(
@@ -42,25 +32,22 @@ def check_schema(
             remedy="pip install --upgrade pillarbox",
         )
 
-    if found is not None and found >= _WITH_LIMITS:
-        yield from _check_limits(connection, here)
+    if found is not None and found >= _WITH_PROMISES:
+        yield from _check_promises(connection, here)
 
 
-def _check_limits(
+def _check_promises(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    for limit, is_gone in connection.execute(
-        load("outbox", "list_missing_limits"), {"limits": list(_LIMITS)}
+    for thing, difference, restored_by in connection.execute(
+        load("outbox", "list_schema_differences")
     ):
         yield Finding(
             check="schema",
-            severity=Severity.WARNING,
-            finding=f"the constraint {limit} of outbox.message doesn't exist: any role"
-            " that may insert can add rows that are too large for a relay"
-            if is_gone
-            else f"the constraint {limit} of outbox.message is not validated",
-            remedy="create it as pillarbox migrate --sql prints it"
-            if is_gone
+            severity=Severity.WARNING if restored_by is None else Severity.ERROR,
+            finding=f"{thing} {difference}",
+            remedy=f"{restored_by};  -- as a superuser"
+            if difference.startswith("is owned by ")
             else here.migrate,
         )
 

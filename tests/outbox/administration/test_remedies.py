@@ -226,21 +226,15 @@ def test_an_overdue_partition_is_reported_with_the_blocking_session(
     assert doctor(database_url)[1] == []
 
 
-@pytest.mark.parametrize(
-    ("broken", "source"),
-    [
-        ("part of the schema is missing", "which pillarbox migrate --sql prints"),
-        ("a limit of the table is gone", "as pillarbox migrate --sql prints it"),
-    ],
-)
 def test_a_dropped_part_of_the_schema_is_named_with_its_source(
-    broken: str, source: str, database_url: str, doctor: Doctor
+    database_url: str, doctor: Doctor
 ) -> None:
-    execute(database_url, BROKEN[broken][0])
+    execute(database_url, BROKEN["part of the schema is missing"][0])
 
     remedies = {f["remedy"] for f in doctor(database_url)[1]}
 
     assert remedies
+    source = "which pillarbox migrate --sql prints"
     assert all(source in remedy for remedy in remedies)
 
 
