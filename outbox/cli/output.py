@@ -7,12 +7,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO
 
 from outbox.logs.printable import printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _NO_LIMIT: Final = 1_000_000
 
@@ -24,8 +21,17 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     line, complete and without colours. Unprintable characters are escaped.
     """
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     terminal = sys.stdout.isatty()
+    table = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
+        # Ids and numbers are never folded; long values are in the last column.
+        column.no_wrap = not terminal
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
     drawn = io.StringIO()
     Console(
         file=drawn,
@@ -35,36 +41,15 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         markup=False,
         highlight=False,
         emoji=False,
-    ).print(draw_table(names, rows, fold=terminal))
+    ).print(table)
     sys.stdout.writelines(
         f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1]
     )
 
 
-def draw_table(
-    names: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool
-) -> "Table":
-    """Draw rows under the names of their columns; escape unprintable characters.
-
-    Args:
-        fold: whether long cells take several lines.
-    """
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in table.columns:
-        column.overflow = "fold"
-        # Ids and numbers are never folded; long values are in the last column.
-        column.no_wrap = not fold
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    return table
-
-
-def write_json(value: Any, *, indent: int | None = 2) -> None:
+def write_json(value: Any) -> None:
     """Print a value as JSON; `to_json` converts what JSON can't represent."""
-    sys.stdout.write(f"{json.dumps(value, indent=indent, default=to_json)}\n")
+    sys.stdout.write(f"{json.dumps(value, indent=2, default=to_json)}\n")
 
 
 def to_json(value: object) -> object:

@@ -1,11 +1,9 @@
 """`pillarbox status`: whether all is well, and what waits, fails and runs."""
 
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -22,10 +20,9 @@ from outbox.cli.command import (
     new_app,
 )
 from outbox.cli.doctor import status_of
-from outbox.cli.output import draw_table, write_json, write_line, write_table
+from outbox.cli.output import write_json, write_line, write_table
 from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.errors import ConfigError
-from outbox.logs.printable import printable
 from outbox.observability.overview import (
     Backlog,
     BacklogGroup,
@@ -34,9 +31,6 @@ from outbox.observability.overview import (
     Scope,
     read_overview,
 )
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 APPLICATION_NAME: Final = "pillarbox status"
 """The application_name of its session in `pg_stat_activity`."""
@@ -66,113 +60,49 @@ def status(
         bool,
         typer.Option("--sizes", help="Show bytes; reads the size of every file."),
     ] = False,
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch",
-            help="Refresh until interrupted; with --json, print a line each time.",
-        ),
-    ] = False,
-    interval: Annotated[
-        timedelta,
-        duration_option("--interval", help="How often --watch refreshes."),
-    ] = Duration(seconds=2),
     database: Database = None,
     json: Json = False,
 ) -> int:
     """Show whether all is well, and what waits, fails and runs, on one screen."""
-    for name, value in (("window", window), ("interval", interval)):
-        if value <= timedelta(0):
-            raise ConfigError(f"{name}={exact_duration(value)}: must be above 0s")
-    if watch and not json and not sys.stdout.isatty():
-        raise ConfigError("watch: needs a terminal; use --json for a pipe or a file")
-    scope = Scope(window=window, sizes=sizes)
+    if window <= timedelta(0):
+        raise ConfigError(f"window={exact_duration(window)}: must be above 0s")
     url = database_url(database)
     with administration(url, application_name=APPLICATION_NAME) as connection:
         connection.execute("SET timezone = 'UTC'")
-
-        def read() -> Overview:
-            return read_overview(connection, scope)
-
-        if watch:
-            return _watch(read, interval.total_seconds(), json=json)
-        overview = read()
+        overview = read_overview(connection, Scope(window=window, sizes=sizes))
     code = status_of(overview.findings)
     if json:
         write_json(_to_json(overview))
-    else:
-        for block in _blocks(overview):
-            block.write()
+        return code
+    for block in _blocks(overview):
+        if isinstance(block, _Table):
+            write_line("")
+            write_table(block.columns, block.rows)
+        else:
+            write_line(block)
     return code
-
-
-def _watch(read: Callable[[], Overview], seconds: float, *, json: bool) -> int:
-    overview = read()
-    try:
-        if json:
-            while True:
-                write_json(_to_json(overview), indent=None)
-                sys.stdout.flush()
-                time.sleep(seconds)
-                overview = read()
-        from rich.live import Live
-
-        with Live(_draw(overview), screen=True, auto_refresh=False) as live:
-            while True:
-                live.update(_draw(overview), refresh=True)
-                time.sleep(seconds)
-                overview = read()
-    except KeyboardInterrupt:
-        return status_of(overview.findings)
 
 
 def _to_json(overview: Overview) -> dict[str, Any]:
     return {"status": status_of(overview.findings), **asdict(overview)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    lines: Sequence[str]
-
-    def write(self) -> None:
-        for line in self.lines:
-            write_line(line)
-
-    def draw(self) -> "RenderableType":
-        from rich.text import Text
-
-        return Text("\n".join(map(printable, self.lines)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
 
-    def write(self) -> None:
-        write_line("")
-        write_table(self.columns, self.rows)
 
-    def draw(self) -> "RenderableType":
-        from rich.padding import Padding
-
-        table = draw_table(self.columns, self.rows, fold=True)
-        return Padding(table, (1, 0, 0, 0))
-
-
-def _draw(overview: Overview) -> "RenderableType":
-    from rich.console import Group as Drawn
-
-    return Drawn(*(block.draw() for block in _blocks(overview)))
-
-
-def _blocks(overview: Overview) -> Iterator[_Lines | _Table]:
-    yield _Lines(list(_answer(overview)))
-    yield _Lines(["", *_outbox(overview), *_relays(overview)])
+def _blocks(overview: Overview) -> Iterator[str | _Table]:
+    yield from _answer(overview)
+    yield ""
+    yield from _outbox(overview)
+    yield from _relays(overview)
     yield from _consumers(overview)
     yield from _failures(overview)
     yield from _tables(overview)
-    yield _Lines(["", *_upkeep(overview), *_pins(overview)])
+    yield ""
+    yield from _upkeep(overview)
+    yield from _pins(overview)
 
 
 def _answer(overview: Overview) -> Iterator[str]:

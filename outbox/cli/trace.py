@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Annotated, Any, Final
 
 import typer
@@ -45,10 +44,6 @@ _STEPS: Final = ("at (UTC)", "after", "step", "who", "details")
 _MESSAGES: Final = ("message", "added (UTC)", "topic", "state", "consumers")
 _DAY: Final = timedelta(days=1)
 _MAX_REASON: Final = 200
-# The characters that Mermaid shows unchanged; others are written as code points.
-_PLAIN: Final = frozenset(
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:/_-+"
-)
 
 app = new_app()
 
@@ -93,27 +88,17 @@ def trace(
             show_default=False,
         ),
     ] = None,
-    mermaid: Annotated[
-        bool, typer.Option("--mermaid", help="Print the tree as a Mermaid flowchart.")
-    ] = False,
     json: Json = False,
 ) -> int:
     """Show the life of a message, and the messages that it caused, as a tree."""
     if (id is None) == (key is None):
         raise ConfigError("give the id of a message, or --key KEY, and not both")
-    if mermaid and json:
-        raise ConfigError("--mermaid and --json: choose one of them")
     urls = list(dict.fromkeys([database_url(database), *(inbox_database or ())]))
     with _opened(urls) as databases:
         if id is not None:
-            return _show_message(
-                read_trace(databases, id, max_messages=limit),
-                as_json=json,
-                as_mermaid=mermaid,
-            )
+            found = read_trace(databases, id, max_messages=limit)
+            return _show_message(found, as_json=json)
         assert key is not None
-        if mermaid:
-            raise ConfigError("--mermaid draws the tree of one message: give its id")
         return _show_key(databases, key, within, limit, as_json=json)
 
 
@@ -140,12 +125,9 @@ def _opened(urls: Sequence[str]) -> Iterator[Databases]:
         yield dict(zip(names, connections, strict=True))
 
 
-def _show_message(found: Trace, *, as_json: bool, as_mermaid: bool) -> int:
+def _show_message(found: Trace, *, as_json: bool) -> int:
     if as_json:
         write_json(_as_json(found))
-    elif as_mermaid:
-        for line in _mermaid(found):
-            write_line(line)
     else:
         _write_trace(found)
     return _STATUS[found.found]
@@ -342,35 +324,6 @@ def _drawn_below(branch: Branch, indent: str) -> Iterator[str]:
 def _line(life: Life) -> str:
     said = [life.topic, life.id, _state(life), _who(life)]
     return "  ".join(printable(it) for it in said if it)
-
-
-def _mermaid(found: Trace) -> Iterator[str]:
-    """Write the tree as a flowchart; what the message caused is below it."""
-    yield "flowchart TD"
-    names: dict[str, str] = {}
-
-    def node(life: Life) -> str:
-        names.setdefault(life.id, f"m{len(names)}")
-        said = [life.topic, life.id, _state(life), _who(life) or ""]
-        text = "<br/>".join(_escaped(it) for it in said if it)
-        return f'  {names[life.id]}["{text}"]'
-
-    lives = [*found.causes, *(it.life for it in found.branch.walk())]
-    for life in lives:
-        yield node(life)
-    path = [*found.causes, found.life]
-    for cause, caused in pairwise(path):
-        yield f"  {names[cause.id]} --> {names[caused.id]}"
-    for branch in found.branch.walk():
-        for child in branch.caused:
-            yield f"  {names[branch.life.id]} --> {names[child.life.id]}"
-        if branch.is_cut:
-            yield f"  {names[branch.life.id]} --> more{names[branch.life.id]}[more]"
-    yield f"  style {names[found.life.id]} stroke-width:3px"
-
-
-def _escaped(text: str) -> str:
-    return "".join(it if it in _PLAIN else f"#{ord(it)};" for it in printable(text))
 
 
 def _as_json(found: Trace) -> dict[str, Any]:

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,7 +13,6 @@ from outbox.cli.main import main
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.marks import defer, publish
-from tests.fixtures.processes import command_line
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -114,8 +107,6 @@ def test_the_rate_comes_from_the_latest_marks(
     ("arguments", "problem"),
     [
         (["--window", "0s"], "window=0s: must be above 0s"),
-        (["--watch"], "watch: needs a terminal"),
-        (["--watch", "--interval", "0s"], "interval=0s: must be above 0s"),
     ],
 )
 def test_bad_options_are_refused(
@@ -126,53 +117,3 @@ def test_bad_options_are_refused(
 ) -> None:
     assert main(["status", *arguments, "--database", database_url]) == 2
     assert problem in capsys.readouterr().err
-
-
-def test_watch_with_json_prints_a_line_for_each_refresh(database_url: str) -> None:
-    line = watch_command(database_url, "--json")
-    with (
-        subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process,
-        reaped(process),
-    ):
-        assert process.stdout is not None
-        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-
-    assert first["at"] < second["at"]
-    assert process.returncode == 0
-
-
-def test_watch_on_a_terminal_refreshes_in_place(database_url: str) -> None:
-    parent, child = pty.openpty()
-    line = watch_command(database_url)
-    with subprocess.Popen(line, stdin=child, stdout=child) as process, reaped(process):
-        os.close(child)
-        read_until(parent, rb"(?s)\x1b\[\?1049h.*all well.*all well")
-        process.send_signal(signal.SIGINT)
-        # The terminal leaves the alternate screen.
-        read_until(parent, rb"\x1b\[\?1049l")
-
-    os.close(parent)
-    assert process.returncode == 0
-
-
-@contextmanager
-def reaped(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Kill a process that a failing test leaves, which would be waited for."""
-    try:
-        yield
-    except BaseException:
-        process.kill()
-        raise
-
-
-def read_until(terminal: int, pattern: bytes) -> None:
-    said = b""
-    while not re.search(pattern, said):
-        said += os.read(terminal, 65536)
-
-
-def watch_command(url: str, *more: str) -> list[str]:
-    arguments = ("status", "--watch", "--interval", "0.05s", "--database", url)
-    return command_line("pillarbox", *arguments, *more)

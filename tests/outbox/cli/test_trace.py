@@ -1,4 +1,4 @@
-"""`pillarbox trace`: the life of a message as text, as JSON and for Mermaid."""
+"""`pillarbox trace`: the life of a message as text and as JSON."""
 
 import json
 
@@ -90,19 +90,6 @@ def test_json_contains_moments_durations_and_the_tree(
     assert "secret" not in said
 
 
-def test_mermaid_draws_the_tree_whatever_the_topics_are(
-    database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(database_url, str(family[1].id), "--mermaid") == 0
-
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head == "flowchart TD"
-    assert "  m0 --> m1" in lines
-    assert run(database_url, str(family[0].id), "--mermaid") == 0
-    said = capsys.readouterr().out
-    assert "email.#34;#93;#92;x1b#91;31m#92;u202e" in said
-
-
 def test_the_messages_of_a_key_are_listed_with_the_time_window(
     database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,8 +145,6 @@ def test_the_databases_of_consumers_are_searched_too(
     [
         ((), "give the id of a message, or --key KEY"),
         (("1", "--key", "k"), "and not both"),
-        (("1", "--json", "--mermaid"), "choose one of them"),
-        (("--key", "k", "--mermaid"), "give its id"),
     ],
     ids=" ".join,
 )
