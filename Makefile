@@ -63,7 +63,7 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test clock fault bench wheel images containers matrix check format reference screenshots lock setup clean packages
+.PHONY: help demo test clock fault bench wheel images containers matrix check format reference screenshots lock setup clean packages jars
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,7 +81,7 @@ test: packages $(READY) ## Run the tests (ARGS="-k lane")
 clock: packages $(READY) ## Run the database's tests at other hours and on odd days (ARGS=--once)
 	@$(BIN)/python -m tests.clock --workers $(WORKERS) $(ARGS)
 
-fault: packages $(READY) ## Run the tests that break things, in their full numbers
+fault: packages jars $(READY) ## Run the tests that break things, in their full numbers
 	@$(BIN)/pytest -n $(WORKERS) -m "fault or variant" --full $(ARGS)
 
 bench: packages $(READY) ## Measure speed and memory, compared with other libraries
@@ -124,7 +124,7 @@ lock: packages $(READY) ## Renew requirements.lock, and the image's (ARGS=--upgr
 	$(COMPILE) $(IMAGE_EXTRAS:%=--extra %) --constraint requirements.lock \
 	  -o docker/pillarbox/requirements.lock
 
-setup: packages $(READY) ## Install everything the other targets need, and nothing else
+setup: packages jars $(READY) ## Install everything the other targets need, and nothing else
 
 clean: ## Remove the virtual environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
@@ -133,6 +133,9 @@ clean: ## Remove the virtual environment and everything that was built
 
 packages:
 	@PYTHON='$(PYTHON)' docker/debian-packages $(needs)
+
+jars:
+	@tests/jars/fetch
 
 $(READY): requirements.lock pyproject.toml | packages
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -27,11 +27,11 @@ _left_out: Final = pytest.StashKey[int]()
 
 pytest_plugins = [
     "tests.fixtures.http",
+    "tests.fixtures.proxy",
     "tests.fixtures.kafka",
     "tests.fixtures.nats",
     "tests.fixtures.pgbouncer",
     "tests.fixtures.postgres",
-    "tests.fixtures.proxy",
     "tests.fixtures.rabbitmq",
     "tests.fixtures.redis",
     "tests.fixtures.refusals",

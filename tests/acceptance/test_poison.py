@@ -115,7 +115,7 @@ def on_rabbitmq(request: pytest.FixtureRequest) -> Broker:
 
 
 def on_kafka(request: pytest.FixtureRequest) -> Broker:
-    cluster: KafkaCluster = request.getfixturevalue("shared_kafka")
+    cluster: KafkaCluster = request.getfixturevalue("mock_kafka")
     cluster.create_topic(TOPIC, partitions=3)
     url = f"{cluster.url}/?session.timeout.ms=4000&heartbeat.interval.ms=200"
     return Broker(url, KafkaPublisher.from_url(cluster.url), uncounted=0)

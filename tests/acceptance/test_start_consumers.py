@@ -11,9 +11,9 @@ from tests.fixtures.refusals import refusal_of_consumer, user_who_may_make
 
 
 def test_a_consumers_missing_topic_is_named(
-    database_url: str, modules: Path, shared_kafka: KafkaCluster
+    database_url: str, modules: Path, mock_kafka: KafkaCluster
 ) -> None:
-    broker = f"{shared_kafka.url}/?allow.auto.create.topics=false"
+    broker = f"{mock_kafka.url}/?allow.auto.create.topics=false"
     line = refusal_of_consumer(database_url, broker, modules)
     assert "orders" in line
 

@@ -97,17 +97,17 @@ def http_publisher(target: Target) -> Call:
 
 
 @pytest.fixture
-def kafka_publisher(shared_kafka: KafkaCluster) -> Call:
-    return _publishing(lambda: KafkaPublisher.from_url(shared_kafka.url), "t")
+def kafka_publisher(mock_kafka: KafkaCluster) -> Call:
+    return _publishing(lambda: KafkaPublisher.from_url(mock_kafka.url), "t")
 
 
 @pytest.fixture
-def kafka_source(shared_kafka: KafkaCluster) -> Call:
+def kafka_source(mock_kafka: KafkaCluster) -> Call:
     topic = fresh()
-    shared_kafka.create_topic(topic, partitions=1)
+    mock_kafka.create_topic(topic, partitions=1)
     return _receiving(
         lambda: KafkaSource(
-            shared_kafka.url, consumer=topic, topics=[topic], poll_interval=_SOON
+            mock_kafka.url, consumer=topic, topics=[topic], poll_interval=_SOON
         )
     )
 

@@ -63,13 +63,13 @@ async def test_a_foreign_redis_entry_with_a_payload_is_dead_lettered(
 
 
 async def test_a_foreign_kafka_record_is_dead_lettered(
-    database_url: str, shared_kafka: KafkaCluster
+    database_url: str, mock_kafka: KafkaCluster
 ) -> None:
     topic = f"orders.{uuid4().hex}"
-    source = KafkaSource(shared_kafka.url, consumer=topic, topics=[topic])
+    source = KafkaSource(mock_kafka.url, consumer=topic, topics=[topic])
 
     async def put() -> None:
-        producer = Producer(client_config(shared_kafka.url))
+        producer = Producer(client_config(mock_kafka.url))
         for raw in (RAW, OTHER_RAW):
             producer.produce(topic, RAW, raw, headers=[("raw", raw)])
         assert await asyncio.to_thread(producer.flush, 60) == 0

@@ -84,19 +84,19 @@ async def test_an_idle_relay_is_not_ready_while_its_broker_is_down(
 
 @pytest.mark.parametrize("is_used", [True, False], ids=["used", "never used"])
 async def test_an_idle_relay_is_not_ready_while_kafka_is_down(
-    database_url: str, private_kafka: KafkaCluster, is_used: bool
+    database_url: str, private_mock: KafkaCluster, is_used: bool
 ) -> None:
-    private_kafka.create_topic("orders", partitions=1)
+    private_mock.create_topic("orders", partitions=1)
     async with running(
-        database_url, publisher_of(private_kafka.url), broker_check_interval=OFTEN
+        database_url, publisher_of(private_mock.url), broker_check_interval=OFTEN
     ) as relay:
         if is_used:
             insert(database_url, Message("orders", b""))
             await relay.events.wait_for(BatchSettled)
-        private_kafka.stop()
+        private_mock.stop()
         await relay.events.wait_for(BrokerLost, timeout=120)
         assert waits_for(relay) == ["broker"]
-        private_kafka.start()
+        private_mock.start()
         await relay.events.wait_for(BrokerRecovered, timeout=120)
         assert waits_for(relay) == []
 

@@ -200,14 +200,14 @@ def nats(shared_nats: NatsServer, nats_topics: str) -> Way:
 
 
 @pytest.fixture
-def kafka(shared_kafka: KafkaCluster) -> Way:
+def kafka(mock_kafka: KafkaCluster) -> Way:
     prefix = f"{fresh()}."
     for topic in ("placed", "billed"):
-        shared_kafka.create_topic(f"{prefix}{topic}", partitions=1)
+        mock_kafka.create_topic(f"{prefix}{topic}", partitions=1)
     return way(
-        lambda: KafkaPublisher.from_url(shared_kafka.url),
+        lambda: KafkaPublisher.from_url(mock_kafka.url),
         lambda name, topics: KafkaSource(
-            shared_kafka.url, consumer=name, topics=topics, poll_interval=SOON
+            mock_kafka.url, consumer=name, topics=topics, poll_interval=SOON
         ),
         "kafka",
         prefix,

@@ -72,6 +72,7 @@ _ABOUT_THE_TOPIC: Final = {
 }
 _REFUSALS: Final = _FOR_EVER | _ABOUT_THE_TOPIC | {KafkaError.POLICY_VIOLATION}
 _AGAIN: Final = {
+    KafkaError._DESTROY,
     KafkaError._FATAL,
     KafkaError._GAPLESS_GUARANTEE,
     KafkaError._PURGE_QUEUE,

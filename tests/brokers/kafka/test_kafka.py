@@ -14,7 +14,7 @@ from outbox.errors import BrokerTimeoutError, ConfigError
 from outbox.testing.kafka import PRODUCE, KafkaCluster, kafka_cluster
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka import KafkaPublisher
-from tests.fixtures.kafka import messages, records
+from tests.fixtures.kafka import Kafka, messages, records
 from tests.fixtures.waiting import answer_after
 
 NEVER_CREATE = "?allow.auto.create.topics=false"
@@ -26,7 +26,7 @@ def topic() -> str:
     return f"orders-{uuid4().hex}"
 
 
-async def publish(kafka: KafkaCluster, *batch: Message) -> list[Confirmation]:
+async def publish(kafka: Kafka, *batch: Message) -> list[Confirmation]:
     async with KafkaPublisher.from_url(kafka.url) as publisher:
         return list(await publisher.publish(batch))
 
@@ -35,9 +35,7 @@ def numbered(topic: str, count: int, *, keys: int = 1) -> list[Message]:
     return [Message(topic, b"%d" % n, key=f"key {n % keys}") for n in range(count)]
 
 
-async def test_a_record_is_a_cloud_event(
-    shared_kafka: KafkaCluster, topic: str
-) -> None:
+async def test_a_record_is_a_cloud_event(shared_kafka: Kafka, topic: str) -> None:
     message = Message(
         topic, {"n": 1}, key="ä", tenant="acme", headers={"traceparent": "00-1-2-01"}
     )
@@ -60,7 +58,7 @@ async def test_a_record_is_a_cloud_event(
 
 
 async def test_a_key_gets_the_same_partition_as_from_the_java_client(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     shared_kafka.create_topic(topic, partitions=7)
     await publish(shared_kafka, *numbered(topic, 50, keys=50))
@@ -70,7 +68,7 @@ async def test_a_key_gets_the_same_partition_as_from_the_java_client(
 
 
 async def test_messages_without_a_key_are_spread(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     async with KafkaPublisher.from_url(shared_kafka.url) as publisher:
         for _ in range(30):
@@ -82,7 +80,7 @@ async def test_messages_without_a_key_are_spread(
 
 @pytest.mark.parametrize("name", ["a/b", "ä", "with space", "..", "x" * 250])
 async def test_an_invalid_topic_name_is_nacked_permanently(
-    shared_kafka: KafkaCluster, topic: str, name: str
+    shared_kafka: Kafka, topic: str, name: str
 ) -> None:
     first, bad, last = await publish(
         shared_kafka,
@@ -97,7 +95,7 @@ async def test_an_invalid_topic_name_is_nacked_permanently(
 
 
 async def test_headers_count_towards_the_size_limit_of_a_record(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     large = Message(topic, bytes(900), headers={"x": "ä" * 300})
     small = Message(topic, bytes(900))
@@ -111,7 +109,7 @@ async def test_headers_count_towards_the_size_limit_of_a_record(
 
 
 async def test_a_refused_topic_holds_back_the_later_messages_of_the_key(
-    private_kafka: KafkaCluster, topic: str
+    private_kafka: Kafka, topic: str
 ) -> None:
     private_kafka.create_topic("secret", partitions=1)
     private_kafka.fail_topic("secret", KafkaError.TOPIC_AUTHORIZATION_FAILED)
@@ -134,7 +132,7 @@ async def test_a_refused_topic_holds_back_the_later_messages_of_the_key(
 
 
 async def test_a_missing_topic_is_nacked_until_it_exists(
-    private_kafka: KafkaCluster, topic: str
+    private_kafka: Kafka, topic: str
 ) -> None:
     url = f"{private_kafka.url}/{NEVER_CREATE}"
     async with KafkaPublisher.from_url(url) as publisher:
@@ -146,7 +144,7 @@ async def test_a_missing_topic_is_nacked_until_it_exists(
 
 
 async def test_a_deleted_topic_is_nacked_and_the_others_are_published(
-    private_kafka: KafkaCluster, topic: str
+    private_kafka: Kafka, topic: str
 ) -> None:
     deleted, other = f"deleted-{topic}", f"other-{topic}"
     for name in (deleted, other):
@@ -182,15 +180,15 @@ def assert_postponed(
 
 
 async def test_a_partition_without_a_leader_is_postponed_and_the_others_are_published(
-    shared_kafka: KafkaCluster, topic: str
+    mock_kafka: KafkaCluster, topic: str
 ) -> None:
-    shared_kafka.create_topic(topic, partitions=3)
-    shared_kafka.lead(topic, 1, NOBODY)
+    mock_kafka.create_topic(topic, partitions=3)
+    mock_kafka.lead(topic, 1, NOBODY)
     batch = numbered(topic, 20, keys=20)
-    async with KafkaPublisher.from_url(shared_kafka.url) as publisher:
+    async with KafkaPublisher.from_url(mock_kafka.url) as publisher:
         answers = await publisher.publish(batch)
         assert_postponed(batch, answers, 1, "has no leader")
-        shared_kafka.lead(topic, 1, 1)
+        mock_kafka.lead(topic, 1, 1)
         assert await publisher.publish(batch) == [Acked()] * 20
 
 
@@ -212,15 +210,15 @@ async def test_a_partition_whose_leader_fails_is_postponed_and_the_others_publis
 
 
 async def test_only_a_message_that_is_refused_alone_costs_an_attempt(
-    private_kafka: KafkaCluster, topic: str
+    private_mock: KafkaCluster, topic: str
 ) -> None:
-    private_kafka.create_topic(topic, partitions=1)
+    private_mock.create_topic(topic, partitions=1)
     batch = numbered(topic, 20)
     refusals = [KafkaError.MSG_SIZE_TOO_LARGE] * 2
     # A request is sent only when it is full.
-    in_one_request = f"{private_kafka.url}/?linger.ms=900000&batch.num.messages=20"
+    in_one_request = f"{private_mock.url}/?linger.ms=900000&batch.num.messages=20"
     async with KafkaPublisher.from_url(in_one_request) as publisher:
-        private_kafka.refuse(PRODUCE, *refusals)
+        private_mock.refuse(PRODUCE, *refusals)
         answers = await publisher.publish(batch)
         refused = [n for n, answer in enumerate(answers) if answer != Acked()]
         assert len(refused) == 1
@@ -230,28 +228,28 @@ async def test_only_a_message_that_is_refused_alone_costs_an_attempt(
         assert "Message size too large" in nacked.reason
         more = [Message(topic, b"%d" % n, key="key 0") for n in range(20, 40)]
         assert await publisher.publish(more) == [Acked()] * 20
-    arrived = messages(private_kafka.url, topic, 39)
+    arrived = messages(private_mock.url, topic, 39)
     numbers = [int(message.payload) for message in arrived]
     expected = [n for n in range(40) if n not in refused]
     assert list(dict.fromkeys(numbers)) == expected
 
 
 async def test_a_new_leader_takes_over_without_an_error(
-    shared_kafka: KafkaCluster, topic: str
+    mock_kafka: KafkaCluster, topic: str
 ) -> None:
-    shared_kafka.create_topic(topic, partitions=1)
+    mock_kafka.create_topic(topic, partitions=1)
     batch = numbered(topic, 300)
-    async with KafkaPublisher.from_url(shared_kafka.url) as publisher:
+    async with KafkaPublisher.from_url(mock_kafka.url) as publisher:
         for broker, start in ((1, 0), (2, 100), (3, 200)):
-            shared_kafka.lead(topic, 0, broker)
+            mock_kafka.lead(topic, 0, broker)
             answers = await publisher.publish(batch[start : start + 100])
             assert answers == [Acked()] * 100
-    arrived = [int(m.payload) for m in messages(shared_kafka.url, topic, 300)]
+    arrived = [int(m.payload) for m in messages(mock_kafka.url, topic, 300)]
     assert list(dict.fromkeys(arrived)) == list(range(300))
 
 
 async def test_the_publisher_waits_while_the_queue_is_full(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     url = f"{shared_kafka.url}/?queue.buffering.max.messages=10"
     async with KafkaPublisher.from_url(url) as publisher:
@@ -259,7 +257,7 @@ async def test_the_publisher_waits_while_the_queue_is_full(
 
 
 async def test_an_answer_that_takes_too_long_is_reported(
-    private_kafka: KafkaCluster, topic: str
+    private_kafka: Kafka, topic: str
 ) -> None:
     publisher = KafkaPublisher(f"{private_kafka.url}?timeout=3s")
     async with publisher:

@@ -8,9 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from inbox import Consumer
 from inbox.sources.kafka import KafkaSource
 from outbox import Message
-from outbox.testing.kafka import KafkaCluster
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.consumers import async_sessions_of, running
+from tests.fixtures.kafka import Kafka
 from tests.fixtures.relay import insert
 from tests.fixtures.relay import running as relay_running
 
@@ -18,7 +18,7 @@ COUNT = 500
 
 
 async def test_replicas_handle_each_message_once_and_keys_in_order(
-    database_url: str, shared_kafka: KafkaCluster
+    database_url: str, shared_kafka: Kafka
 ) -> None:
     topic = f"orders.{uuid4().hex}"
     handled: list[Message] = []

@@ -18,7 +18,7 @@ from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.kafka import COMMIT, KafkaCluster
 from relay.publisher import Acked
 from relay.publishers.kafka import KafkaPublisher
-from tests.fixtures.kafka import client_config
+from tests.fixtures.kafka import Kafka, client_config
 from tests.fixtures.waiting import answer_after
 
 SOON = timedelta(milliseconds=50)
@@ -27,7 +27,7 @@ SESSION = "session.timeout.ms=1500&heartbeat.interval.ms=100"
 
 
 @pytest.fixture
-def topic(shared_kafka: KafkaCluster) -> str:
+def topic(shared_kafka: Kafka) -> str:
     """A topic with one Kafka partition."""
     name = f"orders.{uuid4().hex}"
     shared_kafka.create_topic(name, partitions=1)
@@ -36,7 +36,7 @@ def topic(shared_kafka: KafkaCluster) -> str:
 
 @asynccontextmanager
 async def source(
-    kafka: KafkaCluster, topic: str, options: str = "", **changes: Any
+    kafka: Kafka, topic: str, options: str = "", **changes: Any
 ) -> AsyncIterator[KafkaSource]:
     quick: dict[str, Any] = {"consumer": topic, "poll_interval": SOON}
     async with KafkaSource(
@@ -45,7 +45,7 @@ async def source(
         yield entered
 
 
-async def publish(kafka: KafkaCluster, *batch: Message) -> None:
+async def publish(kafka: Kafka, *batch: Message) -> None:
     async with KafkaPublisher.from_url(kafka.url) as publisher:
         assert await publisher.publish(batch) == [Acked()] * len(batch)
 
@@ -68,7 +68,7 @@ def payloads(deliveries: list[Delivery]) -> list[int]:
     return [int(delivery.message.payload) for delivery in deliveries]
 
 
-def committed(kafka: KafkaCluster, topic: str, partition: int = 0) -> int:
+def committed(kafka: Kafka, topic: str, partition: int = 0) -> int:
     consumer = Consumer(client_config(kafka.url) | {"group.id": topic})
     try:
         (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=60)
@@ -78,7 +78,7 @@ def committed(kafka: KafkaCluster, topic: str, partition: int = 0) -> int:
 
 
 async def test_only_the_settled_prefix_is_committed(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 10))
     async with source(shared_kafka, topic) as consumer:
@@ -89,22 +89,22 @@ async def test_only_the_settled_prefix_is_committed(
 
 
 async def test_a_forbidden_offset_commit_is_reported_and_retried(
-    private_kafka: KafkaCluster,
+    private_mock: KafkaCluster,
 ) -> None:
-    private_kafka.create_topic("orders", partitions=1)
-    await publish(private_kafka, *numbered("orders", 2))
-    async with source(private_kafka, "orders") as consumer:
+    private_mock.create_topic("orders", partitions=1)
+    await publish(private_mock, *numbered("orders", 2))
+    async with source(private_mock, "orders") as consumer:
         first, second = await receive(consumer, 2)
-        private_kafka.refuse(COMMIT, KafkaError.GROUP_AUTHORIZATION_FAILED)
+        private_mock.refuse(COMMIT, KafkaError.GROUP_AUTHORIZATION_FAILED)
         await first.ack()
         with pytest.raises(BrokerUnavailableError, match="can't commit offsets"):
             await receive(consumer, 1)
         await second.ack()
-    assert committed(private_kafka, "orders") == 2
+    assert committed(private_mock, "orders") == 2
 
 
 async def test_attempts_are_counted_while_the_process_runs(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 1))
     async with source(shared_kafka, topic) as consumer:
@@ -122,7 +122,7 @@ def history_of(delivery: Delivery) -> History | None:
 
 
 async def test_messages_from_before_the_takeover_could_have_been_started(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 3))
     async with source(shared_kafka, topic) as consumer:
@@ -134,7 +134,7 @@ async def test_messages_from_before_the_takeover_could_have_been_started(
 
 
 async def test_nacked_deliveries_come_again_in_the_order_of_their_key(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 6))
     async with source(shared_kafka, topic) as consumer:
@@ -144,7 +144,7 @@ async def test_nacked_deliveries_come_again_in_the_order_of_their_key(
         assert payloads(await receive(consumer, 6)) == [0, 1, 2, 3, 4, 5]
 
 
-async def test_topics_are_found_by_prefix(shared_kafka: KafkaCluster) -> None:
+async def test_topics_are_found_by_prefix(shared_kafka: Kafka) -> None:
     name = uuid4().hex
     topics = [f"{name}.a", f"{name}xa", f"{name}.b"]
     await publish(shared_kafka, *(Message(each, b"1") for each in topics))
@@ -155,7 +155,7 @@ async def test_topics_are_found_by_prefix(shared_kafka: KafkaCluster) -> None:
 
 
 async def test_a_missing_topic_is_reported_at_start(
-    private_kafka: KafkaCluster,
+    private_kafka: Kafka,
 ) -> None:
     never = "allow.auto.create.topics=false"
     with pytest.raises(ConfigError, match=r"topic 'nowhere'.*create it"):
@@ -170,7 +170,7 @@ def test_an_invalid_url_is_refused(option: str) -> None:
 
 
 async def test_foreign_records_are_delivered_with_their_problem(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     producer = Producer(client_config(shared_kafka.url))
     producer.produce(topic, None, b"\xff")
@@ -186,9 +186,7 @@ async def test_foreign_records_are_delivered_with_their_problem(
     assert [d.message.payload for d in deliveries] == [b"", b"1", b"2"]
 
 
-async def test_unfetched_records_wait_in_kafka(
-    shared_kafka: KafkaCluster, topic: str
-) -> None:
+async def test_unfetched_records_wait_in_kafka(shared_kafka: Kafka, topic: str) -> None:
     await publish(shared_kafka, *numbered(topic, 3000, keys=10))
     async with source(shared_kafka, topic) as consumer:
         first = await receive(consumer, 1, limit=1)
@@ -202,7 +200,7 @@ async def test_unfetched_records_wait_in_kafka(
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
 async def test_a_rebalance_waits_for_handlers_in_progress(
-    shared_kafka: KafkaCluster, strategy: str
+    shared_kafka: Kafka, strategy: str
 ) -> None:
     topic = f"orders.{uuid4().hex}"
     await publish(shared_kafka, *numbered(topic, 40, keys=20))
@@ -233,7 +231,7 @@ async def test_a_rebalance_waits_for_handlers_in_progress(
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
 async def test_a_partition_that_left_while_it_was_paused_is_read_when_it_returns(
-    shared_kafka: KafkaCluster, strategy: str
+    shared_kafka: Kafka, strategy: str
 ) -> None:
     topic = f"orders.{uuid4().hex}"
     shared_kafka.create_topic(topic, partitions=4)
@@ -264,7 +262,7 @@ async def test_a_partition_that_left_while_it_was_paused_is_read_when_it_returns
 
 
 async def test_a_consumer_that_holds_a_partition_too_long_loses_it(
-    shared_kafka: KafkaCluster, topic: str
+    shared_kafka: Kafka, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 3))
     async with source(shared_kafka, topic, handover=SOON) as slow:

@@ -1,7 +1,9 @@
 """The kafka publisher and source pass the suites for every adapter."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from typing import ClassVar
 
 import pytest
 from confluent_kafka import KafkaError, Producer
@@ -12,10 +14,9 @@ from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
 from outbox.brokers.kafka.message import record_of
-from outbox.testing.kafka import KafkaCluster
 from relay.publishers.kafka import KafkaPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
-from tests.fixtures.kafka import client_config, messages
+from tests.fixtures.kafka import Kafka, behind, client_config, messages
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.through_proxy import ThroughProxy
 
@@ -24,10 +25,9 @@ class TestKafkaPublisher(ThroughProxy, PublisherSuite):
     capabilities = Capabilities()
 
     @pytest.fixture(autouse=True)
-    def broker(self, private_kafka: KafkaCluster, proxy: MakeProxy) -> None:
+    def broker(self, private_kafka: Kafka, proxy: MakeProxy) -> None:
         self.kafka = private_kafka
-        self.proxy, self.url = proxy(private_kafka.url)
-        private_kafka.advertise(1, "127.0.0.1", self.proxy.port)
+        self.proxy, self.url = behind(proxy, private_kafka)
 
     @override
     def publisher(self) -> KafkaPublisher:
@@ -48,6 +48,7 @@ class TestKafkaPublisher(ThroughProxy, PublisherSuite):
 
 
 class TestKafkaSource(ThroughProxy, SourceSuite):
+    kind: ClassVar[str] = "private_mock"
     capabilities = SourceCapabilities(
         acks_each=False,
         counts_attempts=False,
@@ -60,10 +61,12 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     session = hold  # seconds until a replica without heartbeats counts as dead
 
     @pytest.fixture(autouse=True)
-    def broker(self, private_kafka: KafkaCluster, proxy: MakeProxy) -> Iterator[None]:
+    def broker(
+        self, request: pytest.FixtureRequest, proxy: MakeProxy
+    ) -> Iterator[None]:
+        private_kafka: Kafka = request.getfixturevalue(self.kind)
         self.kafka = private_kafka
-        self.proxy, self.url = proxy(private_kafka.url)
-        private_kafka.advertise(1, "127.0.0.1", self.proxy.port)
+        self.proxy, self.url = behind(proxy, private_kafka)
         self.producer = Producer(
             client_config(private_kafka.url)
             | {"linger.ms": 0, "partitioner": "murmur2_random"}
@@ -117,3 +120,9 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     async def put_raw_header(self, topic: str, metadata: bytes) -> None:
         self.producer.produce(topic, b"1", headers=[("raw", metadata)])
         assert self.producer.flush(60) == 0
+
+
+@pytest.mark.variant
+class TestRealKafkaSource(TestKafkaSource):
+    capabilities = replace(TestKafkaSource.capabilities, joins_quietly=True)
+    kind = "private_node"

@@ -57,7 +57,7 @@ def private_broker(request: pytest.FixtureRequest) -> PrivateBroker:
                 rabbit.url, lambda: RabbitMQPublisher.from_url(rabbit.url)
             )
         case _:
-            kafka: KafkaCluster = request.getfixturevalue("private_kafka")
+            kafka: KafkaCluster = request.getfixturevalue("private_mock")
             kafka.create_topic(TOPIC, partitions=1)
             url = kafka.url.replace("kafka", request.param, 1)
             return PrivateBroker(url, lambda: KafkaPublisher.from_url(kafka.url))
