@@ -555,13 +555,25 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             {
                 "SELECT": (),
                 "INSERT": (),
-                "UPDATE": _columns("starts started_at is_open"),
+                "UPDATE": _columns(
+                    "starts started_at is_open error_reason error_stacktrace"
+                ),
                 "DELETE": (),
             },
             _tables("inbox.suspect"),
             "consumer",
         ),
-        _grant(_SELECT, _tables("inbox.suspect", "inbox.message_life"), "monitor"),
+        _grant(_SELECT, _tables("inbox.message_life"), "monitor"),
+        _grant(
+            {
+                "SELECT": _columns(
+                    "message_id message_at consumer starts started_at is_open"
+                    " error_reason"
+                )
+            },
+            _tables("inbox.suspect"),
+            "monitor",
+        ),
         _grant(_SELECT, _tables("inbox.job_status"), "consumer", "monitor"),
         _grant(
             {

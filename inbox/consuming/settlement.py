@@ -6,7 +6,7 @@
     DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
     committed inside the handler, with its receipt ──▶ dead letter, ack
     database unavailable ──▶ retry when it is back; counts no attempt
-    started too often, never finished (see `inbox.poison`) ──▶ dead letter
+    started too often before (see `inbox.poison`) ──▶ dead letter, with the last error
 
 Meanwhile later messages of the key wait; all others proceed.
 
@@ -19,16 +19,19 @@ A dead letter is written before the ack, whatever the message contains:
 
 import math
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
 
 from inbox.consuming.dispatch import Dispatcher
 from inbox.dead_letters.write import (
     DeadLetterWriter,
+    Failure,
     Stacktraces,
     StoredFailure,
     finished_job_failed,
@@ -57,6 +60,7 @@ from inbox.handlers.routes import Routes
 from inbox.idempotent import receipt_of
 from inbox.jobs.runner import JobCancelled, JobReturned, JobRunner, LongHandler
 from inbox.poison.policy import PoisonPolicy, StartCounter, StartedTooOften
+from inbox.poison.store import find_last_error
 from inbox.receipt import has_receipt
 from inbox.source import Delivery
 from outbox.errors import (
@@ -72,6 +76,8 @@ from outbox.limits import check_received
 from outbox.message import Message
 from outbox.postgres.remedy import remedy_of
 from outbox.retry import RetryPolicy
+
+T = TypeVar("T")
 
 
 class DeliverySettlement:
@@ -130,19 +136,17 @@ class DeliverySettlement:
             else:
                 settled = await self._give_up.give_up(delivery, dispatcher, *outcome)
         except StartedTooOften as started:
-            settled = await self._give_up_poison(
-                handler, delivery, dispatcher, started.starts
-            )
+            settled = await self._give_up_spent(handler, delivery, dispatcher, started)
         finally:
             await (counter.end() if settled else counter.take_back())
         return settled
 
-    async def _give_up_poison(
+    async def _give_up_spent(
         self,
         handler: AnyHandler,
         delivery: Delivery,
         dispatcher: Dispatcher,
-        starts: int,
+        started: StartedTooOften,
     ) -> bool:
         was_handled = await self._was_handled(handler, delivery.message, dispatcher)
         if was_handled is None:
@@ -150,8 +154,13 @@ class DeliverySettlement:
         if was_handled:
             await self._handled(delivery, False, 0.0)
             return True
-        failure = f"was started {starts} times and never finished"
-        return await self._give_up.give_up(delivery, dispatcher, failure, starts)
+        unknown, message = str(started), delivery.message
+        look = partial(find_last_error, message.id, self._consumer, unknown)
+        error: StoredFailure | str | None
+        error = await self._ask(look, unknown, message, dispatcher)
+        if error is None:
+            return False
+        return await self._give_up.give_up(delivery, dispatcher, error, started.starts)
 
     async def _was_handled(
         self, handler: AnyHandler, message: Message, dispatcher: Dispatcher
@@ -163,6 +172,20 @@ class DeliverySettlement:
         except Exception:  # noqa: BLE001 (upcasters and keys are the user's)
             return False  # the handler couldn't record a receipt either
         look = partial(has_receipt, *receipt)
+        return await self._ask(look, False, message, dispatcher)
+
+    async def _ask(
+        self,
+        look: Callable[[Session], T],
+        impossible: T,
+        message: Message,
+        dispatcher: Dispatcher,
+    ) -> T | None:
+        """Return the database's answer; None if the consumer stops first.
+
+        Args:
+            impossible: the answer for an id that no row can have.
+        """
         lost = 0
         while True:
             try:
@@ -170,7 +193,7 @@ class DeliverySettlement:
                     return await self._executor.transact(look)
             except Exception as error:  # noqa: BLE001 (waits until it gets an answer)
                 if refusal_of(error) is not None:
-                    return False  # no receipt can have this id
+                    return impossible
                 lost += 1
                 if not await self._outage.wait(error, lost, dispatcher):
                     return None
@@ -251,10 +274,11 @@ class DeliverySettlement:
                     )
                 await self._handled(delivery, is_new, time.monotonic() - started)
                 return True
-            counter.failed()
+            said = self._dead_letters.describe(failure)
+            await counter.failed(said)
             if counter.retry.spent(counter.attempts):
                 return failure, counter.attempts
-            if not await self._back_off(delivery, counter, failure, dispatcher):
+            if not await self._back_off(delivery, counter, said, dispatcher):
                 return True
 
     async def _call(
@@ -297,11 +321,10 @@ class DeliverySettlement:
         self,
         delivery: Delivery,
         counter: StartCounter,
-        failure: BaseException,
+        said: StoredFailure,
         dispatcher: Dispatcher,
     ) -> bool:
         delay = counter.retry.delay(counter.attempts)
-        said = self._dead_letters.describe(failure)
         traces = self._give_up.stacktraces
         self._notify(
             HandlerFailed(
@@ -309,7 +332,7 @@ class DeliverySettlement:
                 attempts=counter.attempts,
                 reason=said.reason,
                 seconds_until_retry=delay.total_seconds(),
-                stacktrace=traces.first(delivery.message, failure, said),
+                stacktrace=traces.first(delivery.message, said, said),
             )
         )
         due = time.monotonic() + delay.total_seconds()
@@ -358,7 +381,7 @@ class GiveUp:
         self,
         delivery: Delivery,
         dispatcher: Dispatcher,
-        failure: str | BaseException,
+        failure: Failure,
         attempts: int,
     ) -> bool:
         """Write a dead letter and ack; return False if the consumer stops first."""

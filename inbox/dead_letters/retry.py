@@ -29,7 +29,11 @@ from inbox.dead_letters.locks import (
     run_statement,
     schedule_lock,
 )
-from inbox.dead_letters.write import DeadLetterWriter, finished_job_failed
+from inbox.dead_letters.write import (
+    DeadLetterWriter,
+    StoredFailure,
+    finished_job_failed,
+)
 from inbox.errors import RetryLater, TransactionEndedError
 from inbox.events import MessageCancelled
 from inbox.handlers.registration import AnyHandler
@@ -38,6 +42,7 @@ from inbox.handlers.sessions import Sessions, make_executor
 from inbox.idempotent import is_idempotent
 from inbox.jobs.runner import JobBusy, JobCancelled, JobRunner, LongHandler
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
+from inbox.poison.policy import StartedTooOften
 from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.dead_letters import (
     Candidate,
@@ -145,6 +150,9 @@ class HandlerRetrier:
             return await self._fail(letter, decision.reason, delay=delay)
         except DatabaseUnavailableError:
             raise
+        except StartedTooOften:  # a retry's process died
+            known = StoredFailure(letter.error_reason, letter.error_stacktrace)
+            return await self._fail(letter, known)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             return await self._fail(letter, error)
         if not is_new and not await self.fetch(
@@ -231,7 +239,7 @@ class HandlerRetrier:
     async def _fail(
         self,
         letter: Letter,
-        failure: str | BaseException,
+        failure: str | BaseException | StoredFailure,
         *,
         delay: timedelta | None = None,
     ) -> Outcome:

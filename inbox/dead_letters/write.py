@@ -86,6 +86,9 @@ class StoredFailure:
     is_new: bool = True
 
 
+Failure: TypeAlias = str | BaseException | StoredFailure
+
+
 class Stacktraces:
     """Selects the stack traces to report: only that of each message's first failure.
 
@@ -96,7 +99,7 @@ class Stacktraces:
         self._told: BoundedDict[UUID, bool] = BoundedDict()
 
     def first(
-        self, message: Message, failure: str | BaseException, said: StoredFailure
+        self, message: Message, failure: Failure, said: StoredFailure
     ) -> str | None:
         """Return the stack trace, unless one was returned before or it says nothing."""
         if isinstance(failure, DeadLetter) and failure.__cause__ is None:
@@ -129,7 +132,7 @@ class DeadLetterWriter:
         message: Message,
         *,
         attempts: int,
-        failure: str | BaseException,
+        failure: Failure,
         readable: bool = True,
         refusal: str | None = None,
     ) -> StoredFailure:
@@ -166,8 +169,10 @@ class DeadLetterWriter:
         )
         return StoredFailure(said.reason, said.stacktrace, is_new)
 
-    def describe(self, failure: str | BaseException) -> StoredFailure:
+    def describe(self, failure: Failure) -> StoredFailure:
         """Describe a failure in text that is redacted, shortened and storable."""
+        if isinstance(failure, StoredFailure):
+            return failure
         if isinstance(failure, BaseException):
             reason = one_line(failure)
             stacktrace = self._redacted(traceback_of(failure))

@@ -40,8 +40,9 @@ from inbox.jobs.store import (
     queue_job,
     take_job,
 )
+from inbox.poison.policy import StartedTooOften
 from inbox.processing import processing
-from inbox.receipt import check_id, has_receipt, refusal
+from inbox.receipt import check_id, refusal
 from outbox import tracing
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
@@ -138,7 +139,7 @@ class JobRunner:
             JobCancelled, JobReturned: the job ended that way.
             JobBusy: another process holds the job.
             TakenError: raised by `claim`.
-            DeadLetter: it used up its starts, and the last one never finished.
+            StartedTooOften: it used up its starts before.
             DatabaseUnavailableError: the handler was not called.
             Exception: what the handler raised; the attempt is recorded.
         """
@@ -151,12 +152,10 @@ class JobRunner:
                 raise JobBusy(delay, "another process has this job")
             case Finished(JobState.CANCELLED):
                 raise JobCancelled
-            case Finished(JobState.FAILURE | JobState.TIMED_OUT as state, starts):
-                if await self._was_settled(key):
-                    return False
+            case Finished(JobState.FAILURE | JobState.TIMED_OUT, starts, reason):
                 # The process may have died before it wrote the dead letter.
-                attempts.attempts = max(starts - 1, 0)
-                raise DeadLetter(f"the job ended before: {state}")
+                attempts.attempts = starts
+                raise StartedTooOften(starts, reason)
             case Finished():
                 return False
             case Leased() as leased:
@@ -216,21 +215,13 @@ class JobRunner:
             raise DatabaseUnavailableError(one_line(error)) from error
         return taken, asked
 
-    async def _was_settled(self, key: JobKey) -> bool:
-        """Return whether a retry of the dead letter has recorded a receipt."""
-        try:
-            return await transact(self._executor, _has_receipt, key)
-        except Exception as error:
-            raise DatabaseUnavailableError(one_line(error)) from error
-
     async def _refuse_poison(self, lease: JobLease, attempts: Attempts) -> None:
         started = lease.attempts - 1
         if started and attempts.retry.spent(started):
-            reason = f"was started {started} times and never finished"
+            reason = f"was started {started} times before"
             if not await lease.end(JobState.FAILURE, reason, is_attempt=False):
                 raise _lost(lease)
-            attempts.attempts = started - 1
-            raise DeadLetter(reason)
+            raise StartedTooOften(started)
 
     async def _settle(
         self,
@@ -314,10 +305,6 @@ async def _sweep(executor: Executor, consumer: str) -> None:
         with suppress(Exception):
             await transact(executor, end_abandoned_jobs, consumer)
         await asyncio.sleep(_SWEEP)
-
-
-def _has_receipt(session: Session, key: JobKey) -> bool:
-    return has_receipt(key.id, key.consumer, session)
 
 
 def _failure_of(long: LongHandler, job: AnyJob, ended: "Ended") -> BaseException | None:

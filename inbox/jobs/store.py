@@ -86,6 +86,7 @@ class Finished:
 
     state: JobState
     attempts: int
+    reason: str | None
 
 
 Taking: TypeAlias = Leased | Busy | Finished
@@ -120,7 +121,7 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
     state = JobState(found.state)
     if state in OPEN:
         return Busy(max(found.seconds or 0.0, 0.0))
-    return Finished(state, found.attempts)
+    return Finished(state, found.attempts, found.reason)
 
 
 def why_cancelled(session: Session, key: JobKey) -> str | None:

@@ -3,7 +3,8 @@
     new to the broker ──▶ run alongside others, not counted
     delivered before, unknown here ──▶ count a start, run alongside others
     counted before, and that start never finished ──▶ run alone, count a start
-    started as often as the retry policy allows ──▶ dead letter, not started again
+    started as often as the retry policy allows ──▶ dead letter, not started again;
+        its reason is the last error that is known
 
 A start is committed before the handler is called and deleted with the outcome. So a
 killed process leaves behind the starts of the messages that it was handling, one of
@@ -26,6 +27,7 @@ from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 
+from inbox.dead_letters.write import StoredFailure
 from inbox.handlers.executor import Executor, connection_broke
 from inbox.poison.history import Delivered, History, TakenOver
 from inbox.poison.isolation import Isolation
@@ -42,11 +44,11 @@ _ALONE_FROM: Final = 2
 
 
 class StartedTooOften(Exception):  # noqa: N818 (an outcome, no error)
-    """The message used up its starts, and the last one never finished."""
+    """The message used up its starts before, for this reason if no error is known."""
 
-    def __init__(self, starts: int) -> None:
+    def __init__(self, starts: int, reason: str | None = None) -> None:
         self.starts = starts
-        super().__init__(f"was started {starts} times")
+        super().__init__(reason or f"was started {starts} times and never finished")
 
 
 class PoisonPolicy:
@@ -91,16 +93,19 @@ class StartCounter:
         self.attempts = delivery.attempts
         self.broken_connections = 0
         self.late_error: Exception | None = None
+        self._failure: StoredFailure | None = None
         self._policy = policy
         self._id = delivery.message.id
         self._is_long = is_long
         self._history: History | None = getattr(delivery, "history", None)
+        self._can_be_stored = is_uuid7(self._id)
         self._is_stored = (
-            self._history is not None and not is_long and is_uuid7(self._id)
+            self._history is not None and not is_long and self._can_be_stored
         )
         self._is_known = False
         self._is_open = False
         self._has_failed = False
+        self._is_returned = False
 
     @asynccontextmanager
     async def start(self, stopping: asyncio.Event) -> AsyncIterator[bool]:
@@ -135,11 +140,14 @@ class StartCounter:
             error
         )
 
-    def failed(self) -> None:
+    async def failed(self, failure: StoredFailure) -> None:
         """Record that the handler raised, so the start was an attempt."""
         self.attempts += 1
+        self._failure = failure
         self._is_open = False
         self._has_failed = True
+        if self._is_known or self._is_long:
+            await self._keep()
 
     async def take_back(self) -> None:
         """Record that the last start was not an attempt."""
@@ -149,19 +157,24 @@ class StartCounter:
 
     async def keep(self) -> None:
         """Record that the message is returned to the broker after failed attempts."""
-        if self._is_stored:
-            await self._policy.store.keep(self._id, self.attempts)
-        self._is_known = self._is_open = False
+        if not self._is_known:
+            await self._keep()
+        self._is_returned = True
 
     async def end(self) -> None:
-        """Record that the message has its outcome."""
-        if self._is_known:
-            self._is_known = self._is_open = False
+        """Record that the message has its outcome, or was returned."""
+        # An earlier process may have kept an error, though something else counts.
+        may_be_known = self.attempts and self._can_be_stored and not self._is_stored
+        if (self._is_known or may_be_known) and not self._is_returned:
             await self._policy.store.forget(self._id)
 
+    async def _keep(self) -> None:
+        if self._can_be_stored and self._failure is not None:
+            await self._policy.store.keep(self._id, self.attempts, self._failure)
+            self._is_known = True
+
     def _is_spent_by_broker(self) -> bool:
-        # If the last attempt had finished, the message would have been dead-lettered.
-        # So if the broker delivers it again, it counted a start that never finished.
+        # Its process died, or allowed more attempts.
         if self._is_long or self._has_failed:
             return False
         if isinstance(self._history, Delivered) and not self._is_stored:

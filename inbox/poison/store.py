@@ -21,11 +21,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
+from inbox.dead_letters.write import StoredFailure
 from inbox.handlers.executor import Executor
 from inbox.receipt import refusal
 from inbox.transaction import limit_idle_now
-from outbox.array_literal import moment_array, plain_array
-from outbox.message_id import moment_of
+from outbox.array_literal import moment_array, plain_array, text_array
+from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.sql_files import load
 
 V = TypeVar("V")
@@ -70,11 +71,30 @@ def take_back_starts(session: Session, ids: Collection[UUID], consumer: str) -> 
     _run(session, "take_back_starts", consumer, _span(ids))
 
 
-def keep_starts(session: Session, starts: Mapping[UUID, int], consumer: str) -> None:
-    """Keep the number of failed attempts of messages that return to the broker."""
-    rows = _rows(starts)
-    ordered = plain_array(starts[id] for id in sorted(starts))
-    _run(session, "keep_starts", consumer, {**rows, "starts": ordered})
+def keep_starts(
+    session: Session, failed: Mapping[UUID, tuple[int, StoredFailure]], consumer: str
+) -> None:
+    """Keep the number of failed attempts of messages, and what the last one raised."""
+    starts, failures = zip(*(failed[id] for id in sorted(failed)), strict=True)
+    values = {
+        **_rows(failed),
+        "starts": plain_array(starts),
+        "reasons": text_array(failure.reason for failure in failures),
+        "stacktraces": text_array(failure.stacktrace for failure in failures),
+    }
+    _run(session, "keep_starts", consumer, values)
+
+
+def find_last_error(
+    id: UUID, consumer: str, unknown: str, session: Session
+) -> StoredFailure | str:
+    """Return what a message's handler raised last; `unknown` if that isn't known."""
+    if not is_uuid7(id):
+        return unknown
+    values = {"id": id, "at": moment_of(id), "consumer": consumer}
+    found = connection_of(session).execute(_statement("find_last_error"), values)
+    row = found.first()
+    return unknown if row is None else StoredFailure(*row)
 
 
 def forget_starts(session: Session, ids: Collection[UUID], consumer: str) -> None:
@@ -107,7 +127,7 @@ class SuspectStore:
         self._first = counting(unless_open=True)
         self._again = counting(unless_open=False)
         self._taken_back: _Group[None, None] = writing(take_back_starts)
-        self._kept: _Group[int, None] = writing(keep_starts)
+        self._kept: _Group[tuple[int, StoredFailure], None] = writing(keep_starts)
         self._forgotten: _Group[None, None] = writing(forget_starts)
 
     async def count(self, id: UUID, *, unless_open: bool) -> Count:
@@ -130,9 +150,9 @@ class SuspectStore:
         """Take back a start, if possible."""
         await self._write(self._taken_back, id, None)
 
-    async def keep(self, id: UUID, starts: int) -> None:
-        """Keep the number of failed attempts, if possible."""
-        await self._write(self._kept, id, starts)
+    async def keep(self, id: UUID, starts: int, failure: StoredFailure) -> None:
+        """Keep the number of failed attempts and the last error, if possible."""
+        await self._write(self._kept, id, (starts, failure))
 
     async def forget(self, id: UUID) -> None:
         """Delete a message's starts, if possible."""

@@ -13,8 +13,16 @@ REVOKE ALL
         inbox.job_status
     FROM {consumer}, {monitor}, {web};
 GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
-GRANT SELECT, INSERT, UPDATE (starts, started_at, is_open), DELETE ON inbox.suspect TO {consumer};
-GRANT SELECT ON inbox.suspect, inbox.message_life TO {monitor};
+GRANT SELECT,
+      INSERT,
+      UPDATE (starts, started_at, is_open, error_reason, error_stacktrace),
+      DELETE
+    ON inbox.suspect
+    TO {consumer};
+GRANT SELECT ON inbox.message_life TO {monitor};
+GRANT SELECT (message_id, message_at, consumer, starts, started_at, is_open, error_reason)
+    ON inbox.suspect
+    TO {monitor};
 GRANT SELECT ON inbox.job_status TO {consumer}, {monitor};
 GRANT SELECT (message_id, message_at, consumer, state, lease, attempts, lease_until,
               queued_at, started_at, cancel_requested_at, finished_at, topic, key, tenant,

@@ -48,6 +48,8 @@ CREATE TABLE inbox.suspect (
     starts      integer     NOT NULL,
     started_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     is_open     boolean     NOT NULL DEFAULT true,
+    error_reason     text,
+    error_stacktrace text,
     CONSTRAINT suspect_pkey PRIMARY KEY (message_id, consumer, message_at),
     CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
     CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7),
@@ -58,6 +60,7 @@ COMMENT ON TABLE inbox.suspect IS
 COMMENT ON COLUMN inbox.suspect.starts IS 'how often its handler was started; counted before each call, deleted with the outcome';
 COMMENT ON COLUMN inbox.suspect.started_at IS 'when it was last started';
 COMMENT ON COLUMN inbox.suspect.is_open IS 'its last start may not have ended: it is handled alone next time';
+COMMENT ON COLUMN inbox.suspect.error_reason IS 'what its handler raised last, for the dead letter; null: nothing is known';
 CREATE TABLE inbox.suspect_template (LIKE inbox.suspect INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 -- Rows are short-lived.
 ALTER TABLE inbox.suspect_template SET (autovacuum_vacuum_scale_factor = 0.02);
@@ -126,7 +129,7 @@ SELECT r.message_id, NULL, r.received_at, 'handled', 'inbox.receipt', r.message_
   FROM inbox.receipt AS r
  UNION ALL
 SELECT s.message_id, NULL, s.started_at, 'started', 'inbox.suspect', s.message_at, s.consumer, s.starts, NULL, NULL,
-       CASE WHEN s.is_open THEN 'this start has not ended' END
+       CASE WHEN s.is_open THEN 'this start has not ended' ELSE s.error_reason END
   FROM inbox.suspect AS s
  UNION ALL
 SELECT j.message_id, NULL, t.at, t.step, 'inbox.job', j.message_at, j.consumer, t.attempts, t.due_at, t.by, t.reason

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from inbox.dead_letters.write import StoredFailure
 from inbox.poison.store import (
     count_starts,
     forget_starts,
@@ -46,7 +47,8 @@ def count_again(session: Session, ids: Sequence[UUID], consumer: str) -> None:
 
 
 def keep_two(session: Session, ids: Sequence[UUID], consumer: str) -> None:
-    keep_starts(session, dict.fromkeys(ids, 2), consumer)
+    failed = 2, StoredFailure("ValueError: no", None)
+    keep_starts(session, dict.fromkeys(ids, failed), consumer)
 
 
 @pytest.fixture

@@ -203,4 +203,4 @@ async def test_a_failed_job_is_dead_lettered_even_after_a_crash(
         source.add(message)
         await events.wait_for(MessageDeadLettered, 2, timeout=60)
     ((status, _, reason),) = states(database_url, "inbox")
-    assert (status, reason) == ("PENDING", "DeadLetter: the job ended before: failure")
+    assert (status, reason) == ("PENDING", "DeadLetter: no paper")

@@ -103,7 +103,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered_after_its_start
 
     async with running(consumer) as events:
         await events.wait_for(MessageDeadLettered)
-    reason = "DeadLetter: was started 3 times and never finished"
+    reason = "was started 3 times and never finished"
     assert job_of(database_url)[:2] == ["failure", 3]
     assert dead_letters(database_url) == [("PENDING", 3, reason)]
 

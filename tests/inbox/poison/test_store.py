@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError
 
+from inbox.dead_letters.write import StoredFailure
 from inbox.handlers.sessions import make_executor
 from inbox.poison.store import Count, SuspectStore
 from outbox import uuid7
@@ -49,7 +50,7 @@ async def test_each_message_gets_its_own_answer(database_url: str, driver: str) 
         try:
             store = SuspectStore(executor, "billing")
             assert await store.count(open_, unless_open=True) == Count(1, True)
-            await store.keep(failed, 2)
+            await store.keep(failed, 2, StoredFailure("ValueError: no", None))
             answers = await asyncio.gather(
                 *(
                     store.count(id, unless_open=True)

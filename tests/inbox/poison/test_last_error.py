@@ -1,0 +1,231 @@
+"""A message that used up its attempts before is dead-lettered with its last error."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer
+from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
+from inbox.poison.history import REDELIVERED, Delivered, History, TakenOver
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import RetryCounts, find, retry_all
+from outbox.retry import RetryPolicy
+from tests.fixtures.consumers import (
+    NEVER,
+    QUICK,
+    async_sessions_of,
+    numbered,
+    running,
+    sessions_of,
+)
+from tests.fixtures.sessions import execute
+from tests.inbox.poison.test_policy import RedeliveringSource
+
+ONCE = RetryPolicy(max_attempts=1)
+LONG: Any = {"lease": timedelta(seconds=30)}
+LETTERS = "SELECT attempts, error_reason, error_stacktrace FROM inbox.dead_letter"
+SUSPECTS = "SELECT starts, is_open, error_reason FROM inbox.suspect"
+
+
+def counted_by_the_broker(message: Message, attempts: int) -> MemorySource:
+    source = MemorySource()
+    source.return_now(message, attempts)
+    return source
+
+
+def with_history(make: Callable[[], History]) -> Callable[[Message, int], MemorySource]:
+    def source_of(message: Message, _: int) -> MemorySource:
+        source = RedeliveringSource(message)
+        source.history = make()
+        return source
+
+    return source_of
+
+
+SOURCES = pytest.mark.parametrize(
+    "source_of",
+    [
+        counted_by_the_broker,
+        with_history(lambda: REDELIVERED),
+        with_history(lambda: Delivered(before=True, times=2)),
+        with_history(lambda: TakenOver(10)),
+    ],
+    ids=["counted by the broker", "redelivered", "with deaths", "taken over"],
+)
+KINDS = pytest.mark.parametrize("kind", [{}, {"batch": 2}, LONG], ids=str)
+
+
+async def decline(given: Any, messages: Any) -> None:
+    raise ValueError("declined")
+
+
+async def accept(given: Any, messages: Any) -> None:
+    """Accept the message."""
+
+
+async def fail_once(source: MemorySource, sessions: Any, kind: Any) -> None:
+    """Run a consumer that is stopped while the message waits for its next attempt."""
+    consumer = Consumer(source, sessions, name="billing", retry=NEVER)
+    consumer.handles("*", **kind)(decline)
+    async with running(consumer) as events:
+        await events.wait_for(HandlerFailed)
+
+
+@SOURCES
+@KINDS
+async def test_a_lower_limit_after_a_restart_keeps_the_last_error_and_its_trace(
+    kind: dict[str, Any],
+    source_of: Callable[[Message, int], MemorySource],
+    database_url: str,
+) -> None:
+    (message,) = numbered(1)
+    async with async_sessions_of(database_url) as sessions:
+        for attempts in range(5):
+            await fail_once(source_of(message, attempts), sessions, kind)
+        source = source_of(message, 5)
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        consumer.handles("*", **kind)(accept)
+        async with running(consumer) as events:
+            (given_up,) = await events.wait_for(MessageDeadLettered)
+
+    assert given_up.attempts == 5
+    assert given_up.reason == "ValueError: declined"
+    assert given_up.stacktrace is not None
+    assert 'raise ValueError("declined")' in given_up.stacktrace
+    ((attempts, reason, trace),) = execute(database_url, LETTERS)
+    assert (attempts, reason, trace) == (5, given_up.reason, given_up.stacktrace)
+    assert execute(database_url, SUSPECTS) == []
+    assert source.acked == [message]
+
+
+@SOURCES
+@KINDS
+async def test_a_message_that_is_handled_after_a_restart_leaves_no_error(
+    kind: dict[str, Any],
+    source_of: Callable[[Message, int], MemorySource],
+    database_url: str,
+) -> None:
+    (message,) = numbered(1)
+    async with async_sessions_of(database_url) as sessions:
+        await fail_once(source_of(message, 0), sessions, kind)
+        assert len(execute(database_url, SUSPECTS)) == 1
+        consumer = Consumer(source_of(message, 1), sessions, name="billing")
+        consumer.handles("*", **kind)(accept)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    assert execute(database_url, SUSPECTS) == []
+
+
+@pytest.mark.parametrize("kind", [{}, {"batch": 2}], ids=str)
+async def test_a_replica_with_a_lower_limit_finds_the_error_of_another(
+    kind: dict[str, Any], database_url: str
+) -> None:
+    (message,) = numbered(1)
+    async with async_sessions_of(database_url) as sessions:
+        first = Consumer(
+            RedeliveringSource(message), sessions, name="billing", retry=NEVER
+        )
+        first.handles("*", **kind)(decline)
+        second = Consumer(
+            RedeliveringSource(message), sessions, name="billing", retry=ONCE
+        )
+        second.handles("*", **kind)(accept)
+        async with running(first) as failures:
+            await failures.wait_for(HandlerFailed)
+            # As if the first were killed now: it has kept the error already.
+            assert execute(database_url, SUSPECTS) == [
+                (1, False, "ValueError: declined")
+            ]
+            async with running(second) as events:
+                (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert given_up.reason == "ValueError: declined"
+
+
+async def test_starts_counted_by_another_replica_do_not_hide_the_error_seen_here(
+    database_url: str,
+) -> None:
+    (message,) = numbered(1)
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(
+            RedeliveringSource(message), sessions, name="billing", retry=QUICK
+        )
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            execute(database_url, "UPDATE inbox.suspect SET starts = 9")
+            raise ValueError("declined")
+
+        async with running(consumer) as events:
+            (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert (given_up.attempts, given_up.reason) == (9, "ValueError: declined")
+
+
+async def test_a_job_that_ended_without_a_dead_letter_keeps_its_error(
+    database_url: str,
+) -> None:
+    (message,) = numbered(1)
+    async with async_sessions_of(database_url) as sessions:
+        await fail_once(MemorySource(message), sessions, LONG)
+        # As if the process had died between the two.
+        execute(
+            database_url, "UPDATE inbox.job SET state = 'failure', finished_at = now()"
+        )
+        consumer = Consumer(MemorySource(message), sessions, name="billing")
+        consumer.handles("*", **LONG)(accept)
+        async with running(consumer) as events:
+            (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert (given_up.attempts, given_up.reason) == (1, "ValueError: declined")
+    assert given_up.stacktrace is not None
+    assert execute(database_url, SUSPECTS) == []
+
+
+async def test_a_retry_whose_process_died_leaves_the_error_of_the_dead_letter(
+    database_url: str,
+) -> None:
+    (message,) = numbered(1)
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message), sessions, name="billing", retry=ONCE)
+        consumer.handles("*", **LONG)(decline)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+        before = execute(database_url, LETTERS)
+        execute(
+            database_url,
+            "UPDATE inbox.job SET state = 'in_progress', finished_at = NULL,"
+            " attempts = 1, lease_until = now() - interval '1 second'",
+        )
+        assert await retry(consumer) == RetryCounts(failed=1)
+    assert execute(database_url, LETTERS) == before
+
+
+async def retry(consumer: Consumer) -> RetryCounts:
+    async with consumer.retrier() as retrier:
+        return await retry_all(retrier, await find(retrier, Criteria()))
+
+
+async def test_a_kept_error_is_redacted(database_url: str) -> None:
+    with sessions_of(database_url) as sessions:
+        consumer = Consumer(
+            MemorySource(*numbered(1)),
+            sessions,
+            name="billing",
+            retry=NEVER,
+            redact=lambda text: text.replace("hunter2", "…"),
+        )
+
+        @consumer.handles("*")
+        def handle(session: Any, message: Message) -> None:
+            raise ValueError('wrong password "hunter2\\')
+
+        async with running(consumer) as events:
+            await events.wait_for(HandlerFailed)
+    query = "SELECT error_reason, error_stacktrace FROM inbox.suspect"
+    ((reason, trace),) = execute(database_url, query)
+    assert reason == 'ValueError: wrong password "…\\'
+    assert "ValueError: wrong password" in trace
+    assert "hunter2" not in trace.replace("hunter2\\\\')", "")
