@@ -4,18 +4,18 @@ Each message names the field, the value and the remedy. The failure of a single 
 is a value (`relay.publisher.Nacked`), not an exception.
 """
 
-import json
 import re
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
-# The part of PostgreSQL's or SQLAlchemy's message that quotes the row. In a text that
+# The part of a message of PostgreSQL, SQLAlchemy, pydantic or jsonschema that quotes
+# the row. In a text that
 # repr() or JSON wrote, a line begins after a backslash and a letter.
 _ROW: Final = re.compile(
     r"(?:\b|(?<=\\[nrt]))(?:DETAIL:\s|CONTEXT:\s|LINE \d+: )|"
-    r"\[SQL: |\[parameters: |Original exception was: "
+    r"\[SQL: |\[parameters: |Original exception was: |input_value=|On instance\b"
 )
 _ESCAPED: Final = (r"\n", r"\r", r"\t")
 _DATA_EXCEPTION: Final = "22"
@@ -25,14 +25,19 @@ _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
 _ARGUMENT: Final = re.compile(
     r"(invalid input for query argument \$\d+[^:]*): .*", re.DOTALL
 )
-# How a message is written inside the text of another error. repr() escapes its single
-# quotes only if the whole text has quotes of both kinds.
-_QUOTINGS: Final[tuple[Callable[[str], str], ...]] = (
-    lambda text: repr(text)[1:-1],
-    lambda text: repr(f'"{text}')[2:-1],
-    lambda text: json.dumps(text)[1:-1],
-    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+# Libraries whose errors quote the input that they refuse; attrs and cattrs also raise
+# Python's own errors. What pydantic.errors has is about code, not about input.
+_THEIR_CLASS: Final = re.compile(
+    r"(attrs?|cattrs?|jsonschema|marshmallow|msgspec|pydantic(?!\.errors)(_\w+)?)(\.|$)"
 )
+_THEIR_FILE: Final = re.compile(
+    r"<c?attrs generated|"
+    r"-packages[/\\](attr[/\\](validators|converters)\.|cattrs?[/\\])"
+)
+_LEFT_OUT: Final = "(text left out, since it may quote the input)"
+_WORD: Final = re.compile(r"\w+")
+# So many words in a row are no coincidence, and survive repr(), JSON and a cut.
+_QUOTATION: Final = 3
 _MOST_WRAPPERS: Final = 10
 _UNSAYABLE: Final = "<exception str() failed>"  # traceback writes the same
 _CAUSED: Final = (
@@ -124,9 +129,29 @@ def message_of(error: BaseException) -> str:
 
     From an error of a database driver or SQLAlchemy it keeps the server's primary
     message, its SQLSTATE and the constraint. It leaves out DETAIL, CONTEXT, the
-    statement and its parameters, which quote the row.
+    statement and its parameters, which quote the row. From a validation library's error
+    it keeps only what can't hold input. Any other error's text ends where it begins to
+    quote such an error.
     """
-    return " ".join(_without_rows(error).split())
+    return " ".join(_text_of(error, is_below=False).split())
+
+
+def without_values(text: str, error: BaseException) -> str:
+    """End a text that came with an error where it begins to quote an error behind it.
+
+    What it quotes is replaced by `message_of` the quoted error.
+    """
+    for behind, is_below in _behind(error):
+        if _is_hidden(behind, is_below):
+            start = _start_of_quotation(text, _said(behind))
+            if start is not None:
+                text = text[:start] + _text_of(behind, is_below)
+    if (row := _ROW.search(text)) is None:
+        return text
+    text = text[: row.start()].rstrip()
+    while text.endswith(_ESCAPED):
+        text = text[:-2].rstrip("\\").rstrip()
+    return text
 
 
 def sqlstate_of(error: BaseException) -> str | None:
@@ -149,14 +174,13 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _traceback_lines(
-    error: BaseException, seen: set[int], *, is_silent: bool = False
+    error: BaseException, seen: set[int], *, is_below: bool = False
 ) -> Iterator[str]:
     seen.add(id(error))
     cause, context = error.__cause__, error.__context__
+    behind = is_below or _quotes_input(error)
     if cause is not None and id(cause) not in seen:
-        yield from _traceback_lines(
-            cause, seen, is_silent=is_silent or _is_of_argument(error)
-        )
+        yield from _traceback_lines(cause, seen, is_below=behind)
         yield _CAUSED
     elif (
         cause is None
@@ -164,41 +188,71 @@ def _traceback_lines(
         and not error.__suppress_context__
         and id(context) not in seen
     ):
-        yield from _traceback_lines(context, seen, is_silent=is_silent)
+        yield from _traceback_lines(context, seen, is_below=behind)
         yield _WHILE_HANDLING
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
         yield from traceback.format_tb(error.__traceback__)
-    if is_silent:
-        yield f"{type(error).__name__}\n"
-    elif _is_of_database(error):
+    if _is_hidden(error, is_below):
         kind = type(error)
-        yield f"{kind.__module__}.{kind.__qualname__}: {message_of(error)}\n"
+        yield f"{kind.__module__}.{kind.__qualname__}: {_text_of(error, is_below)}\n"
     else:
         said = "".join(traceback.format_exception_only(error))
-        yield _cut_rows(said, error).rstrip("\n") + "\n"
+        yield without_values(said, error).rstrip("\n") + "\n"
     if isinstance(error, BaseExceptionGroup):
         for number, member in enumerate(error.exceptions, 1):
             if id(member) not in seen:
                 yield f"  +---------------- {number} ----------------\n"
-                text = "".join(_traceback_lines(member, seen))
+                text = "".join(_traceback_lines(member, seen, is_below=behind))
                 yield textwrap.indent(text, "  | ", lambda _: True)
 
 
-def _without_rows(error: BaseException) -> str:
+def _is_hidden(error: BaseException, is_below: bool) -> bool:
+    """Return whether an error's own text may hold values of rows or of input."""
+    return (
+        is_below
+        or _wrapped_by_sqlalchemy(error) is not None
+        or _report_of(error) is not None
+        or _is_of_validation(error)
+    )
+
+
+def _text_of(error: BaseException, is_below: bool) -> str:
+    """Return an error's text without such values."""
     if (orig := _wrapped_by_sqlalchemy(error)) is not None:
         kind = type(orig)
-        return f"({kind.__module__}.{kind.__qualname__}) {_without_rows(orig)}"
-    if (report := _report_of(error)) is None:
-        return _cut_rows(_said(error), error)
-    primary, sqlstate, constraint = report
-    if sqlstate is None:
-        return primary
-    primary = _cut_value(primary, sqlstate)
-    about = [f"SQLSTATE {sqlstate}"]
-    if constraint:
-        about.append(f"constraint {constraint}")
-    return f"{primary} ({', '.join(about)})"
+        return f"({kind.__module__}.{kind.__qualname__}) {_text_of(orig, is_below)}"
+    if (report := _report_of(error)) is not None:
+        primary, sqlstate, constraint = report
+        if sqlstate is None:
+            return primary
+        about = [f"SQLSTATE {sqlstate}"]
+        if constraint:
+            about.append(f"constraint {constraint}")
+        return f"{_cut_value(primary, sqlstate)} ({', '.join(about)})"
+    if _is_of_validation(error):
+        return _kinds_of(error)
+    return _LEFT_OUT if is_below else without_values(_said(error), error)
+
+
+def _is_of_validation(error: BaseException) -> bool:
+    """Return whether a validation library, or code that it generated, raised it."""
+    kinds = (*type(error).__mro__, *map(type, error.args))
+    last = traceback.extract_tb(error.__traceback__, limit=-1)
+    return any(_THEIR_CLASS.match(kind.__module__) for kind in kinds) or any(
+        _THEIR_FILE.search(line.filename) for line in last
+    )
+
+
+def _kinds_of(error: Any) -> str:
+    """Return the model and the broken rules, which only pydantic 2 tells without input.
+
+    Places are left out, too: they name the keys of dicts.
+    """
+    if type(error).__qualname__ != "ValidationError" or not hasattr(error, "title"):
+        return _LEFT_OUT
+    kinds = sorted({each["type"] for each in error.errors(include_url=False)})
+    return f"{error.title}: {', '.join(kinds)} {_LEFT_OUT}"
 
 
 class _Report(NamedTuple):
@@ -226,14 +280,15 @@ def _report_of(error: BaseException) -> _Report | None:
     return None if error.__cause__ is None else _report_of(error.__cause__)
 
 
-def _is_of_argument(error: BaseException) -> bool:
-    """Return whether asyncpg couldn't encode an argument of a statement."""
+def _quotes_input(error: BaseException) -> bool:
+    """Return whether the errors behind it may quote the input that it is about.
+
+    It is of a validation library, or asyncpg couldn't encode an argument.
+    """
     report = _report_of(error)
-    return report is not None and _ARGUMENT.match(report.primary) is not None
-
-
-def _is_of_database(error: BaseException) -> bool:
-    return _wrapped_by_sqlalchemy(error) is not None or _report_of(error) is not None
+    return _is_of_validation(error) or (
+        report is not None and _ARGUMENT.match(report.primary) is not None
+    )
 
 
 def _wrapped_by_sqlalchemy(error: BaseException) -> BaseException | None:
@@ -242,47 +297,36 @@ def _wrapped_by_sqlalchemy(error: BaseException) -> BaseException | None:
     return orig if is_wrapper else None
 
 
-def _cut_rows(text: str, error: BaseException) -> str:
-    """Remove the rows that its causes and contexts quote from an error's text."""
-    for quoted in _behind(error):
-        if _is_of_database(quoted):
-            for said, cut in _forms_of(quoted):
-                text = text.replace(said, cut)
-    if (row := _ROW.search(text)) is None:
-        return text
-    text = text[: row.start()].rstrip()
-    while text.endswith(_ESCAPED):
-        text = text[:-2].rstrip("\\").rstrip()
-    return text
+def _behind(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
+    """Yield the errors that an error's text may quote: causes, contexts and members.
 
-
-def _behind(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors that an error's text may quote: causes, contexts and members."""
+    Each with whether it is behind an error that is about input.
+    """
     seen = {id(error)}
-    found = [error]
+    found = [(error, False)]
     while found:
-        known = found.pop(0)
+        known, is_below = found.pop(0)
+        is_below = is_below or _quotes_input(known)
         members = known.exceptions if isinstance(known, BaseExceptionGroup) else ()
         for behind in (known.__cause__, known.__context__, *members):
             if behind is not None and id(behind) not in seen:
                 seen.add(id(behind))
-                found.append(behind)
-                yield behind
+                found.append((behind, is_below))
+                yield behind, is_below
 
 
-def _forms_of(error: BaseException) -> Iterator[tuple[str, str]]:
-    """Yield what an error says, as others may quote it, each with its cut form."""
-    pairs = [(_said(error), _without_rows(error))]
-    report = _report_of(error)
-    if report is not None and report.sqlstate is not None:
-        pairs.append((report.primary, _cut_value(report.primary, report.sqlstate)))
-    for _ in range(2):
-        pairs += [(f(said), f(cut)) for said, cut in pairs for f in _QUOTINGS]
-    yielded = set()
-    for said, cut in pairs:
-        if said and said != cut and said not in yielded:
-            yielded.add(said)
-            yield said, cut
+def _start_of_quotation(text: str, quoted: str) -> int | None:
+    """Return where a text begins to repeat words of another one; None if nowhere."""
+    words = _WORD.findall(quoted)
+    length = min(_QUOTATION, len(words))
+    if length == 0:
+        return None
+    runs = {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+    found = list(_WORD.finditer(text))
+    for i, first in enumerate(found):
+        if tuple(word[0] for word in found[i : i + length]) in runs:
+            return first.start()
+    return None
 
 
 def _cut_value(primary: str, sqlstate: str) -> str:

@@ -70,6 +70,7 @@ from outbox.errors import (
     OutboxError,
     one_line,
     shorten,
+    without_values,
 )
 from outbox.events import Observers
 from outbox.limits import check_received
@@ -231,7 +232,7 @@ class DeliverySettlement:
                 self._notify(
                     RetryRequested(
                         **self._about(message),
-                        reason=decision.reason,
+                        reason=without_values(decision.reason, decision),
                         seconds_until_retry=decision.delay.total_seconds(),
                     )
                 )

@@ -62,6 +62,7 @@ from outbox.errors import (
     OutboxError,
     one_line,
     shorten,
+    without_values,
 )
 from outbox.events import Event
 from outbox.message import Message
@@ -147,7 +148,8 @@ class HandlerRetrier:
             return Outcome.SKIPPED
         except RetryLater as decision:
             delay = decision.delay
-            return await self._fail(letter, decision.reason, delay=delay)
+            reason = without_values(decision.reason, decision)
+            return await self._fail(letter, reason, delay=delay)
         except DatabaseUnavailableError:
             raise
         except StartedTooOften:  # a retry's process died

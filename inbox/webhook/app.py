@@ -54,6 +54,7 @@ from outbox.errors import (
     InvalidMessageError,
     one_line,
     shorten,
+    without_values,
 )
 from outbox.events import Observer, Observers
 from outbox.message import Message
@@ -254,9 +255,8 @@ class WebhookApp:
             is_new = await self._call(handler, message)
         except RetryLater as decision:
             seconds = math.ceil(decision.delay.total_seconds())
-            return self._fail(
-                message, 425, decision.reason, (("retry-after", str(seconds)),)
-            )
+            reason = without_values(decision.reason, decision)
+            return self._fail(message, 425, reason, (("retry-after", str(seconds)),))
         except DeadLetter as decision:
             return await self._dead_letter(message, decision)
         except InvalidReceiptError as error:

@@ -39,11 +39,9 @@ class JsonSchemaValidator:
             value = codec.decode(payload)
         except CodecError as error:
             raise PayloadError(error.problem) from error
-        # The library's own message quotes the value.
+        # The library's own message quotes the value, and its JSON path the keys of it.
         wrong = next(self._validator.iter_errors(value), None)
         if wrong is not None:
-            raise PayloadError(
-                f"at {wrong.json_path} breaks {wrong.validator}: "
-                f"{wrong.validator_value!r:.200}"
-            )
+            rule = "/".join(map(str, wrong.absolute_schema_path))
+            raise PayloadError(f"breaks {rule}: {wrong.validator_value!r:.200}")
         return value

@@ -1,11 +1,16 @@
 """msgspec: structs, dataclasses, TypedDicts and other annotated types."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import msgspec
 
 from outbox.errors import ConfigError
 from outbox.schema_registry import PayloadError
+
+_WITHOUT_VALUES: Final = re.compile(
+    "Expected |Object missing |Invalid (RFC3339|UUID|base64)|JSON is |Input data "
+)
 
 
 class MsgspecValidator:
@@ -29,4 +34,11 @@ class MsgspecValidator:
         try:
             return self._decoder.decode(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise PayloadError(str(error)) from error
+            raise PayloadError(_problem(error)) from None
+
+
+def _problem(error: Exception) -> str:
+    text, _, where = str(error).partition(" - at ")
+    if error.__cause__ is not None or not _WITHOUT_VALUES.match(text):
+        text = "breaks a rule"  # the text may be the application's, or quote a value
+    return f"{text} - at {where}" if where else text

@@ -1,5 +1,6 @@
 """pydantic: models, dataclasses, TypedDicts and other annotated types."""
 
+from contextlib import suppress
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -33,6 +34,21 @@ class PydanticValidator:
             first, *others = error.errors(
                 include_input=False, include_url=False, include_context=False
             )
-            where = ".".join(("$", *map(str, first["loc"])))
+            names: set[object] = set()  # any others are keys of the payload
+            with suppress(PydanticUserError):  # not all types have a JSON Schema
+                names = _names_in(self._adapter.json_schema())
+            path = (p if p in names or type(p) is int else "…" for p in first["loc"])
+            where = ".".join(("$", *map(str, path)))
             more = f" (and {len(others)} more)" if others else ""
-            raise PayloadError(f"at {where}: {first['msg']}{more}") from None
+            raise PayloadError(f"at {where}: {first['type']}{more}") from None
+
+
+def _names_in(schema: object) -> set[object]:
+    """Return the names of all fields of a JSON Schema."""
+    if isinstance(schema, list):
+        return set[object]().union(*map(_names_in, schema))
+    if not isinstance(schema, dict):
+        return set()
+    fields = schema.get("properties")
+    names = set(fields) if isinstance(fields, dict) else set()
+    return names.union(*map(_names_in, schema.values()))

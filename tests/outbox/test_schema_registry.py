@@ -1,7 +1,9 @@
 """The schema registry: a payload that doesn't fit is refused when it is added."""
 
+import enum
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import pydantic
@@ -10,8 +12,8 @@ from sqlalchemy.orm import Session
 
 import outbox
 from outbox import InvalidMessageError, Message, SchemaRegistry
-from outbox.errors import ConfigError
-from outbox.schema_registry import Validator
+from outbox.errors import ConfigError, traceback_of
+from outbox.schema_registry import PayloadError, Validator
 from outbox.validators.msgspec import MsgspecValidator
 from outbox.validators.pydantic import PydanticValidator
 
@@ -186,3 +188,77 @@ def test_a_later_change_of_the_callers_schema_changes_nothing() -> None:
     schema["properties"]["order"]["type"] = "string"
 
     registry.check(Message("t", {"order": 1}))
+
+
+class Kind(enum.Enum):
+    CARD = "card"
+
+
+class StrictModel(pydantic.BaseModel, extra="forbid"):
+    kind: Literal["card"] = "card"
+    limits: dict[str, int] = {}
+
+    @pydantic.field_validator("limits")
+    @classmethod
+    def refuse(cls, limits: dict[str, int]) -> dict[str, int]:
+        if 0 in limits.values():
+            raise ValueError(f"no limit for {SECRET}")
+        return limits
+
+
+class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
+    kind: Kind = Kind.CARD
+    limits: dict[str, int] = {}
+
+    def __post_init__(self) -> None:
+        if 0 in self.limits.values():
+            raise ValueError(f"Expected no limit for {SECRET}")
+
+
+STRICT = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["card"]},
+        "limits": {"additionalProperties": {"type": "integer", "exclusiveMinimum": 0}},
+    },
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"kind": SECRET},
+        {SECRET: 1},
+        {"limits": {SECRET: "many"}},
+        {"limits": {SECRET: 0}},
+    ],
+    ids=["value", "unknown key", "key", "rule of the application"],
+)
+@pytest.mark.parametrize(
+    "schema",
+    [StrictModel, StrictStruct, STRICT],
+    ids=["pydantic", "msgspec", "JSON Schema"],
+)
+def test_no_schema_library_shows_values_or_keys_of_the_payload(
+    schema: Any, payload: object
+) -> None:
+    registry = registry_with(schema)
+
+    with pytest.raises(InvalidMessageError) as caught:
+        registry.load(Message("orders.placed", payload))
+
+    assert "doesn't fit version 1" in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert SECRET not in traceback_of(caught.value)
+
+
+def test_a_type_without_a_json_schema_is_validated() -> None:
+    class Odd(pydantic.BaseModel):
+        order_id: Annotated[int, pydantic.PlainValidator(int)]
+        when: Callable[[], int] | None = None
+
+    validator = PydanticValidator(Odd)
+
+    with pytest.raises(PayloadError, match=r"at \$\.…: value_error"):
+        validator.load(b'{"order_id": "many"}')

@@ -1,0 +1,220 @@
+"""The texts of validation errors that our processes write contain no input.
+
+A handler validates more than its message, for example the answer of another service.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import new_class
+from typing import Any
+
+import attrs
+import jsonschema
+import msgspec
+import pydantic
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer, DeadLetter, RetryLater
+from inbox.events import (
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+    RetryRequested,
+)
+from inbox.sources.memory import MemorySource
+from outbox import Message, SchemaRegistry
+from outbox.errors import message_of, one_line, traceback_of
+from outbox.observability.logging import LogEvents
+from tests.fixtures.consumers import QUICK, async_sessions_of, running
+from tests.fixtures.sessions import execute
+
+SECRET = "jane@example.org"
+
+
+class Order(pydantic.BaseModel):
+    total: int
+    lines: dict[str, int] = {}
+
+
+class Struct(msgspec.Struct):
+    total: int
+    kind: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+@attrs.define
+class Checked:
+    total: Any = attrs.field(validator=attrs.validators.instance_of(int))
+
+
+@attrs.define
+class Bounded:
+    name: str = attrs.field(validator=attrs.validators.lt("a"))
+
+
+@attrs.define
+class Converted:
+    total: int = attrs.field(converter=int)
+
+
+def of(module: str, name: str, base: type[Exception]) -> Any:
+    """Return the double of a class of a library that the tests don't install."""
+    return new_class(name, (base,), exec_body=lambda it: it.update(__module__=module))
+
+
+def by_cattrs() -> None:
+    """Raise as `cattrs.structure` does: a group of Python's own errors, with notes."""
+    wrong = ValueError(f"invalid literal for int() with base 10: '{SECRET}'")
+    wrong.add_note(f"Structuring mapping value @ key '{SECRET}'")
+    kind = of("cattrs.errors", "ClassValidationError", ExceptionGroup)
+    raise kind("While structuring Order", [wrong])
+
+
+def by_marshmallow() -> None:
+    kind = of("marshmallow.exceptions", "ValidationError", ValueError)
+    raise kind({"total": [f"{SECRET} is no number."]})
+
+
+WAYS: dict[str, Callable[[], object]] = {
+    "pydantic": lambda: Order(total=SECRET),  # type: ignore[arg-type]
+    "pydantic, key": lambda: Order(total=1, lines={SECRET: "x"}),  # type: ignore[dict-item]
+    "msgspec": lambda: msgspec.convert({"total": SECRET}, Struct, strict=False),
+    "jsonschema": lambda: jsonschema.validate(SECRET, {"type": "integer"}),
+    "attrs": lambda: Checked(SECRET),
+    "attrs, bound": lambda: Bounded(SECRET),
+    "attrs, converter": lambda: Converted(SECRET),
+    "cattrs": by_cattrs,
+    "marshmallow": by_marshmallow,
+}
+
+
+def raised_by(way: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as it:
+        way()
+    return it.value
+
+
+def wrapped(error: Any) -> Iterator[Exception]:
+    """Yield what handlers raise instead, each with and without a cause."""
+    texts = [f"bad answer: {error}", repr(error), str([str(error)]), str(error)[:70]]
+    for name in ("errors", "json", "message", "messages", "args"):
+        found = getattr(error, name, "")
+        texts += [f"bad answer: {found() if callable(found) else found}"]
+    for text in texts:
+        for kind in (RuntimeError, DeadLetter):
+            for is_hidden in (False, True):
+                yield caught_while(error, kind(text), None if is_hidden else error)
+        yield ExceptionGroup(text, [error])
+    yield ExceptionGroup("nested", [ExceptionGroup("group", [error])])
+
+
+def caught_while(
+    error: Exception, then: Exception, cause: Exception | None
+) -> Exception:
+    def handle() -> None:
+        try:
+            raise error  # noqa: TRY301
+        except Exception:  # noqa: BLE001
+            raise then from cause
+
+    return raised_by(handle)
+
+
+@pytest.mark.parametrize("library", WAYS)
+def test_a_validation_error_shows_no_input_however_it_is_wrapped(library: str) -> None:
+    error = raised_by(WAYS[library])
+    error.add_note(f"the input was {SECRET}")
+
+    for each in (error, *wrapped(error)):
+        assert SECRET not in one_line(each), repr(each)
+        assert SECRET not in traceback_of(each), repr(each)
+    said = traceback_of(error)
+    assert "Traceback (most recent call last)" in said
+    assert type(error).__qualname__ in said
+
+
+def test_pydantics_error_names_the_model_and_the_rule() -> None:
+    error = raised_by(WAYS["pydantic"])
+
+    assert message_of(error).startswith("Order: int_parsing (text left out")
+
+
+def test_the_words_before_what_is_quoted_are_kept() -> None:
+    error = raised_by(WAYS["pydantic"])
+    then = caught_while(error, DeadLetter(f"order 12 has no total: {error}"), None)
+
+    assert one_line(then).startswith("DeadLetter: order 12 has no total: Order: int_")
+
+
+def test_what_a_handler_says_about_an_error_in_its_own_words_is_kept() -> None:
+    error = raised_by(WAYS["pydantic"])
+    then = caught_while(error, DeadLetter("the total is not a valid number"), error)
+
+    assert one_line(then) == "DeadLetter: the total is not a valid number"
+
+
+def test_an_error_about_code_that_uses_a_library_keeps_its_text() -> None:
+    error = raised_by(lambda: pydantic.TypeAdapter(print))
+
+    assert "object" in message_of(error)
+
+
+@pytest.mark.parametrize("library", WAYS)
+async def test_a_failed_handler_writes_no_input_anywhere(
+    database_url: str, library: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    asked: list[Message] = []
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(
+            MemorySource(Message("t", b"")), sessions, name="c", retry=QUICK
+        )
+        consumer.observe(LogEvents())
+
+        @consumer.handles("t")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            try:
+                WAYS[library]()
+            except Exception as error:
+                asked.append(message)
+                if len(asked) == 1:
+                    raise RetryLater(timedelta(0), f"a bad answer: {error}") from error
+                raise
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+
+    assert len(events.of(HandlerFailed)) == QUICK.max_attempts - 1
+    (postponed,) = events.of(RetryRequested)
+    assert postponed.reason.startswith("a bad answer: ")
+    ((reason, trace),) = execute(
+        database_url, "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"
+    )
+    assert "MessageDeadLettered" in caplog.text
+    assert SECRET not in caplog.text + reason + trace + repr(events.events)
+
+
+async def test_only_the_validation_of_the_messages_own_payload_is_permanent(
+    database_url: str,
+) -> None:
+    registry = SchemaRegistry()
+    registry.register("orders", Order)
+    answers: list[object] = [SECRET, 7]
+    async with async_sessions_of(database_url) as sessions:
+        source = MemorySource(
+            Message("orders", {"total": SECRET}), Message("orders", {"total": 1})
+        )
+        consumer = Consumer(source, sessions, name="c", retry=QUICK, registry=registry)
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            Order.model_validate({"total": answers.pop(0)})
+
+        async with running(consumer) as events:
+            (dead,) = await events.wait_for(MessageDeadLettered)
+            (handled,) = await events.wait_for(MessageHandled)
+
+    assert dead.attempts == 1
+    assert "at $.total: int_parsing" in dead.reason
+    assert [failed.id for failed in events.of(HandlerFailed)] == [handled.id]
