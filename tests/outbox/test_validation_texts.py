@@ -155,9 +155,10 @@ def test_what_a_handler_says_about_an_error_in_its_own_words_is_kept() -> None:
 
 
 def test_an_error_about_code_that_uses_a_library_keeps_its_text() -> None:
-    error = raised_by(lambda: pydantic.TypeAdapter(print))
+    unknown: Any = object()
+    error = raised_by(lambda: pydantic.TypeAdapter(unknown))
 
-    assert "object" in message_of(error)
+    assert "Unable to generate pydantic-core schema" in message_of(error)
 
 
 @pytest.mark.parametrize("library", WAYS)
