@@ -4,7 +4,6 @@ import functools
 import inspect
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
@@ -22,6 +21,7 @@ from outbox.observability.logging import (
     PrintableFormatter,
     TraceContext,
 )
+from outbox.observability.standard_error import StandardErrorHandler
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
@@ -199,7 +199,12 @@ def command(
             for name, group in groups.items():
                 options = {it.name: given.pop(it.name) for it in fields(group)}
                 given[name] = group(**options)
-            raise typer.Exit(function(**given) or 0)
+            try:
+                status = function(**given)
+            finally:
+                for handler in logging.getLogger().handlers:
+                    handler.flush()
+            raise typer.Exit(status or 0)
 
         parameters = [each for it in own for each in _parameters_of(it)] + shared
         documented: Any = run
@@ -234,7 +239,7 @@ def _chosen(context: typer.Context, name: str, value: str | None) -> str | None:
 
 
 def _set_up_logging(level: str, form: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StandardErrorHandler()
     handler.setFormatter(_json_formatter() if form == "json" else _text_formatter())
     handler.addFilter(TraceContext())
     if level == "debug":

@@ -21,6 +21,7 @@ from outbox.errors import (
     one_line,
 )
 from outbox.logs.printable import printable
+from outbox.observability.standard_error import write_error
 from outbox.postgres.remedy import remedy_of
 
 GROUP: Final = "pillarbox.commands"
@@ -202,5 +203,5 @@ def _run(arguments: list[str]) -> int:
 
 
 def _fail(program: str, said: str) -> int:
-    sys.stderr.write(f"{program}: {printable(said)}\n")
+    write_error(f"{program}: {printable(said)}\n")
     return FAILED

@@ -9,13 +9,13 @@ and the process isn't ended when it is resumed.
 import asyncio
 import faulthandler
 import os
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 from outbox.errors import ConfigError
+from outbox.observability.standard_error import write_error
 
 STUCK: Final = 70
 """The exit status: EX_SOFTWARE of sysexits.h."""
@@ -24,12 +24,17 @@ _TICKS: Final = 20
 
 def end_process(limit: float) -> None:
     """Write the stacks of all threads to standard error, and exit with `STUCK`."""
-    sys.stderr.write(
-        f"the event loop has been blocked for {limit:g} s; exiting with status"
-        f" {STUCK} after the stacks of all threads\n"
-    )
-    sys.stderr.flush()
-    faulthandler.dump_traceback(sys.stderr)
+    read, write = os.pipe()
+    # faulthandler holds the interpreter's lock while it writes, so it must not wait for
+    # a reader. The pipe holds 64 KiB.
+    os.set_blocking(write, False)
+    faulthandler.dump_traceback(write)
+    os.close(write)
+    with open(read, encoding="utf-8", errors="replace") as stacks:  # noqa: PTH123
+        write_error(
+            f"the event loop has been blocked for {limit:g} s; exiting with status"
+            f" {STUCK} after the stacks of all threads\n{stacks.read()}"
+        )
     os._exit(STUCK)
 
 

@@ -1,0 +1,114 @@
+"""Write to standard error without waiting for whoever reads it.
+
+A pipe that nobody reads blocks its writer for ever. So a thread writes the log, and
+whatever ends the process waits for a limited time.
+"""
+
+import io
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Final
+
+from typing_extensions import override
+
+from outbox.errors import one_line
+
+PATIENCE: Final = 2.0
+"""Maximum number of seconds that the end of a process waits for a reader."""
+_MOST: Final = 10_000
+
+
+def write_error(text: str) -> None:
+    """Write to standard error; return after `PATIENCE` even if nobody reads it."""
+    thread = threading.Thread(target=_writer(sys.stderr), args=[text], daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+
+
+def _writer(stream: IO[str]) -> Callable[[str], object]:
+    """Return a function that writes text at once.
+
+    It bypasses the stream's buffer: the interpreter aborts if a thread still holds the
+    buffer's lock when the process ends.
+    """
+    try:
+        raw = open(stream.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115
+    except io.UnsupportedOperation:  # an object in memory
+        return stream.write
+
+    def write(text: str) -> None:
+        rest = memoryview(text.encode(errors="backslashreplace"))
+        while rest:
+            rest = rest[raw.write(rest) :]
+
+    return write
+
+
+class StandardErrorHandler(logging.Handler):
+    """Logs to standard error from a thread; no caller waits for it.
+
+    While nobody reads, `most` records wait; further ones are dropped, and their number
+    is logged once the others are written. `logging.shutdown`, which runs when the
+    process ends, flushes it.
+    """
+
+    def __init__(self, most: int = _MOST) -> None:
+        super().__init__()
+        self._waiting: queue.Queue[str | threading.Event] = queue.Queue(most)
+        self._thread: threading.Thread | None = None
+        self._dropped = 0
+        self._counting = threading.Lock()
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record, or drop it."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, args=[_writer(sys.stderr)], name="log", daemon=True
+            )
+            self._thread.start()
+        try:
+            text = self.format(record)
+        except Exception as error:  # noqa: BLE001 - the caller's arguments
+            text = f"{record.pathname}:{record.lineno}: can't log: {one_line(error)}"
+        try:
+            self._waiting.put_nowait(f"{text}\n")
+        except queue.Full:
+            with self._counting:
+                self._dropped += 1
+
+    @override
+    def flush(self) -> None:
+        """Wait until everything is written, or for `PATIENCE`."""
+        written = threading.Event()
+        if self._thread is not None:
+            with suppress(queue.Full):
+                self._waiting.put(written, timeout=PATIENCE)
+                written.wait(PATIENCE)
+
+    def _run(self, write: Callable[[str], object]) -> None:
+        with suppress(OSError):  # closed: nobody will ever read it
+            while True:
+                item = self._waiting.get()
+                if isinstance(item, str):
+                    write(item)
+                if self._waiting.empty():
+                    write(self._report())
+                if isinstance(item, threading.Event):
+                    item.set()
+
+    def _report(self) -> str:
+        with self._counting:
+            dropped, self._dropped = self._dropped, 0
+        if not dropped:
+            return ""
+        record = logging.LogRecord(
+            *("pillarbox", logging.WARNING, __file__, 0),
+            *("%d log records were dropped: standard error is not read", (dropped,)),
+            None,
+        )
+        return f"{self.format(record)}\n"

@@ -1,0 +1,166 @@
+"""A process ends although nobody reads its standard error, which is a full pipe."""
+
+import os
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+
+import pytest
+
+from outbox import Message
+from outbox.testing.lifetime import free_port
+from tests.acceptance.test_watching import STUCK
+from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.relay import insert
+from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
+
+
+class Unread:
+    """A pipe that is full, until somebody reads it."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self._end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(self._end, b"." * 65536)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(self._end, b".")
+
+    def read(self) -> str:
+        """Return everything that is in it now."""
+        parts = []
+        with suppress(BlockingIOError):
+            while True:
+                parts.append(os.read(self._end, 1 << 20))
+        return b"".join(parts).decode().strip(".")
+
+    def close(self) -> None:
+        os.close(self._end)
+
+
+@pytest.fixture
+def unread(tmp_path: Path) -> Iterator[Unread]:
+    pipe = Unread(tmp_path / "standard error")
+    yield pipe
+    pipe.close()
+
+
+def start(
+    pipe: Unread, url: str, tmp_path: Path, command: str, *options: str
+) -> RunningProcess:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    environment = {
+        "PILLARBOX_DATABASE_URL": url,
+        "TEST_URL": url,
+        "PYTHONPATH": str(tmp_path),
+    }
+    arguments = command_line("pillarbox", command, *options)
+    return RunningProcess(arguments, pipe.path, environment)
+
+
+def wait_for_answer(port: int, path: str) -> None:
+    def answered() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
+                return True
+        except HTTPError as error:
+            return error.code in {401, 403}
+        except URLError:
+            return False
+
+    wait_for(path, answered)
+
+
+@pytest.mark.parametrize("command", ["relay", "consume", "web"])
+def test_sigterm_ends_a_process_whose_log_nobody_reads(
+    command: str, unread: Unread, database_url: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    health = f"--health-listen=127.0.0.1:{port}"
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ann 0123456789abcdef0123456789abcdef\n")
+    options, path = {
+        "relay": (["--broker=memory://", health, "--log-level=debug"], "/ready"),
+        "consume": (["stuck:consumer", health, "--log-level=debug"], "/ready"),
+        "web": ([f"--port={port}", f"--tokens={tokens}"], "/login"),
+    }[command]
+    process = start(unread, database_url, tmp_path, command, *options)
+    try:
+        wait_for_answer(port, path)
+        process.terminate()
+        assert process.wait() == 0
+    finally:
+        process.kill()
+
+
+def test_the_watchdog_ends_a_process_whose_log_nobody_reads(
+    unread: Unread, database_url: str, tmp_path: Path
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, lane, topic, content_type, headers, payload)"
+        " VALUES (outbox.uuid7(), 16, 'orders', 'application/octet-stream',"
+        """ '{"pillarbox-codec": "stuck:1", "pillarbox-content-type": "a/b"}', '')""",
+    )
+    process = start(
+        unread,
+        database_url,
+        tmp_path,
+        "relay",
+        "--broker=memory://",
+        "--codec=stuck:codec",
+        "--watchdog=1s",
+    )
+    try:
+        assert process.wait() == 70
+    finally:
+        process.kill()
+
+
+def test_a_failed_command_ends_although_nobody_reads_why(
+    unread: Unread, tmp_path: Path
+) -> None:
+    url = f"postgresql://127.0.0.1:{free_port()}/nowhere"
+    process = start(unread, url, tmp_path, "relay", "--broker=memory://")
+    try:
+        assert process.wait() == 2
+    finally:
+        process.kill()
+
+
+def test_a_log_that_is_read_late_continues_in_order(
+    unread: Unread, database_url: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    process = start(
+        unread,
+        database_url,
+        tmp_path,
+        "relay",
+        "--broker=memory://",
+        f"--health-listen=127.0.0.1:{port}",
+    )
+    log = ""
+
+    def logged(text: str) -> bool:
+        nonlocal log
+        log += unread.read()
+        return text in log
+
+    try:
+        wait_for_answer(port, "/ready")
+        insert(database_url, Message("t", b""))
+        wait_for("RelayStarted", lambda: logged("RelayStarted"))
+        process.terminate()
+        assert process.wait() == 0
+        wait_for("RelayStopped", lambda: logged("RelayStopped"))
+    finally:
+        process.kill()
+    assert log.index("RelayStarted") < log.index("RelayStopped")
+    assert log.endswith("\n")

@@ -1,0 +1,95 @@
+"""The log's handler never waits for a reader, and loses nothing unreported."""
+
+import io
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from outbox.observability.standard_error import StandardErrorHandler
+
+SIZE = 65536
+
+
+@contextmanager
+def pipe() -> Iterator[int]:
+    """Make standard error a pipe; yield its end for the reader."""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "stderr", stream)
+        yield read
+        os.close(read)
+
+
+def log(handler: logging.Handler, text: str) -> None:
+    handler.handle(logging.LogRecord("x", logging.INFO, "f.py", 1, text, None, None))
+
+
+def read_until(pipe: int, text: str) -> str:
+    found = b""
+    while not found.endswith(text.encode()):
+        found += os.read(pipe, SIZE)
+    return found.decode()
+
+
+def test_records_are_written_in_order() -> None:
+    with pipe() as reader:
+        handler = StandardErrorHandler()
+        for n in range(100):
+            log(handler, f"record {n}")
+        expected = "".join(f"record {n}\n" for n in range(100))
+        assert read_until(reader, "record 99\n") == expected
+
+
+def test_records_that_find_no_room_are_dropped_and_counted() -> None:
+    with pipe() as reader:
+        handler = StandardErrorHandler(most=10)
+        long = "x" * SIZE
+        for _ in range(50):  # the thread holds at most one, and the pipe less than two
+            log(handler, long)
+        found = read_until(reader, "standard error is not read\n")
+        written = found.count(long)
+        assert f"{50 - written} log records were dropped" in found
+        assert 10 <= written <= 12
+        log(handler, "the next one")
+        assert read_until(reader, "the next one\n") == "the next one\n"
+
+
+def test_a_flush_waits_until_everything_is_written() -> None:
+    with pipe() as reader:
+        handler = StandardErrorHandler()
+        log(handler, "last words")
+        handler.flush()
+        os.set_blocking(reader, False)
+        assert os.read(reader, SIZE) == b"last words\n"
+
+
+def test_a_record_that_cannot_be_formatted_is_reported() -> None:
+    with pipe() as reader:
+        handler = StandardErrorHandler()
+        record = logging.LogRecord(
+            "x", logging.INFO, "f.py", 7, "%d", ("secret",), None
+        )
+        handler.handle(record)
+        found = read_until(reader, "\n")
+        assert found.startswith("f.py:7: can't log: TypeError")
+        assert "secret" not in found
+
+
+def test_a_stream_in_memory_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    handler = StandardErrorHandler()
+    log(handler, "captured")
+    handler.flush()
+    assert stream.getvalue() == "captured\n"
+
+
+def test_a_handler_without_records_starts_no_thread() -> None:
+    before = threading.active_count()
+    StandardErrorHandler().flush()
+    assert threading.active_count() == before
