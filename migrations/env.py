@@ -81,7 +81,8 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
     if _includes("0006"):
         run_now("restore.sql")
     if with_cron:
-        run_now("schedule.sql")
+        dropped = context.config.attributes.get("drop_jobs_of") or ""
+        run_now("schedule.sql", drop_jobs_of=dropped.replace("'", "''"))
 
 
 def _remove() -> None:

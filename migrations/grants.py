@@ -465,15 +465,19 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 " integer)",
                 "outbox.is_followed(text, timestamptz, timestamptz)",
                 "outbox.schedule_detaches()",
+                "outbox.trim_cron_log()",
                 "outbox.put_back_settings(text)",
                 "outbox.note_success()",
-                "outbox.note_failure(text)",
+                "outbox.note_failure(text, text, text, text, text, text)",
+                "outbox.in_the_way(text, text, text, text, text)",
+                "outbox.upkeep_step(text, text, regclass[], interval, integer, integer,"
+                " boolean)",
+                "outbox.end_upkeep(timestamptz, boolean)",
                 "outbox.accept_clock()",
                 "outbox.holder_of_lock(bigint)",
             )
         ),
         Closed(_procedure("outbox.maintain(integer, interval)")),
-        Closed(_procedure("outbox.trim_foreign_receipts()")),
         _grant(
             _EXECUTE,
             _functions(
@@ -484,7 +488,11 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.finish_detached(text)",
                 "outbox.put_back_settings(text)",
                 "outbox.note_success()",
-                "outbox.note_failure(text)",
+                "outbox.note_failure(text, text, text, text, text, text)",
+                "outbox.upkeep_step(text, text, regclass[], interval, integer, integer,"
+                " boolean)",
+                "outbox.end_upkeep(timestamptz, boolean)",
+                "outbox.trim_cron_log()",
                 "outbox.accept_clock()",
             ),
             "maintainer",
@@ -492,7 +500,6 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
         _grant(
             _EXECUTE, _procedure("outbox.maintain(integer, interval)"), "maintainer"
         ),
-        _grant(_EXECUTE, _procedure("outbox.trim_foreign_receipts()"), "maintainer"),
         _grant(
             _EXECUTE,
             _functions("outbox.upkeep_plan(text)"),
@@ -522,7 +529,9 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
         ),
         _grant(
             _SELECT,
-            _tables("outbox.partition_health", "outbox.upkeep"),
+            _tables(
+                "outbox.partition_health", "outbox.upkeep", "outbox.upkeep_failure"
+            ),
             "maintainer",
             "monitor",
             "relay",

@@ -3,6 +3,11 @@
 DO $schedule$
 DECLARE
     v_database text := current_setting('cron.database_name', true);
+    -- Databases can share the table of jobs, whose names have at most 63 bytes.
+    v_of text := ' of ' || CASE WHEN octet_length(current_database()) > 36 THEN left(md5(current_database()), 8) ELSE current_database() END;
+    -- Background workers need no address.
+    v_heeds_nodes boolean := coalesce(current_setting('cron.use_background_workers', true) = 'off', false);
+    v_role text;
 BEGIN
     IF v_database IS NULL THEN
         RAISE EXCEPTION 'pg_cron is not loaded by this server'
@@ -13,8 +18,8 @@ BEGIN
     IF v_database <> current_database() THEN
         RAISE EXCEPTION 'pg_cron runs in database "%", this is "%"', v_database, current_database()
             USING HINT = format('set cron.database_name = ''%s'' and restart, or migrate with --without-cron and run in database "%s":'
-                ' CREATE EXTENSION IF NOT EXISTS pg_cron; SELECT cron.schedule_in_database(''pillarbox upkeep'', ''7 * * * *'', ''CALL outbox.maintain()'', %L, %L)',
-                current_database(), v_database, current_database(), {maintainer_name});
+                ' CREATE EXTENSION IF NOT EXISTS pg_cron; SELECT cron.schedule_in_database(%L, ''7 * * * *'', ''CALL outbox.maintain()'', %L, %L)',
+                current_database(), v_database, 'pillarbox maintain ' || current_database(), current_database(), {maintainer_name});
     END IF;
     BEGIN
         CREATE EXTENSION IF NOT EXISTS pg_cron;
@@ -30,13 +35,32 @@ BEGIN
     -- While a job waits, the launcher of pg_cron 1.4 with background workers starts no others. The next
     -- run finalizes a detach that was canceled.
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET statement_timeout = ''2min''', current_database());
+    -- It would end the whole upkeep, whose steps have limits of their own.
+    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET statement_timeout = 0', current_database());
+    -- Renaming the database leaves its jobs with the old name, and a dump takes them to other servers. Jobs
+    -- of other databases may be theirs: only --drop-jobs-of removes them.
+    FOREACH v_role IN ARRAY ARRAY[{maintainer_name}, {detacher_name}, current_user] LOOP
+        EXECUTE format('SET LOCAL ROLE %I', v_role);
+        PERFORM cron.unschedule(j.jobid)
+           FROM cron.job j
+          CROSS JOIN LATERAL (
+                SELECT NOT v_heeds_nodes
+                    OR j.nodeport = current_setting('port')::int
+                       AND (j.nodename IN ('', 'localhost', '127.0.0.1', '::1') OR j.nodename LIKE '/%')) AS node (is_this)
+          WHERE j.database = {drop_jobs_of} AND (j.jobname LIKE 'pillarbox %' OR j.command LIKE '%outbox.maintain(%')
+             OR j.username = v_role AND v_role IN ({maintainer_name}, {detacher_name}) AND j.jobname LIKE 'pillarbox %'
+                AND CASE WHEN j.database = current_database()
+                         THEN NOT node.is_this
+                              OR j.jobname NOT LIKE 'pillarbox detach %'
+                                 AND j.jobname NOT IN ('pillarbox upkeep' || v_of, 'pillarbox trim cron log' || v_of, 'pillarbox plan detaches' || v_of)
+                         ELSE node.is_this AND NOT EXISTS (SELECT FROM pg_database d WHERE d.datname = j.database) END;
+    END LOOP;
     -- cron.schedule() records the current user as the job's role, and replaces a job of the same name.
     SET LOCAL ROLE {maintainer};
-    PERFORM cron.schedule('pillarbox upkeep', '7 * * * *', 'CALL outbox.maintain(patience => ''6 hours'')');
-    PERFORM cron.schedule('pillarbox trim cron log', '23 3 * * *',
-        'DELETE FROM cron.job_run_details WHERE username = current_user AND start_time < now() - interval ''14 days''');
+    PERFORM cron.schedule('pillarbox upkeep' || v_of, '7 * * * *', 'CALL outbox.maintain(patience => ''6 hours'')');
+    PERFORM cron.schedule('pillarbox trim cron log' || v_of, '23 3 * * *', 'SELECT outbox.trim_cron_log()');
     SET LOCAL ROLE {detacher};
-    PERFORM cron.schedule('pillarbox plan detaches', '2 * * * *', 'SELECT outbox.schedule_detaches()');
+    PERFORM cron.schedule('pillarbox plan detaches' || v_of, '2 * * * *', 'SELECT outbox.schedule_detaches()');
     RESET ROLE;
 END
 $schedule$;

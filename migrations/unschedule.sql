@@ -17,13 +17,15 @@ BEGIN
             END IF;
             IF has_schema_privilege(current_user, 'cron', 'USAGE') THEN
                 PERFORM cron.unschedule(jobid) FROM cron.job
-                  WHERE jobname LIKE 'pillarbox %' AND database = current_database() AND username = v_role;
+                  WHERE jobname LIKE 'pillarbox %' AND username = v_role
+                    AND (database = current_database() OR database NOT IN (SELECT datname FROM pg_database));
             END IF;
             RESET ROLE;
         END LOOP;
     END IF;
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET timezone', current_database());
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET search_path', current_database());
+    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET statement_timeout', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET search_path', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET statement_timeout', current_database());
 END

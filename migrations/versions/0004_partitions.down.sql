@@ -26,8 +26,9 @@ $detached$;
 DELETE FROM {partman}.part_config c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table;
 ALTER TABLE inbox.foreign_receipt ALTER COLUMN received_at SET DEFAULT now();
 DROP VIEW outbox.partition_health;
-DROP PROCEDURE outbox.maintain(integer, interval), outbox.trim_foreign_receipts();
-DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[], interval), outbox.finish_detached(text),
+DROP PROCEDURE outbox.maintain(integer, interval);
+DROP FUNCTION outbox.trim_cron_log(), outbox.upkeep_step(text, text, regclass[], interval, integer, integer, boolean), outbox.end_upkeep(timestamptz, boolean),
+    outbox.schedule_detaches(), outbox.detach_expired(text, regclass[], interval), outbox.finish_detached(text),
     outbox.upkeep_plan(text), outbox.count_unsettled(text, regclass, timestamptz, timestamptz),
     outbox.show_unsettled(text, text, timestamptz, timestamptz),
     outbox.describe_unsettled(text, regclass, timestamptz, timestamptz),
@@ -39,7 +40,7 @@ DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[]
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
     outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.holder_of_lock(bigint), outbox.clock_problem(), outbox.place(),
     outbox.put_back_settings(text), outbox.changed_settings(text), outbox.wanted_settings(text),
-    outbox.accept_clock(), outbox.note_failure(text), outbox.note_success(), outbox.without_row(text, text);
-DROP TABLE outbox.upkeep, outbox.dropped_partition, outbox.kept_partition, outbox.retiring_partition, outbox.partition_policy;
+    outbox.accept_clock(), outbox.note_failure(text, text, text, text, text, text), outbox.in_the_way(text, text, text, text, text), outbox.note_success(), outbox.without_row(text, text);
+DROP TABLE outbox.upkeep, outbox.upkeep_failure, outbox.dropped_partition, outbox.kept_partition, outbox.retiring_partition, outbox.partition_policy;
 DROP FUNCTION outbox.follow_policy();
 RESET ROLE;

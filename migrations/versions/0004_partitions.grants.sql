@@ -10,6 +10,7 @@ REVOKE ALL
         outbox.partition_policy,
         outbox.partition_health,
         outbox.upkeep,
+        outbox.upkeep_failure,
         outbox.retiring_partition,
         outbox.dropped_partition,
         outbox.kept_partition
@@ -32,14 +33,17 @@ REVOKE ALL
         outbox.unsettled_messages(regclass, timestamptz, timestamptz, integer),
         outbox.is_followed(text, timestamptz, timestamptz),
         outbox.schedule_detaches(),
+        outbox.trim_cron_log(),
         outbox.put_back_settings(text),
         outbox.note_success(),
-        outbox.note_failure(text),
+        outbox.note_failure(text, text, text, text, text, text),
+        outbox.in_the_way(text, text, text, text, text),
+        outbox.upkeep_step(text, text, regclass[], interval, integer, integer, boolean),
+        outbox.end_upkeep(timestamptz, boolean),
         outbox.accept_clock(),
         outbox.holder_of_lock(bigint)
     FROM PUBLIC;
 REVOKE ALL ON PROCEDURE outbox.maintain(integer, interval) FROM PUBLIC;
-REVOKE ALL ON PROCEDURE outbox.trim_foreign_receipts() FROM PUBLIC;
 GRANT EXECUTE
     ON FUNCTION
         outbox.make_partitions(text),
@@ -49,11 +53,13 @@ GRANT EXECUTE
         outbox.finish_detached(text),
         outbox.put_back_settings(text),
         outbox.note_success(),
-        outbox.note_failure(text),
+        outbox.note_failure(text, text, text, text, text, text),
+        outbox.upkeep_step(text, text, regclass[], interval, integer, integer, boolean),
+        outbox.end_upkeep(timestamptz, boolean),
+        outbox.trim_cron_log(),
         outbox.accept_clock()
     TO {maintainer};
 GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO {maintainer};
-GRANT EXECUTE ON PROCEDURE outbox.trim_foreign_receipts() TO {maintainer};
 GRANT EXECUTE ON FUNCTION outbox.upkeep_plan(text) TO {monitor}, {relay}, {consumer};
 GRANT EXECUTE ON FUNCTION outbox.make_days() TO {relay}, {consumer};
 GRANT EXECUTE
@@ -65,7 +71,8 @@ GRANT SELECT
 GRANT SELECT
     ON TABLE
         outbox.partition_health,
-        outbox.upkeep
+        outbox.upkeep,
+        outbox.upkeep_failure
     TO {maintainer}, {monitor}, {relay}, {consumer};
 GRANT SELECT
     ON TABLE

@@ -112,21 +112,17 @@ CREATE TABLE outbox.upkeep (
     succeeded_at  timestamptz,
     succeeded_in  text,
     accepted_at   timestamptz,
-    failed_at     timestamptz,
-    failure       text,
     longest_pause interval    NOT NULL DEFAULT '3 days',
     CONSTRAINT upkeep_pkey PRIMARY KEY (is_it),
     CONSTRAINT one_row CHECK (is_it),
     CONSTRAINT pause_at_least_three_hours CHECK (longest_pause >= interval '3 hours')
 );
 INSERT INTO outbox.upkeep DEFAULT VALUES;
-COMMENT ON TABLE outbox.upkeep IS 'how the last upkeep ended, whatever drives it: one row, written by outbox.maintain()';
+COMMENT ON TABLE outbox.upkeep IS 'when the upkeep last succeeded, whatever drives it: one row, written by outbox.maintain()';
 COMMENT ON COLUMN outbox.upkeep.awaited_at IS 'when the tables were created';
 COMMENT ON COLUMN outbox.upkeep.succeeded_at IS 'when it last completed; null: never';
 COMMENT ON COLUMN outbox.upkeep.succeeded_in IS 'outbox.place() at that time: if it differs, the database was restored or its server was promoted';
 COMMENT ON COLUMN outbox.upkeep.accepted_at IS 'when outbox.accept_clock() was called; null: not since the last success';
-COMMENT ON COLUMN outbox.upkeep.failed_at IS 'when it last failed; null: it has succeeded since';
-COMMENT ON COLUMN outbox.upkeep.failure IS 'why it failed; null: it has succeeded since';
 COMMENT ON COLUMN outbox.upkeep.longest_pause IS
     'after a longer pause the clock isn''t trusted: nothing is dropped until outbox.accept_clock() is called';
 
@@ -152,18 +148,105 @@ SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     INSERT INTO outbox.upkeep AS u (succeeded_at, succeeded_in) VALUES (clock_timestamp(), outbox.place())
         ON CONFLICT (is_it) DO UPDATE
-        SET succeeded_at = EXCLUDED.succeeded_at, succeeded_in = EXCLUDED.succeeded_in, accepted_at = NULL, failed_at = NULL, failure = NULL;
+        SET succeeded_at = EXCLUDED.succeeded_at, succeeded_in = EXCLUDED.succeeded_in, accepted_at = NULL;
 END;
 COMMENT ON FUNCTION outbox.note_success IS 'record a successful upkeep';
 
-CREATE FUNCTION outbox.note_failure(failure text) RETURNS void
-LANGUAGE sql SECURITY DEFINER
+CREATE TABLE outbox.upkeep_failure (
+    step         text        NOT NULL,
+    object       text        NOT NULL,
+    parent_table text,
+    failed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    failure      text        NOT NULL,
+    remedy       text,
+    CONSTRAINT upkeep_failure_pkey PRIMARY KEY (step, object)
+);
+COMMENT ON TABLE outbox.upkeep_failure IS
+    'what failed in the last upkeep: a row for each step of a table or partition, until the step succeeds or is no longer due';
+COMMENT ON COLUMN outbox.upkeep_failure.object IS 'the table or partition; empty: the upkeep as a whole';
+COMMENT ON COLUMN outbox.upkeep_failure.failure IS 'the error, with the object in the way if the catalog shows it';
+COMMENT ON COLUMN outbox.upkeep_failure.remedy IS 'SQL or a command that removes the obstacle; null: unknown';
+
+-- From the catalog, since pg_partman replaces the SQLSTATE of errors by its own.
+CREATE FUNCTION outbox.in_the_way(step text, parent text, object text, state text, context text)
+RETURNS TABLE (obstacle text, remedy text)
+LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 BEGIN ATOMIC
-    INSERT INTO outbox.upkeep AS u (failed_at, failure) VALUES (clock_timestamp(), note_failure.failure)
-        ON CONFLICT (is_it) DO UPDATE SET failed_at = EXCLUDED.failed_at, failure = EXCLUDED.failure;
+    WITH it AS (
+        SELECT c.oid, c.reltype, y.typarray, c.relowner, n.nspname, o.relowner AS owner, o.oid AS parent
+          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_type y ON y.oid = c.reltype
+          JOIN pg_class o ON o.oid = to_regclass(in_the_way.parent)
+         WHERE c.oid = coalesce(to_regclass(in_the_way.object), to_regclass(in_the_way.parent))
+    )
+    SELECT format('there is no table %s', in_the_way.parent),
+           format('/* restore %s, or create it as pillarbox migrate --sql prints it */', in_the_way.parent)
+     WHERE in_the_way.parent IS NOT NULL AND to_regclass(in_the_way.parent) IS NULL
+    UNION ALL
+    (SELECT DISTINCT format('%s %s', i.type, i.identity),
+           CASE WHEN i.type IN ('view', 'materialized view', 'function', 'procedure')
+                THEN format('DROP %s %s; /* or let it read %s */', upper(i.type), i.identity, in_the_way.parent)
+                ELSE format('/* drop or change %s %s */', i.type, i.identity) END
+      FROM it
+      JOIN pg_depend d ON d.deptype = 'n' AND (d.refclassid = 'pg_class'::regclass AND d.refobjid = it.oid
+                                               OR d.refclassid = 'pg_type'::regclass AND d.refobjid IN (it.reltype, it.typarray))
+      LEFT JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
+     CROSS JOIN LATERAL pg_identify_object(CASE WHEN r.oid IS NULL THEN d.classid ELSE 'pg_class'::regclass END,
+                                           coalesce(r.ev_class, d.objid), d.objsubid) AS i
+     WHERE in_the_way.step = 'drop' AND d.classid <> 'pg_constraint'::regclass)
+    UNION ALL
+    SELECT format('foreign key %I of %s', q.conname, q.conrelid::regclass),
+           format('ALTER TABLE %s DROP CONSTRAINT %I;', q.conrelid::regclass, q.conname)
+      FROM it JOIN pg_constraint q ON q.contype = 'f' AND q.conparentid = 0 AND q.confrelid IN (it.oid, it.parent)
+     WHERE in_the_way.step IN ('drop', 'detach', 'finalize')
+    UNION ALL
+    SELECT format('it belongs to %s', it.relowner::regrole), format('ALTER TABLE %s OWNER TO %s;', it.oid::regclass, it.owner::regrole)
+      FROM it WHERE it.relowner <> it.owner
+    UNION ALL
+    SELECT format('%s lacks CREATE on the schema %I', it.owner::regrole, it.nspname),
+           format('GRANT CREATE ON SCHEMA %I TO %s;', it.nspname, it.owner::regrole)
+      FROM it WHERE NOT has_schema_privilege(it.owner, it.nspname, 'CREATE')
+    UNION ALL
+    (SELECT DISTINCT format('session %s of role %s (application %s)', a.pid, a.usename, coalesce(nullif(a.application_name, ''), '?')),
+           format('SELECT pg_terminate_backend(%s); /* or wait until its transaction ends */', a.pid)
+      FROM it JOIN pg_locks l ON l.relation IN (it.oid, it.parent) AND l.granted AND l.pid <> pg_backend_pid()
+      JOIN pg_stat_activity a ON a.pid = l.pid AND a.datname = current_database()
+     WHERE in_the_way.state IN ('55P03', '40P01')
+       AND (in_the_way.step <> 'premake' OR l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock'))
+     ORDER BY 1 LIMIT 5)
+    UNION ALL
+    SELECT format('statement_timeout of role %I is %s', session_user, current_setting('statement_timeout')),
+           format('ALTER ROLE %I IN DATABASE %I SET statement_timeout = 0;', session_user, current_database())
+     WHERE in_the_way.state = '57014' AND current_setting('statement_timeout') <> '0'
+    UNION ALL
+    SELECT format('event trigger %I', e.evtname), format('ALTER EVENT TRIGGER %I DISABLE; /* or let %s spare the owner of outbox.message */', e.evtname, e.evtfoid::regprocedure)
+      FROM pg_event_trigger e WHERE e.evtenabled <> 'D' AND position(' ' || e.evtfoid::regprocedure::text IN in_the_way.context) > 0;
 END;
-COMMENT ON FUNCTION outbox.note_failure IS 'record a failed upkeep, without changing the last success';
+COMMENT ON FUNCTION outbox.in_the_way IS 'what keeps a step of the upkeep from succeeding, as far as the catalog shows it, with the remedies';
+
+CREATE FUNCTION outbox.note_failure(failure text, step text DEFAULT 'upkeep', parent text DEFAULT NULL, object text DEFAULT NULL,
+                                    state text DEFAULT '', context text DEFAULT '') RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_object text := coalesce(object, parent, '');
+    v_failure text := outbox.without_row(failure, state);
+    v_obstacles text;
+    v_remedies text;
+BEGIN
+    SELECT string_agg(w.obstacle, ', '), string_agg(w.remedy, ' ') INTO v_obstacles, v_remedies
+      FROM outbox.in_the_way(step, parent, object, CASE WHEN failure ~ 'lock timeout' THEN '55P03' ELSE state END, failure || context) w;
+    INSERT INTO outbox.upkeep_failure AS f (step, object, parent_table, failure, remedy)
+    VALUES (step, v_object, parent,
+            CASE WHEN v_object = '' THEN '' ELSE format('%s of %s: ', step, v_object) END || v_failure || coalesce('; in the way: ' || v_obstacles, ''),
+            v_remedies)
+        ON CONFLICT ON CONSTRAINT upkeep_failure_pkey DO UPDATE
+        SET failed_at = excluded.failed_at, failure = excluded.failure, remedy = excluded.remedy;
+END
+$body$;
+COMMENT ON FUNCTION outbox.note_failure IS 'record a step of the upkeep that failed, with what is in its way, without changing the last success';
 
 CREATE FUNCTION outbox.accept_clock() RETURNS void
 LANGUAGE sql SECURITY DEFINER
@@ -253,7 +336,7 @@ BEGIN ATOMIC
            SELECT c.relowner, pg_get_expr(c.relpartbound, 0) FROM pg_class c WHERE c.oid = i.inhrelid
            OFFSET 0  -- reads pg_class and the bound once per partition
            ) AS b (owner, bound)
-     WHERE i.inhparent = parent::regclass
+     WHERE i.inhparent = to_regclass(parent)
      ORDER BY 2;
 END;
 COMMENT ON FUNCTION outbox.partitions IS 'the partitions of a table, with their bounds, oldest first';
@@ -581,18 +664,7 @@ BEGIN
 END
 $body$;
 
-CREATE PROCEDURE outbox.trim_foreign_receipts()
-LANGUAGE plpgsql
-AS $body$
-BEGIN
-    LOOP
-        SET LOCAL search_path = pg_catalog, pg_temp;  -- as in outbox.maintain
-        EXIT WHEN outbox.trim_foreign_receipts_batch() = 0;
-        COMMIT;
-    END LOOP;
-    COMMIT;
-END
-$body$;
-COMMENT ON PROCEDURE outbox.trim_foreign_receipts IS 'delete foreign receipts past the retention of inbox.receipt, 1,000 per transaction';
+COMMENT ON FUNCTION outbox.trim_foreign_receipts_batch IS
+    'delete up to 1,000 foreign receipts past the retention of inbox.receipt; returns how many';
 
 RESET ROLE;

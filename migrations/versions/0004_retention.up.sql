@@ -343,12 +343,12 @@ BEGIN
         EXECUTE format('SELECT count(*) FROM %s($1, $2, $3, 1000)', p.gate) INTO v_count USING partition, starts_at, ends_at;
     END IF;
     RETURN v_count;
-EXCEPTION WHEN syntax_error_or_access_rule_violation OR lock_not_available THEN
+EXCEPTION WHEN OTHERS THEN
     RETURN NULL;
 END
 $body$;
 COMMENT ON FUNCTION outbox.count_unsettled IS
-    'the unsettled rows of a partition, counted up to 1,000; null if the condition or the gate fails or the owner lacks privileges';
+    'the unsettled rows of a partition, counted up to 1,000; null if the condition or the gate fails';
 
 CREATE FUNCTION outbox.show_unsettled(parent text, partition text, starts_at timestamptz, ends_at timestamptz) RETURNS text
 LANGUAGE sql STABLE
@@ -412,13 +412,17 @@ BEGIN
            || coalesce(CASE count(*) WHEN 1 THEN ': ' WHEN 1000 THEN ', such as ' ELSE ', the oldest ' END
                        || (array_agg(u.id ORDER BY u.moment))[1] || ' of ' || date_trunc('second', min(u.moment)), '')
       INTO unsettled, described FROM u;
-EXCEPTION WHEN syntax_error_or_access_rule_violation OR lock_not_available THEN
-    unsettled := NULL;
-    described := NULL;
+EXCEPTION
+    WHEN lock_not_available THEN
+        unsettled := NULL;
+        described := NULL;
+    WHEN OTHERS THEN
+        unsettled := NULL;
+        described := outbox.without_row(SQLERRM, SQLSTATE);
 END
 $body$;
 COMMENT ON FUNCTION outbox.describe_unsettled IS
-    'how many unsettled rows a partition has, counted up to 1,000, and in words why each is unsettled, in which lanes, of which topics, and the id of the oldest; null as for outbox.count_unsettled';
+    'how many unsettled rows a partition has, counted up to 1,000, and in words why each is unsettled, in which lanes, of which topics, and the id of the oldest; null, and the error in words, if the condition or the gate fails; both null if it is locked';
 
 CREATE FUNCTION outbox.upkeep_plan(parent text DEFAULT NULL)
 RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamptz, ends_at timestamptz,
@@ -439,7 +443,8 @@ DECLARE
 BEGIN
     FOR p IN
         SELECT q.* FROM outbox.partition_policy q
-         WHERE q.parent_table = coalesce(parent, q.parent_table) ORDER BY q.parent_table
+         WHERE q.parent_table = coalesce(parent, q.parent_table) AND to_regclass(q.parent_table) IS NOT NULL
+         ORDER BY q.parent_table
     LOOP
         parent_table := p.parent_table;
         step := 'make'; partition := NULL; unsettled := NULL;
@@ -472,8 +477,8 @@ BEGIN
                 step := 'attach';
                 reason := CASE WHEN v_followed THEN format('detached, but rows of %s need it', p.follows)
                                WHEN unsettled = 0 THEN format('detached, but the retention of %s keeps it', p.retention)
-                               ELSE 'detached, but something in it has become unsettled: '
-                                    || coalesce(v_described, 'nobody can tell what') END;
+                               WHEN unsettled IS NULL THEN 'detached, but what finds its unsettled rows failed: ' || coalesce(v_described, 'locked')
+                               ELSE 'detached, but something in it has become unsettled: ' || v_described END;
                 statement := format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
                                     p.parent_table, partition, starts_at, ends_at);
             END IF;
@@ -503,7 +508,7 @@ BEGIN
                 reason := 'its detach is waiting for a transaction, or was interrupted';
                 statement := format('ALTER TABLE %s DETACH PARTITION %s FINALIZE', p.parent_table, partition);
             ELSIF step = 'hold' THEN
-                reason := reason || CASE WHEN unsettled IS NULL THEN ', but nobody can tell whether it has unsettled rows'
+                reason := reason || CASE WHEN unsettled IS NULL THEN ', but what finds its unsettled rows failed: ' || coalesce(v_described, 'locked')
                                          ELSE ', but it has ' || v_described END;
                 statement := outbox.show_unsettled(p.parent_table, partition, starts_at, ends_at);
             ELSIF v_clock IS NOT NULL THEN
@@ -520,7 +525,7 @@ BEGIN
     IF parent IS NULL AND v_clock IS NULL AND EXISTS (SELECT FROM inbox.foreign_receipt f WHERE f.received_at < now() - p.retention) THEN
         step := 'trim'; parent_table := 'inbox.foreign_receipt'; partition := NULL; starts_at := NULL; ends_at := NULL; unsettled := NULL;
         reason := format('rows older than the retention of inbox.receipt, %s', p.retention);
-        statement := 'CALL outbox.trim_foreign_receipts()';
+        statement := 'SELECT outbox.trim_foreign_receipts_batch()';
         RETURN NEXT;
     END IF;
     IF parent IS NULL AND v_clock IS NULL AND to_regclass('outbox.operation') IS NOT NULL THEN  -- which a later migration creates
@@ -539,10 +544,10 @@ COMMENT ON FUNCTION outbox.upkeep_plan IS
 -- Records what has expired, and completes detaches, in one transaction: it finalizes interrupted ones,
 -- checks the rows and the policy again, then drops the table or attaches it again. A record stays as
 -- long as its table: a job or a command that was planned earlier may still detach a partition that has
--- to stay by then. Returns what was done, by partition, and what to report; `skipped`, without a
--- partition, if another session is doing this.
+-- to stay by then. Returns what was done, by partition: `busy` if another session uses it, `failed` if
+-- the failure was recorded; and `skipped`, without a partition, if another session is doing this.
 CREATE FUNCTION outbox.finish_detached(parent text)
-RETURNS TABLE (partition text, outcome text, problem text)
+RETURNS TABLE (partition text, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET quote_all_identifiers = off
@@ -560,6 +565,8 @@ DECLARE
     v_newest timestamptz;
     v_leaving text[] := '{}';
     v_reason text;
+    v_step text;
+    v_context text;
     v_own record;
     s record;
 BEGIN
@@ -574,7 +581,7 @@ BEGIN
         SELECT * INTO v_holder FROM outbox.holder_of_lock(v_lock);
         outcome := 'skipped';
         IF v_holder.is_ours IS FALSE THEN
-            problem := format('%s holds the upkeep''s lock but is no upkeep: terminate it', v_holder.described);
+            PERFORM outbox.note_failure(format('%s holds the upkeep''s lock but is no upkeep: terminate it', v_holder.described), 'retention', parent);
         ELSE
             RAISE NOTICE 'another upkeep is handling the detached partitions of %', parent
                 USING HINT = 'nothing is wrong';
@@ -597,8 +604,13 @@ BEGIN
             EXECUTE s.statement;
             PERFORM set_config('lock_timeout', '100ms', true);
             outcome := 'finalized';
-        EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table OR object_not_in_prerequisite_state THEN
-            outcome := 'busy';
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected OR undefined_table OR object_not_in_prerequisite_state THEN
+                outcome := 'waiting';  -- as any detach may, for hours
+            WHEN OTHERS OR query_canceled THEN
+                outcome := 'failed';
+                GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+                PERFORM outbox.note_failure(SQLERRM, 'finalize', parent, s.partition, SQLSTATE, v_context);
         END;
         RETURN NEXT;
     END LOOP;
@@ -616,7 +628,7 @@ BEGIN
     END LOOP;
     FOR s IN SELECT r.* FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
               WHERE r.parent_table = parent AND r.detach_by IS NOT NULL AND NOT c.relispartition ORDER BY r.starts_at LOOP
-        problem := NULL;
+        v_step := CASE WHEN p.keep_table THEN 'keep' ELSE 'drop' END;
         partition := s.partition;
         BEGIN
             -- Queries on the parent no longer reach it; queries on it wait for this lock.
@@ -626,6 +638,7 @@ BEGIN
                              THEN 'it has unsettled rows'
                              WHEN s.ends_at >= now() - p.retention THEN format('the retention of %s keeps it', p.retention) END;
             IF v_reason IS NOT NULL THEN
+                v_step := 'attach';
                 EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
                                parent::regclass, s.partition, s.starts_at, s.ends_at);
                 -- Otherwise a later detach by hand would look like one of ours.
@@ -669,8 +682,13 @@ BEGIN
                 END IF;
                 DELETE FROM outbox.retiring_partition r WHERE r.partition = s.partition;
             END IF;
-        EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
-            outcome := 'busy';
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
+                outcome := 'busy';
+            WHEN OTHERS OR query_canceled THEN
+                outcome := 'failed';
+                GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+                PERFORM outbox.note_failure(SQLERRM, v_step, parent, s.partition, SQLSTATE, v_context);
         END;
         RETURN NEXT;
     END LOOP;
@@ -678,6 +696,24 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.finish_detached IS
     'record what has expired, finalize interrupted detaches, drop detached partitions, and attach those again that must stay';
+
+-- A run that could not connect has no times: it goes with those before and after it.
+CREATE FUNCTION outbox.trim_cron_log() RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_before timestamptz := now() - interval '14 days';
+BEGIN
+    DELETE FROM cron.job_run_details d
+     WHERE d.username = current_user
+       AND (coalesce(d.start_time, d.end_time) < v_before
+            OR coalesce(d.start_time, d.end_time) IS NULL
+               AND d.runid < (SELECT max(q.runid) FROM cron.job_run_details q
+                               WHERE q.username = current_user AND q.start_time < v_before));
+END
+$body$;
+COMMENT ON FUNCTION outbox.trim_cron_log IS 'delete what pg_cron recorded of runs of this role''s jobs more than 14 days ago';
 
 -- Runs as the detacher, since cron.schedule() records the current user. pg_cron has no one-shot jobs:
 -- these name a minute of the hour, which needs no time zone (only administrators can read
@@ -691,16 +727,24 @@ DECLARE
     -- The launcher may only see a new job in the next minute.
     v_first int := extract(minute FROM now() + interval '10 seconds');
     v_count int := 0;
+    v_name text;
     s record;
 BEGIN
     FOR s IN
-        SELECT j.jobid, j.jobname, j.command,
-               outbox.detach_under_way() AND EXISTS (
-                   SELECT FROM outbox.partition_policy p, outbox.partitions(p.parent_table) x
-                    WHERE x.detach_pending AND j.jobname = 'pillarbox detach ' || x.partition) AS runs
+        SELECT j.jobid, j.jobname, j.command, r.parent_table, r.partition, coalesce(d.return_message, 'its job failed') AS failure,
+               outbox.detach_under_way() AND x.inhdetachpending AS runs,
+               d.status = 'failed' AND NOT x.inhdetachpending AS failed
           FROM cron.job j
+          LEFT JOIN outbox.retiring_partition r
+            ON j.command = format('ALTER TABLE %s DETACH PARTITION %s CONCURRENTLY', r.parent_table, r.partition)
+          LEFT JOIN pg_inherits x ON x.inhrelid = to_regclass(r.partition)
+          LEFT JOIN LATERAL (
+               SELECT q.status, q.return_message FROM cron.job_run_details q WHERE q.jobid = j.jobid ORDER BY q.runid DESC LIMIT 1) d ON true
          WHERE j.jobname LIKE 'pillarbox detach %' AND j.database = current_database() AND j.username = current_user
     LOOP
+        IF s.failed THEN
+            PERFORM outbox.note_failure(s.failure, 'detach', s.parent_table, s.partition);
+        END IF;
         IF s.runs THEN
             -- Unscheduling a running job would cancel it: move it to a date that never comes.
             PERFORM cron.schedule(s.jobname, '0 0 30 2 *', s.command);
@@ -712,7 +756,8 @@ BEGIN
     UPDATE outbox.retiring_partition r SET detach_by = NULL
      WHERE r.detach_by = 'pg_cron'
        AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = to_regclass(r.partition) AND NOT i.inhdetachpending);
-    PERFORM outbox.finish_detached(p.parent_table) FROM (SELECT q.* FROM outbox.partition_policy q ORDER BY q.follows NULLS FIRST) p;
+    PERFORM outbox.upkeep_step('finish', p.parent_table, '{}', '0', 0, 2, false)
+       FROM (SELECT q.* FROM outbox.partition_policy q ORDER BY q.follows NULLS FIRST, q.parent_table) p;
     FOR s IN
         SELECT p.*, row_number() OVER (PARTITION BY p.parent_table ORDER BY p.starts_at) AS turn
           FROM outbox.upkeep_plan() p
@@ -723,12 +768,15 @@ BEGIN
            AND NOT EXISTS (SELECT FROM outbox.partitions(p.parent_table) x WHERE x.detach_pending)
     LOOP
         CONTINUE WHEN s.turn > 50;  -- the rest in the next hour
-        PERFORM cron.schedule('pillarbox detach ' || s.partition,
-            format('%s * * * *', (v_first + s.turn) % 60), s.statement);
+        v_name := format('pillarbox detach %s of %s', s.partition, current_database());
+        IF octet_length(v_name) > 63 THEN
+            v_name := format('pillarbox detach %s of %s', s.partition, left(md5(current_database()), 8));
+        END IF;
+        PERFORM cron.schedule(v_name, format('%s * * * *', (v_first + s.turn) % 60), s.statement);
         UPDATE outbox.retiring_partition r SET detach_by = 'pg_cron' WHERE r.partition = s.partition;
         v_count := v_count + 1;
     END LOOP;
-    DELETE FROM cron.job_run_details WHERE username = current_user AND start_time < now() - interval '14 days';
+    PERFORM outbox.trim_cron_log();
     RETURN v_count;
 END
 $body$;

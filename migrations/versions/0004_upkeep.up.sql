@@ -7,8 +7,8 @@ SET LOCAL ROLE {owner};
 -- so that it never waits for a lock while it holds others, and locks the table only for the change of
 -- the catalog: rows are checked before, and by outbox.finish_detached afterwards.
 -- Returns detached, held (an unsettled row), busy (the lock wasn't available), skipped (another
--- upkeep is handling this table) or none.
-CREATE FUNCTION outbox.detach_expired(parent text, INOUT skip regclass[], patience interval, OUT outcome text)
+-- upkeep is handling this table), failed (the failure was recorded) or none.
+CREATE FUNCTION outbox.detach_expired(parent text, INOUT skip regclass[], patience interval, OUT outcome text, OUT partition regclass)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET quote_all_identifiers = off
@@ -22,6 +22,7 @@ DECLARE
     p outbox.partition_policy;
     x record;
     v_held record;
+    v_context text;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     -- A condition or a gate that fails would hold every partition forever: let it fail here, where it is reported.
@@ -60,10 +61,13 @@ BEGIN
         outcome := 'skipped';
         RETURN;
     END IF;
-    skip := skip || x.partition;
+    partition := x.partition;
+    skip := skip || partition;
     BEGIN
         SELECT u.* INTO STRICT v_held FROM outbox.describe_unsettled(parent, x.partition, x.starts_at, x.ends_at) AS u;
-        IF v_held.unsettled IS NULL THEN
+        IF v_held.unsettled IS NULL AND v_held.described IS NOT NULL THEN
+            RAISE EXCEPTION '%', v_held.described;
+        ELSIF v_held.unsettled IS NULL THEN
             RAISE lock_not_available;  -- on a table that the gate reads
         ELSIF v_held.unsettled > 0 THEN
             outcome := 'held';
@@ -79,130 +83,173 @@ BEGIN
         EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', parent::regclass, x.partition);
         outcome := 'detached';
     -- Or another upkeep has detached or dropped it, or is about to.
-    EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table OR object_not_in_prerequisite_state THEN
-        skip := skip[1:cardinality(skip) - 1];
-        outcome := 'busy';
+    EXCEPTION
+        WHEN lock_not_available OR deadlock_detected OR undefined_table OR object_not_in_prerequisite_state THEN
+            skip := skip[1:cardinality(skip) - 1];
+            outcome := 'busy';
+        WHEN OTHERS OR query_canceled THEN
+            outcome := 'failed';
+            GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+            PERFORM outbox.note_failure(SQLERRM, 'detach', parent, x.partition::text, SQLSTATE, v_context);
     END;
 END
 $body$;
-COMMENT ON FUNCTION outbox.detach_expired IS 'detach the oldest expired partition that is not in skip, under a short lock; returns the outcome';
+COMMENT ON FUNCTION outbox.detach_expired IS 'detach the oldest expired partition that is not in skip, under a short lock; returns the outcome, and the partition';
+
+-- Each step of each table in a transaction of its own: whatever fails in it is recorded, and the others
+-- follow. A canceled statement ends its step alone, since statement_timeout is no reason to create no
+-- partitions. Returns the step that follows for this table, if any.
+CREATE FUNCTION outbox.upkeep_step(INOUT step text, parent text, INOUT skip regclass[], patience interval, INOUT tries integer,
+                                   max_tries integer, INOUT busy boolean, OUT skipped boolean)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_step text := step;
+    v_subject text := parent;
+    v_problem text;
+    v_context text;
+    d record;
+BEGIN
+    step := NULL;
+    skipped := false;
+    IF busy THEN
+        PERFORM pg_sleep(0.3 + random());
+    END IF;
+    busy := false;
+    CASE v_step
+    WHEN 'clock' THEN
+        v_problem := outbox.clock_problem();
+        IF v_problem IS NOT NULL THEN
+            PERFORM outbox.note_failure(format('nothing is dropped, and partitions are created for today and tomorrow only: %s; if the clock'
+                ' is right, run: pillarbox maintain --accept-clock (in SQL: SELECT outbox.accept_clock())', v_problem), v_step);
+        END IF;
+    WHEN 'settings' THEN
+        v_problem := outbox.put_back_settings(parent);
+        IF v_problem IS NOT NULL THEN
+            PERFORM outbox.note_failure(v_problem, v_step, parent);
+        END IF;
+    WHEN 'premake' THEN
+        PERFORM outbox.make_partitions(parent);
+    WHEN 'finish' THEN
+        FOR d IN SELECT f.* FROM outbox.finish_detached(parent) f LOOP
+            skipped := skipped OR d.outcome = 'skipped';
+            IF d.outcome = 'busy' THEN
+                busy := true;
+                v_subject := d.partition;
+            ELSIF d.partition IS NOT NULL AND d.outcome <> 'failed' THEN
+                RAISE NOTICE '%: %', d.partition, d.outcome;
+            END IF;
+        END LOOP;
+        step := CASE WHEN NOT skipped THEN 'detach' END;
+    WHEN 'detach' THEN
+        SELECT e.* INTO d FROM outbox.detach_expired(parent, skip, patience) e;
+        skip := d.skip;
+        skipped := d.outcome = 'skipped';
+        busy := d.outcome = 'busy';
+        v_subject := coalesce(d.partition::text, parent);
+        step := CASE WHEN d.outcome NOT IN ('none', 'skipped', 'busy') THEN 'finish' END;
+    WHEN 'trim' THEN
+        IF parent = 'inbox.foreign_receipt' THEN
+            step := CASE WHEN outbox.trim_foreign_receipts_batch() > 0 THEN v_step END;
+        ELSIF to_regprocedure('outbox.trim_operations()') IS NOT NULL THEN  -- which a later migration creates
+            PERFORM outbox.trim_operations();
+        END IF;
+    END CASE;
+    IF busy THEN
+        tries := tries + 1;
+        IF tries < max_tries THEN
+            step := v_step;
+        ELSE
+            busy := false;
+            PERFORM outbox.note_failure(format('no lock in %s tries, because a transaction is using it', tries),
+                                        CASE v_step WHEN 'finish' THEN 'drop' ELSE v_step END, parent, v_subject, '55P03');
+        END IF;
+    END IF;
+EXCEPTION WHEN OTHERS OR query_canceled THEN
+    GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+    PERFORM outbox.note_failure(SQLERRM, CASE WHEN v_step IN ('finish', 'detach') THEN 'retention' ELSE v_step END,
+                                parent, parent, SQLSTATE, v_context);
+    step := CASE v_step WHEN 'finish' THEN 'detach' END;
+    busy := false;
+END
+$body$;
+COMMENT ON FUNCTION outbox.upkeep_step IS 'take one step of the upkeep, and record its failure; returns the next one of this table';
+
+-- Failures of this run replace those of earlier ones, except of concurrent detaches, which only their
+-- job or command tries again.
+CREATE FUNCTION outbox.end_upkeep(began_at timestamptz, is_complete boolean) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_failures text;
+BEGIN
+    DELETE FROM outbox.upkeep_failure f
+     WHERE is_complete AND (f.failed_at < began_at OR f.failed_at > clock_timestamp())  -- the clock was ahead
+       AND NOT (f.step IN ('detach', 'finalize') AND EXISTS (
+           SELECT FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
+            WHERE r.partition = f.object AND r.planned_at IS NOT NULL AND c.relispartition));
+    SELECT string_agg(f.failure, '; ' ORDER BY f.failed_at) INTO v_failures
+      FROM outbox.upkeep_failure f WHERE is_complete OR f.failed_at >= began_at;
+    IF v_failures IS NULL AND is_complete THEN
+        PERFORM outbox.note_success();
+    END IF;
+    RETURN v_failures;
+END
+$body$;
+COMMENT ON FUNCTION outbox.end_upkeep IS 'forget failures that no longer occur, and return the others, or record a success';
 
 CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60, patience interval DEFAULT '0')
 LANGUAGE plpgsql
 AS $body$
 DECLARE
-    v_parent text;
+    v_began_at timestamptz;
+    v_step text;
     v_skip regclass[];
-    v_outcome text;
     v_tries int;
-    v_problem text;
-    v_problems text := '';
-    v_skipped text := '';
+    v_busy boolean;
+    v_skipped boolean;
     v_left text;
-    f record;
+    v_failures text;
+    s record;
 BEGIN
     -- A procedure that commits can't have a SET clause, and each COMMIT restores the caller's path,
     -- where another role's operator may match better than the catalog's.
     SET LOCAL search_path = pg_catalog, pg_temp;
-    v_problem := outbox.clock_problem();
-    IF v_problem IS NOT NULL THEN
-        v_problems := format('nothing is dropped, and partitions are created for today and tomorrow only: %s; if the clock is right,'
-                             ' run: pillarbox maintain --accept-clock (in SQL: SELECT outbox.accept_clock()); ', v_problem);
-    END IF;
-    -- All of them first: making a table's partitions also makes its followers'.
-    FOR v_parent IN SELECT p.parent_table FROM outbox.partition_policy p ORDER BY p.follows NULLS FIRST, p.parent_table LOOP
-        BEGIN
-            v_problem := outbox.put_back_settings(v_parent);
-            IF v_problem IS NOT NULL THEN
-                v_problems := v_problems || v_problem || '; ';
-            END IF;
-        EXCEPTION WHEN OTHERS THEN
-            v_problems := v_problems || format('settings of pg_partman for %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
-        END;
-        COMMIT;
-        SET LOCAL search_path = pg_catalog, pg_temp;
-    END LOOP;
-    -- A follower's partition can go when its leader's has gone.
-    FOR v_parent IN SELECT p.parent_table FROM outbox.partition_policy p ORDER BY p.follows NULLS FIRST, p.parent_table LOOP
-        v_left := format('the retention of %s was left to another upkeep; ', v_parent);
-        BEGIN
-            PERFORM outbox.make_partitions(v_parent);
-        EXCEPTION WHEN OTHERS THEN
-            v_problems := v_problems || format('premake of %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
-        END;
-        COMMIT;  -- apart from retention: a lock that can't be had there must not undo the days made here
-        SET LOCAL search_path = pg_catalog, pg_temp;
-        BEGIN
-            FOR f IN SELECT q.outcome, q.problem FROM outbox.finish_detached(v_parent) q LOOP
-                IF f.problem IS NOT NULL THEN
-                    v_problems := v_problems || format('retention of %s: %s; ', v_parent, f.problem);
-                ELSIF f.outcome = 'skipped' THEN
-                    v_skipped := v_skipped || v_left;
-                END IF;
-            END LOOP;
-        EXCEPTION WHEN OTHERS THEN
-            v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
-        END;
-        COMMIT;
-        SET LOCAL search_path = pg_catalog, pg_temp;
+    v_began_at := clock_timestamp();
+    FOR s IN
+        -- The partitions of all tables first. A follower's partition can go when its leader's has gone.
+        SELECT k.step, coalesce(k.parent_table, p.parent_table) AS parent_table
+          FROM (VALUES (1, 'clock', NULL), (2, 'settings', NULL), (3, 'premake', NULL), (4, 'finish', NULL),
+                       (5, 'trim', 'inbox.foreign_receipt'), (6, 'trim', 'outbox.operation'),
+                       (7, 'clock', NULL)) AS k (turn, step, parent_table)  -- again: it may have jumped meanwhile
+          LEFT JOIN outbox.partition_policy p ON k.step IN ('settings', 'premake', 'finish')
+         ORDER BY k.turn, p.follows NULLS FIRST, p.parent_table
+    LOOP
+        v_step := s.step;
         v_skip := '{}';
         v_tries := 0;
-        LOOP
-            BEGIN
-                SELECT d.skip, d.outcome INTO v_skip, v_outcome FROM outbox.detach_expired(v_parent, v_skip, patience) d;
-            EXCEPTION WHEN OTHERS THEN
-                v_outcome := 'none';
-                v_problems := v_problems || format('retention of %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
-            END;
+        v_busy := false;
+        WHILE v_step IS NOT NULL LOOP
+            SELECT u.step, u.skip, u.tries, u.busy, u.skipped INTO v_step, v_skip, v_tries, v_busy, v_skipped
+              FROM outbox.upkeep_step(v_step, s.parent_table, v_skip, patience, v_tries, max_tries, v_busy) u;
             COMMIT;
             SET LOCAL search_path = pg_catalog, pg_temp;
-            EXIT WHEN v_outcome = 'none';
-            IF v_outcome = 'skipped' THEN
-                v_skipped := replace(v_skipped, v_left, '') || v_left;
-                EXIT;
+            IF v_skipped THEN
+                v_left := concat_ws('; ', v_left, format('the retention of %s was left to another upkeep', s.parent_table));
             END IF;
-            IF v_outcome = 'detached' THEN
-                BEGIN
-                    FOR f IN SELECT q.problem FROM outbox.finish_detached(v_parent) q WHERE q.problem IS NOT NULL LOOP
-                        v_problems := v_problems || format('retention of %s: %s; ', v_parent, f.problem);
-                    END LOOP;
-                EXCEPTION WHEN OTHERS THEN
-                    v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, outbox.without_row(SQLERRM, SQLSTATE));
-                END;
-                COMMIT;
-                SET LOCAL search_path = pg_catalog, pg_temp;
-            END IF;
-            CONTINUE WHEN v_outcome <> 'busy';
-            v_tries := v_tries + 1;
-            IF v_tries >= max_tries THEN
-                v_problems := v_problems || format('retention of %s: no lock in %s tries, because a transaction is using it; ', v_parent, v_tries);
-                EXIT;
-            END IF;
-            PERFORM pg_sleep(0.3 + random());
-            COMMIT;
-            SET LOCAL search_path = pg_catalog, pg_temp;
         END LOOP;
     END LOOP;
-    CALL outbox.trim_foreign_receipts();
+    v_failures := outbox.end_upkeep(v_began_at, v_left IS NULL);
+    COMMIT;
     SET LOCAL search_path = pg_catalog, pg_temp;
-    IF to_regprocedure('outbox.trim_operations()') IS NOT NULL THEN  -- which a later migration creates
-        PERFORM outbox.trim_operations();
-    END IF;
-    IF v_problems = '' AND outbox.clock_problem() IS NOT NULL THEN
-        v_problems := outbox.clock_problem() || '; ';  -- it jumped while the upkeep ran
-    END IF;
-    IF v_problems <> '' THEN
-        PERFORM outbox.note_failure(rtrim(v_problems, '; '));
-        COMMIT;
-        SET LOCAL search_path = pg_catalog, pg_temp;
-        RAISE EXCEPTION 'upkeep: %', v_problems;  -- shows the run as failed in cron.job_run_details
-    END IF;
-    IF v_skipped <> '' THEN
+    IF v_failures IS NOT NULL THEN
+        RAISE EXCEPTION 'upkeep: %', v_failures;  -- shows the run as failed in cron.job_run_details
+    ELSIF v_left IS NOT NULL THEN
         -- The other upkeep records how it ended.
-        RAISE NOTICE '%', rtrim(v_skipped, '; ') USING HINT = 'this run is not recorded as a success';
-        RETURN;
+        RAISE NOTICE '%', v_left USING HINT = 'this run is not recorded as a success';
     END IF;
-    PERFORM outbox.note_success();
 END
 $body$;
 COMMENT ON PROCEDURE outbox.maintain IS

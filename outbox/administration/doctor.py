@@ -63,11 +63,11 @@ def examine(
         raise UpkeepError(
             "this database has no table outbox.message; run pillarbox migrate"
         )
-    owner, partman, has_cron = row
+    owner, role_prefix, partman, has_cron = row
     here = Installation(
         owner=owner,
         names=Names(
-            role_prefix=owner.removesuffix("_owner"),
+            role_prefix=role_prefix,
             partman_schema=partman or Names().partman_schema,
         ),
         has_partman=partman is not None,

@@ -35,6 +35,7 @@ def migrate(
     url: str,
     *,
     with_cron: bool = True,
+    drop_jobs_of: str | None = None,
     role_prefix: str = "pillarbox",
     partman_schema: str = "partman",
     lock_timeout: timedelta = LOCK_TIMEOUT,
@@ -48,6 +49,9 @@ def migrate(
         url: the database, with a role that may create roles, schemas and extensions.
         with_cron: let pg_cron run the upkeep every hour; otherwise run
             `pillarbox maintain` from another scheduler.
+        drop_jobs_of: a database whose jobs that look like pillarbox's are removed from
+            pg_cron, such as the one of which this is a copy; None for none. Those whose
+            database no longer exists are removed in any case.
         role_prefix: the prefix of the eight roles' names.
         partman_schema: the schema of pg_partman, which is installed there if missing.
         lock_timeout: how long to wait for each lock that another session holds, while
@@ -65,6 +69,7 @@ def migrate(
         partman_schema,
         url=url,
         with_cron=with_cron,
+        drop_jobs_of=drop_jobs_of,
         lock_timeout=lock_timeout,
     )
     refuse_pooler(url)

@@ -23,8 +23,9 @@ DETACH_WAIT: Final = timedelta(minutes=5)
 _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
 # After this time without a concurrent detach, the fallback detaches.
 _PATIENCE: Final = timedelta(hours=6)
-_SEE: Final = "run pillarbox doctor to find the cause"
+_SEE: Final = "run pillarbox doctor for the remedies"
 _DONE: Final = {"finalize": "finalized", "detach": "detached"}
+_FAILED: Final = "not detached"
 # Another upkeep has detached or dropped the partition, or is about to.
 _OVERTAKEN: Final = (
     psycopg.errors.ObjectNotInPrerequisiteState,
@@ -95,22 +96,28 @@ def maintain(
     """
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
         raise _locked_out(connection)
+
+    def hear(notice: psycopg.errors.Diagnostic) -> None:
+        # What the routines report of each partition; a hint makes it a warning.
+        if notice.severity_nonlocalized == "NOTICE" and notice.message_hint is None:
+            tell(notice.message_primary or "")
+
+    connection.add_notice_handler(hear)
     try:
+        # It would end the whole CALL: each step has limits of its own.
+        connection.execute("SET statement_timeout = 0")
         owner = _scalar(connection, load("outbox", "find_owner"))
-        _finish(connection, tell)
         problem = _run_routines(connection, _PATIENCE if owner else timedelta(0))
-        has_detached = owner is not None and _detach_expired(
-            connection, str(owner), detach_wait, tell
-        )
-        problems = _finish(connection, tell)
-        # The followers of tables whose partitions were just dropped.
-        if has_detached and _detach_expired(connection, str(owner), detach_wait, tell):
-            problems = _finish(connection, tell)
-        left = "; ".join(problems)
-        if left and not problem:
-            problem = f"upkeep: {left}; {_SEE}"
-            connection.execute("SELECT outbox.note_failure(%s)", (left,))
+        # The second time, the followers of tables whose partitions were dropped.
+        for _ in range(2):
+            if owner is None or not _detach_expired(
+                connection, str(owner), detach_wait, tell
+            ):
+                break
+            problem = _run_routines(connection, _PATIENCE)
     finally:
+        connection.remove_notice_handler(hear)
+        connection.execute("RESET statement_timeout")
         connection.execute("SELECT pg_advisory_unlock(%s, %s)", _LOCK)
     if problem:
         raise UpkeepError(problem)
@@ -134,11 +141,11 @@ def _locked_out(connection: AdministrationConnection) -> UpkeepError:
 def _run_routines(
     connection: AdministrationConnection, patience: timedelta
 ) -> str | None:
-    """Create partitions and run the fallback; return what failed."""
+    """Take every step of the upkeep but concurrent detaches; return what failed."""
     try:
         connection.execute("CALL outbox.maintain(patience => %s)", (patience,))
     except psycopg.errors.RaiseException as error:
-        return f"{(error.diag.message_primary or '').rstrip('; ')}; {_SEE}"
+        return f"{error.diag.message_primary}; {_SEE}"
     return None
 
 
@@ -148,22 +155,22 @@ def _detach_expired(
     wait: timedelta,
     tell: Callable[[str], None],
 ) -> bool:
-    """Detach partitions as planned; return whether any was detached."""
+    """Detach partitions as planned; return whether there is more for the routines."""
     # Clear the detaches that a killed run recorded but never began.
     _forget_detaches(connection, owner)
     blocked = set()
-    has_detached = False
+    has_more = False
     for step in plan_upkeep(connection):
         if step.step not in _DONE or step.parent_table in blocked:
             continue
         outcome = _detach(connection, owner, step, wait)
-        if outcome == _DONE[step.step]:
-            has_detached = True
+        if outcome in {_FAILED, *_DONE.values()}:
+            has_more = True
         else:
             blocked.add(step.parent_table)
         tell(f"{step.partition}: {outcome}")
     _forget_detaches(connection, owner)
-    return has_detached
+    return has_more
 
 
 def _forget_detaches(connection: AdministrationConnection, owner: str) -> None:
@@ -205,25 +212,23 @@ def _detach(
         )
     except _OVERTAKEN as error:
         return f"not detached: {error.diag.message_primary}; the next run continues"
+    except psycopg.Error as error:
+        if connection.broken:
+            raise
+        connection.execute(
+            load("outbox", "note_failed_detach"),
+            {
+                **asdict(step),
+                "failure": error.diag.message_primary,
+                "state": error.sqlstate,
+                "context": error.diag.context or "",
+            },
+        )
+        return _FAILED
     finally:
-        connection.execute("RESET statement_timeout")
+        connection.execute("SET statement_timeout = 0")
         connection.execute("RESET ROLE")
     return _DONE[step.step]
-
-
-def _finish(
-    connection: AdministrationConnection, tell: Callable[[str], None]
-) -> list[str]:
-    """Complete detaches; return the problems to report."""
-    problems = []
-    for partition, outcome, problem in connection.execute(
-        load("outbox", "finish_detached")
-    ):
-        if partition is not None:
-            tell(f"{partition}: {outcome}")
-        if problem is not None:
-            problems.append(str(problem))
-    return problems
 
 
 def _scalar(

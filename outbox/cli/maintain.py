@@ -74,4 +74,5 @@ def _line(step: UpkeepStep) -> str:
 
 
 def _warn(notice: Diagnostic) -> None:
-    warn(f"{notice.message_primary}; {notice.message_hint or ''}")
+    if notice.severity_nonlocalized != "NOTICE" or notice.message_hint is not None:
+        warn(f"{notice.message_primary}; {notice.message_hint or ''}")

@@ -67,6 +67,15 @@ def _migrate(
             "scheduler.",
         ),
     ] = False,
+    drop_jobs_of: Annotated[
+        str | None,
+        typer.Option(
+            "--drop-jobs-of",
+            metavar="DATABASE",
+            help="Also remove the jobs of pg_cron that look like pillarbox's and are "
+            "those of this database, such as the one of which this is a copy.",
+        ),
+    ] = None,
     lock_timeout: Annotated[
         timedelta,
         duration_option(
@@ -112,7 +121,7 @@ def _migrate(
         )
     url = database_url(database)
     if not remove:
-        migrate(url, with_cron=not without_cron, **names)
+        migrate(url, with_cron=not without_cron, drop_jobs_of=drop_jobs_of, **names)
     elif yes:
         unmigrate(url, **names, tell=warn)
     else:

@@ -1,5 +1,5 @@
 -- Does:  Check whether a role may see and schedule pg_cron jobs.
--- Takes: role
+-- Takes: role (null: the current one)
 -- Gives: true or false
 -- Index: none
-SELECT has_schema_privilege(%(role)s, 'cron', 'USAGE')
+SELECT has_schema_privilege(coalesce(%(role)s, current_user::text), 'cron', 'USAGE')

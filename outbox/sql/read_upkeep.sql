@@ -1,7 +1,8 @@
 -- Does:  Read how the last upkeep ended, whatever drives it.
 -- Takes: nothing
--- Gives: succeeded_at (null: never), awaited_at (null: unknown), now, failed_at and failure (null: succeeded since), clock_problem (null: none), whether it succeeded elsewhere
+-- Gives: succeeded_at (null: never), awaited_at (null: unknown), now, failed_at and failure (null: none), clock_problem (null: none), whether it succeeded elsewhere
 -- Index: none
-SELECT u.succeeded_at, u.awaited_at, now(), u.failed_at, u.failure, outbox.clock_problem(),
+SELECT u.succeeded_at, u.awaited_at, now(), f.failed_at, f.failure, outbox.clock_problem(),
        NOT pg_is_in_recovery() AND coalesce(u.succeeded_in <> outbox.place(), false)
-  FROM (SELECT) AS always LEFT JOIN outbox.upkeep u ON true
+  FROM (SELECT max(failed_at) AS failed_at, string_agg(failure, '; ' ORDER BY failed_at) AS failure FROM outbox.upkeep_failure) AS f
+  LEFT JOIN outbox.upkeep u ON true

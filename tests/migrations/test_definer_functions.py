@@ -46,7 +46,12 @@ DEFINERS = {
     "outbox.put_back_settings(text)": (
         *("maintainer", "SELECT outbox.put_back_settings('outbox.message')"),
     ),
-    "outbox.note_failure(text)": ("maintainer", "SELECT outbox.note_failure('x')"),
+    "outbox.note_failure(text,text,text,text,text,text)": (
+        *("maintainer", "SELECT outbox.note_failure('x')"),
+    ),
+    "outbox.end_upkeep(timestamp with time zone,boolean)": (
+        *("maintainer", "SELECT outbox.end_upkeep('2026-01-01', true)"),
+    ),
     "outbox.accept_clock()": ("maintainer", "SELECT outbox.accept_clock()"),
     "outbox.is_followed(text,timestamp with time zone,timestamp with time zone)": (
         *(

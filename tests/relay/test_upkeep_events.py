@@ -12,15 +12,18 @@ from tests.fixtures.sessions import execute
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ("failed_at = now(), failure = 'no lock'", "no lock"),
-        ("succeeded_at = now() - interval '20 days'", "the clock jumped ahead"),
+        ("SELECT outbox.note_failure('no lock')", "no lock"),
+        (
+            "UPDATE outbox.upkeep SET succeeded_at = now() - interval '20 days'",
+            "the clock jumped ahead",
+        ),
     ],
 )
 async def test_a_failure_of_the_upkeep_is_an_event_and_a_metric(
     record: str, reason: str, database_url: str
 ) -> None:
     execute(database_url, "CALL outbox.maintain()")
-    execute(database_url, f"UPDATE outbox.upkeep SET {record}")
+    execute(database_url, record)
 
     async with running(database_url, ScriptedPublisher()) as relay:
         (failed,) = await relay.events.wait_for(UpkeepFailed)

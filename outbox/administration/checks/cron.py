@@ -1,7 +1,9 @@
 """pg_cron, if it drives the upkeep: it runs, has pillarbox's jobs, and they succeed."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from shlex import quote
 from typing import Final, NamedTuple
 
 from psycopg import sql
@@ -9,6 +11,7 @@ from psycopg import sql
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.checks.upkeep import (
     MAX_SILENCE,
+    CronHome,
     find_cron,
     is_standby,
     read_upkeep,
@@ -16,8 +19,8 @@ from outbox.administration.checks.upkeep import (
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
-_UPKEEP: Final = "pillarbox upkeep"
-_PLAN: Final = "pillarbox plan detaches"
+_UPKEEP: Final = ("pillarbox upkeep", "CALL outbox.maintain(")
+_PLAN: Final = ("pillarbox plan detaches", "SELECT outbox.schedule_detaches(")
 
 
 class _Job(NamedTuple):
@@ -27,6 +30,7 @@ class _Job(NamedTuple):
     has_run: bool
     now: datetime
     failure: str | None
+    is_failing: bool
 
 
 class _Sight(NamedTuple):
@@ -47,8 +51,21 @@ def check_cron(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find jobs that don't run or fail, unless something else drives the upkeep."""
-    if not find_cron(connection).is_here:
+    cron = find_cron(connection)
+    if cron.is_lost:
+        yield _found(
+            Severity.ERROR,
+            f"pg_cron runs in the database {cron.home}, which doesn't exist: no job of"
+            " this server runs",
+            f"ALTER SYSTEM SET cron.database_name = '{cron.here}';  -- then restart the"
+            f" server, and run: {here.migrate}",
+        )
+    if not cron.is_here:
         return
+    roles = [here.role("maintainer"), here.role("detacher")]
+    yield from _judge_foreign(
+        _list_foreign(connection, cron, roles), roles, here.migrate
+    )
     ran = read_upkeep(connection)
     upkeep = _look(connection, _UPKEEP, here.role("maintainer"))
     if ran.is_fresh and upkeep.drives_nothing:
@@ -77,27 +94,112 @@ def check_cron(
     if plan.job is not None and plan.job.active and not plan.job.has_run and is_due:
         yield _found(
             Severity.WARNING,
-            f"the job {_PLAN!r} has never run",
-            "SELECT * FROM cron.job_run_details ORDER BY start_time DESC LIMIT 5;"
+            f"the job {plan.name!r} has never run",
+            "SELECT * FROM cron.job_run_details ORDER BY runid DESC LIMIT 5;"
             "  -- do other jobs run? If it is new, wait for the next hour",
         )
 
 
-def _look(connection: AdministrationConnection, name: str, role: str) -> _Sight:
+class _Foreign(NamedTuple):
+    """A job that looks like pillarbox's, but isn't one of this database."""
+
+    jobid: int
+    name: str | None
+    role: str
+    database: str
+    node: str
+    port: int
+    active: bool
+    is_here: bool
+    exists: bool
+    is_this_server: bool
+
+
+def _list_foreign(
+    connection: AdministrationConnection, cron: CronHome, roles: list[str]
+) -> list[_Foreign]:
+    found = {}
+    for role in (None, *roles):
+        if role is None or _asks(connection, "may_become", role):
+            if not _asks(connection, "may_use_cron", role):
+                continue
+            with _acting_as(connection, role):
+                for row in connection.execute(
+                    load("outbox", "list_foreign_jobs"),
+                    {"roles": roles, "heeds_nodes": cron.heeds_nodes},
+                ):
+                    found[row[0]] = _Foreign(*row)
+    return list(found.values())
+
+
+def _judge_foreign(
+    jobs: list[_Foreign], roles: list[str], migrate: str
+) -> Iterator[Finding]:
+    for job in jobs:
+        whose = (
+            f"the job {job.name!r} of {job.role} is for the database {job.database} at"
+            f" {job.node}:{job.port}{'' if job.active else ' (inactive)'}"
+        )
+        drop = f"{migrate} --drop-jobs-of {quote(job.database)}"
+        if not job.is_this_server:
+            mends = job.is_here and job.role in roles
+            yield _found(
+                Severity.WARNING,
+                f"{whose}, which isn't this server: it was restored from there, or the"
+                " port was changed",
+                migrate if mends else drop,
+            )
+        elif not job.exists:
+            yield _found(
+                Severity.ERROR,
+                f"{whose}, but there is no such database: it was renamed, or the job"
+                " came with a dump",
+                migrate if job.role in roles else drop,
+            )
+        else:
+            yield _found(
+                Severity.WARNING,
+                f"{whose}: it maintains that database"
+                + (", as a role of its own" if job.is_here else ", not this one"),
+                f"{drop}  # unless you want that",
+            )
+
+
+def _look(
+    connection: AdministrationConnection, job: tuple[str, str], role: str
+) -> _Sight:
     # A role sees only its own jobs.
-    asked = {"role": role}
-    may_look = connection.execute(load("outbox", "may_become"), asked).fetchone()
-    if may_look != (True,):
+    name, command = job
+    if not _asks(connection, "may_become", role):
         return _Sight(name, role, may_look=False)
-    may_use = connection.execute(load("outbox", "may_use_cron"), asked).fetchone()
-    if may_use != (True,):
+    if not _asks(connection, "may_use_cron", role):
         return _Sight(name, role, may_look=True)
+    with _acting_as(connection, role):
+        row = connection.execute(
+            load("outbox", "read_job"), {"command": command}
+        ).fetchone()
+    return _Sight(name, role, True, True, None if row is None else _Job(*row))
+
+
+def _asks(
+    connection: AdministrationConnection, question: str, role: str | None
+) -> bool:
+    asked = connection.execute(load("outbox", question), {"role": role})
+    return asked.fetchone() == (True,)
+
+
+@contextmanager
+def _acting_as(
+    connection: AdministrationConnection, role: str | None
+) -> Iterator[None]:
+    if role is None:
+        yield
+        return
     connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
     try:
-        row = connection.execute(load("outbox", "read_job"), {"job": name}).fetchone()
+        yield
     finally:
         connection.execute("RESET ROLE")
-    return _Sight(name, role, True, True, None if row is None else _Job(*row))
 
 
 def _judge(sight: _Sight, migrate: str) -> Iterator[Finding]:
@@ -122,16 +224,17 @@ def _judge(sight: _Sight, migrate: str) -> Iterator[Finding]:
             f"the job {name!r} is inactive",
             f"UPDATE cron.job SET active = true WHERE jobid = {job.jobid};",  # noqa: S608 - for a person to read
         )
-    elif job.has_run and (
-        job.succeeded_at is None or job.now - job.succeeded_at > MAX_SILENCE
-    ):
+    elif job.has_run:
         at = job.succeeded_at
+        is_late = at is None or job.now - at > MAX_SILENCE
+        if not is_late and not job.is_failing:
+            return
         last = "has never succeeded" if at is None else f"last succeeded at {at:%F %R}"
         yield _found(
-            Severity.ERROR,
+            Severity.ERROR if is_late else Severity.WARNING,
             f"the job {name!r} {last}; its last failure: {job.failure}",
             f"SELECT * FROM cron.job_run_details WHERE jobid = {job.jobid}"  # noqa: S608 - for a person to read
-            " ORDER BY start_time DESC LIMIT 5;",
+            " ORDER BY runid DESC LIMIT 5;",
         )
 
 

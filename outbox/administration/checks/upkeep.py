@@ -18,11 +18,21 @@ class CronHome(NamedTuple):
     Attributes:
         installed: whether the extension exists in this database.
         home: the database of pg_cron's jobs; None if the server doesn't load pg_cron.
+        exists: whether there is such a database.
+        heeds_nodes: whether jobs connect to their node and port, instead of being run
+            by background workers.
     """
 
     installed: bool
     home: str | None
     here: str
+    exists: bool
+    heeds_nodes: bool
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its database is gone, as when this one was renamed."""
+        return self.installed and self.home is not None and not self.exists
 
     @property
     def is_here(self) -> bool:
@@ -114,12 +124,14 @@ def check_upkeep(
             " not, set the server's clock first",
         )
         return
-    if upkeep.failure is not None:
+    for failed_at, failure, remedy in connection.execute(
+        load("outbox", "list_upkeep_failures")
+    ):
         yield Finding(
             check="upkeep",
             severity=Severity.WARNING if upkeep.is_fresh else Severity.ERROR,
-            finding=f"the upkeep failed at {upkeep.failed_at:%F %R}: {upkeep.failure}",
-            remedy="pillarbox maintain  # after you have removed the cause",
+            finding=f"the upkeep failed at {failed_at:%F %R}: {failure}",
+            remedy=remedy or "pillarbox maintain  # after you have removed the cause",
         )
     if upkeep.is_fresh:
         return
@@ -155,7 +167,8 @@ def _by_what(connection: AdministrationConnection, here: Installation) -> str:
     if cron.home not in {None, cron.here}:
         return (
             f"{_EVERYWHERE}; or by pg_cron, which runs in the database {cron.home}:"
-            " SELECT cron.schedule_in_database('pillarbox upkeep', '7 * * * *', 'CALL"
+            f" SELECT cron.schedule_in_database('pillarbox maintain {cron.here}',"
+            " '7 * * * *', 'CALL"
             f" outbox.maintain()', '{cron.here}', '{here.role('maintainer')}')"
         )
     return _EVERYWHERE

@@ -16,7 +16,7 @@ from tests.outbox.administration.test_maintain_command import NOTE, leave_half_d
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 UPKEEP: Final = "CALL outbox.maintain()"
-FAILURE: Final = "SELECT failure FROM outbox.upkeep"
+FAILURE: Final = "SELECT string_agg(failure, '; ') FROM outbox.upkeep_failure"
 LETTER: Final = """
 INSERT INTO outbox.dead_letter (id, created_at, updated_at, status, origin, message_id,
     topic, schema_version, content_type, headers, payload, attempts, error_reason)

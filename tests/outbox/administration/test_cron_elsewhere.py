@@ -48,7 +48,12 @@ def test_the_job_suggested_by_the_hint_runs_the_upkeep(
 
     jobs = "SELECT jobname, command, database, username FROM cron.job"
     assert execute(private_server.url, jobs) == [
-        ("pillarbox upkeep", "CALL outbox.maintain()", "bank", "pillarbox_maintainer")
+        (
+            "pillarbox maintain bank",
+            "CALL outbox.maintain()",
+            "bank",
+            "pillarbox_maintainer",
+        )
     ]
     execute(
         elsewhere,

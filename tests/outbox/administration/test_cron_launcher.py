@@ -20,9 +20,9 @@ Runs: TypeAlias = dict[str, tuple[Any, ...]]
 
 EVERY_MINUTE: Final = "* * * * *"
 NEVER: Final = "0 0 30 2 *"
-UPKEEP: Final = "pillarbox upkeep"
-TRIM: Final = "pillarbox trim cron log"
-PLAN: Final = "pillarbox plan detaches"
+UPKEEP: Final = "pillarbox upkeep of pillarbox"
+TRIM: Final = "pillarbox trim cron log of pillarbox"
+PLAN: Final = "pillarbox plan detaches of pillarbox"
 
 NOTE: Final = "SELECT outbox.finish_detached('outbox.message')"
 AHEAD: Final = (
@@ -152,7 +152,7 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
         assert status == 3
         (finding,) = (f for f in findings if f["check"] == "cron")
         assert finding["severity"] == "error"
-        assert f"the job {UPKEEP!r} has never succeeded" in finding["finding"]
+        assert "the job 'pillarbox upkeep' has never succeeded" in finding["finding"]
         assert "upkeep: retention of inbox.job: column" in finding["finding"]
 
 

@@ -1,6 +1,7 @@
 """pg_cron, which runs commands at top level, detaches partitions."""
 
 import psycopg
+import pytest
 
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.marks import count_holding, replay
@@ -35,7 +36,9 @@ def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
         scheduled = execute(url, jobs)
         assert len({schedule for _, schedule, _ in scheduled}) == 2
         for name, schedule, command in scheduled:
-            assert name.removeprefix("pillarbox detach ") in command
+            task, _, database = name.partition(" of ")
+            assert database == "pillarbox"
+            assert task.removeprefix("pillarbox detach ") in command
             assert len(schedule.split()) == 5
             detacher.execute(command)
         maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
@@ -97,3 +100,35 @@ def test_only_noted_partitions_get_a_job(
         assert detacher.execute(PLAN).fetchall() == [(0,)]
         other.rollback()
         assert detacher.execute(PLAN).fetchall() == [(1,)]
+
+
+def test_a_detach_that_failed_as_a_job_is_reported_by_the_next_plan(
+    scheduled_server: PostgresServer,
+) -> None:
+    url = scheduled_server.url
+    old_partition(url)
+    ((partition,),) = execute(url, EXPIRED)
+    failed = (
+        "INSERT INTO cron.job_run_details (jobid, runid, status, return_message,"
+        " username) SELECT jobid, 1, 'failed', E'ERROR:  no\\nDETAIL:  Key (id)=(7)',"
+        " username FROM cron.job WHERE jobname LIKE 'pillarbox detach %'"
+    )
+    failures = "SELECT object, failure FROM outbox.upkeep_failure"
+    with acting_as(url, "pillarbox_detacher") as detacher:
+        detacher.execute(PLAN)
+        execute(url, failed)
+        detacher.execute(PLAN)
+        ((object_, failure),) = execute(url, failures)
+        assert object_ == partition
+        assert failure == f"detach of {partition}: ERROR:  no"
+
+        # It stays until the partition is detached.
+        with (
+            acting_as(url, "pillarbox_maintainer") as maintainer,
+            pytest.raises(psycopg.errors.RaiseException, match="detach of"),
+        ):
+            maintainer.execute(UPKEEP)
+        detach = f"ALTER TABLE outbox.message DETACH PARTITION {partition} CONCURRENTLY"
+        detacher.execute(detach.encode())
+    execute(url, "CALL outbox.maintain()")
+    assert execute(url, failures) == []

@@ -179,7 +179,7 @@ def test_an_invalid_unsettled_condition_is_found(
 
     _, findings = doctor(database_url)
 
-    assert any("nobody can tell whether it has" in f["finding"] for f in findings)
+    assert any("what finds its unsettled rows failed" in f["finding"] for f in findings)
 
 
 def test_a_pending_dead_letter_holds_its_partition(
@@ -269,10 +269,7 @@ def test_errors_rank_above_unknown_and_unknown_above_warnings(
 ) -> None:
     monitor = f"{database_url}?options=-crole%3Dpillarbox_monitor"
     execute(database_url, "CALL outbox.maintain()")
-    execute(
-        database_url,
-        "UPDATE outbox.upkeep SET failed_at = now(), failure = 'of this hour'",
-    )
+    execute(database_url, "SELECT outbox.note_failure('of this hour')")
     status, findings = doctor(monitor)
     assert (status, {f["severity"] for f in findings}) == (4, {"unknown", "warning"})
 

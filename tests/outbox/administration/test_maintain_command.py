@@ -24,9 +24,9 @@ WHY: Final = {
     "hold": f"{LATE}, but it has 1 unsettled row (1 unclaimed)",
     "trim": "rows older than the retention of inbox.receipt, 14 days",
 }
-NOBODY_CAN_TELL: Final = (
-    "all of it is older than the retention of 14 days,"
-    " but nobody can tell whether it has unsettled rows"
+UNKNOWN: Final = (
+    "all of it is older than the retention of 14 days, but what finds its unsettled"
+    ' rows failed: column "no_such_column" does not exist'
 )
 AHEAD: Final = (
     "SELECT partition::text FROM outbox.partitions('outbox.message')"
@@ -117,7 +117,7 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
         ("hold", held),
         ("trim", "inbox.foreign_receipt"),
     ]
-    assert printed[0][2] == NOBODY_CAN_TELL
+    assert printed[0][2] == UNKNOWN
     # The rest of the reason says where such a row is.
     assert {
         step: reason.removesuffix(" (1 rows)").partition(" in lane ")[0]

@@ -295,7 +295,7 @@ def test_upkeep_by_an_unprivileged_role_names_a_privileged_one(
 
     refused = outbox(url, capsys, "maintain", status=2)
 
-    assert "permission denied for function finish_detached" in refused
+    assert "permission denied for procedure maintain" in refused
     assert "pillarbox_maintainer to run" in refused
     assert len(execute(database_url, EXPIRED)) == 1
 

@@ -103,7 +103,10 @@ def test_a_clock_that_jumps_ahead_drops_nothing_and_handles_nothing_twice(
 def test_a_refused_run_is_recorded_as_a_failure_and_not_as_a_success(
     url: str, clock: ServerClock
 ) -> None:
-    record = "SELECT succeeded_at, failed_at > succeeded_at, failure FROM outbox.upkeep"
+    record = (
+        "SELECT succeeded_at, failed_at > succeeded_at, failure"
+        " FROM outbox.upkeep LEFT JOIN outbox.upkeep_failure ON true"
+    )
     ((succeeded_at, _, _),) = execute(url, record)
     clock.jump(20)
 
@@ -261,7 +264,7 @@ def test_receipts_of_foreign_ids_outlive_a_clock_that_jumped(
     with pytest.raises(psycopg.Error, match=REFUSED):
         maintain(url)
 
-    execute(url, "CALL outbox.trim_foreign_receipts()")
+    execute(url, "SELECT outbox.trim_foreign_receipts_batch()")
 
     assert execute(url, "SELECT count(*) FROM inbox.foreign_receipt") == [(1,)]
 
