@@ -120,9 +120,9 @@ def _list_foreign(
 ) -> list[_Foreign]:
     found = {}
     for role in (None, *roles):
-        if role is None or _asks(connection, "may_become", role):
-            if not _asks(connection, "may_use_cron", role):
-                continue
+        if (role is None or _may_become(connection, role)) and _may_use_cron(
+            connection, role
+        ):
             with _acting_as(connection, role):
                 for row in connection.execute(
                     load("outbox", "list_foreign_jobs"),
@@ -170,9 +170,9 @@ def _look(
 ) -> _Sight:
     # A role sees only its own jobs.
     name, command = job
-    if not _asks(connection, "may_become", role):
+    if not _may_become(connection, role):
         return _Sight(name, role, may_look=False)
-    if not _asks(connection, "may_use_cron", role):
+    if not _may_use_cron(connection, role):
         return _Sight(name, role, may_look=True)
     with _acting_as(connection, role):
         row = connection.execute(
@@ -181,11 +181,16 @@ def _look(
     return _Sight(name, role, True, True, None if row is None else _Job(*row))
 
 
-def _asks(
-    connection: AdministrationConnection, question: str, role: str | None
-) -> bool:
-    asked = connection.execute(load("outbox", question), {"role": role})
-    return asked.fetchone() == (True,)
+def _may_become(connection: AdministrationConnection, role: str) -> bool:
+    asked = {"role": role}
+    row = connection.execute(load("outbox", "may_become"), asked).fetchone()
+    return row == (True,)
+
+
+def _may_use_cron(connection: AdministrationConnection, role: str | None) -> bool:
+    asked = {"role": role}
+    row = connection.execute(load("outbox", "may_use_cron"), asked).fetchone()
+    return row == (True,)
 
 
 @contextmanager
