@@ -1,12 +1,16 @@
 """The span that covers a handler's call, in processes that are traced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from inbox.errors import RetryLater
 from inbox.receipt import ForeignId, MessageId
+from outbox import tracing
 from outbox.message import FrozenDict, Message
 from outbox.tracing import Processing, Received, Traced, Tracer
+
+T = TypeVar("T")
 
 
 def processing(
@@ -22,6 +26,21 @@ def processing(
     Raises no errors of its own.
     """
     return tracer.process(messages, consumer, system=system, decisions=(RetryLater,))
+
+
+async def traced(
+    messages: Sequence[Message], consumer: str, attempt: Awaitable[T]
+) -> T:
+    """Await a call of a handler, in its span if this process is traced.
+
+    Its answer is false if all of the messages were duplicates.
+    """
+    if tracing.tracer is None:
+        return await attempt
+    with processing(tracing.tracer, messages, consumer) as span:
+        if not (answer := await attempt):
+            span.skipped()
+    return answer
 
 
 def received(

@@ -21,10 +21,9 @@ from inbox.idempotent import (
 )
 from inbox.jobs.job import AsyncJob
 from inbox.jobs.store import JobKey, Leased
-from inbox.processing import processing
+from inbox.processing import traced
 from inbox.receipt import handling, record_receipt, record_receipts
 from inbox.transaction import hold, lent, limit_idle
-from outbox import tracing
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
@@ -62,13 +61,8 @@ class AsyncExecutor:
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in a task of its own."""
-        attempt = self._handle(handler, message, as_failure())
-        if tracing.tracer is None:
-            return await _run_alone(attempt)
-        with processing(tracing.tracer, [message], self._consumer) as span:
-            if not (is_new := await _run_alone(attempt)):
-                span.skipped()
-        return is_new
+        attempt = _run_alone(self._handle(handler, message, as_failure()))
+        return await traced([message], self._consumer, attempt)
 
     async def _handle(
         self, handler: Handler, message: Message, failing: as_failure
@@ -99,13 +93,8 @@ class AsyncExecutor:
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
         """Run the handler in a task of its own."""
-        attempt = self._handle_batch(handler, messages, as_failure())
-        if tracing.tracer is None:
-            return await _run_alone(attempt)
-        with processing(tracing.tracer, messages, self._consumer) as span:
-            if not (new := await _run_alone(attempt)):
-                span.skipped()
-        return new
+        attempt = _run_alone(self._handle_batch(handler, messages, as_failure()))
+        return await traced(messages, self._consumer, attempt)
 
     async def _handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message], failing: as_failure

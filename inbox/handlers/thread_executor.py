@@ -18,10 +18,9 @@ from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.idempotent import is_idempotent, receipt_of, was_called
 from inbox.jobs.job import Job
 from inbox.jobs.store import JobKey, Leased
-from inbox.processing import processing
+from inbox.processing import traced
 from inbox.receipt import handling, record_receipt, record_receipts
 from inbox.transaction import hold, lent, limit_idle
-from outbox import tracing
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
@@ -68,27 +67,15 @@ class ThreadExecutor:
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in a thread."""
-        run = self._handlers.run
-        if tracing.tracer is None:
-            return cast("bool", await run(self._handle, handler, message))
-        with processing(tracing.tracer, [message], self._consumer) as span:
-            is_new = cast("bool", await run(self._handle, handler, message))
-            if not is_new:
-                span.skipped()
-        return is_new
+        attempt = self._handlers.run(self._handle, handler, message)
+        return cast("bool", await traced([message], self._consumer, attempt))
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
         """Run the handler in a thread."""
-        run = self._handlers.run
-        if tracing.tracer is None:
-            return cast("set[UUID]", await run(self._handle_batch, handler, messages))
-        with processing(tracing.tracer, messages, self._consumer) as span:
-            new = cast("set[UUID]", await run(self._handle_batch, handler, messages))
-            if not new:
-                span.skipped()
-        return new
+        attempt = self._handlers.run(self._handle_batch, handler, messages)
+        return cast("set[UUID]", await traced(messages, self._consumer, attempt))
 
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Run in a thread."""
