@@ -1,22 +1,102 @@
-"""The outbox's table as SQLAlchemy sees it; the migrations create it."""
+"""The outbox's table as SQLAlchemy sees it, and the INSERT into it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
+    BindParameter,
     Column,
+    Connection,
     DateTime,
+    Insert,
     Integer,
     LargeBinary,
     MetaData,
     SmallInteger,
     Table,
     Text,
+    TwoPhaseTransaction,
+    bindparam,
+    cast,
+    func,
+    insert,
+    select,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB, UUID
+from typing_extensions import override
+
+from outbox.array_literal import bytes_array, moment_array, plain_array, text_array
+from outbox.session import refuse_autocommit
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+# A transaction that sends a NOTIFY can't be prepared: the insert triggers look at this.
+_IS_TWO_PHASE: Final = select(func.set_config("pillarbox.two_phase", "on", True))
+
+WRITTEN: Final[dict[str, Any]] = {
+    "id": UUID(as_uuid=True),
+    "lane": SmallInteger(),
+    "schema_version": Integer(),
+    "available_at": DateTime(timezone=True),
+    "topic": Text(),
+    "key": Text(),
+    "tenant": Text(),
+    "content_type": Text(),
+    "headers": Text(),
+    "payload": LargeBinary(),
+}
+"""The columns that a writer sets."""
+_LITERAL: Final[dict[str, Callable[[list[Any]], str]]] = {
+    "id": plain_array,
+    "lane": plain_array,
+    "schema_version": plain_array,
+    "available_at": moment_array,
+    "payload": bytes_array,
+}
+
+
+class MessageInsert(Insert):
+    """An INSERT of messages that fails where a rollback would keep its rows.
+
+    The unit of work executes it with the rows that it inserts.
+    """
+
+    inherit_cache = True
+
+    @override
+    def _execute_on_connection(
+        self, connection: Connection, distilled_params: Any, execution_options: Any
+    ) -> Any:
+        refuse_autocommit(connection, "the messages")
+        if isinstance(connection.get_transaction(), TwoPhaseTransaction):
+            connection.execute(_IS_TWO_PHASE)
+        if not distilled_params or self.select is not None:
+            return super()._execute_on_connection(
+                connection, distilled_params, execution_options
+            )
+        rows = [row | {"headers": _encode(row["headers"])} for row in distilled_params]
+        if len(rows) == 1:
+            return connection.execute(_INSERT_ONE, rows[0])
+        return connection.execute(_INSERT_MANY, _arrays(rows))
+
+
+class _MessageTable(Table):
+    """A table of messages, into which the unit of work inserts by one statement."""
+
+    inherit_cache = True
+
+    @override
+    def insert(self) -> MessageInsert:
+        return MessageInsert(self)
+
 
 metadata = MetaData(schema="outbox")
 
-message_table = Table(
+message_table = _MessageTable(
     "message",
     metadata,
     Column("id", UUID(as_uuid=True), primary_key=True),
@@ -45,4 +125,64 @@ message_table = Table(
     Column("headers", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
     Column("payload", LargeBinary, nullable=False),
     postgresql_partition_by="RANGE (created_at)",
+)
+
+
+def insert_of(rows: Sequence[Mapping[str, Any]]) -> MessageInsert:
+    """Build the INSERT of rows; its text doesn't depend on their number."""
+    encoded = [{**row, "headers": _encode(row["headers"])} for row in rows]
+    return _from_arrays(
+        {
+            name: bindparam(None, literal, Text(), unique=True)
+            for name, literal in _arrays(encoded).items()
+        },
+    )
+
+
+def _arrays(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        name: _LITERAL.get(name, text_array)([row[name] for row in rows])
+        for name in WRITTEN
+    }
+
+
+def _from_arrays(arrays: Mapping[str, BindParameter[Any]]) -> MessageInsert:
+    added = (
+        func.unnest(
+            *(
+                cast(cast(arrays[name], Text()), ARRAY(type_))
+                for name, type_ in WRITTEN.items()
+            )
+        )
+        .table_valued(*WRITTEN, with_ordinality="position", name="added")
+        .render_derived()
+    )
+    source = select(
+        *(
+            cast(added.c.headers, JSONB) if name == "headers" else added.c[name]
+            for name in WRITTEN
+        )
+    ).order_by(added.c.position)  # seq is drawn in this order
+    return MessageInsert(message_table).from_select(
+        list(WRITTEN), source, include_defaults=False
+    )
+
+
+# Built once: building it for each flush takes longer than running it (0.7 ms of a
+# transaction of 1.9 ms). For one row, VALUES takes the server a third of the time of
+# unnest().
+_INSERT_MANY: Final = _from_arrays(
+    {name: bindparam(name, type_=Text()) for name in WRITTEN}
+)
+_INSERT_ONE: Final = (
+    insert(message_table)
+    .values(
+        {
+            name: cast(bindparam(name, type_=Text()), JSONB)
+            if name == "headers"
+            else bindparam(name, type_=type_)
+            for name, type_ in WRITTEN.items()
+        }
+    )
+    .inline()  # no RETURNING, for which the application's role lacks the privilege
 )

@@ -48,6 +48,12 @@ def is_async_sessionmaker(value: object) -> "TypeIs[async_sessionmaker[AsyncSess
     return found is not None and isinstance(value, found.async_sessionmaker)
 
 
+def is_sharded_session(session: Session) -> bool:
+    """Return whether a session chooses a database for each object."""
+    found = sys.modules.get("sqlalchemy.ext.horizontal_shard")
+    return found is not None and isinstance(session, found.ShardedSession)
+
+
 def async_session_of(session: Session) -> "AsyncSession | None":
     """Return the `AsyncSession` that wraps a session, if there is one."""
     found = sys.modules.get(_MODULE)

@@ -1,25 +1,23 @@
-"""Messages that were never sent: their session ended without a flush or a rollback.
+"""Messages that were never sent: their session ended without a commit or a rollback.
 
 A rollback, or an exception that ends the session, discards messages on purpose. A
-forgotten commit doesn't, nor does a commit after the messages were expunged, so it is
-reported: as the event `MessagesUnsent`, which is logged, and as an
-`UnsentMessagesWarning`, which Python shows where it shows a `ResourceWarning`.
+forgotten commit doesn't, so it is reported: as the event `MessagesUnsent`, which is
+logged, and as an `UnsentMessagesWarning`, which Python shows where it shows a
+`ResourceWarning`.
 """
 
-import asyncio
-import atexit
 import logging
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType, FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, Final
-from weakref import WeakSet, ref
+from weakref import ref
 
 from sqlalchemy import event
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 from typing_extensions import override
 
 from outbox.errors import shorten
@@ -29,12 +27,8 @@ from outbox.message import Message
 from outbox.session import async_session_of
 
 _MOST_NAMED: Final = 5
-_CLOSING: Final = ("close", "reset", "invalidate")
-_EXPUNGING: Final = ("expunge", "expunge_all")
-_EXPUNGED: Final = "outbox.messages_expunged"
-_COMMITTED_WITHOUT: Final = "their session expunged them, and was committed"
-# The most frames between a session's `close` and the listener for dropped objects.
-_MOST_FRAMES: Final = 12
+_UNCOMMITTED: Final = "outbox.messages_uncommitted"
+_IS_FAILING: Final = "outbox.session_is_failing"
 
 
 class UnsentMessagesWarning(ResourceWarning):
@@ -43,17 +37,13 @@ class UnsentMessagesWarning(ResourceWarning):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesUnsent(Event):
-    """Messages were added to a session that was never flushed, and are lost."""
+    """A session with messages was closed without a commit; they are lost."""
 
     level = logging.WARNING
-    advice = (
-        "flush and commit the session that outbox.add was given, or roll it back on "
-        "purpose"
-    )
+    advice = "commit the session that outbox.add was given, or roll it back on purpose"
 
     messages: int
     topics: tuple[str, ...]
-    reason: str
 
     @override
     def __str__(self) -> str:
@@ -62,11 +52,9 @@ class MessagesUnsent(Event):
         if len(self.topics) > _MOST_NAMED:
             topics.append("…")
         many = "" if self.messages == 1 else "s"
-        lost = f"lost {self.messages} message{many} of topic {', '.join(topics)}: "
-        if self.reason == _COMMITTED_WITHOUT:
-            return f"{lost}{self.reason}; flush the session before you expunge objects"
         return (
-            f"{lost}{self.reason} without a commit; commit the session that outbox.add "
+            f"lost {self.messages} message{many} of topic {', '.join(topics)}: their "
+            "session was closed without a commit; commit the session that outbox.add "
             "was given (with Session.begin() as session: …), or roll it back on purpose"
         )
 
@@ -75,150 +63,78 @@ on_unsent: Final[list[Callable[[MessagesUnsent], None]]] = []
 """Listeners that replace the log and the warning, for `outbox.testing`."""
 
 
-class UnsentMessages:
-    """Messages that wait in a session for its flush.
+@dataclass(slots=True)
+class Uncommitted:
+    """A message whose transaction has neither committed nor rolled back.
 
     Attributes:
-        is_settled: whether they were sent, or their loss is intended or known.
+        transaction: the innermost one when the message was added.
+        is_expected: whether a test has read it, so that its loss isn't reported.
     """
 
-    def __init__(self) -> None:
-        """Start without messages."""
-        self.messages: list[Message] = []
-        self.is_settled = False
-        # An exception that is already being handled isn't what ends the session.
-        self.handled = sys.exception()
-        self.raised: BaseException | None = None
-        unsettled.add(self)
+    message: Message
+    transaction: SessionTransaction | None
+    is_expected: bool = False
 
-    def __del__(self) -> None:
-        """Report messages of a session that was neither closed nor used again."""
-        # When the interpreter ends, `report_at_exit` has already reported them.
-        if not self.is_settled and self.messages and not sys.is_finalizing():
-            self.is_settled = True
-            _report(self.messages, "their session was garbage-collected")
+    def is_within(self, transaction: SessionTransaction) -> bool:
+        """Return whether a rollback of `transaction` discards the message."""
+        around = self.transaction
+        while around is not None and around is not transaction:
+            around = around.parent
+        return around is not None
 
 
-unsettled: Final[WeakSet[UnsentMessages]] = WeakSet()
-"""The waiting messages of all sessions of the process."""
+def uncommitted(session: Session) -> list[Uncommitted]:
+    """Return the messages of the session's transaction, in the order of adding."""
+    found: list[Uncommitted] = session.info.setdefault(_UNCOMMITTED, [])
+    return found
 
 
-def watch(session: Session, waiting: UnsentMessages) -> None:
-    """Observe how a session is closed if an `AsyncSession` wraps it.
-
-    An `AsyncSession` closes it in another task, where the exception isn't visible.
-    """
+def track(session: Session, messages: Iterable[Message]) -> None:
+    """Report messages if the session is closed before it commits or rolls back."""
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    uncommitted(session).extend(Uncommitted(m, transaction) for m in messages)
+    # An `AsyncSession` closes in a task of its own, in which the exception that ends
+    # its block isn't visible.
     outer: Any = async_session_of(session)
-    if outer is None or "close" in vars(outer):
-        return
-    for name in _CLOSING:
-        if hasattr(outer, name):
-            setattr(outer, name, partial(_close, ref(outer), name))
+    if outer is not None:
+        outer.close = partial(_close, ref(outer))
 
 
-def _close(outer: ref[Any], name: str) -> Any:
-    session = outer()
-    if session is None:
-        return None
-    raised = _failure(sys.exception())
-    if raised is not None:
-        for dropped in session.sync_session.new:
-            if isinstance(dropped, UnsentMessages):
-                dropped.raised = raised
-    return getattr(type(session), name)(session)
-
-
-@event.listens_for(Session, "pending_to_transient")
-def _note_dropped(session: Session, dropped: object) -> None:
-    # A flush, a rollback and an expunge trigger this event, too.
-    if not isinstance(dropped, UnsentMessages) or dropped.is_settled:
-        return
-    dropped.is_settled = True
-    raised = dropped.raised or _failure(sys.exception())
-    if raised is not None and raised is not dropped.handled:
-        return
-    if not dropped.messages:
-        return
-    if _is_inside(_CLOSE, sys._getframe(1)):
-        _report(dropped.messages, "their session was closed")
-    elif _is_inside(_EXPUNGE, sys._getframe(1)):
-        _note_expunged(session, dropped.messages)
-
-
-def _failure(raised: BaseException | None) -> BaseException | None:
-    """Return the exception with which a session ends; None if it ends without one.
-
-    `return` and `break` in a loop over a generator end the generator by GeneratorExit.
-    The event loop ends an async one in a task, which it cancels when it ends itself.
-    """
-    if isinstance(raised, asyncio.CancelledError) and _ends_generator():
-        return None
-    while isinstance(raised, GeneratorExit) or (
-        isinstance(raised, SystemExit) and raised.code in (None, 0)
-    ):
-        raised = raised.__context__
-    return raised
-
-
-def _ends_generator() -> bool:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return False
-    return task is not None and isinstance(task.get_coro(), _ACLOSE)
-
-
-async def _nothing() -> AsyncGenerator[None, None]:
-    yield
-
-
-_ACLOSE: Final = type(_nothing().aclose())
-
-
-def _is_inside(code: set[CodeType], frame: FrameType | None) -> bool:
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return False
-        if frame.f_code in code:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _code_of(names: Sequence[str]) -> set[CodeType]:
-    return {getattr(Session, n).__code__ for n in names if hasattr(Session, n)}
-
-
-_CLOSE: Final = _code_of(_CLOSING)
-_EXPUNGE: Final = _code_of(_EXPUNGING)
-
-
-def _note_expunged(session: Session, messages: list[Message]) -> None:
-    transaction = session.get_transaction()
-    noted, expunged = session.info.get(_EXPUNGED, (None, []))
-    if noted is not transaction:
-        expunged = []
-    session.info[_EXPUNGED] = transaction, [*expunged, *messages]
+def _close(outer: "ref[Any]") -> Coroutine[Any, Any, None]:
+    session: Any = outer()
+    session.sync_session.info[_IS_FAILING] = sys.exception() is not None
+    closing: Coroutine[Any, Any, None] = type(session).close(session)
+    return closing
 
 
 @event.listens_for(Session, "after_commit")
-def _report_expunged(session: Session) -> None:
-    # Every commit in the process runs this.
-    if _EXPUNGED not in session.info or session.in_nested_transaction():
+def _forget_committed(session: Session) -> None:
+    if not session.in_nested_transaction():
+        session.info.pop(_UNCOMMITTED, None)
+
+
+@event.listens_for(Session, "after_rollback")
+def _forget_rolled_back(session: Session) -> None:
+    ended = session.get_nested_transaction() or session.get_transaction()
+    if ended is not None and _UNCOMMITTED in session.info:
+        kept = [it for it in uncommitted(session) if not it.is_within(ended)]
+        session.info[_UNCOMMITTED] = kept
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _report_unsent(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is not None:
         return
-    transaction, messages = session.info.pop(_EXPUNGED)
-    if transaction is session.get_transaction():
-        _report(messages, _COMMITTED_WITHOUT)
+    lost = session.info.pop(_UNCOMMITTED, ())
+    is_failing = session.info.pop(_IS_FAILING, False) or sys.exception() is not None
+    messages = [it.message for it in lost if not it.is_expected]
+    if messages and not is_failing:
+        topics = tuple(dict.fromkeys(message.topic for message in messages))
+        _report(MessagesUnsent(messages=len(messages), topics=topics))
 
 
-@event.listens_for(Session, "after_soft_rollback")
-def _forget_expunged(session: Session, _: object) -> None:
-    session.info.pop(_EXPUNGED, None)
-
-
-def _report(messages: Sequence[Message], reason: str) -> None:
-    topics = tuple(dict.fromkeys(message.topic for message in messages))
-    unsent = MessagesUnsent(messages=len(messages), topics=topics, reason=reason)
+def _report(unsent: MessagesUnsent) -> None:
     if on_unsent:
         for listener in on_unsent:
             listener(unsent)
@@ -237,14 +153,3 @@ def _report(messages: Sequence[Message], reason: str) -> None:
                 object=None,
             )
         )
-
-
-@atexit.register
-def report_at_exit() -> None:
-    """Report messages that still wait in sessions when the process ends."""
-    if hasattr(sys, "last_value"):
-        return  # an exception ends the process
-    for waiting in list(unsettled):
-        if not waiting.is_settled and waiting.messages:
-            waiting.is_settled = True
-            _report(waiting.messages, "the process ended")

@@ -1,94 +1,65 @@
 """Add messages to the caller's own transaction.
 
-The rows wait in the session as pending objects, so rolling back a savepoint discards
-its messages. When the session flushes, one statement inserts all of them: separate
-statements would cost a trigger call and a round trip per message.
+Each message is a pending object of an ordinary mapped class, which the unit of work
+inserts. So whatever follows it sees messages like any other row, savepoints included.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Never
 from typing import cast as typing_cast
 
-from sqlalchemy import (
-    ARRAY,
-    BindParameter,
-    Connection,
-    DateTime,
-    Insert,
-    Integer,
-    LargeBinary,
-    SmallInteger,
-    Text,
-    bindparam,
-    cast,
-    event,
-    func,
-    insert,
-    select,
+from sqlalchemy import Connection, Insert, event
+from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.orm import (
+    Session,
+    SessionTransaction,
+    SessionTransactionOrigin,
+    scoped_session,
+    sessionmaker,
 )
-from sqlalchemy.dialects.postgresql import JSONB, UUID
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm import registry as orm_registry
 from typing_extensions import override
 
 from outbox import tracing
-from outbox.array_literal import bytes_array, moment_array, plain_array, text_array
-from outbox.errors import InvalidMessageError, NotASessionError, shorten
+from outbox.errors import ConfigError, InvalidMessageError, NotASessionError, shorten
 from outbox.lane import lane_of
 from outbox.limits import Limits, check_reserved
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, encoded
-from outbox.schema import message_table, metadata
+from outbox.schema import WRITTEN, insert_of, message_table, metadata
 from outbox.schema_registry import REGISTRY, SchemaRegistry
 from outbox.session import (
     AnySession,
     is_async_scoped_session,
     is_async_session,
     is_async_sessionmaker,
+    is_sharded_session,
     refuse_autocommit,
 )
 from outbox.tracing import cause_of, caused
-from outbox.unsent import UnsentMessages, watch
+from outbox.unsent import track
 
-_encode = json.JSONEncoder(ensure_ascii=False).encode
 _LIMITS: Final = Limits()
-
-on_write: Final[list[Callable[[Session, Sequence[Message]], None]]] = []
-"""Called with messages that a session has just inserted, for `outbox.testing`."""
-
-_WAITING: Final = "outbox.messages_waiting"
-
-_COLUMNS: Final[dict[str, Any]] = {
-    "id": UUID(as_uuid=True),
-    "lane": SmallInteger(),
-    "schema_version": Integer(),
-    "available_at": DateTime(timezone=True),
-    "topic": Text(),
-    "key": Text(),
-    "tenant": Text(),
-    "content_type": Text(),
-    "headers": Text(),
-    "payload": LargeBinary(),
-}
-_LITERAL: Final[dict[str, Callable[[list[Any]], str]]] = {
-    "id": plain_array,
-    "lane": plain_array,
-    "schema_version": plain_array,
-    "available_at": moment_array,
-    "payload": bytes_array,
-}
+_PENDING: Final = "outbox.messages_pending"
+_LATE: Final = "outbox.messages_late"
 
 
-class Added(UnsentMessages):
-    """Messages that wait in a session for its next flush, as one pending object.
+@orm_registry(metadata=metadata).mapped
+class AddedMessage:
+    """A message that a session inserts; its attributes are those of the message."""
 
-    A savepoint flushes before it begins, so waiting messages belong to the innermost
-    transaction, and the session drops them when that is rolled back.
-    """
+    __tablename__ = "message"
+    __table__ = message_table
+    __mapper_args__: Final = {
+        # Nothing is read back: the application's role may only insert.
+        "eager_defaults": False,
+        "include_properties": list(WRITTEN),
+        "primary_key": [message_table.c.id],
+    }
 
-
-orm_registry(metadata=metadata).map_imperatively(Added, message_table)
+    def __init__(self, message: Message) -> None:
+        # Not one by one: ten attribute events would take as long as the insert.
+        vars(self).update(_row(message))
 
 
 def add(
@@ -102,14 +73,13 @@ def add(
 
     They are published if and only if that transaction commits. `add` does no I/O, so
     there is nothing to await: the rows are inserted by the next flush, at the latest by
-    the commit. With `Session(binds=…)`, bind the tables of `outbox.schema.metadata`,
-    too. Like the session, `add` is not thread-safe. In the transaction of a receipt,
-    the messages carry the id of the handled message as `causation-id`. If the process
-    is traced, they carry the trace context as `traceparent`.
+    the commit. With `Session(binds=…)`, bind `outbox.schema.message_table`, too. Like
+    the session, `add` is not thread-safe. In the transaction of a receipt, the messages
+    carry the id of the handled message as `causation-id`. If the process is traced,
+    they carry the trace context as `traceparent`.
 
-    A session that is closed or garbage-collected before it was flushed, without a
-    rollback or an exception, loses its messages. That is logged, and an
-    `UnsentMessagesWarning` is issued.
+    A session that is closed without a commit, a rollback or an exception loses its
+    messages. That is logged, and an `UnsentMessagesWarning` is issued.
 
     Adding no message does nothing, so `add(session, *events)` needs no prior check.
 
@@ -123,12 +93,20 @@ def add(
             registered for its topic, or can't be encoded; no message of the call was
             added, and the session is unchanged.
         NotASessionError: `session` isn't one.
+        ConfigError: it is a `ShardedSession`.
         TypeError: `add` was awaited; the messages were added nevertheless.
 
     The flush that writes them raises `AutocommitError` if the session's connection is
-    in AUTOCOMMIT mode, where a rollback would keep them; then nothing was written.
+    in AUTOCOMMIT mode, where a rollback would keep them, and `ConfigError` if the
+    session has no bind for their table; then nothing was written.
     """
     target = sync_session(session)
+    if is_sharded_session(target):
+        raise ConfigError(
+            f"session {shorten(target)}: is a ShardedSession, which can't know the "
+            "shard of a message; name that of the rows that belong to it: session."
+            "execute(outbox.insert_statement(…), bind_arguments={'shard_id': …})"
+        )
     messages = _checked(messages, limits, registry, codec)
     if messages:
         _add(target, messages)
@@ -140,18 +118,14 @@ def _add(target: Session, messages: tuple[Message, ...]) -> None:
     cause = cause_of(target)
     if cause is not None:
         messages = tuple(caused(message, cause) for message in messages)
-    if target._flushing:
-        # A listener of this flush called `add`: the ORM would insert a new pending
-        # object itself.
-        _write_waiting(target)
-        _write(target, _connection(target), messages)
-        return
-    waiting = target.info.get(_WAITING)
-    if waiting is None or waiting not in target:
-        waiting = target.info[_WAITING] = Added()
-        target.add(waiting)
-        watch(target, waiting)
-    waiting.messages.extend(messages)
+    if _LATE not in target.info:
+        target.info[_PENDING] = True
+        target.add_all([AddedMessage(message) for message in messages])
+    elif (late := target.info[_LATE]) is not None:
+        late += messages
+    else:
+        _write(target, messages)
+    track(target, messages)
 
 
 def insert_statement(
@@ -174,12 +148,7 @@ def insert_statement(
     if not messages:
         raise InvalidMessageError("messages", (), "is empty", "pass at least one")
     messages = _checked(messages, limits, registry, codec)
-    return _insert(
-        {
-            name: bindparam(None, literal, Text(), unique=True)
-            for name, literal in _arrays([_row(m) for m in messages]).items()
-        }
-    )
+    return insert_of([_row(message) for message in messages])
 
 
 def _checked(
@@ -283,51 +252,51 @@ ADDED: Final[object] = _Added()
 
 
 @event.listens_for(Session, "before_flush")
-def _write_waiting(session: Session, *_: Any) -> None:
-    # Every flush in the process runs this, so it is one look-up in a dict.
-    waiting: Added | None = session.info.get(_WAITING)
-    if waiting is None:
-        return
-    if waiting not in session:
-        del session.info[_WAITING]
-        return
-    # If the connection is rejected, the messages stay pending, so that no later flush
-    # leaves them out. Their loss isn't reported: the caller of the flush gets the
-    # error.
-    waiting.is_settled = True
-    connection = _connection(session)
-    del session.info[_WAITING]
-    session.expunge(waiting)
-    _write(session, connection, waiting.messages)
+def _check_connection(session: Session, *_: Any) -> None:
+    # Every flush in the process runs this, so it is one look-up in a dict. If the
+    # connection is refused, the messages stay pending, and nothing was written.
+    if _PENDING in session.info:
+        _connection(session)
+        del session.info[_PENDING]
 
 
 def _connection(session: Session) -> Connection:
-    connection = session.connection(bind_arguments={"mapper": Added})
+    try:
+        connection = session.connection(bind_arguments={"mapper": AddedMessage})
+    except UnboundExecutionError as error:
+        raise ConfigError(
+            "the session has no bind for outbox.message; add one: Session(binds={…, "
+            "outbox.schema.message_table: engine}), with the engine of the tables that "
+            "the same transaction writes"
+        ) from error
     refuse_autocommit(connection, "the messages")
     return connection
 
 
-def _write(
-    session: Session, connection: Connection, messages: Sequence[Message]
-) -> None:
+@event.listens_for(Session, "after_transaction_create")
+def _begin_flush(session: Session, transaction: SessionTransaction) -> None:
+    # From now on the flush takes no new objects. Messages that a mapper's event adds
+    # come after those that are pending.
+    if transaction.origin is SessionTransactionOrigin.SUBTRANSACTION:
+        session.info[_LATE] = []
+
+
+@event.listens_for(Session, "after_flush")
+def _write_late(session: Session, _: object) -> None:
+    late, session.info[_LATE] = session.info.get(_LATE), None
+    if late:
+        _write(session, late)
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _end_flush(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.origin is SessionTransactionOrigin.SUBTRANSACTION:
+        session.info.pop(_LATE, None)
+
+
+def _write(session: Session, messages: Iterable[Message]) -> None:
     rows = [_row(message) for message in messages]
-    if len(rows) == 1:
-        connection.execute(_INSERT_ONE, rows[0])
-    else:
-        connection.execute(_INSERT_MANY, _arrays(rows))
-    for listener in on_write:
-        listener(session, messages)
-
-
-class _InsertInTransaction(Insert):
-    """An INSERT that fails on a connection where a rollback would keep its rows."""
-
-    inherit_cache = True
-
-    @override
-    def _execute_on_connection(self, connection: Connection, *arguments: Any) -> Any:
-        refuse_autocommit(connection, "the messages")
-        return super()._execute_on_connection(connection, *arguments)
+    _connection(session).execute(message_table.insert(), rows)
 
 
 def _row(message: Message) -> dict[str, Any]:
@@ -340,55 +309,6 @@ def _row(message: Message) -> dict[str, Any]:
         "key": message.key,
         "tenant": message.tenant,
         "content_type": message.content_type,
-        "headers": _encode(message.headers),
+        "headers": message.headers,
         "payload": message.payload,
     }
-
-
-def _arrays(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    return {
-        name: _LITERAL.get(name, text_array)([row[name] for row in rows])
-        for name in _COLUMNS
-    }
-
-
-def _insert(arrays: Mapping[str, BindParameter[Any]]) -> Insert:
-    added = (
-        func.unnest(
-            *(
-                cast(cast(arrays[name], Text()), ARRAY(type_))
-                for name, type_ in _COLUMNS.items()
-            )
-        )
-        .table_valued(*_COLUMNS, with_ordinality="position", name="added")
-        .render_derived()
-    )
-    source = select(
-        *(
-            cast(added.c.headers, JSONB) if name == "headers" else added.c[name]
-            for name in _COLUMNS
-        )
-    ).order_by(added.c.position)  # seq is drawn in this order
-    return _InsertInTransaction(message_table).from_select(
-        list(_COLUMNS), source, include_defaults=False
-    )
-
-
-# Built once: building it for each flush takes longer than running it (0.7 ms of a
-# transaction of 1.9 ms). For one row, VALUES takes the server a third of the time of
-# unnest().
-_INSERT_MANY: Final = _insert(
-    {name: bindparam(name, type_=Text()) for name in _COLUMNS}
-)
-_INSERT_ONE: Final = (
-    insert(message_table)
-    .values(
-        {
-            name: cast(bindparam(name, type_=Text()), JSONB)
-            if name == "headers"
-            else bindparam(name, type_=type_)
-            for name, type_ in _COLUMNS.items()
-        }
-    )
-    .inline()  # no RETURNING, for which the application's role lacks the privilege
-)

@@ -636,7 +636,8 @@ COMMENT ON FUNCTION outbox.add(text, text, text, text, jsonb, text, integer, tex
 -- The doorbell: an idle relay holds the lock exclusively, and only then does a writer send a
 -- NOTIFY, whose own lock serializes commits. The writer holds its lock until commit, so that no
 -- relay goes idle without having seen this transaction's rows. The WHEN clause tries the lock:
--- usually no relay is idle, and no function is called.
+-- usually no relay is idle, and no function is called. A transaction that sends a NOTIFY can't be
+-- prepared, so one that will be says so by a setting: idle relays find its rows when they poll.
 CREATE FUNCTION outbox.ring_doorbell() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -650,7 +651,8 @@ COMMENT ON FUNCTION outbox.ring_doorbell IS 'wake idle relays and consumers; see
 
 CREATE TRIGGER message_doorbell BEFORE INSERT ON outbox.message
     FOR EACH STATEMENT
-    WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 100))
+    WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 100)
+          AND current_setting('pillarbox.two_phase', true) IS DISTINCT FROM 'on')
     EXECUTE FUNCTION outbox.ring_doorbell('outbox_message');
 
 RESET ROLE;

@@ -502,7 +502,8 @@ COMMENT ON FUNCTION inbox.unsettled_deliveries IS
 
 CREATE TRIGGER delivery_doorbell AFTER INSERT ON inbox.delivery
     FOR EACH STATEMENT
-    WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 101))
+    WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 101)
+          AND current_setting('pillarbox.two_phase', true) IS DISTINCT FROM 'on')
     EXECUTE FUNCTION outbox.ring_doorbell('inbox_delivery');
 
 CREATE TABLE inbox.dead_letter (

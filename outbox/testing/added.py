@@ -1,19 +1,18 @@
 """Find out which messages the code under test has added to a session."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import event
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session
 
 from outbox.message import Message
 from outbox.session import AnySession
-from outbox.writer import Added, on_write, sync_session
+from outbox.unsent import uncommitted
+from outbox.writer import sync_session
 
 __all__ = ["added"]
 
-_SEEN: Final = "outbox.testing.messages_written"
+_COMMITTED: Final = "outbox.testing.messages_committed"
 
 
 def added(session: AnySession, topic: str | None = None) -> list[Message]:
@@ -36,53 +35,17 @@ def added(session: AnySession, topic: str | None = None) -> list[Message]:
         topic: return only the messages of this topic.
     """
     target = sync_session(session)
-    written: list[_Written] = target.info.get(_SEEN, [])
-    messages = [one.message for one in written]
-    for pending in target.new:
-        if isinstance(pending, Added):
-            messages += pending.messages
-            # A test that has checked them can close the session without sending them.
-            pending.is_settled = True
+    messages: list[Message] = [*target.info.get(_COMMITTED, ())]
+    for one in uncommitted(target):
+        messages.append(one.message)
+        # A test that has checked them can close the session without sending them.
+        one.is_expected = True
     return [m for m in messages if topic is None or m.topic == topic]
 
 
-@dataclass(slots=True)
-class _Written:
-    """A message that was flushed, and the transactions that can roll it back."""
-
-    message: Message
-    transactions: frozenset[SessionTransaction]
-
-
-def _note_written(session: Session, messages: Iterable[Message]) -> None:
-    around = set()
-    transaction = session.get_nested_transaction() or session.get_transaction()
-    while transaction is not None:
-        around.add(transaction)
-        transaction = transaction.parent
-    written = session.info.setdefault(_SEEN, [])
-    written += [_Written(message, frozenset(around)) for message in messages]
-
-
-@event.listens_for(Session, "after_soft_rollback")
-def _forget_rolled_back(session: Session, previous: SessionTransaction) -> None:
-    written: list[_Written] = session.info.get(_SEEN, [])
-    written[:] = [one for one in written if previous not in one.transactions]
-
-
-@event.listens_for(Session, "after_commit")
+# Before the writer's own listener, which forgets them.
+@event.listens_for(Session, "after_commit", insert=True)
 def _keep_committed(session: Session) -> None:
     if not session.in_nested_transaction():
-        for one in session.info.get(_SEEN, []):
-            one.transactions = frozenset()
-
-
-@event.listens_for(Session, "after_transaction_end")
-def _forget_unfinished(session: Session, transaction: SessionTransaction) -> None:
-    # The session was closed without a commit: a rollback that sends no event.
-    if transaction.parent is None:
-        written: list[_Written] = session.info.get(_SEEN, [])
-        written[:] = [one for one in written if not one.transactions]
-
-
-on_write.append(_note_written)
+        committed = session.info.setdefault(_COMMITTED, [])
+        committed += [one.message for one in uncommitted(session)]

@@ -6,14 +6,12 @@
 
 A server starts when the first test needs it, and stops at the end of the run.
 
-A test fails if it leaves messages unsent, that is, in a session that was closed or
-garbage collected during the test without a flush, a rollback or an exception. Messages
-that the test read with `added` don't count, and neither does the teardown of fixtures.
+A test fails if it leaves messages unsent, that is, in a session that was closed during
+the test without a commit, a rollback or an exception. Messages that the test read with
+`added` don't count, and neither does the teardown of fixtures.
 Mark tests that leave messages unsent on purpose with `pillarbox_allow_unsent`.
 """
 
-import atexit
-import gc
 import os
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
@@ -39,11 +37,10 @@ __all__ = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; turn off the report of unsent messages when the run ends."""
+    """Declare the marker."""
     config.addinivalue_line(
         "markers", "pillarbox_allow_unsent: the test may leave messages unsent"
     )
-    atexit.unregister(unsent.report_at_exit)
     # Ignore messages left unsent between tests: fixtures close their own sessions.
     unsent.on_unsent.append(lambda _: None)
 
@@ -53,14 +50,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that leaves messages unsent."""
     lost: list[MessagesUnsent] = []
     listener = lost.append
-    for waiting in list(unsent.unsettled):
-        waiting.is_settled = True  # not a message of this test
     listeners = unsent.on_unsent
     listeners.append(listener)
     try:
         result = yield
-        if not all(waiting.is_settled for waiting in list(unsent.unsettled)):
-            gc.collect()  # a session and its transaction form a reference cycle
     finally:
         listeners.remove(listener)
     if lost and item.get_closest_marker("pillarbox_allow_unsent") is None:

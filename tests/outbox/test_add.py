@@ -123,6 +123,7 @@ def undo_by_expunging_and_rollback(session: Session) -> None:
     session.rollback()
 
 
+@pytest.mark.pillarbox_allow_unsent
 @pytest.mark.parametrize(
     "undo",
     [

@@ -1,0 +1,196 @@
+"""Messages are rows of the unit of work, like those of the application."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, inspect
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Mapper,
+    Session,
+    mapped_column,
+    object_session,
+)
+
+import outbox
+import outbox.schema
+from outbox import ConfigError, Message
+from outbox.postgres.connection import sqlalchemy_url
+from tests.fixtures.added import topics
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "watched_order"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = create_engine(sqlalchemy_url(database_url))
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+class Manager:
+    """A transaction manager that commits only what it has seen written.
+
+    It closes the session otherwise, as zope.sqlalchemy does.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.is_joined = self.is_changed = False
+        event.listen(session, "after_attach", self._join)
+        event.listen(session, "after_flush", self._change)
+
+    def _join(self, *_: Any) -> None:
+        self.is_joined = True
+
+    def _change(self, *_: Any) -> None:
+        self.is_changed = True
+
+    def commit(self) -> None:
+        if self.is_joined:
+            self._session.flush()
+        if self.is_changed:
+            self._session.commit()
+        self._session.close()
+
+
+def add_and_flush(session: Session) -> None:
+    outbox.add(session, Message("t", b""))
+    session.flush()
+
+
+def add_in_savepoint(session: Session) -> None:
+    with session.begin_nested():
+        outbox.add(session, Message("t", b""))
+
+
+def add_beside_a_lost_savepoint(session: Session) -> None:
+    outbox.add(session, Message("t", b""))
+    lost = session.begin_nested()
+    outbox.add(session, Message("lost", b""))
+    lost.rollback()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda session: outbox.add(session, Message("t", b"")),
+        add_and_flush,
+        add_in_savepoint,
+        add_beside_a_lost_savepoint,
+    ],
+)
+def test_a_transaction_of_messages_alone_is_seen_as_a_write(
+    database_url: str, engine: Engine, work: Callable[[Session], None]
+) -> None:
+    session = Session(engine)
+    manager = Manager(session)
+
+    work(session)
+    manager.commit()
+
+    assert topics(database_url) == ["t"]
+
+
+@pytest.mark.parametrize("moment", ["before_flush", "after_flush"])
+def test_a_listener_of_every_flush_sees_mapped_rows(
+    database_url: str, engine: Engine, moment: str
+) -> None:
+    seen: list[str] = []
+
+    def audit(session: Session, *_: Any) -> None:
+        for new in session.new:
+            mapper: Mapper[Any] = inspect(type(new))
+            assert object_session(new) is session
+            seen.append(f"{new.__tablename__} {mapper.primary_key_from_instance(new)}")
+
+    order, message = Order(id=7), Message("t", {"a": 1})
+    # As if it were registered before this package was imported.
+    event.listen(Session, moment, audit, insert=True)
+    try:
+        with Session(engine) as session, session.begin():
+            session.add(order)
+            outbox.add(session, message)
+    finally:
+        event.remove(Session, moment, audit)
+
+    assert sorted(seen) == [f"message {(message.id,)}", "watched_order (7,)"]
+    assert topics(database_url) == ["t"]
+
+
+@pytest.mark.parametrize("moment", ["before_insert", "after_insert"])
+def test_a_mapper_event_adds_its_messages_after_those_that_wait(
+    database_url: str, engine: Engine, moment: str
+) -> None:
+    def announce(_mapper: Any, _connection: Any, order: Order) -> None:
+        session = object_session(order)
+        assert session is not None
+        outbox.add(session, Message(f"order {order.id}", b""))
+
+    event.listen(Order, moment, announce)
+    try:
+        with Session(engine) as session, session.begin():
+            session.add_all([Order(id=1), Order(id=2)])
+            outbox.add(session, Message("by hand", b""))
+            session.flush()
+            lost = session.begin_nested()
+            session.add(Order(id=3))
+            session.flush()
+            lost.rollback()
+            outbox.add(session, Message("last", b""))
+    finally:
+        event.remove(Order, moment, announce)
+
+    assert topics(database_url) == ["by hand", "order 1", "order 2", "last"]
+
+
+def test_a_message_that_a_savepoints_own_flush_adds_is_not_in_the_savepoint(
+    database_url: str, engine: Engine
+) -> None:
+    with Session(engine) as session, session.begin():
+        session.add(Order(id=1))
+
+        def announce(session: Session, *_: Any) -> None:
+            if session.new:
+                outbox.add(session, Message("of the flush", b""))
+
+        event.listen(session, "after_flush", announce)
+        savepoint = session.begin_nested()
+        savepoint.rollback()
+
+    assert topics(database_url) == ["of the flush"]
+
+
+def test_a_session_reads_no_message_back(engine: Engine) -> None:
+    with Session(engine) as session:
+        session.connection().exec_driver_sql("SET LOCAL ROLE pillarbox_application")
+        outbox.add(session, Message("one", b""))
+        session.flush()
+        outbox.add(session, Message("two", b""), Message("three", b""))
+        session.commit()
+
+
+@pytest.mark.pillarbox_allow_unsent
+def test_a_missing_bind_is_named_before_anything_is_written(
+    database_url: str, engine: Engine
+) -> None:
+    with Session(binds={Base: engine}) as session:
+        session.add(Order(id=1))
+        outbox.add(session, Message("t", b""))
+        with pytest.raises(ConfigError, match=r"outbox\.schema\.message_table: engine"):
+            session.flush()
+        session.bind_table(outbox.schema.message_table, engine)
+        session.commit()
+
+    assert topics(database_url) == ["t"]
