@@ -53,14 +53,5 @@ BEGIN
                 USING HINT = 'let an administrator run the administrator part of: pillarbox migrate --sql';
         END IF;
     END LOOP;
-    IF v_schema IS NULL THEN
-        BEGIN
-            CREATE SCHEMA IF NOT EXISTS {partman};
-            CREATE EXTENSION pg_partman WITH SCHEMA {partman};
-        EXCEPTION WHEN insufficient_privilege THEN
-            RAISE EXCEPTION 'role "%" may not install pg_partman', current_user
-                USING HINT = format('let an administrator run: CREATE SCHEMA %I; CREATE EXTENSION pg_partman SCHEMA %I', {partman_name}, {partman_name});
-        END;
-    END IF;
 END
 $check$;

@@ -21,6 +21,7 @@ from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
+from outbox.administration.names import Names
 from outbox.migrations.script import run
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
@@ -47,7 +48,9 @@ def _run_all() -> None:
             _remove()
         else:
             _make(options.get("from_version"), with_cron=options.get("with_cron", True))
-    if not options.get("with_cron", True) and _includes("0004"):
+    if not (
+        options.get("with_cron", True) or options.get("remove", False)
+    ) and _includes("0004"):
         for schema in ("outbox", "inbox"):
             # Apart, because a transaction can hold a limited number of locks.
             with context.begin_transaction(), _pinned_settings():
@@ -68,8 +71,12 @@ def _includes(revision: str) -> bool:
 
 def _make(from_version: str | None, *, with_cron: bool) -> None:
     run_now("check.sql")
+    names = context.config.attributes.get("names", Names())
+    for schema in ("outbox", "inbox", names.partman_schema):
+        context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+    run_now("refuse_foreign.sql")
+    run_now("partman.sql")
     run_now("roles.sql")
-    context.execute("CREATE SCHEMA IF NOT EXISTS outbox")
     if from_version is not None:
         run_now("check_version.sql", from_version=from_version)
     context.run_migrations()
@@ -86,6 +93,7 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
 
 
 def _remove() -> None:
+    run_now("refuse_foreign.sql")
     # Create missing roles, without which REVOKE would fail.
     run_now("roles.sql")
     run_now("unschedule.sql")

@@ -12,6 +12,7 @@ _FOR_BOTH: Final = (
     "SET LOCAL lock_timeout",
     "SELECT pg_catalog.pg_advisory_xact_lock",
     "DO $version$",
+    "DO $foreign$",
 )
 _OF_THE_OWNER: Final = (
     "CREATE TABLE outbox.alembic_version",

@@ -9,19 +9,9 @@ DO $roles$
 DECLARE
     v_role text;
     v_login text;
-    v_owner text := (SELECT pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                      WHERE n.nspname = 'outbox' AND c.relname = 'message');
     -- Since PostgreSQL 16, the creator of a role is a member that can't SET ROLE to it without a grant.
     v_able text := CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END;
 BEGIN
-    IF v_owner <> {owner_name} THEN
-        RAISE EXCEPTION 'the tables in this database belong to "%", not to "%"', v_owner, {owner_name}
-            USING HINT = CASE
-                WHEN to_regclass('outbox.partition_policy') IS NULL
-                THEN 'outbox.message exists, but pillarbox migrate did not create it: rename it, or use another database'
-                WHEN v_owner LIKE '%\_owner' THEN format('add --role-prefix %s', left(v_owner, -length('_owner')))
-                ELSE 'restore the roles (pg_dumpall --roles-only) before the database; if the tables were reassigned, pillarbox doctor prints how to get them back' END;
-    END IF;
     FOR v_role, v_login IN VALUES
         ({owner_name}, 'NOLOGIN'),
         ({maintainer_name}, 'LOGIN'),  -- pg_cron refuses jobs of roles that can't log in

@@ -6,6 +6,7 @@ from importlib.resources import files
 from alembic import context, op
 from sqlalchemy import text
 
+from outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
 from outbox.administration.names import Names
 from outbox.migrations.statements import split_statements
 
@@ -16,6 +17,7 @@ def run(file: str, **values: str) -> None:
     Each `{name}` of the values is replaced by a string literal; values have no quotes.
     """
     script = files("outbox.migrations").joinpath(file).read_text(encoding="utf-8")
+    script = script.replace("{list_foreign_objects}", LIST_FOREIGN_OBJECTS)
     names = context.config.attributes.get("names", Names())
     for name, value in values.items():
         script = script.replace(f"{{{name}}}", f"'{value}'")

@@ -1,7 +1,5 @@
--- Administrator part: the schemas. roles.sql has created the roles.
+-- Administrator part: the schemas are the owner's. env.py has created them, and roles.sql the roles.
 
-CREATE SCHEMA IF NOT EXISTS outbox;
-CREATE SCHEMA IF NOT EXISTS inbox;
 ALTER SCHEMA outbox OWNER TO {owner};
 ALTER SCHEMA inbox OWNER TO {owner};
 COMMENT ON SCHEMA outbox IS 'pillarbox: messages for the relay to publish';

@@ -10,6 +10,7 @@ from outbox.administration.checks.backlog import check_backlog
 from outbox.administration.checks.broker import check_broker
 from outbox.administration.checks.cron import check_cron
 from outbox.administration.checks.extensions import check_extensions
+from outbox.administration.checks.foreign import check_foreign, may_be_read
 from outbox.administration.checks.grants import check_grants
 from outbox.administration.checks.locks import check_locks
 from outbox.administration.checks.partitions import check_partitions
@@ -31,6 +32,7 @@ from outbox.postgres.sql_files import load
 APPLICATION_NAME: Final = "pillarbox doctor"
 
 CHECKS: Final[dict[str, Check]] = {
+    "foreign": check_foreign,
     "standby": check_standby,
     "schema": check_schema,
     "extensions": check_extensions,
@@ -73,7 +75,10 @@ def examine(
         has_partman=partman is not None,
         has_cron=has_cron,
     )
-    for name, check in CHECKS.items():
+    checks = CHECKS
+    if not may_be_read(connection, here.names):  # these two read only the catalog
+        checks = {"foreign": check_foreign, "roles": check_roles}
+    for name, check in checks.items():
         yield name, list(_run(name, check, connection, here))
 
 

@@ -26,6 +26,7 @@ class Names(TypedDict):
 
 NAMES: Final[Names] = {"role_prefix": "shared", "partman_schema": "public"}
 THEIRS: Final = """
+REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 CREATE EXTENSION pg_partman SCHEMA public;
 CREATE TABLE public.salary (name text, amount numeric);
 CREATE VIEW public.highest AS SELECT max(amount) FROM public.salary;
@@ -66,14 +67,14 @@ def test_pillarboxs_roles_can_use_only_the_extension(shared: str) -> None:
     for role, right in (("owner", "DELETE"), ("detacher", "UPDATE")):
         assert execute(shared, MAY.format(role, right)) == [(False,)]
     call_as_the_maintainer(shared)
-    assert execute(shared, "SELECT min(ahead) FROM outbox.partition_health") == [(9,)]
+    assert execute(shared, "SELECT min(ahead) FROM outbox.partition_health") == [(40,)]
     unmigrate(shared, **NAMES)
     assert is_empty(snapshot(shared))
     assert execute(shared, RIGHTS, (True,)) == []
 
 
 def call_as_the_maintainer(url: str) -> None:
-    execute(url, "UPDATE outbox.partition_policy SET premake = 9")
+    execute(url, "UPDATE outbox.partition_policy SET premake = 40")
     execute(f"{url}?options=-crole%3Dshared_maintainer", "CALL outbox.maintain()")
 
 

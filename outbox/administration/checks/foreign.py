@@ -1,0 +1,34 @@
+"""Foreign objects: no role runs its code as the one that migrates or looks."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from outbox.administration.check import Finding, Installation, Severity
+from outbox.administration.connection import AdministrationConnection
+from outbox.administration.names import Names
+from outbox.postgres.sql_files import load
+
+LIST_FOREIGN_OBJECTS: Final = load("outbox", "list_foreign_objects")
+"""Why a migration refuses; with placeholders for `Names.fill`."""
+
+
+def check_foreign(
+    connection: AdministrationConnection, here: Installation
+) -> Iterator[Finding]:
+    """Find objects, triggers and rights because of which a migration refuses."""
+    for finding, remedy, _ in _list(connection, here.names):
+        yield Finding(
+            check="foreign", severity=Severity.ERROR, finding=finding, remedy=remedy
+        )
+
+
+def may_be_read(connection: AdministrationConnection, names: Names) -> bool:
+    """Return whether reading the schemas runs nobody else's code."""
+    return not any(runs for *_, runs in _list(connection, names))
+
+
+def _list(
+    connection: AdministrationConnection, names: Names
+) -> list[tuple[str, str, bool]]:
+    query = names.fill(LIST_FOREIGN_OBJECTS).encode()
+    return connection.execute(query).fetchall()

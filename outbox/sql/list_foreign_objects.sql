@@ -1,0 +1,73 @@
+-- Does:  List what lets a role run its code as whoever migrates or looks at the schemas: objects, triggers and rights of roles that are neither trusted nor members of one that is.
+-- Takes: nothing; filled in: names of roles, partman
+-- Gives: finding, remedy, whether even reading may run its code
+-- Index: none
+WITH trusted AS (
+    SELECT r.oid FROM pg_roles r
+     WHERE r.rolsuper OR r.rolname IN (current_user, {owner_name})
+        OR r.oid IN (SELECT e.extowner FROM pg_extension e WHERE e.extname = 'pg_partman')
+), strangers AS MATERIALIZED (
+    SELECT r.oid, quote_ident(r.rolname) AS name FROM pg_roles r
+     WHERE r.rolname NOT IN ({maintainer_name}, {detacher_name}, {application_name}, {relay_name}, {consumer_name}, {monitor_name}, {web_name})
+       AND NOT EXISTS (
+           -- pg_database_owner stands for the owner of this database.
+           SELECT FROM trusted t
+            WHERE pg_has_role(CASE r.rolname WHEN 'pg_database_owner'
+                              THEN (SELECT d.datdba FROM pg_database d WHERE d.datname = current_database())
+                              ELSE r.oid END, t.oid, 'MEMBER'))
+     UNION ALL SELECT 0, 'PUBLIC'
+), schemas AS (
+    SELECT n.* FROM pg_namespace n WHERE n.nspname IN ('outbox', 'inbox', {partman_name})
+), tables AS MATERIALIZED (
+    SELECT c.*, n.nspname FROM pg_class c JOIN schemas n ON n.oid = c.relnamespace
+     WHERE n.nspname IN ('outbox', 'inbox')
+        -- Others may have tables beside pg_partman's.
+        OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_partman'
+                    WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e')
+), objects AS (
+    SELECT 'pg_namespace'::regclass AS class, n.oid, n.nspowner AS owner FROM schemas n
+     UNION ALL
+    SELECT 'pg_class'::regclass, c.oid, c.relowner FROM tables c JOIN schemas n ON n.oid = c.relnamespace
+     -- A view runs nothing before somebody reads it. Only the owner can attach a partition.
+     WHERE NOT c.relispartition AND c.relowner <> n.nspowner
+       AND (c.relkind IN ('r', 'p', 'f') OR c.relkind IN ('v', 'm') AND c.relname = 'alembic_version')
+     UNION ALL
+    SELECT d.classid, d.objid, o.refobjid
+      FROM pg_depend d
+      JOIN schemas n ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
+      JOIN pg_shdepend o ON o.classid = d.classid AND o.objid = d.objid AND o.objsubid = 0 AND o.deptype = 'o'
+       AND o.dbid = (SELECT b.oid FROM pg_database b WHERE b.datname = current_database())
+     WHERE d.classid <> 'pg_class'::regclass AND o.refobjid <> n.nspowner
+)
+SELECT format('the %s %s belongs to %s, which pillarbox has no reason to trust', i.type, i.identity, s.name) AS finding,
+       format('DROP %1$s %2$s, or ALTER %1$s %2$s OWNER TO a superuser or the role that migrates', upper(i.type), i.identity) AS remedy,
+       true AS runs_when_read
+  FROM objects o JOIN strangers s ON s.oid = o.owner
+ CROSS JOIN LATERAL pg_identify_object(o.class, o.oid, 0) AS i
+ UNION ALL
+SELECT format('%s may create objects in the schema %I', s.name, n.nspname), format('REVOKE CREATE ON SCHEMA %I FROM %s', n.nspname, s.name), false
+  FROM schemas n CROSS JOIN LATERAL aclexplode(n.nspacl) AS a JOIN strangers s ON s.oid = a.grantee
+ WHERE a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+ UNION ALL
+SELECT format('%s may create triggers on %s tables, such as %s', s.name, count(*), min(c.oid::regclass::text)),
+       format('REVOKE TRIGGER ON %s FROM %s', CASE WHEN c.nspname IN ('outbox', 'inbox') THEN 'ALL TABLES IN SCHEMA ' || c.nspname
+                                                   ELSE string_agg(c.oid::regclass::text, ', ') END, s.name), false
+  FROM tables c CROSS JOIN LATERAL aclexplode(c.relacl) AS a JOIN strangers s ON s.oid = a.grantee
+ WHERE a.privilege_type = 'TRIGGER' AND a.grantee <> c.relowner
+ GROUP BY c.nspname, s.name
+ UNION ALL
+SELECT format('the trigger %I of %s runs %s, a function of %s', t.tgname, c.oid::regclass, p.oid::regprocedure, s.name),
+       format('DROP TRIGGER %I ON %s', t.tgname, c.oid::regclass), false
+  FROM tables c JOIN pg_trigger t ON t.tgrelid = c.oid AND t.tgparentid = 0
+  JOIN pg_proc p ON p.oid = t.tgfoid JOIN strangers s ON s.oid = p.proowner
+ UNION ALL
+-- Roles belong to the server: before there is a schema, they may be anybody's.
+SELECT format('the role %I may log in, and everything will belong to it', r.rolname), format('ALTER ROLE %I NOLOGIN', r.rolname), false
+  FROM pg_roles r WHERE r.rolname = {owner_name} AND r.rolcanlogin AND to_regclass('outbox.message') IS NULL
+ UNION ALL
+SELECT format('%I may grant the role %I to anybody', m.rolname, r.rolname),
+       format('REVOKE ADMIN OPTION FOR %I FROM %I, or choose another --role-prefix', r.rolname, m.rolname), false
+  FROM pg_auth_members a JOIN pg_roles r ON r.oid = a.roleid JOIN pg_roles m ON m.oid = a.member
+ WHERE a.admin_option AND r.rolname IN ({owner_name}, {maintainer_name}, {detacher_name}) AND to_regclass('outbox.message') IS NULL
+   AND NOT EXISTS (SELECT FROM pg_roles t WHERE (t.rolsuper OR t.rolname = current_user) AND pg_has_role(m.oid, t.oid, 'MEMBER'))
+ ORDER BY 3 DESC, 1

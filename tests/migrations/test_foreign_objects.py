@@ -1,0 +1,217 @@
+"""No role's code runs as the superuser that migrates or looks at a database."""
+
+from collections.abc import Iterator
+from typing import Final
+from uuid import uuid4
+
+import pytest
+
+from outbox.administration.migrate import migrate, migration_sql, unmigrate
+from outbox.cli.main import main
+from outbox.errors import MigrationError
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.sessions import execute
+from tests.migrations.catalog import is_empty, snapshot
+from tests.migrations.test_hostile_path import is_superuser, psql
+
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
+
+ESCALATE: Final = (
+    "LANGUAGE plpgsql AS $$ BEGIN ALTER ROLE {mallory} SUPERUSER; RETURN NULL; END $$"
+)
+EVIL: Final = "CREATE FUNCTION evil.run() RETURNS trigger " + ESCALATE
+TRAPS: Final = {
+    "a schema": ("CREATE SCHEMA outbox", "the schema outbox belongs to mallory_"),
+    "a version table with a trigger": (
+        "CREATE SCHEMA outbox; CREATE SCHEMA evil;"
+        " CREATE TABLE outbox.alembic_version (version_num varchar(32) PRIMARY KEY);"
+        f" {EVIL}; CREATE TRIGGER run AFTER INSERT OR UPDATE ON outbox.alembic_version"
+        " FOR EACH ROW EXECUTE FUNCTION evil.run()",
+        "the schema outbox belongs to mallory_",
+    ),
+    "a version table that is a view": (
+        "CREATE SCHEMA outbox; CREATE FUNCTION outbox.version() RETURNS text "
+        f"{ESCALATE}; CREATE VIEW outbox.alembic_version AS"
+        " SELECT outbox.version() AS version_num",
+        "the schema outbox belongs to mallory_",
+    ),
+    "the inbox": ("CREATE SCHEMA inbox", "the schema inbox belongs to mallory_"),
+    "pg_partman's schema": (
+        "CREATE SCHEMA partman; CREATE FUNCTION partman.create_parent(p_parent_table"
+        " text, p_control text, p_interval text, p_type text, p_premake int,"
+        f" p_template_table text, p_jobmon bool) RETURNS bool {ESCALATE}",
+        "the schema partman belongs to mallory_",
+    ),
+}
+"""What mallory, who may create schemas, made before the first migration."""
+LATER: Final = {
+    "a right to create": (
+        "GRANT CREATE ON SCHEMA partman TO {mallory}",
+        "may create objects in the schema partman",
+    ),
+    "everybody's right to create": (
+        "GRANT CREATE ON SCHEMA outbox TO PUBLIC",
+        "PUBLIC may create objects in the schema outbox",
+    ),
+    "a right to make triggers": (
+        "GRANT TRIGGER ON partman.part_config TO {mallory}",
+        "may create triggers on 1 tables, such as partman.part_config",
+    ),
+    "a trigger": (
+        "CREATE SCHEMA evil AUTHORIZATION {mallory}; SET SESSION AUTHORIZATION"
+        f" {{mallory}}; {EVIL}; RESET SESSION AUTHORIZATION;"
+        " CREATE TRIGGER run AFTER UPDATE ON outbox.alembic_version"
+        " FOR EACH ROW EXECUTE FUNCTION evil.run()",
+        "the trigger run of outbox.alembic_version runs evil.run(), a function of",
+    ),
+    "a function": (
+        "GRANT CREATE ON SCHEMA partman TO {mallory};"
+        " SET SESSION AUTHORIZATION {mallory};"
+        " CREATE FUNCTION partman.show_partitions(varchar, varchar) RETURNS int "
+        + ESCALATE
+        + "; RESET SESSION AUTHORIZATION;"
+        " REVOKE CREATE ON SCHEMA partman FROM {mallory}",
+        "belongs to mallory_",
+    ),
+    "an operator": (
+        "CREATE SCHEMA evil AUTHORIZATION {mallory};"
+        " GRANT CREATE ON SCHEMA partman TO {mallory};"
+        " SET SESSION AUTHORIZATION {mallory};"
+        " CREATE FUNCTION evil.eq(text, varchar) RETURNS bool LANGUAGE sql"
+        " AS 'SELECT true';"
+        " CREATE OPERATOR partman.= (LEFTARG = text, RIGHTARG = varchar,"
+        " FUNCTION = evil.eq); RESET SESSION AUTHORIZATION;"
+        " REVOKE CREATE ON SCHEMA partman FROM {mallory}",
+        "the operator partman.=(",
+    ),
+}
+"""What mallory got or made in a migrated database, and what is said about it."""
+
+
+def fill(script: str, mallory: str) -> str:
+    return script.replace("{mallory}", mallory)
+
+
+@pytest.fixture
+def mallory(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
+    """A role that may create schemas in the empty database."""
+    name = f"mallory_{uuid4().hex[:8]}"
+    database = empty_database_url.rpartition("/")[2].partition("?")[0]
+    execute(server.url, f"CREATE ROLE {name} LOGIN")
+    execute(server.url, f'GRANT CREATE ON DATABASE "{database}" TO {name}')
+    yield name
+    execute(empty_database_url, f"DROP OWNED BY {name} CASCADE")
+    execute(server.url, f"DROP ROLE {name}")
+
+
+def refusal(url: str, server: PostgresServer, mallory: str) -> str:
+    with pytest.raises(MigrationError) as refused:
+        migrate(url, with_cron=False)
+    assert not is_superuser(server, mallory)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_first_migration_refuses_what_another_role_made_before_it(
+    trap: str, empty_database_url: str, server: PostgresServer, mallory: str
+) -> None:
+    script, problem = TRAPS[trap]
+    execute(
+        empty_database_url,
+        f"SET SESSION AUTHORIZATION {mallory}; {fill(script, mallory)}",
+    )
+
+    assert problem in refusal(empty_database_url, server, mallory)
+
+    for part in (None, "administrator"):
+        printed = migration_sql(with_cron=False, part=part)
+        assert psql(empty_database_url, printed) != 0
+    assert main(["doctor", "--database", empty_database_url]) != 0
+    with pytest.raises(MigrationError):
+        unmigrate(empty_database_url)
+    assert not is_superuser(server, mallory)
+
+
+@pytest.mark.parametrize("trap", LATER)
+def test_a_later_migration_and_the_doctor_name_what_another_role_got_meanwhile(
+    trap: str,
+    database_url: str,
+    server: PostgresServer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mallory = f"mallory_{uuid4().hex[:8]}"
+    execute(server.url, f"CREATE ROLE {mallory} LOGIN")
+    try:
+        script, problem = LATER[trap]
+        execute(database_url, fill(script, mallory))
+
+        assert problem in refusal(database_url, server, mallory)
+
+        assert main(["doctor", "--database", database_url]) == 3
+        assert problem in capsys.readouterr().out
+        with pytest.raises(MigrationError):
+            unmigrate(database_url)
+        assert not is_superuser(server, mallory)
+    finally:
+        execute(database_url, f"DROP OWNED BY {mallory} CASCADE")
+        execute(server.url, f"DROP ROLE {mallory}")
+
+
+def test_what_an_analyst_reads_blocks_nothing(
+    database_url: str, server: PostgresServer
+) -> None:
+    analyst = f"analyst_{uuid4().hex[:8]}"
+    execute(server.url, f"CREATE ROLE {analyst} LOGIN")
+    try:
+        execute(
+            database_url,
+            f"GRANT USAGE, CREATE ON SCHEMA outbox TO {analyst};"
+            f" GRANT SELECT ON ALL TABLES IN SCHEMA outbox TO {analyst};"
+            f" SET SESSION AUTHORIZATION {analyst};"
+            " CREATE VIEW outbox.report AS SELECT count(*) FROM outbox.message;"
+            " RESET SESSION AUTHORIZATION;"
+            f" REVOKE CREATE ON SCHEMA outbox FROM {analyst}",
+        )
+
+        migrate(database_url, with_cron=False)
+    finally:
+        execute(database_url, f"DROP OWNED BY {analyst} CASCADE")
+        execute(server.url, f"DROP ROLE {analyst}")
+
+
+@pytest.mark.parametrize(
+    ("before", "problem", "remedy"),
+    [
+        (
+            "CREATE ROLE theirs_owner LOGIN",
+            "the role theirs_owner may log in",
+            "ALTER ROLE theirs_owner NOLOGIN",
+        ),
+        (
+            "CREATE ROLE theirs_owner; GRANT theirs_owner TO {mallory} WITH ADMIN"
+            " OPTION",
+            "may grant the role theirs_owner to anybody",
+            "REVOKE ADMIN OPTION FOR theirs_owner FROM {mallory}",
+        ),
+    ],
+)
+def test_a_first_migration_refuses_roles_that_others_control(
+    before: str,
+    problem: str,
+    remedy: str,
+    empty_database_url: str,
+    server: PostgresServer,
+    mallory: str,
+) -> None:
+    execute(server.url, fill(before, mallory))
+    try:
+        with pytest.raises(MigrationError, match=problem) as refused:
+            migrate(empty_database_url, with_cron=False, role_prefix="theirs")
+        assert fill(remedy, mallory) in str(refused.value)
+        assert is_empty(snapshot(empty_database_url))
+
+        execute(server.url, fill(remedy, mallory))
+        migrate(empty_database_url, with_cron=False, role_prefix="theirs")
+        unmigrate(empty_database_url, role_prefix="theirs")
+    finally:
+        execute(server.url, "DROP ROLE IF EXISTS theirs_owner")
