@@ -617,10 +617,9 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
         _grant(
             {
                 "SELECT": (),
-                "INSERT": _columns("kind selection reason asked_by starts_at expected"),
+                "INSERT": _columns("kind selection reason asked_by expected"),
                 "UPDATE": _columns(
-                    "state succeeded failed skipped reached problem worker lease_until"
-                    " started_at finished_at ended_by"
+                    "state succeeded failed skipped problem finished_at stopped_by"
                 ),
             },
             _tables("outbox.operation"),

@@ -45,15 +45,13 @@ SELECT m.id, inbox.moment_of(m.id), 'reports', 'reports.asked', key, 'in_progres
 """
 _ASKED: Final = """
 INSERT INTO outbox.operation (kind, selection, reason, asked_by, asked_at, expected,
-                              state, succeeded, failed, skipped, started_at,
-                              finished_at)
+                              state, succeeded, failed, skipped, finished_at)
 VALUES ('discard', '{"topic": "test.*"}', 'probes of Monday', 'ann',
-        now() - interval '3 h', 12, 'done', 12, 0, 0, now() - interval '3 h',
-        now() - interval '3 h'),
+        now() - interval '3 h', 12, 'done', 12, 0, 0, now() - interval '3 h'),
        ('retry', '{"origin": "publisher:kafka"}', '', 'bob', now() - interval '1 h',
-        3181, 'done', 3102, 77, 2, now() - interval '1 h', now() - interval '50 min'),
+        3181, 'done', 3102, 77, 2, now() - interval '50 min'),
        ('retry', '{"topic": "orders.*"}', '', 'ann', now() - interval '20 min',
-        40, 'undone', 0, 0, 0, NULL, now() - interval '19 min')
+        40, 'stopped', 12, 0, 0, now() - interval '19 min')
 """
 _SUBSCRIBED: Final = (
     "INSERT INTO inbox.subscription (consumer, topic)"
@@ -197,9 +195,7 @@ def _connected(url: str) -> Iterator[None]:
 @contextmanager
 def _served(url: str) -> Iterator[str]:
     ann = Viewer(name="ann", may_act=True, sees_payloads=True)
-    settings = Settings(
-        database=url, allow_actions=True, show_payloads=True, undo=timedelta(hours=1)
-    )
+    settings = Settings(database=url, allow_actions=True, show_payloads=True)
     app = web_app(settings, TokenLogin({_TOKEN: ann}))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)

@@ -529,9 +529,9 @@ BEGIN
         RETURN NEXT;
     END IF;
     IF parent IS NULL AND v_clock IS NULL AND to_regclass('outbox.operation') IS NOT NULL THEN  -- which a later migration creates
-        IF EXISTS (SELECT FROM outbox.operation o WHERE o.asked_at < now() - interval '90 days' AND o.finished_at < now() - interval '90 days') THEN
+        IF EXISTS (SELECT FROM outbox.operation o WHERE o.asked_at < now() - interval '90 days') THEN
             step := 'trim'; parent_table := 'outbox.operation'; partition := NULL; starts_at := NULL; ends_at := NULL; unsettled := NULL;
-            reason := 'operations that ended more than 90 days ago';
+            reason := 'operations that were started more than 90 days ago';
             statement := 'SELECT outbox.trim_operations()';
             RETURN NEXT;
         END IF;

@@ -13,9 +13,8 @@ REVOKE ALL ON FUNCTION outbox.trim_operations() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.trim_operations() TO {maintainer};
 -- What was asked for, and by whom, can't be changed afterwards.
 GRANT SELECT,
-      INSERT (kind, selection, reason, asked_by, starts_at, expected),
-      UPDATE (state, succeeded, failed, skipped, reached, problem, worker, lease_until, started_at,
-              finished_at, ended_by)
+      INSERT (kind, selection, reason, asked_by, expected),
+      UPDATE (state, succeeded, failed, skipped, problem, finished_at, stopped_by)
     ON outbox.operation
     TO {web};
 

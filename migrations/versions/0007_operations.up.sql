@@ -10,23 +10,18 @@ CREATE TABLE outbox.operation (
     asked_by    text        NOT NULL,
     asked_as    text        NOT NULL DEFAULT session_user,
     asked_at    timestamptz NOT NULL DEFAULT now(),
-    starts_at   timestamptz NOT NULL DEFAULT now(),
-    state       text        NOT NULL DEFAULT 'waiting',
+    state       text        NOT NULL DEFAULT 'running',
     expected    bigint      NOT NULL,
     succeeded   bigint      NOT NULL DEFAULT 0,
     failed      bigint      NOT NULL DEFAULT 0,
     skipped     bigint      NOT NULL DEFAULT 0,
-    reached     jsonb,
     problem     text,
-    worker      text,
-    lease_until timestamptz,
-    started_at  timestamptz,
     finished_at timestamptz,
-    ended_by    text,
+    stopped_by  text,
     CONSTRAINT operation_pkey PRIMARY KEY (id),
     CONSTRAINT kind_known CHECK (kind IN ('retry', 'discard')),
-    CONSTRAINT state_known CHECK (state IN ('waiting', 'running', 'stopping', 'stopped', 'undone', 'done', 'failed')),
-    CONSTRAINT finished_in_the_end CHECK ((finished_at IS NULL) = (state IN ('waiting', 'running', 'stopping'))),
+    CONSTRAINT state_known CHECK (state IN ('running', 'stopping', 'stopped', 'done', 'failed')),
+    CONSTRAINT finished_in_the_end CHECK ((finished_at IS NULL) = (state IN ('running', 'stopping'))),
     CONSTRAINT discarded_with_a_reason CHECK (kind <> 'discard' OR reason <> ''),
     CONSTRAINT selection_of_strings CHECK ((selection @? 'strict $.* ? (@.type() <> "string")') IS FALSE)
 );
@@ -34,14 +29,11 @@ COMMENT ON TABLE outbox.operation IS 'what people had pillarbox web do: one row 
 COMMENT ON COLUMN outbox.operation.selection IS 'the filter, with the moment up to which it selects';
 COMMENT ON COLUMN outbox.operation.asked_by IS 'the name by which that person logged in to the page';
 COMMENT ON COLUMN outbox.operation.asked_as IS 'the database login of the page';
-COMMENT ON COLUMN outbox.operation.starts_at IS 'until then it can be undone';
-COMMENT ON COLUMN outbox.operation.state IS 'waiting, running, stopping; then stopped, undone, done or failed';
+COMMENT ON COLUMN outbox.operation.state IS 'running, stopping; then stopped, done or failed';
 COMMENT ON COLUMN outbox.operation.expected IS 'how many the dry run counted';
-COMMENT ON COLUMN outbox.operation.reached IS 'the last one that was tried on each side: where another process goes on';
-COMMENT ON COLUMN outbox.operation.ended_by IS 'who undid or stopped it';
+COMMENT ON COLUMN outbox.operation.stopped_by IS 'the name of the person who stopped it';
 
 CREATE INDEX operation_asked_idx ON outbox.operation (asked_at);
-CREATE INDEX operation_open_idx ON outbox.operation (starts_at) WHERE finished_at IS NULL;
 
 CREATE FUNCTION outbox.trim_operations() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
@@ -56,13 +48,13 @@ BEGIN
     DELETE FROM outbox.operation
      WHERE id = ANY (ARRAY(
          SELECT o.id FROM outbox.operation o
-          WHERE o.asked_at < now() - interval '90 days' AND o.finished_at < now() - interval '90 days'
+          WHERE o.asked_at < now() - interval '90 days'
           ORDER BY o.asked_at LIMIT 1000));
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END
 $body$;
-COMMENT ON FUNCTION outbox.trim_operations IS 'delete up to 1,000 operations that ended more than 90 days ago; the upkeep calls it';
+COMMENT ON FUNCTION outbox.trim_operations IS 'delete up to 1,000 operations that were started more than 90 days ago; the upkeep calls it';
 
 -- Infinity in one row would hold its partition for ever, or empty every list that shows it: Python has
 -- no datetime outside of these years. No BETWEEN, which a dump would write in another form.

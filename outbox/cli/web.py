@@ -97,15 +97,6 @@ def web(
             rich_help_panel=_ACTIONS,
         ),
     ] = False,
-    undo: Annotated[
-        timedelta,
-        duration_option(
-            "--undo",
-            help="How long a retry or discard waits before it starts, and can be "
-            "undone.",
-            panel=_ACTIONS,
-        ),
-    ] = Duration(seconds=10),
     broker: Broker = None,
     codec: Codec = None,
     consumer: Annotated[
@@ -149,7 +140,6 @@ def web(
                 schedule=None,
             ),
             refresh=refresh,
-            undo=undo,
             observers=(LogEvents(),),
         ),
         TokenLogin(viewers),

@@ -32,6 +32,7 @@ class Lock(IntEnum):
     UPKEEP = 105
     MEASURE = 106
     MEASURE_BY_CONSUMER = 107
+    OPERATION = 108
 
 
 @dataclass(frozen=True, slots=True)

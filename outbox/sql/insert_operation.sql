@@ -1,7 +1,7 @@
--- Does:  Record an operation on dead letters that a person asked for; it starts after a delay.
--- Takes: kind, selection, reason, asked_by, expected, delay
+-- Does:  Record an operation on dead letters that a person asked for.
+-- Takes: kind, selection, reason, asked_by, expected
 -- Gives: id
 -- Index: none
-INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected, starts_at)
-VALUES (%(kind)s, %(selection)s, %(reason)s, %(asked_by)s, %(expected)s, now() + %(delay)s)
+INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)
+VALUES (%(kind)s, %(selection)s, %(reason)s, %(asked_by)s, %(expected)s)
 RETURNING id

@@ -1,10 +1,23 @@
--- Does:  List the operations that people started on the page, those that have not ended first, then the newest.
--- Takes: id (null: any), max_rows
+-- Does:  List the operations that people started on the page, the newest first.
+-- Takes: id (null: any), max_rows, lock_class, lock
 -- Gives: the fields of outbox.web.operations.Operation
--- Index: operation_pkey where an id is given
-SELECT id, kind, selection, reason, asked_by, asked_as, asked_at, starts_at, state, expected, succeeded, failed,
-       skipped, reached, problem, worker, started_at, finished_at, ended_by
-  FROM outbox.operation
- WHERE CAST(%(id)s AS uuid) IS NULL OR id = CAST(%(id)s AS uuid)
- ORDER BY finished_at IS NOT NULL, asked_at DESC
+-- Index: operation_asked_idx, or operation_pkey where an id is given
+SELECT o.id, o.kind, o.selection, o.reason, o.asked_by, o.asked_as, o.asked_at,
+       CASE WHEN o.is_lost THEN 'failed' ELSE o.state END AS state, o.expected, o.succeeded, o.failed, o.skipped,
+       CASE WHEN o.is_lost THEN 'the process that ran it has ended' ELSE o.problem END AS problem,
+       o.finished_at, o.stopped_by
+  FROM (SELECT p.*,
+               -- Only the newest can be running, in the process that holds the lock.
+               p.finished_at IS NULL AND NOT (
+                   p.asked_at = (SELECT max(n.asked_at) FROM outbox.operation AS n)
+                   AND EXISTS (
+                       SELECT FROM pg_catalog.pg_locks AS l
+                        WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+                          AND l.database = (SELECT oid FROM pg_catalog.pg_database
+                                             WHERE datname = pg_catalog.current_database())
+                          AND l.classid = (%(lock_class)s::bigint & 4294967295)::oid
+                          AND l.objid = %(lock)s::int::oid)) AS is_lost
+          FROM outbox.operation AS p
+         WHERE CAST(%(id)s AS uuid) IS NULL OR p.id = CAST(%(id)s AS uuid)) AS o
+ ORDER BY o.asked_at DESC
  LIMIT %(max_rows)s

@@ -96,7 +96,7 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
         "/dead-letters/plan": operations.show_plan,
         "/jobs/cancel": jobs.cancel,
         "/operations/ask": operations.ask,
-        "/operations/undo": operations.undo,
+        "/operations/stop": operations.stop,
     }
     routes += [
         Route("/dead-letters/{side}/{id:uuid}", _seen(dead_letters.show_letter)),
@@ -106,8 +106,6 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        # Before the first request, since an operation may have been left behind.
-        frame.runner.start()
         yield
         await close(app)
 
@@ -177,8 +175,6 @@ async def _admit(request: Request) -> None:
     if viewer is None:
         raise HTTPException(401)
     request.state.viewer = viewer
-    # Started here because the lifespan of a mounted application doesn't run.
-    frame.runner.start()
 
 
 async def _home(request: Request) -> Response:

@@ -62,17 +62,6 @@ class JobCancelRequested(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationsUnavailable(Event):
-    """The page can't look for operations; it tries again every second."""
-
-    about = ("reason",)
-    lasting_level = logging.WARNING
-
-    reason: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Event):
     """A request to the page failed because of an error in pillarbox."""
 

@@ -8,6 +8,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlencode
+from uuid import UUID
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.datastructures import QueryParams
@@ -31,6 +32,7 @@ from outbox.web.login import (
     new_form_cookie,
     set_cookie,
 )
+from outbox.web.selection import Selection
 from outbox.web.settings import Settings
 
 STATIC: Final = {
@@ -68,14 +70,13 @@ class Section:
 class Runs(Protocol):
     """Carries out the operations that viewers requested."""
 
-    def start(self) -> None:
-        """Start, unless it is already started."""
-
-    def wake(self) -> None:
-        """Look for new work now."""
+    async def start(
+        self, kind: str, selection: Selection, reason: str, asked_by: str, expected: int
+    ) -> UUID:
+        """Start one, and return its id."""
 
     async def stop(self) -> None:
-        """Stop; work in progress continues later or in another process."""
+        """End the running one."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,18 +1,16 @@
 """Operations: retries and discards started on the page, and their execution.
 
-waiting ──undone by a person──▶ undone
-waiting ──its delay is over──▶ running ──▶ done | failed
+running ──▶ done | failed
 running ──stopped by a person──▶ stopping ──▶ stopped
 
-An operation is a row, so no page needs to stay open. The process that runs it holds a
-lease; if that process dies, another one continues after the last dead letter that was
-recorded. Dead letters of the last second before the crash can be tried again.
+The process of the page in which someone asked for an operation carries it out, one at a
+time in a database: it holds an advisory lock meanwhile. The row in the table is the
+record, and how another process asks it to stop. If the process ends, so does the
+operation; ask again for what is left.
 """
 
 import asyncio
 import hmac
-import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -20,8 +18,8 @@ from contextlib import (
     asynccontextmanager,
     suppress,
 )
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -40,11 +38,11 @@ from outbox.dead_letters.letter import Status
 from outbox.dead_letters.retry import Candidate, Outcome, Retrier
 from outbox.errors import ConfigError, OutboxError, one_line
 from outbox.events import Observer
-from outbox.postgres.remedy import remedy_of
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS, Database
 from outbox.web.dead_letters import OnSide, read_groups, sides_of
-from outbox.web.events import OperationEnded, OperationRequested, OperationsUnavailable
+from outbox.web.events import OperationEnded, OperationRequested
 from outbox.web.frame import Frame, Section, base_of, frame_of
 from outbox.web.login import Viewer
 from outbox.web.selection import Selection
@@ -52,14 +50,13 @@ from outbox.web.settings import Settings
 
 APPLICATION_NAME: Final = "pillarbox web operations"
 
-_LEASE: Final = timedelta(minutes=1)
 _BATCH: Final = 200
 _NOTE_SECONDS: Final = 1.0
-_LOOK_SECONDS: Final = 1.0
 _MOST_ROWS: Final = 100
 _MAX_REASON: Final = 500
 _SAMPLE: Final = 20
 _KINDS: Final = ("retry", "discard")
+_LOCK: Final = {"lock_class": LOCK_CLASS, "lock": Lock.OPERATION}
 
 _Act: TypeAlias = Callable[[Candidate], Awaitable[Outcome]]
 
@@ -75,18 +72,14 @@ class Operation:
     asked_by: str
     asked_as: str
     asked_at: datetime
-    starts_at: datetime
     state: str
     expected: int
     succeeded: int
     failed: int
     skipped: int
-    reached: dict[str, Any] | None
     problem: str | None
-    worker: str | None
-    started_at: datetime | None
     finished_at: datetime | None
-    ended_by: str | None
+    stopped_by: str | None
 
     @property
     def done(self) -> int:
@@ -94,22 +87,9 @@ class Operation:
         return self.succeeded + self.failed + self.skipped
 
     @property
-    def chosen(self) -> Selection:
-        """The dead letters that were selected, none newer than the request.
-
-        Raises:
-            ConfigError: another program inserted the row with an invalid selection.
-        """
-        return Selection.of(self.selection).frozen(self.asked_at)
-
-    @property
     def description(self) -> str:
         """The selection in words."""
-        try:
-            chosen = self.chosen
-        except ConfigError as error:
-            return f"an invalid selection: {error}"
-        return f"{chosen.said()}, dead-lettered {chosen.window_said()}"
+        return ", ".join(f"{name} {value}" for name, value in self.selection.items())
 
 
 def read_operations(
@@ -118,7 +98,8 @@ def read_operations(
     """Return the operations, unfinished ones first, or only the one with an id."""
     with connection.cursor(row_factory=class_row(Operation)) as cursor:
         return cursor.execute(
-            load("outbox", "list_operations"), {"id": id, "max_rows": _MOST_ROWS}
+            load("outbox", "list_operations"),
+            {"id": id, "max_rows": _MOST_ROWS, **_LOCK},
         ).fetchall()
 
 
@@ -127,40 +108,6 @@ def _read_page(
 ) -> dict[str, Any]:
     del query
     return {"operations": read_operations(connection), "most": _MOST_ROWS}
-
-
-@dataclass(slots=True)
-class _Progress:
-    """The progress of an operation, as this process sees it."""
-
-    counts: dict[Outcome, int] = field(
-        default_factory=lambda: dict.fromkeys(Outcome, 0)
-    )
-    reached: dict[str, Any] = field(default_factory=dict)
-    problem: str | None = None
-
-    @classmethod
-    def of(cls, operation: Operation) -> "_Progress":
-        counts = {it: getattr(operation, it.value) for it in Outcome}
-        return cls(counts, dict(operation.reached or {}), operation.problem)
-
-    def after(self, side: str) -> ListPosition | None:
-        """Return the last dead letter that was tried on a side."""
-        if side not in self.reached:
-            return None
-        at, id = self.reached[side]
-        return ListPosition(datetime.fromisoformat(at), UUID(id))
-
-    def note(self, side: str, candidate: Candidate, outcome: Outcome) -> None:
-        self.counts[outcome] += 1
-        self.reached[side] = [candidate.created_at.isoformat(), str(candidate.id)]
-
-    def parameters(self) -> dict[str, Any]:
-        return {
-            **{outcome.value: count for outcome, count in self.counts.items()},
-            "reached": Jsonb(self.reached),
-            "problem": self.problem,
-        }
 
 
 class Runner:
@@ -179,130 +126,129 @@ class Runner:
         self._database = database
         self._store = store
         self._notify = notify
-        self._worker = f"{socket.gethostname()}:{os.getpid()}"
-        self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Start looking for operations, unless it is already started."""
-        if self._settings.allow_actions and self._task is None:
-            self._task = asyncio.create_task(self._run(), name="pillarbox operations")
+    async def start(
+        self, kind: str, selection: Selection, reason: str, asked_by: str, expected: int
+    ) -> UUID:
+        """Record an operation and start it.
 
-    def wake(self) -> None:
-        """Look for a new operation now."""
-        self.start()
-        self._asked.set()
+        Raises:
+            ConfigError: another one is running.
+        """
+        stack = ExitStack()
+        try:
+            connection = await asyncio.to_thread(self._locked, stack)
+            ((id,),) = await self._execute(
+                "insert_operation",
+                kind=kind,
+                selection=Jsonb(selection.fields()),
+                reason=reason,
+                asked_by=asked_by,
+                expected=expected,
+            )
+        except BaseException:
+            await asyncio.to_thread(stack.close)
+            raise
+        run = _Run(id, kind, selection, reason, asked_by, connection)
+        self._notify(
+            OperationRequested(id=id, kind=kind, asked_by=asked_by, expected=expected)
+        )
+        self._task = asyncio.create_task(self._carry_out(run, stack))
+        return UUID(str(id))
 
     async def stop(self) -> None:
-        """Stop; an operation continues in another process, or after a restart."""
+        """End a running operation, and record that."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _run(self) -> None:
-        while True:
-            self._asked.clear()
-            try:
-                found = await self._execute(
-                    "claim_operation", worker=self._worker, lease=_LEASE
-                )
-                if found:
-                    await self._carry_out(found[0][0])
-                    continue
-            except Exception as error:  # noqa: BLE001 (the next look may succeed)
-                self._notify(
-                    OperationsUnavailable(
-                        reason=one_line(error), remedy=remedy_of(error)
-                    )
-                )
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), _LOOK_SECONDS)
+    def _locked(self, stack: ExitStack) -> AdministrationConnection:
+        connection = stack.enter_context(
+            administration(
+                self._settings.database,
+                application_name=APPLICATION_NAME,
+                rights=RIGHTS,
+            )
+        )
+        query = "SELECT pg_try_advisory_lock(%(lock_class)s::int, %(lock)s::int)"
+        ((is_free,),) = connection.execute(query, _LOCK).fetchall()
+        if not is_free:
+            raise ConfigError(
+                "another operation is running: wait until it has ended, or stop it"
+            )
+        return connection
 
-    async def _carry_out(self, id: UUID) -> None:
-        (operation,) = await self._store.run(
-            lambda connection: read_operations(connection, id)
-        )
-        progress = _Progress.of(operation)
+    async def _carry_out(self, run: "_Run", stack: ExitStack) -> None:
+        state = "failed"
+        problem: str | None = "the page was stopped"
         try:
-            async with self._noting(operation, progress) as is_stopped:
-                await self._work(operation, progress, is_stopped)
+            async with self._noting(run) as is_stopped:
+                await self._work(run, is_stopped)
                 state = "stopped" if is_stopped() else "done"
-        except asyncio.CancelledError:
-            await asyncio.shield(self._give_back(operation, progress))
-            raise
+                problem = run.problem
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
-            state, progress.problem = "failed", one_line(error)
-        await self._execute(
-            "end_operation",
-            id=id,
-            worker=self._worker,
-            state=state,
-            **progress.parameters(),
-        )
+            problem = one_line(error)
+        finally:
+            await asyncio.shield(self._end(run, state, problem, stack))
         self._notify(
             OperationEnded(
-                id=id,
-                kind=operation.kind,
-                asked_by=operation.asked_by,
+                id=run.id,
+                kind=run.kind,
+                asked_by=run.asked_by,
                 state=state,
-                succeeded=progress.counts[Outcome.SUCCEEDED],
-                failed=progress.counts[Outcome.FAILED],
-                skipped=progress.counts[Outcome.SKIPPED],
+                **{it.value: count for it, count in run.counts.items()},
             )
         )
 
-    async def _give_back(self, operation: Operation, progress: _Progress) -> None:
-        """Release an operation, so that another process can continue it at once."""
-        with suppress(OutboxError):
-            await self._note(operation, progress, timedelta(0))
+    async def _end(
+        self, run: "_Run", state: str, problem: str | None, stack: ExitStack
+    ) -> None:
+        try:
+            # Without the database the lock is free, too, which shows the same.
+            with suppress(OutboxError):
+                await self._execute(
+                    "end_operation", **run.parameters(), state=state, problem=problem
+                )
+        finally:
+            await asyncio.to_thread(stack.close)
 
     @asynccontextmanager
-    async def _noting(
-        self, operation: Operation, progress: _Progress
-    ) -> AsyncIterator[Callable[[], bool]]:
-        """Record the progress each second; yield a function that tells when to stop."""
-        state = operation.state
+    async def _noting(self, run: "_Run") -> AsyncIterator[Callable[[], bool]]:
+        """Record the progress each second.
+
+        Yield a function that returns True when the operation must stop.
+        """
+        state = "running"
 
         async def note() -> None:
             nonlocal state
-            while state != "lost":
+            while True:
                 with suppress(OutboxError):
-                    state = await self._note(operation, progress, _LEASE) or "lost"
+                    ((state,),) = await self._execute(
+                        "note_progress", **run.parameters()
+                    )
                 await asyncio.sleep(_NOTE_SECONDS)
 
         task = asyncio.create_task(note())
         try:
-            yield lambda: state in {"stopping", "lost"}
+            yield lambda: state == "stopping"
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _note(
-        self, operation: Operation, progress: _Progress, lease: timedelta
-    ) -> str | None:
-        rows = await self._execute(
-            "note_progress",
-            id=operation.id,
-            worker=self._worker,
-            lease=lease,
-            **progress.parameters(),
-        )
-        return str(rows[0][0]) if rows else None
-
-    async def _work(
-        self, operation: Operation, progress: _Progress, is_stopped: Callable[[], bool]
-    ) -> None:
-        selection = operation.chosen
-        sides = [s for s in load_sides(None) if s.schema in sides_of(selection)]
-        criteria = selection.criteria(
+    async def _work(self, run: "_Run", is_stopped: Callable[[], bool]) -> None:
+        sides = [s for s in load_sides(None) if s.schema in sides_of(run.selection)]
+        criteria = run.selection.criteria(
             datetime.now(UTC), status=Status.PENDING, max_rows=_BATCH
         )
         for side in sides:
-            async with self._hand(operation, side) as act:
-                while candidates := await self._find(criteria, progress, side):
+            async with self._hand(run, side) as act:
+                page = criteria
+                while candidates := await self._find(page, side):
                     for candidate in candidates:
                         if is_stopped():
                             return
@@ -310,42 +256,32 @@ class Runner:
                             outcome = await act(candidate)
                         except ConfigError as error:
                             # This dead letter fails; others can still succeed.
-                            outcome, progress.problem = Outcome.FAILED, str(error)
-                        progress.note(side.schema, candidate, outcome)
+                            outcome, run.problem = Outcome.FAILED, str(error)
+                        run.counts[outcome] += 1
+                    last = candidates[-1]
+                    page = replace(page, after=ListPosition(last.created_at, last.id))
 
-    async def _find(
-        self, criteria: Criteria, progress: _Progress, side: Side
-    ) -> list[Candidate]:
-        page = replace(criteria, after=progress.after(side.schema))
+    async def _find(self, page: Criteria, side: Side) -> list[Candidate]:
         return await self._database.run(
             lambda connection: DeadLetterTable(connection, side.schema).find(page)
         )
 
     @asynccontextmanager
-    async def _hand(self, operation: Operation, side: Side) -> AsyncIterator[_Act]:
+    async def _hand(self, run: "_Run", side: Side) -> AsyncIterator[_Act]:
         """Yield a function that retries or discards one dead letter of a side."""
-        if operation.kind == "retry":
+        if run.kind == "retry":
             async with self._retrier(side) as retrier:
                 yield retrier.retry
             return
-        with ExitStack() as stack:
-            connection = await asyncio.to_thread(
-                stack.enter_context,
-                administration(
-                    self._settings.database,
-                    application_name=APPLICATION_NAME,
-                    rights=RIGHTS,
-                ),
+        table = DeadLetterTable(run.connection, side.schema, side.on_discard)
+
+        async def discard(candidate: Candidate) -> Outcome:
+            count = await asyncio.to_thread(
+                table.discard, [candidate], run.reason, run.asked_by
             )
-            table = DeadLetterTable(connection, side.schema, side.on_discard)
+            return Outcome.SUCCEEDED if count else Outcome.SKIPPED
 
-            async def discard(candidate: Candidate) -> Outcome:
-                count = await asyncio.to_thread(
-                    table.discard, [candidate], operation.reason, operation.asked_by
-                )
-                return Outcome.SUCCEEDED if count else Outcome.SKIPPED
-
-            yield discard
+        yield discard
 
     def _retrier(self, side: Side) -> AbstractAsyncContextManager[Retrier]:
         problem = why_not(self._settings, side)
@@ -357,6 +293,32 @@ class Runner:
         return await self._store.run(
             lambda connection: execute(connection, name, values)
         )
+
+
+class _Run:
+    """An operation that this process carries out, and its progress."""
+
+    def __init__(
+        self,
+        id: UUID,
+        kind: str,
+        selection: Selection,
+        reason: str,
+        asked_by: str,
+        connection: AdministrationConnection,
+    ) -> None:
+        self.id = id
+        self.kind = kind
+        self.selection = selection
+        self.reason = reason
+        self.asked_by = asked_by
+        self.connection = connection
+        self.counts = dict.fromkeys(Outcome, 0)
+        self.problem: str | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        counts = {outcome.value: count for outcome, count in self.counts.items()}
+        return {"id": self.id, **counts}
 
 
 def execute(
@@ -446,7 +408,6 @@ async def show_plan(request: Request) -> Response:
         plan=plan,
         lacking=lacking,
         signature=_signature(frame, viewer, kind, plan.expected, plan.selection),
-        undo=frame.settings.undo,
         max_reason=_MAX_REASON,
     )
 
@@ -459,7 +420,7 @@ def _signature(
 
 
 async def ask(request: Request) -> Response:
-    """Record an operation, which starts after its delay."""
+    """Start an operation."""
     frame = frame_of(request)
     viewer, form = await frame.acting(request)
     kind, reason = form.get("kind", ""), form.get("why", "").strip()
@@ -483,29 +444,12 @@ async def ask(request: Request) -> Response:
             "this isn't the dry run that the page showed you, or the page was "
             "restarted since: begin on the page of dead letters"
         )
-    ((id,),) = await frame.store.run(
-        lambda connection: execute(
-            connection,
-            "insert_operation",
-            {
-                "kind": kind,
-                "selection": Jsonb(selection.fields()),
-                "reason": reason,
-                "asked_by": viewer.name,
-                "expected": expected,
-                "delay": frame.settings.undo,
-            },
-        )
-    )
-    frame.observers.notify(
-        OperationRequested(id=id, kind=kind, asked_by=viewer.name, expected=expected)
-    )
-    frame.runner.wake()
+    id = await frame.runner.start(kind, selection, reason, viewer.name, expected)
     return RedirectResponse(f"{base_of(request)}/operation?id={id}", 303)
 
 
-async def undo(request: Request) -> Response:
-    """Undo an operation that hasn't started, or stop one that is running."""
+async def stop(request: Request) -> Response:
+    """Ask the process that carries out an operation to stop it."""
     frame = frame_of(request)
     viewer, form = await frame.acting(request)
     try:
@@ -514,7 +458,7 @@ async def undo(request: Request) -> Response:
         raise HTTPException(404) from None
     await frame.store.run(
         lambda connection: execute(
-            connection, "undo_operation", {"id": id, "person": viewer.name}
+            connection, "stop_operation", {"id": id, "person": viewer.name}
         )
     )
     return RedirectResponse(f"{base_of(request)}/operation?id={id}", 303)

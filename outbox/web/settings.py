@@ -26,7 +26,6 @@ class Settings:
             shown. If it raises, the text is not shown.
         retry: how to retry dead letters; None if they can't be retried here.
         refresh: how often an open page looks for changes.
-        undo: how long an action waits before it starts; until then it can be undone.
         observers: observers that receive the page's events.
         key: signs forms and dry runs. If several processes serve the page, give all of
             them the same random 32 bytes; the default is new in each process.
@@ -38,6 +37,5 @@ class Settings:
     redact: Redact = field(default=lambda text: text, repr=False)
     retry: RetryOptions | None = None
     refresh: timedelta = timedelta(seconds=2)
-    undo: timedelta = timedelta(seconds=10)
     observers: tuple[Observer, ...] = ()
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)

@@ -182,7 +182,7 @@ ALLOWED = {
         "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
         "SELECT * FROM outbox.upkeep_plan()",
         ASK,
-        "UPDATE outbox.operation SET state = 'running', worker = 'w'",
+        "UPDATE outbox.operation SET state = 'stopping', stopped_by = 'w'",
         *(
             f"UPDATE {schema}.dead_letter SET status = 'DISCARDED',"
             " updated_at = now(), discard_reason = 'why', discarded_by = 'who'"

@@ -1,5 +1,7 @@
-"""Actions on the page: counted first, undoable until they start, and recorded."""
+"""Actions on the page: counted first, one at a time, and recorded."""
 
+import re
+import urllib.parse
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from relay.publishers.memory import MemoryPublisher
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
-from tests.fixtures.web import BOB, Browser, as_role, browsing, served
+from tests.fixtures.web import ANN, Browser, as_role, browsing, served
 from tests.outbox.web.test_dead_letters import shown
+from tests.outbox.web.test_live import log_in
 
 CONSUMER = """
 from sqlalchemy import create_engine
@@ -46,7 +49,6 @@ def handle(session, message):
     lock = text("SELECT pg_advisory_xact_lock(:n)")
     session.execute(lock, {{"n": int(message.payload)}})
 """
-LATER = timedelta(hours=1)
 
 
 def retries(url: str, **changes: Any) -> RetryOptions:
@@ -177,109 +179,95 @@ def test_a_side_that_cannot_be_retried_is_left_out_and_named(
         assert browser.status == 400
 
 
-def test_an_operation_can_be_undone_until_it_starts(database_url: str) -> None:
-    give_up(database_url, Message("a", 1))
-    with browsing(database_url, undo=LATER) as browser:
-        plan(browser, "discard")
-        text = browser.post("/operations/ask", why="a slip")
-        assert ">Undo<" in text
-        id = address(database_url).partition("=")[2]
-        token = browser.hidden()["form_token"]
-        text = browser.post_raw("/operations/undo", {"form_token": token, "id": id})
-        assert "undone, by ann" in shown(text)
-        assert ">Undo<" not in text
-    assert operation(database_url)[1] == "undone"
-    assert [status for status, _, _ in states(database_url)] == ["PENDING"]
-
-
-def test_another_process_continues_an_operation(database_url: str) -> None:
-    give_up(database_url, Message("a", 1))
-    with browsing(database_url, undo=LATER) as browser:
-        plan(browser, "discard")
-        browser.post("/operations/ask", why="why")
-    execute(
-        database_url,
-        "UPDATE outbox.operation SET starts_at = now(), state = 'running',"
-        " worker = 'dead:1', lease_until = now() - interval '1 s'",
-    )
-    with browsing(database_url) as browser:
-        browser.wait_until_shown(address(database_url), "</strong>: done")
-    assert [status for status, _, _ in states(database_url)] == ["DISCARDED"]
-
-
-def test_a_killed_process_is_replaced_and_each_effect_happens_once(
-    database_url: str, tmp_path: Path
-) -> None:
-    (tmp_path / "web_app_to_kill.py").write_text(
+@pytest.fixture
+def blocking(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RetryOptions:
+    """A consumer whose handler waits for the advisory lock that a payload names."""
+    (tmp_path / "web_app_that_waits.py").write_text(
         BLOCKING.format(sqlalchemy_url(database_url))
     )
+    monkeypatch.syspath_prepend(tmp_path)
     execute(database_url, "CREATE TABLE effect (message text)")
-    messages = [Message("handled", n, key="k") for n in range(5)]
-    give_up(database_url, *messages, schema="inbox")
-    execute(
-        database_url,
-        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
-        " VALUES ('retry', '{\"side\": \"inbox\"}', '', 'ann', 5)",
-    )
-    options = ("--allow-actions", "--consumer", "web_app_to_kill:consumer")
-    path = {"PYTHONPATH": str(tmp_path)}
-    waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-    with psycopg.connect(conninfo(database_url)) as holder:
+    for n in range(5):
+        age = timedelta(seconds=5 - n)
+        give_up(database_url, Message("handled", n, key="k"), schema="inbox", age=age)
+    return retries(database_url, consumer="web_app_that_waits:consumer")
+
+
+WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+def test_one_operation_runs_at_a_time_and_can_be_stopped_from_another_process(
+    database_url: str, blocking: RetryOptions
+) -> None:
+    with (
+        psycopg.connect(conninfo(database_url)) as holder,
+        browsing(database_url, retry=blocking) as browser,
+        browsing(database_url, retry=blocking) as other,
+    ):
         holder.execute("SELECT pg_advisory_lock(3)")
-        # Nobody opens the page: the process finds the operation without a request.
-        with served(database_url, tmp_path / "first", *options, **path) as (first, _):
-            wait_for("3", lambda: execute(database_url, waits) == [(1,)], seconds=90)
-            first.kill()
-    query = "SELECT state, worker FROM outbox.operation"
-    ((state, worker),) = execute(database_url, query)
-    assert state == "running"
-    assert worker.endswith(f":{first.pid}")
-    # Simulate the end of the lease.
-    execute(database_url, "UPDATE outbox.operation SET lease_until = now()")
-    with served(database_url, tmp_path / "second", *options, **path) as (second, _):
-        done = [("done", worker.replace(f":{first.pid}", f":{second.pid}"))]
-        wait_for("done", lambda: execute(database_url, query) == done, seconds=90)
-    assert execute(database_url, "SELECT message FROM effect ORDER BY message") == [
-        *sorted((str(message.id),) for message in messages)
-    ]
-    assert {status for status, _, _ in states(database_url, "inbox")} == {"SUCCEEDED"}
+        plan(browser, "retry", side="inbox")
+        browser.post("/operations/ask")
+        wait_for("3", lambda: execute(database_url, WAITS) == [(1,)], seconds=90)
 
+        plan(other, "discard")
+        refused = shown(other.post("/operations/ask", why="w"))
+        assert "another operation is running" in refused
+        assert ">Stop<" in other.get(address(database_url))
+        token = other.hidden()["form_token"]
+        id = address(database_url).partition("=")[2]
+        other.post_raw("/operations/stop", {"form_token": token, "id": id})
+        assert "stopping, by ann" in shown(other.text)
 
-def test_an_operation_is_left_to_the_process_that_leases_it(database_url: str) -> None:
-    give_up(database_url, Message("a", 1))
-    with browsing(database_url) as browser:
-        execute(
-            database_url,
-            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
-            " state, worker, lease_until) VALUES ('discard', '{\"topic\": \"a\"}', 'w',"
-            " 'bob', 1, 'running', 'other:1', now() + interval '1 h')",
-        )
-        plan(browser, "discard", topic="none")
-        # When this second operation is done, the process has seen the first one, too.
-        execute(
-            database_url,
-            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
-            " VALUES ('discard', '{\"topic\": \"none\"}', 'w', 'ann', 0)",
-        )
-        browser.wait_until_shown("/operations", "<td>done</td>")
-    assert [status for status, _, _ in states(database_url)] == ["PENDING"]
-
-
-def test_a_running_operation_is_stopped(database_url: str) -> None:
-    give_up(database_url, Message("a", 1))
-    with browsing(database_url, token=BOB, allow_actions=False) as browser:
-        execute(
-            database_url,
-            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
-            " state, worker, lease_until) VALUES ('discard', '{\"topic\": \"a\"}', 'w',"
-            " 'bob', 1, 'running', 'other:1', now() - interval '1 h')",
-        )
-        assert "Stop" not in browser.get(address(database_url))
-    # Its worker is gone, so the next process to take it sees that it has to stop.
-    execute(database_url, "UPDATE outbox.operation SET state = 'stopping'")
-    with browsing(database_url, undo=LATER) as browser:
+        browser.wait_until_shown(address(database_url), "</strong>: stopping")
+        holder.execute("SELECT pg_advisory_unlock(3)")
         browser.wait_until_shown(address(database_url), "</strong>: stopped")
-    assert [status for status, _, _ in states(database_url)] == ["PENDING"]
+    assert operation(database_url)[4:] == (5, 4, 0, 0)
+    assert execute(database_url, "SELECT count(*) FROM effect") == [(4,)]
+
+
+def test_an_operation_ends_with_its_process_and_what_is_left_can_be_retried(
+    database_url: str, blocking: RetryOptions, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"ann {ANN.replace(' ', '-')} act\n")
+    assert blocking.consumer is not None
+    options = ("--tokens", str(tokens), "--allow-actions", "--consumer")
+    with (
+        psycopg.connect(conninfo(database_url)) as holder,
+        served(
+            database_url,
+            tmp_path / "log",
+            *options,
+            blocking.consumer,
+            PYTHONPATH=str(tmp_path),
+        ) as (process, site),
+    ):
+        holder.execute("SELECT pg_advisory_lock(3)")
+        client = log_in(site, ANN.replace(" ", "-"))
+
+        def submit(path: str, page: str, **fields: str) -> str:
+            hidden = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page)
+            data = urllib.parse.urlencode({**dict(hidden), **fields}).encode()
+            text: bytes = client.open(f"{site}{path}", data).read()
+            return text.decode()
+
+        page = client.open(f"{site}/dead-letters").read().decode()
+        page = submit("/dead-letters/plan", page, kind="retry", side="inbox")
+        submit("/operations/ask", page)
+        wait_for("3", lambda: execute(database_url, WAITS) == [(1,)], seconds=90)
+        process.kill()
+    with browsing(database_url, retry=blocking) as browser:
+        text = shown(browser.get(address(database_url)))
+        assert "failed" in text
+        assert "the process that ran it has ended" in text
+        assert ">Stop<" not in browser.text
+        assert "Retry 2 dead letters?" in plan(browser, "retry", side="inbox")
+        browser.post("/operations/ask")
+        browser.wait_until_shown("/operations", "<td>done</td>")
+    assert {status for status, _, _ in states(database_url, "inbox")} == {"SUCCEEDED"}
+    assert execute(database_url, "SELECT count(*) FROM effect") == [(5,)]
 
 
 @pytest.mark.parametrize(
@@ -329,42 +317,18 @@ def test_a_missing_operation_is_not_found(database_url: str) -> None:
             assert browser.status == 404
 
 
-def test_an_operation_leaves_alone_what_was_dead_lettered_after_it_was_asked_for(
+def test_an_operation_whose_selection_is_unknown_does_not_empty_the_list(
     database_url: str,
 ) -> None:
-    give_up(database_url, Message("before", 1))
-    execute(
-        database_url,
-        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
-        " asked_at, starts_at) VALUES ('discard',"
-        ' \'{"since": "2000-01-01", "until": "2999-01-01"}\', \'w\', \'ann\', 1,'
-        " clock_timestamp(), now())",
+    insert = (
+        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
+        " VALUES ('retry', %s, 'w', 'ann', 1)"
     )
-    give_up(database_url, Message("after", 1))
-    with browsing(database_url) as browser:
-        browser.wait_until_shown(address(database_url), "</strong>: done")
-    found = execute(database_url, "SELECT topic, status FROM outbox.dead_letter")
-    assert dict(found) == {"before": "DISCARDED", "after": "PENDING"}
-
-
-def test_an_operation_with_an_invalid_selection_does_not_empty_the_list(
-    database_url: str,
-) -> None:
-    for window in ("7d", "a fortnight"):
-        execute(
-            database_url,
-            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
-            " starts_at) VALUES ('retry', jsonb_build_object('window', %s::text), 'w',"
-            " 'ann', 1, now() + interval '1 h')",
-            [window],
-        )
+    for selection in ('{"window": "a fortnight"}', '{"side": "outbox"}'):
+        execute(database_url, insert, [selection])
     with pytest.raises(psycopg.errors.CheckViolation, match="selection_of_strings"):
-        execute(
-            database_url,
-            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
-            " VALUES ('retry', '[]', 'w', 'ann', 1)",
-        )
+        execute(database_url, insert, ["[]"])
     with browsing(database_url) as browser:
         text = shown(browser.get("/operations"))
-    assert "an invalid selection: window 'a fortnight'" in text
-    assert text.count("ann retry") == 2
+    assert "window a fortnight" in text
+    assert "side outbox" in text
