@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import confluent_kafka
 import psycopg
+import pytest
 from redis import Redis
 
 from outbox.administration.migrate import migrate
@@ -16,8 +18,10 @@ from outbox.testing.postgres import postgres_server
 from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
 from outbox.testing.redis import redis_server
 from tests.acceptance.counter import NAME, TOPICS
+from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import ask
 from tests.fixtures.postgres import new_database
+from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.sessions import execute
 
 _STREAM: Final = "NUMBERS"
@@ -27,6 +31,8 @@ _WAITING_IN_RABBITMQ: Final = (
     " {ok, Queue} = rabbit_amqqueue:lookup(Name),"
     " [{messages, Count}] = rabbit_amqqueue:info(Queue, [messages]), Count."
 )
+# A counter that died leaves its Kafka partitions to the others after the session.
+QUICK: Final = "session.timeout.ms=2000&heartbeat.interval.ms=200"
 _SUBSCRIBE: Final = "INSERT INTO inbox.subscription SELECT %s, unnest(%s::text[])"
 
 
@@ -103,12 +109,31 @@ def nats() -> Iterator[Broker]:
         )
 
 
+@contextmanager
+def kafka() -> Iterator[Broker]:
+    with real_kafka() as node:
+        for topic in TOPICS:
+            node.create_topic(topic, partitions=4)
+        yield Broker(
+            url=f"{node.url}/?{QUICK}",
+            waiting=partial(waiting_in_kafka, node.url),
+            kill=node.kill,
+            start=node.start,
+            ordered=True,
+        )
+
+
 BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
     "postgres": postgres,
     "redis": redis,
     "rabbitmq": rabbitmq,
     "nats": nats,
+    "kafka": kafka,
 }
+EACH: Final = tuple(
+    pytest.param(name, marks=pytest.mark.variant if name == "kafka" else ())
+    for name in BROKERS
+)
 
 
 def _waiting_in_postgres(url: str) -> int:
@@ -140,3 +165,20 @@ def _waiting_in_nats(url: str) -> int:
         durable["num_pending"] + durable["num_ack_pending"]
         for durable in answer["consumers"]
     )
+
+
+def waiting_in_kafka(url: str) -> int:
+    """Return how many records the group of the counters has not committed."""
+    client = confluent_kafka.Consumer(client_config(url) | {"group.id": NAME})
+    try:
+        partitions = [
+            confluent_kafka.TopicPartition(topic, number)
+            for topic in TOPICS
+            for number in client.list_topics(topic, timeout=60).topics[topic].partitions
+        ]
+        return sum(
+            client.get_watermark_offsets(each, timeout=60)[1] - max(each.offset, 0)
+            for each in client.committed(partitions, timeout=60)
+        )
+    finally:
+        client.close()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.acceptance.brokers import BROKERS, Broker
+from tests.acceptance.brokers import BROKERS, EACH, Broker
 from tests.acceptance.counters import Counters
 from tests.acceptance.fixtures import Figures
 from tests.acceptance.inspection import Inspection
@@ -16,7 +16,7 @@ from tests.fixtures.waiting import let_pass, wait_until_none
 pytestmark = pytest.mark.fault
 
 
-@pytest.fixture(params=BROKERS)
+@pytest.fixture(params=EACH)
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     with BROKERS[request.param]() as running:
         yield running

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox.testing.postgres import PostgresServer, StopMode
-from tests.acceptance.brokers import BROKERS, Broker, redis
+from tests.acceptance.brokers import BROKERS, EACH, Broker, redis
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
@@ -40,7 +40,7 @@ def count(full: bool) -> int:
 
 
 class TestABroker:
-    @pytest.fixture(params=BROKERS)
+    @pytest.fixture(params=EACH)
     def broker(self, request: pytest.FixtureRequest) -> Iterator[Broker]:
         with BROKERS[request.param]() as running:
             yield running

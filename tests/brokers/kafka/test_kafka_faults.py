@@ -1,12 +1,14 @@
-"""The fault suite with Kafka, as far as a mock cluster can fail."""
+"""The fault suite with Kafka: with the mock, as far as it can fail, and a real node."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import pytest
 from confluent_kafka import KafkaError
 from typing_extensions import override
 
-from outbox.testing.kafka import PRODUCE, kafka_cluster
+from outbox.testing.kafka import PRODUCE, KafkaCluster, kafka_cluster
 from tests.acceptance.broker_faults import (
     CONCURRENCY,
     IN_FLIGHT,
@@ -18,31 +20,29 @@ from tests.acceptance.broker_faults import (
     announced_waits,
     by_first_appearance,
 )
-from tests.fixtures.kafka import messages
+from tests.fixtures.kafka import Kafka, behind, messages
 from tests.fixtures.processes import RunningProcess
-from tests.fixtures.proxy import Proxy
+from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.fault
 
 
-class TestKafka(BrokerFaults):
+class KafkaFaults(BrokerFaults):
     # A producer needs up to a second to get its id for idempotence.
     publish_timeout = 8.0
 
     @pytest.fixture(autouse=True)
     def broker(self, parts: None) -> Iterator[None]:
         make_proxy = self.make_proxy
-
-        def make_advertised(url: str) -> tuple[Proxy, str]:
-            proxy, through = make_proxy(url)
-            self.server.advertise(1, "127.0.0.1", proxy.port)
-            return proxy, through
-
-        self.make_proxy = make_advertised
-        with kafka_cluster(brokers=1) as self.server:
+        self.make_proxy = lambda _: behind(make_proxy, self.server)
+        with self.running() as self.server:
             self.server.create_topic(TOPIC, partitions=4)
             yield
+
+    @abstractmethod
+    def running(self) -> AbstractContextManager[Kafka]:
+        """Run a Kafka with one broker."""
 
     @override
     def broker_url(self) -> str:
@@ -90,22 +90,6 @@ class TestKafka(BrokerFaults):
         self.proxy.resume()
         self.expect_all(relay)
 
-    @pytest.mark.timeout(900)
-    def test_a_broker_that_accepts_nothing_for_a_while_costs_no_attempt(
-        self,
-    ) -> None:
-        relay = self.drain()
-        passing = (
-            KafkaError.NOT_ENOUGH_REPLICAS,
-            KafkaError.NOT_LEADER_FOR_PARTITION,
-            KafkaError.REQUEST_TIMED_OUT,
-            KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-            # A broker's disk is full or broken.
-            KafkaError.KAFKA_STORAGE_ERROR,
-        )
-        self.server.refuse(PRODUCE, *passing * 3)
-        self.expect_uncharged(relay, times=3 * len(passing))
-
     def wait_for_another(self, connections: range) -> None:
         """Wait until the proxy has had a connection beyond these."""
         wait_for("it was cut", lambda: self.proxy.connections not in connections)
@@ -128,3 +112,33 @@ class TestKafka(BrokerFaults):
         self.figures("lost for so many faults", f"{len(waits)} for {times}")
         assert len(waits) <= times * CONCURRENCY
         assert max(waits, default=0.0) <= LONGEST_WAIT
+
+
+class TestKafka(KafkaFaults):
+    @override
+    def running(self) -> AbstractContextManager[Kafka]:
+        return kafka_cluster(brokers=1)
+
+    @pytest.mark.timeout(900)
+    def test_a_broker_that_accepts_nothing_for_a_while_costs_no_attempt(
+        self,
+    ) -> None:
+        relay = self.drain()
+        passing = (
+            KafkaError.NOT_ENOUGH_REPLICAS,
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+            KafkaError.REQUEST_TIMED_OUT,
+            KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+            # A broker's disk is full or broken.
+            KafkaError.KAFKA_STORAGE_ERROR,
+        )
+        assert isinstance(self.server, KafkaCluster)
+        self.server.refuse(PRODUCE, *passing * 3)
+        self.expect_uncharged(relay, times=3 * len(passing))
+
+
+@pytest.mark.variant
+class TestRealKafka(KafkaFaults):
+    @override
+    def running(self) -> AbstractContextManager[Kafka]:
+        return real_kafka()

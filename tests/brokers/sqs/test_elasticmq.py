@@ -1,0 +1,39 @@
+"""The suites over ElasticMQ, another implementation of SQS, without SNS."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from outbox.testing.sqs import SqsServer
+from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from tests.brokers.sqs.test_sqs_suite import SNS_PAYLOAD_BYTES, SqsPublisherCase
+from tests.fixtures.elasticmq import elasticmq
+from tests.fixtures.sqs import Aws, account
+
+pytestmark = pytest.mark.variant
+
+
+@pytest.fixture(scope="module")
+def shared_sqs() -> Iterator[SqsServer]:
+    with elasticmq() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def aws(shared_sqs: SqsServer) -> Iterator[Aws]:
+    with account(shared_sqs) as shared:
+        yield shared
+
+
+class TestStandardPublisher(SqsPublisherCase):
+    test_every_field_arrives_unchanged = (
+        PublisherSuite.test_every_field_arrives_unchanged
+    )
+
+
+class TestFifoPublisher(SqsPublisherCase, PublisherSuite):
+    capabilities = Capabilities(deduplicates=True)
+    # ElasticMQ takes 256 KiB, and AWS 1 MiB.
+    max_payload_bytes = SNS_PAYLOAD_BYTES
+
+    fifo = ".fifo"
