@@ -31,13 +31,14 @@ _THEIR_CLASS: Final = re.compile(
     r"(attrs?|cattrs?|jsonschema|marshmallow|msgspec|pydantic(?!\.errors)(_\w+)?)(\.|$)"
 )
 _THEIR_FILE: Final = re.compile(
-    r"<c?attrs generated|"
-    r"-packages[/\\](attr[/\\](validators|converters)\.|cattrs?[/\\])"
+    r"<c?attrs generated|[/\\](attr[/\\](validators|converters)\.|cattrs?[/\\])"
 )
 _LEFT_OUT: Final = "(text left out, since it may quote the input)"
 _WORD: Final = re.compile(r"\w+")
 # So many words in a row are no coincidence, and survive repr(), JSON and a cut.
 _QUOTATION: Final = 3
+# More isn't stored, and looking for quotations in it would take long.
+_MOST_CHARS: Final = 64 * 1024
 _MOST_WRAPPERS: Final = 10
 _UNSAYABLE: Final = "<exception str() failed>"  # traceback writes the same
 _CAUSED: Final = (
@@ -141,6 +142,7 @@ def without_values(text: str, error: BaseException) -> str:
 
     What it quotes is replaced by `message_of` the quoted error.
     """
+    text = text[:_MOST_CHARS]
     for behind, is_below in _behind(error):
         if _is_hidden(behind, is_below):
             start = _start_of_quotation(text, _said(behind))
@@ -237,10 +239,9 @@ def _text_of(error: BaseException, is_below: bool) -> str:
 
 def _is_of_validation(error: BaseException) -> bool:
     """Return whether a validation library, or code that it generated, raised it."""
-    kinds = (*type(error).__mro__, *map(type, error.args))
     last = traceback.extract_tb(error.__traceback__, limit=-1)
-    return any(_THEIR_CLASS.match(kind.__module__) for kind in kinds) or any(
-        _THEIR_FILE.search(line.filename) for line in last
+    return any(_THEIR_CLASS.match(kind.__module__) for kind in type(error).__mro__) or (
+        any(_THEIR_FILE.search(line.filename) for line in last)
     )
 
 
@@ -317,7 +318,7 @@ def _behind(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
 
 def _start_of_quotation(text: str, quoted: str) -> int | None:
     """Return where a text begins to repeat words of another one; None if nowhere."""
-    words = _WORD.findall(quoted)
+    words = _WORD.findall(quoted[:_MOST_CHARS])
     length = min(_QUOTATION, len(words))
     if length == 0:
         return None
