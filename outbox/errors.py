@@ -99,6 +99,10 @@ class DatabaseUnavailableError(OutboxError):
     """PostgreSQL is unreachable, or rejects the connection."""
 
 
+class MissingPartitionError(OutboxError):
+    """The outbox has no partition for now; the transaction was rolled back."""
+
+
 class MigrationError(OutboxError):
     """The schema can't be created or changed in this state; nothing was changed."""
 

@@ -10,10 +10,10 @@ no other code has imported it, there are no objects of its classes either.
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine, ExceptionContext, event
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.errors import AutocommitError
+from outbox.errors import AutocommitError, MissingPartitionError, sqlstate_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (
@@ -28,6 +28,9 @@ AnySession: TypeAlias = (
 )
 
 _MODULE: Final = "sqlalchemy.ext.asyncio"
+_CHECK_VIOLATION: Final = "23514"
+_NO_PARTITION: Final = ["outbox", "message", None]
+"""Unlike a CHECK that fails, it names no constraint."""
 
 
 def is_async_session(value: object) -> "TypeIs[AsyncSession]":
@@ -89,3 +92,20 @@ def refuse_autocommit(connection: Connection, subject: str) -> None:
         f"rollback keeps {subject}; remove that setting, or use a session of "
         'engine.execution_options(isolation_level="READ COMMITTED")'
     )
+
+
+@event.listens_for(Engine, "handle_error")
+def _explain_missing_partition(context: ExceptionContext) -> None:
+    """Name the remedy where an insert into the outbox finds no partition for now."""
+    error = context.original_exception
+    if sqlstate_of(error) != _CHECK_VIOLATION:
+        return
+    # asyncpg's error is the cause of SQLAlchemy's.
+    details = getattr(error, "diag", None) or error.__cause__
+    names = ("schema_name", "table_name", "constraint_name")
+    if [getattr(details, name, None) for name in names] == _NO_PARTITION:
+        raise MissingPartitionError(
+            "the outbox has no partition for now, and the transaction was rolled back:"
+            " no relay, consumer or upkeep has made one for days; run pillarbox"
+            " maintain now and every hour, and pillarbox doctor"
+        )

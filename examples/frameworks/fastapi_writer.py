@@ -24,6 +24,8 @@ import outbox
 from outbox import Message
 from outbox.postgres.connection import sqlalchemy_url
 
+UNIQUE_VIOLATION = "23505"
+
 
 class Base(DeclarativeBase):
     """The application's own tables."""
@@ -68,7 +70,9 @@ app = FastAPI(lifespan=lifespan)
 
 @app.exception_handler(IntegrityError)
 async def refuse(request: Request, error: IntegrityError) -> JSONResponse:
-    """Answer with an error if the database refuses a row, in the route or at commit."""
+    """Answer a second order of one reference, in the route or at commit."""
+    if getattr(error.orig, "sqlstate", None) != UNIQUE_VIOLATION:
+        raise error
     return JSONResponse({"detail": "the order already exists"}, 409)
 
 

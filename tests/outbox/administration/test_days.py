@@ -5,14 +5,18 @@ from typing import Any, Final
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from inbox import Consumer
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox import Message
+from outbox import Message, MissingPartitionError, add, insert_statement
 from outbox.administration.migrate import migrate
 from outbox.events import Event
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.postgres.days import Days, PartitionsNotMade
 from outbox.testing.postgres import PostgresServer
 from relay.events import BatchPublished, RelayStarted
@@ -277,3 +281,41 @@ def test_without_pg_cron_a_migration_makes_30_days(
     assert execute(
         empty_database_url, "SELECT max(gaps) FROM outbox.partition_health"
     ) == [(0,)]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_writer_that_finds_no_partition_hears_the_remedy(
+    forgotten_url: str, driver: str, count: int
+) -> None:
+    engine = create_engine(sqlalchemy_url(forgotten_url).replace("psycopg", driver, 1))
+    with Session(engine) as session:
+        add(session, *(Message("orders.placed", n) for n in range(count)))
+        with pytest.raises(MissingPartitionError, match="run pillarbox maintain"):
+            session.commit()
+    with engine.connect() as connection:
+        statement = insert_statement(Message("orders.placed", 1))
+        with pytest.raises(MissingPartitionError):
+            connection.execute(statement)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_so_does_an_async_writer(forgotten_url: str, driver: str) -> None:
+    async with (
+        async_sessions_of(forgotten_url, driver) as sessions,
+        sessions() as session,
+    ):
+        add(session, Message("orders.placed", 1))
+        with pytest.raises(MissingPartitionError, match="run pillarbox maintain"):
+            await session.commit()
+
+
+def test_a_check_that_fails_is_still_an_integrity_error(database_url: str) -> None:
+    engine = create_engine(sqlalchemy_url(database_url))
+    query = "INSERT INTO outbox.message (id, lane, topic, content_type, payload)"
+    with engine.connect() as connection, pytest.raises(IntegrityError):
+        connection.execute(
+            text(f"{query} SELECT outbox.uuid7(), 0, repeat('t', 9999), 'c', ''")
+        )
+    engine.dispose()
