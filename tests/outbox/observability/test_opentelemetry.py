@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanKind, TraceFlags
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from outbox import Limits, Message, add, tracing, uuid7
+from outbox import Limits, Message, add, testing, tracing, uuid7
 from outbox.errors import ConfigError
 from outbox.logs.event_record import trace_id_of
 from outbox.observability.opentelemetry import (
@@ -87,9 +87,9 @@ def added(
     """Add messages to a session without a database; return those pending in it."""
     with Session(create_engine("postgresql+psycopg://")) as session:
         add(session, *messages, limits=limits or Limits(), codec=codec)
-        (waiting,) = session.new
+        pending = testing.added(session)
         session.rollback()
-        return list(waiting.messages)
+        return pending
 
 
 def test_each_message_added_has_a_span_in_the_callers_trace_and_carries_its_context(
