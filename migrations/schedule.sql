@@ -31,6 +31,7 @@ BEGIN
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET timezone = ''UTC''', current_database());
     -- A job starts outside our routines: it must not use objects of other schemas.
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
+    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET row_security = off', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
     -- While a job waits, the launcher of pg_cron 1.4 with background workers starts no others. The next
     -- run finalizes a detach that was canceled.

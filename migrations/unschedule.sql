@@ -26,6 +26,7 @@ BEGIN
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET timezone', current_database());
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET search_path', current_database());
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET statement_timeout', current_database());
+    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET row_security', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET search_path', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET statement_timeout', current_database());
 END

@@ -27,6 +27,7 @@ from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
 from outbox.postgres.lease import RETRY, Lease, Obstruction
 from outbox.postgres.pooler_check import refuse_pooler_async
+from outbox.postgres.remedy import remedy_of
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
 from relay.broker_check import check_broker
@@ -73,8 +74,11 @@ WORKER_SETTINGS: Final = {
     # partition that it reads, none of which excludes a row that the relay looks for.
     # Partitions are pruned regardless.
     "constraint_exclusion": "off",
+    # Not even the policies of consumers that are kept apart apply to the outbox.
+    "row_security": "off",
 }
 
+_GRANT: Final = "GRANT pillarbox_relay TO its role"
 _LAST_RAISE: Final = 5.0
 """Maximum number of seconds that a stopping relay takes to raise its watermarks."""
 _END_RELAYS: Final = "restart the relays that hold more lanes than their share"
@@ -235,7 +239,7 @@ class Relay:
             ) from error
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(
-                f"{message_of(error)}: GRANT pillarbox_relay TO its role"
+                f"{message_of(error)}: {remedy_of(error, _GRANT)}"
             ) from error
         except psycopg.errors.ReadOnlySqlTransaction as error:
             raise DatabaseUnavailableError(

@@ -174,6 +174,12 @@ def _check_rights(rights: Row[Any]) -> None:
             f"{', '.join(rights.missing)}; GRANT pillarbox_consumer TO "
             f'"{rights.role}", or use a role that has it'
         )
+    if rights.hiding:
+        raise ConfigError(
+            f"the database of sessions: row-level security of {rights.hiding[0]} in the"
+            f" schema inbox hides rows from the role {rights.role!r}; run pillarbox "
+            "doctor, which prints the statements that disable it"
+        )
 
 
 def _list_minimums(session: Session) -> list[Any]:

@@ -1,6 +1,6 @@
 -- Does:  Look up which of its required privileges the role of a consumer lacks.
 -- Takes: is_long (whether it has long handlers)
--- Gives: role, is_read_only, is_standby, missing (the missing privileges, as GRANT writes them)
+-- Gives: role, is_read_only, is_standby, missing (privileges, as GRANT writes them), hiding (tables with row-level security)
 -- Index: none; reads no table
 SELECT CAST(current_user AS text) AS role,
        current_setting('transaction_read_only') = 'on' AS is_read_only,
@@ -16,4 +16,11 @@ SELECT CAST(current_user AS text) AS role,
                 AND NOT CASE needed.privilege
                         WHEN 'DELETE' THEN has_table_privilege(needed.relation, needed.privilege)
                         ELSE has_any_column_privilege(needed.relation, needed.privilege) END
-              ORDER BY needed.place) AS missing
+              ORDER BY needed.place) AS missing,
+       -- The policy own_rows is that of consumers that are kept apart (docs/database.md).
+       ARRAY(SELECT CAST(c.relname AS text)
+               FROM pg_class AS c
+              WHERE c.relnamespace = to_regnamespace('inbox') AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+                AND row_security_active(c.oid)
+                AND NOT EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid AND p.polname = 'own_rows')
+              ORDER BY 1) AS hiding

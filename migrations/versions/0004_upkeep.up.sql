@@ -217,6 +217,7 @@ BEGIN
     -- A procedure that commits can't have a SET clause, and each COMMIT restores the caller's path,
     -- where another role's operator may match better than the catalog's.
     SET LOCAL search_path = pg_catalog, pg_temp;
+    SET LOCAL row_security = off;
     v_began_at := clock_timestamp();
     FOR s IN
         -- The partitions of all tables first. A follower's partition can go when its leader's has gone.
@@ -236,6 +237,7 @@ BEGIN
               FROM outbox.upkeep_step(v_step, s.parent_table, v_skip, patience, v_tries, max_tries, v_busy) u;
             COMMIT;
             SET LOCAL search_path = pg_catalog, pg_temp;
+            SET LOCAL row_security = off;
             IF v_skipped THEN
                 v_left := concat_ws('; ', v_left, format('the retention of %s was left to another upkeep', s.parent_table));
             END IF;
@@ -244,6 +246,7 @@ BEGIN
     v_failures := outbox.end_upkeep(v_began_at, v_left IS NULL);
     COMMIT;
     SET LOCAL search_path = pg_catalog, pg_temp;
+    SET LOCAL row_security = off;
     IF v_failures IS NOT NULL THEN
         RAISE EXCEPTION 'upkeep: %', v_failures;  -- shows the run as failed in cron.job_run_details
     ELSIF v_left IS NOT NULL THEN

@@ -81,6 +81,13 @@ SELECT c.oid::regclass::text, 'is owned by ' || pg_get_userbyid(c.relowner),
          UNION SELECT to_regclass(n.sequence), t.owner FROM numbered n, copied t) AS o (relation, owner)
   JOIN pg_class c ON c.oid = o.relation
  WHERE c.relowner <> o.owner
+ UNION ALL
+-- With row_security off, a policy that is forced on the owner is an error instead of a smaller result.
+SELECT f.oid::regprocedure::text, 'may be blinded by row-level security', format('ALTER FUNCTION %s SET row_security = off', f.oid::regprocedure)
+  FROM pg_proc f
+ WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.prosecdef AND f.prokind = 'f'
+   AND f.proowner = (SELECT m.relowner FROM pg_class m WHERE m.oid = 'outbox.message'::regclass)
+   AND 'row_security=off' <> ALL (coalesce(f.proconfig, ARRAY[]::text[]))
 $body$;
 COMMENT ON FUNCTION outbox.schema_differences IS
     'what differs from what the migrations made; restored_by: the statement that restores it, or null for a constraint that only has to be validated';

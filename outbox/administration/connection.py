@@ -75,7 +75,7 @@ def _remedy(error: psycopg.Error, rights: str) -> str:
         return error.diag.message_hint
     match error:
         case psycopg.errors.InsufficientPrivilege():
-            return rights
+            return remedy_of(error, rights)
         case (
             psycopg.errors.UndefinedTable()
             | psycopg.errors.UndefinedFunction()

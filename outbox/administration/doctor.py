@@ -16,6 +16,7 @@ from outbox.administration.checks.locks import check_locks
 from outbox.administration.checks.partitions import check_partitions
 from outbox.administration.checks.retention import check_configuration, check_retention
 from outbox.administration.checks.roles import check_roles
+from outbox.administration.checks.row_security import check_row_security
 from outbox.administration.checks.schema import (
     check_schema,
     newest_version,
@@ -38,6 +39,7 @@ CHECKS: Final[dict[str, Check]] = {
     "extensions": check_extensions,
     "roles": check_roles,
     "grants": check_grants,
+    "row security": check_row_security,
     "upkeep": check_upkeep,
     "cron": check_cron,
     "partitions": check_partitions,

@@ -35,6 +35,7 @@ from outbox.errors import UpkeepError, message_of
 from outbox.lane import LANES
 from outbox.logs.printable import count
 from outbox.postgres.advisory_lock import LOCK_CLASS, consumer_class
+from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
 
 _RELAY: Final = "pillarbox relay "
@@ -642,7 +643,7 @@ class _Reading:
             remedy = "wait until the server is less busy, or run pillarbox doctor"
         except psycopg.errors.InsufficientPrivilege as error:
             reason = f"this role lacks privileges: {error.diag.message_primary}"
-            remedy = "connect as a member of pillarbox_monitor"
+            remedy = remedy_of(error, "connect as a member of pillarbox_monitor")
         except (
             psycopg.errors.UndefinedTable,
             psycopg.errors.UndefinedFunction,

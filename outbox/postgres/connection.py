@@ -30,14 +30,20 @@ _PINNED: Final = {
     "extra_float_digits": "1",
     "quote_all_identifiers": "off",
     "default_transaction_isolation": "'read committed'",
+    "row_security": "off",
 }
-PIN_SESSION: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
+PIN_SESSION: Final = "; ".join(
+    [
+        *(f"SET {name} = {to}" for name, to in _PINNED.items()),
+        load("outbox", "allow_consumers_apart"),
+    ]
+)
 """Settings our sessions rely on, whatever ALTER ROLE and ALTER DATABASE say; one query.
 
 With another search_path, our sessions could call, with our privileges, routines and
 operators that any role created in `public`: PostgreSQL prefers one that matches the
 arguments better than the catalog's. In another DateStyle, psycopg can't read
-timestamps.
+timestamps. With row_security on, a policy would hide rows from us without an error.
 """
 PIN_SESSION_LOCALLY: Final = PIN_SESSION.replace("SET ", "SET LOCAL ")
 """The same settings until the transaction ends."""

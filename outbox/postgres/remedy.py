@@ -14,6 +14,10 @@ _SCHEMA: Final = (
     "run pillarbox doctor, which names missing objects and rights; pillarbox migrate"
     " creates and grants them"
 )
+_HIDDEN: Final = (
+    "row-level security would hide rows from this role: run pillarbox doctor, which"
+    " prints the statements that disable it"
+)
 _REMEDIES: Final = {
     READ_ONLY: "connect to the primary server, not to a standby, and turn off"
     " default_transaction_read_only of the role, the database and the server",
@@ -49,8 +53,18 @@ _WORDS: Final = {
 }
 
 
-def remedy_of(error: BaseException) -> str:
-    """Return what to do about an error of a database driver, or what wraps it."""
+def remedy_of(error: BaseException, grant: str | None = None) -> str:
+    """Return what to do about an error of a database driver, or what wraps it.
+
+    Args:
+        grant: the remedy if a privilege is missing; by default a general one.
+    """
+    # The error has the SQLSTATE of a missing privilege, and a translated text.
+    diagnosis = getattr(error, "diag", None)
+    if getattr(diagnosis, "source_function", None) == "check_enable_rls":
+        return _HIDDEN
+    if grant is not None:
+        return grant
     state = sqlstate_of(error)
     if state is None:
         text = message_of(error)

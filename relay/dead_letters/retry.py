@@ -30,6 +30,7 @@ from outbox.events import Event
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder
 from outbox.postgres.connection import Connection, connect
 from outbox.postgres.pooler_check import refuse_pooler_async
+from outbox.postgres.remedy import remedy_of
 from relay.adaptive_batch import BatchLimit
 from relay.claim import Claimed, decode_row, problem_of_headers
 from relay.config import RelayConfig
@@ -187,13 +188,17 @@ class PublishingRetrier:
                         application_name=_APPLICATION,
                         # The transaction waits for the broker, which the publish
                         # timeout limits.
-                        settings={"idle_in_transaction_session_timeout": "0"},
+                        settings={
+                            "idle_in_transaction_session_timeout": "0",
+                            "row_security": "off",
+                        },
                     )
                 )
             yield self._connection
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(
-                f"{error.diag.message_primary}: GRANT pillarbox_relay TO its role"
+                f"{error.diag.message_primary}: "
+                + remedy_of(error, "GRANT pillarbox_relay TO its role")
             ) from error
         except psycopg.Error as error:
             raise DatabaseUnavailableError(

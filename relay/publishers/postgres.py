@@ -93,8 +93,8 @@ class PostgresPublisher:
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(
-                f"broker {self._name}: {message_of(error)}; grant the role "
-                "pillarbox_relay to its user"
+                f"broker {self._name}: {message_of(error)}; "
+                + remedy_of(error, "grant the role pillarbox_relay to its user")
             ) from None
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -13,11 +13,13 @@ from inbox.events import MessageHandled
 from outbox import Message, uuid7
 from outbox.cli.main import main
 from outbox.dead_letters import Statement, statement
+from outbox.postgres.connection import PIN_SESSION
 from outbox.testing.postgres import PostgresServer
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.dead_letters import give_up
+from tests.fixtures.doctor import Doctor
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.test_documented_sql import blocks, in_psql
 
@@ -289,3 +291,19 @@ def test_the_upkeep_runs_with_the_policies(
         "SELECT count(*) FROM outbox.partition_health WHERE gaps > 0",
     )
     assert failed == 0
+
+
+def test_the_doctor_accepts_the_policies_and_no_others(
+    login: As, scheduled_server: PostgresServer, doctor: Doctor
+) -> None:
+    def found() -> list[str]:
+        findings = doctor(scheduled_server.url)[1]
+        return [f["finding"] for f in findings if f["check"] == "row security"]
+
+    assert found() == []
+    execute(scheduled_server.url, "DROP POLICY own_rows ON inbox.receipt")
+    assert [finding.partition(" applies")[0] for finding in found()] == [
+        "row-level security of inbox.receipt"
+    ]
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        execute(login("billing_app"), f"{PIN_SESSION}; SELECT FROM inbox.receipt")

@@ -177,8 +177,8 @@ class PostgresSource:
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(
-                f"broker {name}: {message_of(error)}; grant the role "
-                "pillarbox_consumer to its user"
+                f"broker {name}: {message_of(error)}; "
+                + remedy_of(error, "grant the role pillarbox_consumer to its user")
             ) from None
         except AWAY as error:
             raise self._away(error) from error
