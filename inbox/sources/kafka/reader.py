@@ -279,7 +279,8 @@ def _subscription(topic: str) -> str:
     """Return a topic, or a prefix of topics, in librdkafka's syntax."""
     if not topic.endswith("*"):
         return topic
-    return f"^{topic[:-1].replace('.', '[.]')}"
+    # With group.protocol=consumer, the brokers match it against the whole name.
+    return f"^{topic[:-1].replace('.', '[.]')}.*"
 
 
 def _parts(partitions: Sequence[TopicPartition]) -> list[Part]:

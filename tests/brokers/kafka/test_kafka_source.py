@@ -19,6 +19,7 @@ from outbox.testing.kafka import COMMIT, KafkaCluster
 from relay.publisher import Acked
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import Kafka, client_config
+from tests.fixtures.real_kafka import RealKafka
 from tests.fixtures.waiting import answer_after
 
 SOON = timedelta(milliseconds=50)
@@ -152,6 +153,20 @@ async def test_topics_are_found_by_prefix(shared_kafka: Kafka) -> None:
         deliveries = await receive(consumer, 2)
         assert await consumer.receive(limit=1) == []
     assert {d.message.topic for d in deliveries} == {topics[0], topics[2]}
+
+
+@pytest.mark.variant
+async def test_the_newer_group_protocol_finds_topics_by_prefix_too(
+    real_node: RealKafka,
+) -> None:
+    name = uuid4().hex
+    real_node.create_topic(f"{name}.a", partitions=1)
+    await publish(real_node, Message(f"{name}.a", b"1"))
+    async with KafkaSource(
+        f"{real_node.url}/?group.protocol=consumer", consumer=name, topics=[f"{name}.*"]
+    ) as consumer:
+        (delivery,) = await receive(consumer, 1)
+    assert delivery.message.topic == f"{name}.a"
 
 
 async def test_a_missing_topic_is_reported_at_start(
