@@ -1,8 +1,46 @@
 """Split broker and database URLs, and print them without secrets."""
 
+from pathlib import Path
+from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 from outbox.errors import ConfigError
+
+
+class FileUrl(str):
+    """A URL that a file held when it was read; `current` reads the file again.
+
+    Attributes:
+        variable: the environment variable that names the file.
+    """
+
+    variable: str
+    _path: str
+
+    @classmethod
+    def read(cls, variable: str, path: str) -> Self:
+        """Read a file.
+
+        Raises:
+            ConfigError: it can't be read.
+        """
+        try:
+            url = cls(Path(path).read_text(encoding="utf-8").strip())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{variable}={path}: {error}; let it name a text file that holds a URL "
+                "and that this user may read"
+            ) from error
+        url.variable, url._path = variable, path
+        return url
+
+    def current(self) -> str:
+        """Return what the file holds now, since passwords are rotated.
+
+        Raises:
+            ConfigError: it can't be read.
+        """
+        return str(self.read(self.variable, self._path))
 
 
 def split(url: str) -> SplitResult:

@@ -41,6 +41,7 @@ from outbox.observability.logging import LogEvents
 from outbox.payload_codec import PayloadCodec, load_codec
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
+from outbox.url import FileUrl
 from relay.activity import RelayCounts
 from relay.config import RelayConfig
 from relay.dead_letters.retry import publishing_retrier
@@ -57,6 +58,7 @@ from relay.events import (
 )
 from relay.publisher import Publisher
 from relay.relay import Relay
+from relay.renewed_publisher import RenewedPublisher
 from relay.replay import Published, ReplayCriteria, count_published, replay_published
 
 _DEFAULT: Final = RelayConfig()
@@ -244,6 +246,8 @@ def _load_codec(path: str | None) -> PayloadCodec | None:
 
 
 def _make_publisher(broker: str) -> Publisher:
+    if isinstance(broker, FileUrl):
+        return RenewedPublisher(broker, _make_publisher)
     found = implementation("relay.publishers", broker)
     return cast("Publisher", found.from_url(broker))
 

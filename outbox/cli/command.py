@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
 
 import typer
@@ -22,6 +21,7 @@ from outbox.observability.logging import (
     TraceContext,
 )
 from outbox.observability.standard_error import StandardErrorHandler
+from outbox.url import FileUrl
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
@@ -289,7 +289,9 @@ def url_of(value: str | None, option: str, variable: str) -> str:
     Raises:
         ConfigError: there is none, or the file can't be read.
     """
-    url = value or os.environ.get(variable) or _read(f"{variable}_FILE")
+    url = value or os.environ.get(variable)
+    if not url and (path := os.environ.get(f"{variable}_FILE")):
+        url = FileUrl.read(f"{variable}_FILE", path)
     if not url:
         raise ConfigError(
             f"no {option} given: use --{option} URL, set {variable}, or let "
@@ -314,16 +316,3 @@ def broker_url(value: str | None) -> str:
         ConfigError: as for `url_of`.
     """
     return url_of(value, "broker", BROKER_VARIABLE)
-
-
-def _read(variable: str) -> str | None:
-    path = os.environ.get(variable)
-    if not path:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{variable}={path}: {error}; let it name a text file that holds a URL "
-            "and that this user may read"
-        ) from error

@@ -10,7 +10,7 @@ from psycopg.rows import TupleRow
 
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.postgres.sql_files import load
-from outbox.url import without_password
+from outbox.url import FileUrl, without_password
 
 Connection = psycopg.AsyncConnection[TupleRow]
 
@@ -62,11 +62,14 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
     """Return libpq's connection string for a URL, also for `postgresql+driver://`.
 
-    Settings in the URL override pillarbox's.
+    Settings in the URL override pillarbox's. A URL from a file is read again, so that
+    each connection has the present password.
 
     Raises:
         ConfigError: it isn't a valid PostgreSQL URL.
     """
+    if isinstance(url, FileUrl):
+        url = url.current()
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.partition("+")[0] not in _SCHEMES:
         raise ConfigError(
@@ -126,9 +129,14 @@ async def connect(
         ConfigError: the URL is invalid.
     """
     try:
-        connection = await psycopg.AsyncConnection.connect(
-            conninfo(url, application_name=application_name), autocommit=True
-        )
+        given = conninfo(url, application_name=application_name)
+    except ConfigError as error:
+        if not isinstance(url, FileUrl):
+            raise
+        # The next attempt may find a file that is correct again.
+        raise DatabaseUnavailableError(str(error)) from error
+    try:
+        connection = await psycopg.AsyncConnection.connect(given, autocommit=True)
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(
             f"can't reach the database {without_password(url)}: {message_of(error)}"
