@@ -17,7 +17,7 @@ from outbox.testing.nats import nats_server
 from outbox.testing.postgres import postgres_server
 from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
 from outbox.testing.redis import redis_server
-from tests.acceptance.counter import NAME, TOPICS
+from tests.acceptance.counter import COUNTED, DOUBTED, NAME, TOPICS
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import ask
 from tests.fixtures.postgres import new_database
@@ -112,8 +112,9 @@ def nats() -> Iterator[Broker]:
 @contextmanager
 def kafka() -> Iterator[Broker]:
     with real_kafka() as node:
-        for topic in TOPICS:
-            node.create_topic(topic, partitions=4)
+        # With as many Kafka partitions, one counter could get all of the other topic.
+        node.create_topic(DOUBTED, partitions=1)
+        node.create_topic(COUNTED, partitions=4)
         yield Broker(
             url=f"{node.url}/?{QUICK}",
             waiting=partial(waiting_in_kafka, node.url),
