@@ -44,71 +44,26 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.may_finalize IS 'whether an interrupted detach can be finalized without blocking other sessions';
 
--- The bounds come from the CHECK that DETACH … CONCURRENTLY may leave, or else from the name: a partition
--- that begins on a Monday may be a week, if no other one begins in that week. In the past, bounds that
--- are too wide do no harm, but a partition can't be attached with bounds that are too narrow.
+-- Compares names, as the snapshot has them: to_regclass() no longer finds a table that another upkeep
+-- drops meanwhile.
 CREATE FUNCTION outbox.strays(parent text DEFAULT NULL)
-RETURNS TABLE (parent_table text, partition regclass, starts_at timestamptz, ends_at timestamptz)
+RETURNS TABLE (parent_table text, partition text, day text)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
-SET datestyle = 'ISO, MDY'
-SET quote_all_identifiers = off  -- for the text of constraints, and the names of partitions that are compared
 BEGIN ATOMIC
-    WITH relations AS MATERIALIZED (
-        SELECT p.parent_table, p.control, p.span, c.oid, c.relispartition,
-               format('%I.%I', s.nspname, c.relname) AS name, to_regclass(p.parent_table) AS parent,
-               regexp_match(c.relname,
-                   '_p([12]\d{3})_?(0[1-9]|1[0-2])_?(0[1-9]|[12]\d|3[01])(?:_([01]\d|2[0-3])([0-5]\d)(?:[0-5]\d)?)?$') AS moment
-          FROM outbox.partition_policy p
-          JOIN pg_class o ON o.oid = to_regclass(p.parent_table)
-          JOIN pg_namespace s ON s.oid = o.relnamespace
-          JOIN pg_class c ON c.relnamespace = o.relnamespace AND c.relkind = 'r'
-           AND starts_with(c.relname::text, o.relname || '_p')
-         WHERE p.parent_table = coalesce(strays.parent, p.parent_table)
-    ), named AS MATERIALIZED (
-        SELECT r.*, r.moment[4] IS NOT NULL AS is_hour,
-               make_timestamptz(r.moment[1]::int, r.moment[2]::int, 1, coalesce(r.moment[4], '0')::int,
-                                coalesce(r.moment[5], '0')::int, 0, 'UTC')
-                   + (r.moment[3]::int - 1) * interval '24 hours' AS begins_at
-          FROM relations r WHERE r.moment IS NOT NULL
-    ), unrecorded AS MATERIALIZED (
-        -- Compares names, as the snapshot has them: to_regclass() no longer finds a table that another
-        -- upkeep drops meanwhile.
-        SELECT n.* FROM named n
-         WHERE NOT n.relispartition
-           AND NOT EXISTS (SELECT FROM outbox.retiring_partition r WHERE r.partition = n.name)
-           AND NOT EXISTS (SELECT FROM outbox.kept_partition k WHERE k.partition = n.name)
-    )
-    SELECT n.parent_table, n.oid::regclass,
-           coalesce(k.bounds[1]::timestamptz, n.begins_at),
-           coalesce(k.bounds[2]::timestamptz,
-               n.begins_at + CASE
-                   WHEN n.is_hour THEN interval '1 hour'
-                   WHEN extract(isodow FROM n.begins_at AT TIME ZONE 'UTC') = 1
-                    AND (n.span = interval '7 days' OR n.begins_at < now() - interval '168 hours')
-                    AND NOT EXISTS (
-                       SELECT FROM named o
-                        WHERE o.parent = n.parent AND o.begins_at > n.begins_at
-                          AND o.begins_at < n.begins_at + interval '168 hours')
-                   THEN interval '168 hours'
-                   ELSE interval '24 hours' END)
-      FROM unrecorded n
-      LEFT JOIN LATERAL (
-           -- Opens the table, and so fails or waits for one that is being dropped.
-           SELECT regexp_match(pg_get_constraintdef(q.oid),
-                      format('\(%s >= ''([^'']+)''.*\(%s < ''([^'']+)''', n.control, n.control)) AS bounds
-             FROM pg_constraint q WHERE q.conrelid = n.oid AND q.contype = 'c'
-            ORDER BY 1 NULLS LAST LIMIT 1
-           ) AS k ON true
-     WHERE NOT EXISTS (
-           SELECT FROM pg_attribute a
-            WHERE a.attrelid = n.parent AND a.attnum > 0 AND NOT a.attisdropped
-              AND NOT EXISTS (SELECT FROM pg_attribute b
-                               WHERE b.attrelid = n.oid AND b.attname = a.attname
-                                 AND b.atttypid = a.atttypid AND NOT b.attisdropped))
-     ORDER BY n.parent_table, 3;
+    SELECT p.parent_table, q.name, translate(left(q.moment, 10), '_', '')
+      FROM outbox.partition_policy p
+      JOIN pg_class o ON o.oid = to_regclass(p.parent_table)
+      JOIN pg_namespace s ON s.oid = o.relnamespace
+      JOIN pg_class c ON c.relnamespace = s.oid AND c.relkind = 'r' AND NOT c.relispartition AND starts_with(c.relname::text, o.relname || '_p')
+     CROSS JOIN LATERAL (
+           SELECT format('%I.%I', s.nspname, c.relname),
+                  (regexp_match(substr(c.relname, length(o.relname) + 1), '^_p(\d{4}(?:_\d\d_\d\d|\d{4}))(?:_\d{4,6})?$'))[1]) AS q (name, moment)
+     WHERE p.parent_table = coalesce(strays.parent, p.parent_table) AND q.moment IS NOT NULL
+       AND q.name NOT IN (SELECT r.partition FROM outbox.retiring_partition r UNION ALL SELECT k.partition FROM outbox.kept_partition k);
 END;
-COMMENT ON FUNCTION outbox.strays IS 'tables that look like partitions of ours, but are neither attached nor recorded';
+COMMENT ON FUNCTION outbox.strays IS
+    'tables that are named like partitions of ours, but are neither attached nor recorded; day is the date in the name';
 
 CREATE FUNCTION outbox.checks_of_bounds(partition regclass, control text) RETURNS SETOF name
 LANGUAGE sql STABLE
@@ -149,14 +104,17 @@ DECLARE
 BEGIN
     RETURN v_leader IS NOT NULL AND EXISTS (
         SELECT FROM outbox.partitions(v_leader) x
-         WHERE x.is_default OR (x.starts_at < is_followed.ends_at AND x.ends_at > is_followed.starts_at)
+         -- Null: a DEFAULT partition, or one without a begin or an end.
+         WHERE coalesce(x.starts_at < is_followed.ends_at AND x.ends_at > is_followed.starts_at, true)
         UNION ALL
         SELECT FROM outbox.retiring_partition r
          WHERE r.parent_table = v_leader AND to_regclass(r.partition) IS NOT NULL
            AND r.starts_at < is_followed.ends_at AND r.ends_at > is_followed.starts_at
         UNION ALL
+        -- Wide enough for a week, and for the dates of all time zones.
         SELECT FROM outbox.strays(v_leader) s
-         WHERE s.starts_at < is_followed.ends_at AND s.ends_at > is_followed.starts_at);
+         WHERE coalesce(s.day BETWEEN to_char((is_followed.starts_at - interval '8 days') AT TIME ZONE 'UTC', 'YYYYMMDD')
+                                  AND to_char((is_followed.ends_at + interval '1 day') AT TIME ZONE 'UTC', 'YYYYMMDD'), true));
 END
 $body$;
 COMMENT ON FUNCTION outbox.is_followed IS

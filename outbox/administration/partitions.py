@@ -8,7 +8,6 @@ from typing import Final
 from psycopg.rows import dict_row
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.administration.replacement import Misfit, replacement
 from outbox.administration.retention import Policy, read_policies
 from outbox.administration.size import write_size
 from outbox.administration.upkeep import UpkeepStep, plan_upkeep
@@ -38,7 +37,6 @@ class Partition:
         unsettled: the rows that hold it, counted up to 1,000.
         query: the query that shows those rows.
         reason: why those rows hold it, in which lanes, and the id of one.
-        remedy: the SQL that removes it, if it shouldn't exist.
     """
 
     partition: str
@@ -50,7 +48,6 @@ class Partition:
     unsettled: int | None = None
     query: str | None = None
     reason: str | None = None
-    remedy: str | None = None
 
 
 def read_partitions(
@@ -75,12 +72,6 @@ def read_partitions(
                 row["place"] = "held"
                 row["unsettled"], row["query"] = step.unsettled, step.statement
                 row["reason"] = step.reason
-            schema, aside, control = (
-                row.pop(c) for c in ("schema", "aside", "control")
-            )
-            misfit = Misfit(row["partition"], schema, aside, control)
-            if row["place"] == "default":
-                row["remedy"] = replacement(policy.parent_table, [misfit])
             found[policy].append(Partition(**row))
     return found
 
@@ -105,8 +96,8 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
             if p.query is not None:
                 many = "at least " if p.unsettled == 1000 else ""
                 line += f"  {many}{p.unsettled} unsettled: {p.query}"
-            if p.remedy is not None:
-                line += f"  no partition can be detached concurrently: {p.remedy}"
+            if p.place == "default":
+                line += "  no partition can be detached concurrently"
             yield line
             if p.reason is not None:
                 yield f"    {p.reason}"

@@ -1,11 +1,8 @@
 -- Does:  List gaps between future partitions that the upkeep can't fill: parts of a day or week.
 -- Takes: nothing
--- Gives: parent_table, starts_at, ends_at, a name for a partition that fills it
+-- Gives: parent_table, starts_at, ends_at
 -- Index: none
--- pg_partman 4 parses all names as timestamps: an invalid one stops its maintenance.
-SELECT p.parent_table, x.before AS starts_at, x.starts_at AS ends_at,
-       p.parent_table || '_p' || to_char(x.before AT TIME ZONE 'UTC',
-           outbox.name_format(p.parent_table, interval '1 hour'))
+SELECT p.parent_table, x.before AS starts_at, x.starts_at AS ends_at
   FROM outbox.partition_policy p,
        LATERAL (SELECT q.starts_at, lag(q.ends_at) OVER (ORDER BY q.starts_at) AS before
                   FROM outbox.partitions(p.parent_table) q) AS x

@@ -1,6 +1,6 @@
 -- Does:  List the partitions of every table, including those that are detached or kept.
 -- Takes: nothing
--- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes, its schema and an unused name for it, control (the column)
+-- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes
 -- Index: none
 SELECT p.parent_table, format('%I.%I', n.nspname, c.relname) AS partition,
        x.starts_at, x.ends_at,
@@ -11,9 +11,7 @@ SELECT p.parent_table, format('%I.%I', n.nspname, c.relname) AS partition,
             WHEN x.ends_at > now() THEN 'today'
             ELSE 'past' END AS place,
        CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END AS rows,
-       pg_total_relation_size(c.oid) AS bytes,
-       quote_ident(n.nspname) AS schema, quote_ident(c.relname || '_aside') AS aside,
-       quote_ident(p.control) AS control
+       pg_total_relation_size(c.oid) AS bytes
   FROM outbox.partition_policy p
  CROSS JOIN LATERAL (
        SELECT q.partition::oid AS oid, q.starts_at, q.ends_at, q.detach_pending,

@@ -38,7 +38,9 @@ def read_page(
                 "partitions": partitions,
                 "bytes": sum(it.bytes for it in partitions),
                 "places": _count(partitions),
-                "problems": [it for it in partitions if it.query or it.remedy],
+                "problems": [
+                    it for it in partitions if it.query or it.place == "default"
+                ],
             }
             for policy, partitions in tables.items()
         ],

@@ -46,7 +46,12 @@ BROKEN = {
         " outbox.message FOR VALUES FROM (%L) TO (%L)', day,"
         " date_trunc('day', now(), 'UTC') + 3 * interval '24 hours',"
         " date_trunc('day', now(), 'UTC') + interval '78 hours'); END $$",
-        *("partitions", "error", "has no partition from", "CREATE TABLE outbox"),
+        *(
+            "partitions",
+            "error",
+            "has no partition from",
+            "create one for these bounds",
+        ),
     ),
     "part of the schema is missing": (
         "DROP VIEW outbox.partition_health",
@@ -113,23 +118,39 @@ BROKEN = {
     "a partition was detached by hand": (
         f"DO $$ BEGIN EXECUTE 'ALTER TABLE outbox.message DETACH PARTITION '"
         f" || {IN_DAYS.format(-1)}; END $$",
-        *("partitions", "error", "no upkeep knows of it", "ATTACH PARTITION"),
+        *(
+            "partitions",
+            "error",
+            "no upkeep knows of it",
+            "attach it to outbox.message",
+        ),
     ),
     "there is a DEFAULT partition": (
         "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_default"
         " PARTITION OF outbox.message DEFAULT",
-        *("partitions", "error", "is a DEFAULT partition", "DETACH PARTITION"),
+        *("partitions", "error", "it is a DEFAULT partition", "detach and rename it"),
     ),
     "a partition belongs to another role": (
         f"DO $$ BEGIN EXECUTE 'ALTER TABLE ' || {IN_DAYS.format(2)} ||"
         " ' OWNER TO pillarbox_maintainer'; END $$",
-        *("partitions", "error", "belongs to pillarbox_maintainer", "OWNER TO"),
+        *("partitions", "error", "not ours: it belongs to pillarbox_m", "OWNER TO"),
     ),
     "a partition begins in another time zone": (
         "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_odd PARTITION OF"
         " outbox.message FOR VALUES FROM ('2040-01-01 05:00+00')"
         " TO ('2040-01-02 05:00+00')",
-        *("partitions", "error", "not at midnight UTC", "DROP TABLE"),
+        *("partitions", "error", "not whole hours, days or", "detach and rename it"),
+    ),
+    "a partition has the name of another day": (
+        "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_p20400102 PARTITION OF"
+        " outbox.message FOR VALUES FROM ('2040-01-01 00:00+00')"
+        " TO ('2040-01-02 00:00+00')",
+        *("partitions", "error", "its name is that of another", "detach and rename it"),
+    ),
+    "a partition has no begin": (
+        "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_past PARTITION OF"
+        " outbox.message FOR VALUES FROM (MINVALUE) TO ('2020-01-02 00:00+00')",
+        *("partitions", "error", "it holds MINVALUE to 2020", "detach and rename it"),
     ),
     "pg_partman drops partitions itself": (
         f"UPDATE partman.part_config SET retention = '3 days' WHERE {MESSAGE}",

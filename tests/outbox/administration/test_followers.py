@@ -322,14 +322,15 @@ def test_kept_tables_are_kept_with_their_marks(
     ) == [(1,)]
 
 
-def test_the_doctors_remedy_attaches_marks_that_were_detached_by_hand(
+def test_marks_that_were_detached_by_hand_are_reported_and_can_be_attached_again(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url, 3)
     add_old(database_url, 3, outcome="published")
-    ((marks,),) = execute(
+    ((marks, start, end),) = execute(
         database_url,
-        "SELECT partition::text FROM outbox.partitions('outbox.settlement')"
+        "SELECT partition::text, starts_at::text, ends_at::text"
+        " FROM outbox.partitions('outbox.settlement')"
         " WHERE starts_at = date_trunc('day', now(), 'UTC') - interval '72 hours'",
     )
     execute(database_url, f"ALTER TABLE outbox.settlement DETACH PARTITION {marks}")
@@ -337,14 +338,14 @@ def test_the_doctors_remedy_attaches_marks_that_were_detached_by_hand(
     with psycopg.connect(database_url, autocommit=True) as dba, suppress(UpkeepError):
         maintain(dba, tell=print)
 
-    assert exists(database_url, marks)
-    findings = doctor(database_url)[1]
-    (found,) = (f for f in findings if "was detached" in f["finding"])
+    (found,) = (f for f in doctor(database_url)[1] if "not attached" in f["finding"])
     assert found["severity"] == "error"
-    assert "outbox.message" in found["finding"]
-    for finding in findings:
-        if finding["check"] == "partitions":
-            paste(database_url, finding["remedy"])
+    assert "attach it to outbox.settlement" in found["remedy"]
+    execute(
+        database_url,
+        f"SET ROLE pillarbox_owner; ALTER TABLE outbox.settlement ATTACH PARTITION"
+        f" {marks} FOR VALUES FROM ('{start}') TO ('{end}')",
+    )
     assert execute(database_url, UNMARKED.format("outbox.message")) == [(0,)]
     assert [f for f in doctor(database_url)[1] if f["check"] == "partitions"] == []
 

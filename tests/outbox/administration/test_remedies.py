@@ -11,12 +11,19 @@ from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import count_holding, replay
 from tests.fixtures.pasting import paste
 from tests.fixtures.sessions import execute
-from tests.outbox.administration.broken import BROKEN, IN_DAYS, SEEN
+from tests.outbox.administration.broken import BROKEN, SEEN
 from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
-# Fakes can't be repaired, and a person has to restore objects that were dropped.
+# Fakes can't be repaired, and a person has to restore objects that were dropped, and to
+# decide what becomes of partitions that pillarbox didn't create.
 OTHERWISE = {
+    "part of a day is missing",
+    "a partition was detached by hand",
+    "there is a DEFAULT partition",
+    "a partition begins in another time zone",
+    "a partition has the name of another day",
+    "a partition has no begin",
     "part of the schema is missing",
     "a limit of the table is gone",
     "no relay runs",
@@ -55,51 +62,6 @@ def test_the_remedy_for_a_lagging_replication_slot_works(
     execute(database_url, BROKEN["the reader of a replication slot is far behind"][0])
 
     paste_remedies(database_url, doctor)
-
-
-def test_a_row_in_a_default_partition_moves_to_the_partition_of_its_day(
-    database_url: str, doctor: Doctor
-) -> None:
-    execute(
-        database_url,
-        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(3)}; END $$",
-    )
-    execute(database_url, BROKEN["there is a DEFAULT partition"][0])
-    add_in(database_url, 3)
-
-    paste_remedies(database_url, doctor)
-
-    assert is_in_its_day(database_url, 3)
-
-
-@pytest.mark.parametrize("days", [-300, 8, 300])
-def test_a_row_older_than_the_policy_gets_a_partition(
-    days: int, database_url: str, doctor: Doctor
-) -> None:
-    execute(database_url, BROKEN["there is a DEFAULT partition"][0])
-    add_in(database_url, days)
-    (found,) = (f for f in doctor(database_url)[1] if "DEFAULT" in f["finding"])
-
-    paste(database_url, found["remedy"])
-
-    assert is_in_its_day(database_url, days)
-
-
-def is_in_its_day(url: str, days: int) -> bool:
-    its = (
-        f"SELECT tableoid::regclass::text = {IN_DAYS.format(days)} FROM outbox.message"
-    )
-    return execute(url, its) == [(True,)]
-
-
-def add_in(url: str, days: int) -> None:
-    execute(
-        url,
-        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
-        " payload) VALUES (outbox.uuid7(),"
-        f" date_trunc('day', now(), 'UTC') + interval '{days} days 1 hour',"
-        " 0, 't', 'c', '')",
-    )
 
 
 def test_a_transaction_that_stays_open_is_terminated(
