@@ -188,7 +188,7 @@ def _list_minimums(session: Session) -> list[Any]:
 
 def make_days(session: Session) -> list[Any]:
     """Create the missing partitions of all tables; return what failed."""
-    return list(session.execute(text(MAKE_DAYS)))
+    return list(connection_of(session).execute(text(MAKE_DAYS)))
 
 
 def connection_broke(error: BaseException) -> bool:

@@ -244,9 +244,10 @@ async def test_the_idle_limit_applies_to_every_transaction_of_a_job(
             await events.wait_for(outcome)
 
     # Checked per connection, because their transactions run concurrently.
-    inbox, rights, kept, *first = [
+    started = [
         then for one in seen.values() for this, then in pairwise(one) if this == "BEGIN"
     ]
+    inbox, rights, kept, *first = (s for s in started if "make_days()" not in s)
     assert inbox.startswith("SELECT 1 FROM inbox.receipt")
     assert "has_table_privilege" in rights
     assert "outbox.partition_policy" in kept
