@@ -54,7 +54,7 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.handlers.batch import Batches, Batching
-from inbox.handlers.executor import Executor, connection_broke
+from inbox.handlers.executor import Executor, call_alone, connection_broke
 from inbox.handlers.registration import AnyHandler, retry_of
 from inbox.handlers.routes import Routes
 from inbox.idempotent import receipt_of
@@ -169,7 +169,7 @@ class DeliverySettlement:
         """Return whether it has a receipt; None if the consumer stops first."""
         # A process may have died between the commit and the ack.
         try:
-            receipt = receipt_of(handler, message, self._consumer)
+            receipt = call_alone(receipt_of, handler, message, self._consumer)
         except Exception:  # noqa: BLE001 (upcasters and keys are the user's)
             return False  # the handler couldn't record a receipt either
         look = partial(has_receipt, *receipt)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 from inbox.errors import TransactionEndedError
-from inbox.handlers.executor import Executor, Terms, prepare
+from inbox.handlers.executor import Executor, Terms, call_alone, prepare
 from inbox.handlers.routes import BatchHandler, Handler
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.message import Message
@@ -59,7 +59,7 @@ class Batches:
             Exception: whatever the handler raised for this message alone, or
                 `Executor.handle` raises.
         """
-        message = self._batching.terms.lift(message)
+        message = call_alone(self._batching.terms.lift, message)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((message, answer))
         if self._work is None or self._work.done():

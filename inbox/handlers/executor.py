@@ -8,6 +8,7 @@ limit, and which of its failures are permanent.
 
 import asyncio
 import concurrent.futures
+import contextvars
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -248,6 +249,16 @@ class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
         raise RuntimeError(f"the handler raised {said}") from error
 
 
+def call_alone(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a plain function of the user outside an attempt, in a context of its own.
+
+    Raises:
+        Exception: as `as_failure`.
+    """
+    with as_failure():
+        return contextvars.copy_context().run(function, *arguments)
+
+
 # A future refuses the first, and takes the second for its own cancellation.
 _SPECIAL: Final = (StopIteration, concurrent.futures.CancelledError)
 
@@ -308,8 +319,7 @@ class Terms:
         if isinstance(self.permanent, type | tuple):
             is_permanent = isinstance(error, self.permanent)
         else:
-            with as_failure():
-                is_permanent = self.permanent(error)
+            is_permanent = call_alone(self.permanent, error)
         if is_permanent:
             raise DeadLetter(one_line(error)) from error
 

@@ -25,7 +25,7 @@ from inbox.errors import (
     RetryLater,
     TransactionEndedError,
 )
-from inbox.handlers.executor import Executor, Terms
+from inbox.handlers.executor import Executor, Terms, call_alone
 from inbox.handlers.routes import name_of
 from inbox.jobs.job import AnyJob
 from inbox.jobs.lease import JobLease, StopReason, transact
@@ -170,7 +170,7 @@ class JobRunner:
                 attempts.attempts = leased.attempts - 1
                 await self._refuse_poison(lease, attempts)
                 try:
-                    message = long.terms.lift(message)
+                    message = call_alone(long.terms.lift, message)
                 except Exception as error:  # noqa: BLE001 (upcasters are the user's)
                     await self._fail(long, lease, attempts, error)
                 job = self._executor.job(key, leased, message)
@@ -267,7 +267,7 @@ class JobRunner:
         if isinstance(error, Exception):
             try:
                 long.terms.judge(error)
-            except DeadLetter as decision:
+            except Exception as decision:  # noqa: BLE001 (or what `permanent` raised)
                 error = decision
         # After TransactionEndedError, effects may be committed without a receipt.
         is_final = isinstance(error, DeadLetter | TransactionEndedError)

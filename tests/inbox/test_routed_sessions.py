@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -26,6 +27,7 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
+from inbox.handlers.sessions import pool_limit
 from inbox.schema import metadata
 from inbox.sources.memory import MemorySource
 from outbox import ConfigError, Message
@@ -58,6 +60,11 @@ CREATE CONSTRAINT TRIGGER fails_once AFTER INSERT ON effect
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail_once();
 """
 """The first COMMIT of each effect fails: a sequence survives the rollback."""
+PARTITIONS: Final = """
+SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+WHERE inhparent = 'inbox.receipt'::regclass AND relname NOT LIKE '%default'
+ORDER BY relname
+"""
 
 
 @pytest.fixture(params=ROUTERS)
@@ -366,6 +373,38 @@ async def test_dead_letters_and_their_retries_need_only_the_writer(
             await retry_all(retrier, await find(retrier, Criteria()))
 
     assert (effects(url), receipts(url)) == (["0"], 1)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_missing_partitions_are_made_on_the_writer(
+    url: str, replica: str, driver: str, writes: Any
+) -> None:
+    before = execute(url, PARTITIONS)
+    execute(url, f"DROP TABLE inbox.{before[-1][0]}")
+
+    async with routed(url, driver, writes, reader=replica) as sessions:
+        await settle(sessions, driver, "single", write, *numbered(1))
+
+    assert execute(url, PARTITIONS) == before
+
+
+async def test_asking_a_router_for_its_engine_changes_nothing_in_the_context(
+    url: str,
+) -> None:
+    has_written = ContextVar("has_written", default=False)
+
+    async with sessions_by(url, "psycopg") as writing:
+
+        class Sticky(Session):
+            @override
+            def get_bind(self, mapper: Any = None, clause: Any = None) -> Any:  # type: ignore[override]
+                if self._flushing:
+                    has_written.set(True)
+                return writing.kw["bind"]
+
+        assert pool_limit(sessionmaker(class_=Sticky)) is not None
+
+    assert not has_written.get()
 
 
 async def test_a_duplicate_is_found_on_the_writer(url: str, writes: Any) -> None:

@@ -211,6 +211,55 @@ async def test_a_context_variable_is_unset_for_the_next_attempt_and_message(
 
 
 @KINDS
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+@pytest.mark.parametrize("setter", ["upcaster", "predicate", "redact"])
+async def test_a_context_variable_that_other_code_of_the_user_sets_is_unset_as_well(
+    setter: str, is_async: bool, kind: dict[str, Any], url: str
+) -> None:
+    found: list[str] = []
+
+    def note(name: str) -> None:
+        if name == setter:
+            found.append(TENANT.get())
+            TENANT.set("acme")
+
+    def redact(said: str) -> str:
+        note("redact")
+        return said
+
+    def is_permanent(error: Exception) -> bool:
+        note("predicate")
+        return False
+
+    def fail(given: Any, messages: Any) -> None:
+        raise ValueError("declined")
+
+    async def fail_async(given: Any, messages: Any) -> None:
+        raise ValueError("declined")
+
+    async with async_sessions_of(url) as async_sessions:
+        with sessions_of(url) as sessions:
+            chosen: Any = async_sessions if is_async else sessions
+            source = MemorySource(*numbered(2))
+            consumer = Consumer(
+                source, chosen, name="billing", retry=QUICK, redact=redact
+            )
+            consumer.handles("*", version=2, permanent=is_permanent, **kind)(
+                fail_async if is_async else fail
+            )
+
+            @consumer.upcasts("*", to=2)
+            def lift(message: Message) -> bytes:
+                note("upcaster")
+                return message.payload
+
+            async with running(consumer) as events:
+                await events.wait_for(MessageDeadLettered, 2)
+    assert len(found) >= 6
+    assert set(found) == {"nobody"}
+
+
+@KINDS
 async def test_a_stop_waits_for_an_attempt_that_swallows_its_cancellation(
     kind: dict[str, Any], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +313,10 @@ async def test_a_time_limit_ends_a_handler_whose_task_group_failed_before(
     assert "HandlerTimeoutError" in given_up.reason
 
 
-async def test_a_predicate_that_raises_fails_the_attempt_of_a_batch(url: str) -> None:
+@KINDS
+async def test_a_predicate_that_raises_fails_the_attempt(
+    kind: dict[str, Any], url: str
+) -> None:
     def is_permanent(error: Exception) -> bool:
         raise SystemExit("no predicate")
 
@@ -273,8 +325,8 @@ async def test_a_predicate_that_raises_fails_the_attempt_of_a_batch(url: str) ->
             MemorySource(*numbered(2, keys=2)), sessions, name="billing", retry=QUICK
         )
 
-        @consumer.handles("*", batch=2, permanent=is_permanent)
-        async def handle(session: AsyncSession, messages: Any) -> None:
+        @consumer.handles("*", permanent=is_permanent, **kind)
+        async def handle(given: Any, messages: Any) -> None:
             if "0" in names_of(messages):
                 raise ValueError("declined")
 
@@ -282,3 +334,27 @@ async def test_a_predicate_that_raises_fails_the_attempt_of_a_batch(url: str) ->
             (given_up,) = await events.wait_for(MessageDeadLettered)
             await events.wait_for(MessageHandled)
     assert "the handler raised SystemExit: no predicate" in given_up.reason
+
+
+async def test_a_redaction_that_exits_hides_the_text_and_ends_no_process(
+    url: str,
+) -> None:
+    def redact(said: str) -> str:
+        raise SystemExit("no redaction")
+
+    async with async_sessions_of(url) as sessions:
+        consumer = Consumer(
+            MemorySource(*numbered(1)),
+            sessions,
+            name="billing",
+            retry=QUICK,
+            redact=redact,
+        )
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            raise ValueError("declined")
+
+        async with running(consumer) as events:
+            (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert given_up.reason == "left out: redact raised RuntimeError"
