@@ -40,6 +40,7 @@ from outbox.errors import (
     DatabaseUnavailableError,
     one_line,
     shorten,
+    sqlstate_of,
 )
 from outbox.events import Observer
 from outbox.message import Message
@@ -133,7 +134,7 @@ async def check_database(
     except ConfigError:
         raise
     except Exception as error:
-        state = getattr(getattr(error, "orig", None), "sqlstate", None)
+        state = sqlstate_of(error)
         if state in {"42P01", "3F000"}:
             raise ConfigError(
                 "the database of sessions has no schema inbox: run pillarbox migrate "
@@ -196,7 +197,7 @@ def connection_broke(error: BaseException) -> bool:
     """Return whether an error means that the connection was lost or terminated."""
     if not isinstance(error, DBAPIError):
         return False
-    state = getattr(error.orig, "sqlstate", None) or ""
+    state = sqlstate_of(error) or ""
     return (
         error.connection_invalidated
         or state[:2] == "08"

@@ -25,7 +25,7 @@ from inbox.jobs.store import (
 )
 from inbox.receipt import record_receipt
 from inbox.transaction import limit_idle_now
-from outbox.errors import DatabaseUnavailableError, OutboxError, one_line
+from outbox.errors import DatabaseUnavailableError, OutboxError, one_line, sqlstate_of
 
 T = TypeVar("T")
 
@@ -191,5 +191,5 @@ async def transact(
 def _may_pass(error: Exception) -> bool:
     # Without an answer from the server there is no SQLSTATE: the connection was
     # refused, or the pool was exhausted.
-    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+    state = sqlstate_of(error) or ""
     return connection_broke(error) or state[:2] in {"", "53"}

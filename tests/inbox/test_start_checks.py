@@ -30,7 +30,14 @@ from outbox.dead_letters.retry import find
 from outbox.errors import ConfigError
 from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.relays import as_role
-from tests.fixtures.consumers import async_sessions_of, running, sessions_of
+from tests.fixtures.consumers import (
+    DRIVERS,
+    async_sessions_of,
+    is_plain,
+    running,
+    sessions_by,
+    sessions_of,
+)
 from tests.fixtures.sessions import execute
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -87,6 +94,27 @@ async def test_the_role_of_plain_functions_is_also_checked(reader: str) -> None:
         pytest.raises(ConfigError, match=f"lacks {RECEIPT}"),
     ):
         await consumer_of(sessions, plain).run()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("statement", "remedy"),
+    [
+        ("ALTER SCHEMA inbox RENAME TO elsewhere", "has no schema inbox: run"),
+        ("REVOKE USAGE ON SCHEMA inbox FROM PUBLIC, {role}", "grant the role"),
+    ],
+    ids=["schema", "right"],
+)
+async def test_every_driver_names_what_the_inbox_lacks(
+    database_url: str, reader: str, driver: str, statement: str, remedy: str
+) -> None:
+    role = reader.partition("://")[2].partition("@")[0]
+    execute(database_url, statement.format(role=role))
+    handler = plain if is_plain(driver) else coroutine
+
+    async with sessions_by(reader, driver) as sessions:
+        with pytest.raises(ConfigError, match=remedy):
+            await consumer_of(sessions, handler).run()
 
 
 async def test_long_handlers_also_need_the_jobs_table(reader: str) -> None:
