@@ -474,7 +474,6 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 " boolean)",
                 "outbox.end_upkeep(timestamptz, boolean)",
                 "outbox.accept_clock()",
-                "outbox.holder_of_lock(bigint)",
             )
         ),
         Closed(_procedure("outbox.maintain(integer, interval)")),

@@ -40,8 +40,7 @@ REVOKE ALL
         outbox.in_the_way(text, text, text, text, text),
         outbox.upkeep_step(text, text, regclass[], interval, integer, integer, boolean),
         outbox.end_upkeep(timestamptz, boolean),
-        outbox.accept_clock(),
-        outbox.holder_of_lock(bigint)
+        outbox.accept_clock()
     FROM PUBLIC;
 REVOKE ALL ON PROCEDURE outbox.maintain(integer, interval) FROM PUBLIC;
 GRANT EXECUTE

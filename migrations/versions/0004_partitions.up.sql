@@ -486,24 +486,6 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.adopt_table IS 'configure pg_partman for a table of the policy; safe to repeat';
 
--- A migration calls it, by outbox.make_partitions, before outbox.finish_detached exists.
-CREATE FUNCTION outbox.holder_of_lock(key bigint, OUT is_ours boolean, OUT described text)
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-BEGIN ATOMIC
-    SELECT coalesce(pg_has_role(a.usesysid, c.relowner, 'MEMBER')
-                    OR has_function_privilege(a.usesysid, to_regprocedure('outbox.finish_detached(text)'), 'EXECUTE'), false),
-           format('session %s of role %s (application %s)', l.pid, coalesce(a.usename, '?'), coalesce(nullif(a.application_name, ''), '?'))
-      FROM pg_locks l
-      JOIN pg_class c ON c.oid = 'outbox.message'::regclass
-      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-     WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-       AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295 AND l.objsubid = 1
-     ORDER BY 1 LIMIT 1;
-END;
-COMMENT ON FUNCTION outbox.holder_of_lock IS
-    'the session that holds an advisory lock, and whether its role may run the upkeep; null: none any more';
-
 -- Created again after its drop, because the clock had jumped: dropped receipts must not count as new.
 CREATE FUNCTION outbox.keep_forgotten(parent text) RETURNS void
 LANGUAGE plpgsql
@@ -549,7 +531,6 @@ SET jit = off  -- compilation would take longer than execution
 AS $body$
 DECLARE
     p outbox.partition_policy;
-    v_lock bigint := hashtextextended('outbox.make_partitions ' || parent, 0);
     v_before int;
     v_missing timestamptz[];
     v_unmade timestamptz;
@@ -572,13 +553,9 @@ BEGIN
     IF v_missing IS NOT NULL THEN
         -- Another upkeep may be creating them.
         BEGIN
-            PERFORM pg_advisory_xact_lock(v_lock);
+            PERFORM pg_advisory_xact_lock(hashtextextended('outbox.make_partitions ' || parent, 0));
         EXCEPTION WHEN lock_not_available THEN
-            SELECT * INTO x FROM outbox.holder_of_lock(v_lock);
-            RAISE EXCEPTION 'timed out waiting for the lock that creates partitions%',
-                CASE WHEN x.described IS NULL THEN ''
-                     WHEN x.is_ours THEN format(', which %s holds', x.described)
-                     ELSE format(': %s holds it but is no upkeep: terminate it', x.described) END
+            RAISE EXCEPTION 'timed out waiting for the lock that creates partitions: pillarbox doctor names a session that has no right to hold it'
                 USING ERRCODE = 'lock_not_available';
         END;
         SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;

@@ -320,7 +320,7 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.show_unsettled IS 'the query that shows the unsettled rows of a partition';
 
--- For people: no values of the rows except their ids and topics. Reads the rows once, which can take
+-- For people: no values of the rows except their ids. Reads the rows once, which can take
 -- long.
 CREATE FUNCTION outbox.describe_unsettled(parent text, partition regclass, starts_at timestamptz, ends_at timestamptz,
                                           OUT unsettled bigint, OUT described text)
@@ -341,31 +341,22 @@ BEGIN
         SELECT string_agg(quote_ident(a.attname), ', ') INTO v_columns
           FROM pg_attribute a
          WHERE a.attrelid = partition AND NOT a.attisdropped
-           AND a.attname IN ('id', 'message_id', 'consumer', 'topic', 'created_at', 'message_at');
+           AND a.attname IN ('id', 'message_id', 'consumer', 'created_at', 'message_at');
         EXECUTE format('SELECT array_agg(to_jsonb(u)) FROM (SELECT %s FROM %s WHERE %s LIMIT 1000) AS u', v_columns, partition, p.unsettled)
            INTO v_rows;
     ELSIF p.gate IS NOT NULL THEN
         EXECUTE format('SELECT array_agg(to_jsonb(u)) FROM %s($1, $2, $3, 1000) AS u', p.gate) INTO v_rows USING partition, starts_at, ends_at;
     END IF;
     WITH u AS (
-        SELECT r ->> 'cause' AS cause, r ->> 'consumer' AS consumer, (r ->> 'lane')::int AS lane, r ->> 'topic' AS topic,
+        SELECT r ->> 'cause' AS cause, r ->> 'consumer' AS consumer,
                coalesce(r ->> 'id', r ->> 'message_id') AS id, coalesce(r ->> 'created_at', r ->> 'message_at')::timestamptz AS moment
           FROM unnest(v_rows) AS r
-    ), topics AS (
-        SELECT x.topic, count(*) AS rows, row_number() OVER (ORDER BY count(*) DESC, x.topic) AS place, count(*) OVER () AS topics
-          FROM u AS x WHERE x.topic IS NOT NULL GROUP BY x.topic
     )
     SELECT count(*),
            CASE count(*) WHEN 1000 THEN 'at least 1000' ELSE count(*)::text END || CASE count(*) WHEN 1 THEN ' unsettled row' ELSE ' unsettled rows' END
            || coalesce((SELECT ' (' || string_agg(c.count || ' ' || c.cause, ', ' ORDER BY c.count DESC, c.cause) || ')'
                           FROM (SELECT count(*), x.cause FROM u AS x WHERE x.cause IS NOT NULL GROUP BY x.cause) AS c), '')
            || coalesce(' of ' || string_agg(DISTINCT u.consumer, ', '), '')
-           || coalesce(CASE count(DISTINCT u.lane) WHEN 1 THEN ' in lane ' ELSE ' in lanes ' END
-                       || (SELECT string_agg(l.lane::text, ', ' ORDER BY l.lane) FROM (SELECT DISTINCT x.lane FROM u AS x) AS l), '')
-           || coalesce((SELECT CASE max(t.topics) WHEN 1 THEN ' of topic ' ELSE ' of topics ' END
-                               || string_agg(left(t.topic, 100) || CASE t.topics WHEN 1 THEN '' ELSE format(' (%s)', t.rows) END, ', ' ORDER BY t.place)
-                               || CASE WHEN max(t.topics) > 3 THEN format(' and %s more', max(t.topics) - 3) ELSE '' END
-                          FROM topics AS t WHERE t.place <= 3), '')
            -- The first thousand need not be the oldest.
            || coalesce(CASE count(*) WHEN 1 THEN ': ' WHEN 1000 THEN ', such as ' ELSE ', the oldest ' END
                        || (array_agg(u.id ORDER BY u.moment))[1] || ' of ' || date_trunc('second', min(u.moment)), '')
@@ -380,7 +371,7 @@ EXCEPTION
 END
 $body$;
 COMMENT ON FUNCTION outbox.describe_unsettled IS
-    'how many unsettled rows a partition has, counted up to 1,000, and in words why each is unsettled, in which lanes, of which topics, and the id of the oldest; null, and the error in words, if the condition or the gate fails; both null if it is locked';
+    'how many unsettled rows a partition has, counted up to 1,000, and in words why each is unsettled, of which consumers, and the id of the oldest; null, and the error in words, if the condition or the gate fails; both null if it is locked';
 
 CREATE FUNCTION outbox.upkeep_plan(parent text DEFAULT NULL)
 RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamptz, ends_at timestamptz,
@@ -518,8 +509,6 @@ AS $body$
 DECLARE
     p outbox.partition_policy;
     v_clock text := outbox.clock_problem();
-    v_lock bigint := hashtextextended('outbox.finish_detached ' || parent, 0);
-    v_holder record;
     v_newest timestamptz;
     v_leaving text[] := '{}';
     v_reason text;
@@ -535,15 +524,10 @@ BEGIN
         RETURN;
     END IF;
     -- Two at once would wait for each other's records.
-    IF NOT pg_try_advisory_xact_lock(v_lock) THEN
-        SELECT * INTO v_holder FROM outbox.holder_of_lock(v_lock);
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('outbox.finish_detached ' || parent, 0)) THEN
+        RAISE NOTICE 'another upkeep is handling the detached partitions of %', parent
+            USING HINT = 'nothing is wrong, unless pillarbox doctor names a foreign session that holds our locks';
         outcome := 'skipped';
-        IF v_holder.is_ours IS FALSE THEN
-            PERFORM outbox.note_failure(format('%s holds the upkeep''s lock but is no upkeep: terminate it', v_holder.described), 'retention', parent);
-        ELSE
-            RAISE NOTICE 'another upkeep is handling the detached partitions of %', parent
-                USING HINT = 'nothing is wrong';
-        END IF;
         RETURN NEXT;
         RETURN;
     END IF;

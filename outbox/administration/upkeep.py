@@ -95,7 +95,10 @@ def maintain(
             `outbox.upkeep` also records the reason.
     """
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
-        raise _locked_out(connection)
+        raise UpkeepError(
+            "another pillarbox maintain is running: wait until it has finished; if none"
+            " is, pillarbox doctor names the session that holds its lock"
+        )
 
     def hear(notice: psycopg.errors.Diagnostic) -> None:
         # What the routines report of each partition; a hint makes it a warning.
@@ -121,21 +124,6 @@ def maintain(
         connection.execute("SELECT pg_advisory_unlock(%s, %s)", _LOCK)
     if problem:
         raise UpkeepError(problem)
-
-
-def _locked_out(connection: AdministrationConnection) -> UpkeepError:
-    """Return why the lock isn't available; record it if no upkeep holds the lock."""
-    found = connection.execute(
-        load("outbox", "find_upkeep_holder"),
-        {"class": LOCK_CLASS, "object": int(Lock.UPKEEP)},
-    ).fetchone()
-    if found is None or found[0]:
-        return UpkeepError(
-            "another pillarbox maintain is running: wait until it has finished"
-        )
-    problem = f"{found[1]} holds the upkeep's lock but is no upkeep: terminate it"
-    connection.execute("SELECT outbox.note_failure(%s)", (problem,))
-    return UpkeepError(f"upkeep: {problem}; {_SEE}")
 
 
 def _run_routines(

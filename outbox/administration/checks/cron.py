@@ -11,7 +11,6 @@ from psycopg import sql
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.checks.upkeep import (
     MAX_SILENCE,
-    CronHome,
     find_cron,
     is_standby,
     read_upkeep,
@@ -62,10 +61,7 @@ def check_cron(
         )
     if not cron.is_here:
         return
-    roles = [here.role("maintainer"), here.role("detacher")]
-    yield from _judge_foreign(
-        _list_foreign(connection, cron, roles), roles, here.migrate
-    )
+    yield from _judge_foreign(connection, cron.heeds_nodes, here)
     ran = read_upkeep(connection)
     upkeep = _look(connection, _UPKEEP, here.role("maintainer"))
     if ran.is_fresh and upkeep.drives_nothing:
@@ -100,69 +96,32 @@ def check_cron(
         )
 
 
-class _Foreign(NamedTuple):
-    """A job that looks like pillarbox's, but isn't one of this database."""
-
-    jobid: int
-    name: str | None
-    role: str
-    database: str
-    node: str
-    port: int
-    active: bool
-    is_here: bool
-    exists: bool
-    is_this_server: bool
-
-
-def _list_foreign(
-    connection: AdministrationConnection, cron: CronHome, roles: list[str]
-) -> list[_Foreign]:
-    found = {}
-    for role in (None, *roles):
-        if (role is None or _may_become(connection, role)) and _may_use_cron(
-            connection, role
-        ):
-            with _acting_as(connection, role):
-                for row in connection.execute(
-                    load("outbox", "list_foreign_jobs"),
-                    {"roles": roles, "heeds_nodes": cron.heeds_nodes},
-                ):
-                    found[row[0]] = _Foreign(*row)
-    return list(found.values())
-
-
 def _judge_foreign(
-    jobs: list[_Foreign], roles: list[str], migrate: str
+    connection: AdministrationConnection, heeds_nodes: bool, here: Installation
 ) -> Iterator[Finding]:
-    for job in jobs:
-        whose = (
-            f"the job {job.name!r} of {job.role} is for the database {job.database} at"
-            f" {job.node}:{job.port}{'' if job.active else ' (inactive)'}"
+    """Find jobs that look like pillarbox's, but don't maintain this database."""
+    roles = [here.role("maintainer"), here.role("detacher")]
+    found = set()
+    for role in (None, *roles):
+        if role is not None and not _may_become(connection, role):
+            continue
+        if _may_use_cron(connection, role):
+            with _acting_as(connection, role):
+                found |= set(
+                    connection.execute(
+                        load("outbox", "list_foreign_jobs"),
+                        {"roles": roles, "heeds_nodes": heeds_nodes},
+                    )
+                )
+    for _, job, database, why, is_dead, is_replaced in sorted(found):
+        yield _found(
+            Severity.ERROR if is_dead else Severity.WARNING,
+            f"{job}{why}",
+            here.migrate
+            if is_replaced
+            else f"{here.migrate} --drop-jobs-of {quote(database)}"
+            "  # unless you want the job",
         )
-        drop = f"{migrate} --drop-jobs-of {quote(job.database)}"
-        if not job.is_this_server:
-            mends = job.is_here and job.role in roles
-            yield _found(
-                Severity.WARNING,
-                f"{whose}, which isn't this server: it was restored from there, or the"
-                " port was changed",
-                migrate if mends else drop,
-            )
-        elif not job.exists:
-            yield _found(
-                Severity.ERROR,
-                f"{whose}, but there is no such database: it was renamed, or the job"
-                " came with a dump",
-                migrate if job.role in roles else drop,
-            )
-        else:
-            yield _found(
-                Severity.WARNING,
-                f"{whose}: it maintains that database"
-                + (", as a role of its own" if job.is_here else ", not this one"),
-                f"{drop}  # unless you want that",
-            )
 
 
 def _look(

@@ -40,7 +40,7 @@ def test_the_timeline_shows_past_held_today_and_ahead(
     held = lines[start + 2]
     assert "held" in held
     assert "1 unsettled: SELECT * FROM outbox.unsettled_messages('outbox." in held
-    assert "1 unsettled row (1 unclaimed) in lane 0 of topic t: " in lines[start + 3]
+    assert "1 unsettled row (1 unclaimed): " in lines[start + 3]
     query = held.partition("unsettled: ")[2]
     assert len(execute(database_url, query)) == 1
 
@@ -121,8 +121,7 @@ def test_retention_lists_each_held_day_once_with_the_reason(
     start = lines.index("outbox.message       daily    kept 7d       7 ahead")
     assert held == lines[start + 1 : start + 3]
     assert re.search(r"past its retention for 1[78]d.*: .* 1 unsettled row", held[0])
-    assert "2 unsettled rows (2 unclaimed) in lane 0" in held[1]
-    assert "of topics mails (1), orders (1), the oldest 0" in held[1]
+    assert "2 unsettled rows (2 unclaimed), the oldest 0" in held[1]
     (messages,) = [table for table in tables if table["held"]]
     assert messages["table"] == "outbox.message"
     assert [it["unsettled"] for it in messages["held"]] == [1, 2]
