@@ -31,7 +31,6 @@ BEGIN
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET timezone = ''UTC''', current_database());
     -- A job starts outside our routines: it must not use objects of other schemas.
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
-    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET row_security = off', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
     -- While a job waits, the launcher of pg_cron 1.4 with background workers starts no others. The next
     -- run finalizes a detach that was canceled.
@@ -40,6 +39,7 @@ BEGIN
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET statement_timeout = 0', current_database());
     -- Renaming the database leaves its jobs with the old name, and a dump takes them to other servers. Jobs
     -- of other databases may be theirs: only --drop-jobs-of removes them.
+    SET LOCAL row_security = on;  -- pg_cron's policies show each role its own jobs
     FOREACH v_role IN ARRAY ARRAY[{maintainer_name}, {detacher_name}, current_user] LOOP
         EXECUTE format('SET LOCAL ROLE %I', v_role);
         PERFORM cron.unschedule(j.jobid)

@@ -10,6 +10,7 @@ BEGIN
             USING HINT = 'there is nothing to remove';
     END IF;
     IF EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
+        SET LOCAL row_security = on;  -- pg_cron's policies show each role its own jobs
         FOREACH v_role IN ARRAY ARRAY[{maintainer_name}, {detacher_name}] LOOP
             -- The role sees its own jobs; without this privilege only an administrator can have scheduled them.
             IF has_schema_privilege(v_role, 'cron', 'USAGE') THEN
@@ -26,7 +27,6 @@ BEGIN
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET timezone', current_database());
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET search_path', current_database());
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET statement_timeout', current_database());
-    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET row_security', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET search_path', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET statement_timeout', current_database());
 END

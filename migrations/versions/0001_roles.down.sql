@@ -48,6 +48,7 @@ BEGIN
         IF v_role IN ({detacher_name}, {maintainer_name}) AND v_installed THEN
             IF has_schema_privilege(v_role, 'cron', 'USAGE') THEN
                 EXECUTE format('SET LOCAL ROLE %I', v_role);
+                SET LOCAL row_security = on;
                 v_has_jobs := v_has_jobs OR EXISTS (SELECT FROM cron.job WHERE username = current_user);
                 RESET ROLE;
             ELSIF NOT has_schema_privilege(current_user, 'cron', 'USAGE') THEN

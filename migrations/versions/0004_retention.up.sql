@@ -643,6 +643,7 @@ COMMENT ON FUNCTION outbox.finish_detached IS
 CREATE FUNCTION outbox.trim_cron_log() RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET row_security = on  -- pg_cron's policies show each role its own jobs
 AS $body$
 DECLARE
     v_before timestamptz := now() - interval '14 days';
@@ -663,6 +664,7 @@ COMMENT ON FUNCTION outbox.trim_cron_log IS 'delete what pg_cron recorded of run
 CREATE FUNCTION outbox.schedule_detaches() RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET row_security = on
 SET quote_all_identifiers = off
 AS $body$
 DECLARE

@@ -66,9 +66,9 @@ def check_cron(
     upkeep = _look(connection, _UPKEEP, here.role("maintainer"))
     if ran.is_fresh and upkeep.drives_nothing:
         return
-    (orphans,) = connection.execute(load("outbox", "count_orphan_jobs")).fetchone() or (
-        0,
-    )
+    with _acting_as(connection, None):
+        counted = connection.execute(load("outbox", "count_orphan_jobs")).fetchone()
+    (orphans,) = counted or (0,)
     launchers = connection.execute(load("outbox", "count_launchers")).fetchone()
     # A standby has the jobs of its primary, but no launcher.
     if not is_standby(connection) and (orphans or launchers == (0,)):
@@ -156,14 +156,14 @@ def _may_use_cron(connection: AdministrationConnection, role: str | None) -> boo
 def _acting_as(
     connection: AdministrationConnection, role: str | None
 ) -> Iterator[None]:
-    if role is None:
+    with connection.transaction():
+        # pg_cron's policies show each role its own jobs.
+        connection.execute("SET LOCAL row_security = on")
+        if role is not None:
+            connection.execute(
+                sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role))
+            )
         yield
-        return
-    connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
-    try:
-        yield
-    finally:
-        connection.execute("RESET ROLE")
 
 
 def _judge(sight: _Sight, migrate: str) -> Iterator[Finding]:
