@@ -55,6 +55,8 @@ _ROWS: Final = (
     " VALUES ('discard', '{\"topic\": \"orders\"}', 'why', 'ann', 3)",
     "INSERT INTO outbox.dropped_partition (parent_table, starts_at, ends_at)"
     " VALUES ('outbox.message', '2001-01-01Z', '2001-01-02Z') ON CONFLICT DO NOTHING",
+    "INSERT INTO outbox.upkeep_failure (step, object, failure)"
+    " VALUES ('drop', 'outbox.message_p20010101', 'in use') ON CONFLICT DO NOTHING",
     "INSERT INTO outbox.kept_partition (partition, parent_table, starts_at, ends_at)"
     " VALUES ('outbox.message_moved', 'outbox.message', '2001-01-01Z', '2001-01-02Z')"
     " ON CONFLICT DO NOTHING",
