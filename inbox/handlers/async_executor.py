@@ -77,6 +77,8 @@ class AsyncExecutor:
             except (InvalidReceiptError, ConfigError):
                 raise
             except Exception as error:
+                # A task of an earlier handler may have left it in a transaction.
+                await session.invalidate()
                 raise DatabaseUnavailableError(one_line(error)) from error
             if is_new:
                 ids = [] if is_idempotent(handler) else [message.id]
@@ -109,6 +111,8 @@ class AsyncExecutor:
             except (InvalidReceiptError, ConfigError):
                 raise
             except Exception as error:
+                # A task of an earlier handler may have left it in a transaction.
+                await session.invalidate()
                 raise DatabaseUnavailableError(one_line(error)) from error
             if new:
                 async with lent(session):
