@@ -459,7 +459,6 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.detach_expired(text, regclass[], interval)",
                 "outbox.upkeep_plan(text)",
                 "outbox.finish_detached(text)",
-                "outbox.count_unsettled(text, regclass, timestamptz, timestamptz)",
                 "outbox.describe_unsettled(text, regclass, timestamptz, timestamptz)",
                 "outbox.unsettled_messages(regclass, timestamptz, timestamptz,"
                 " integer)",
@@ -467,7 +466,6 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.schedule_detaches()",
                 "outbox.trim_cron_log()",
                 "outbox.put_back_settings(text)",
-                "outbox.note_success()",
                 "outbox.note_failure(text, text, text, text, text, text)",
                 "outbox.in_the_way(text, text, text, text, text)",
                 "outbox.upkeep_step(text, text, regclass[], interval, integer, integer,"
@@ -486,7 +484,6 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.upkeep_plan(text)",
                 "outbox.finish_detached(text)",
                 "outbox.put_back_settings(text)",
-                "outbox.note_success()",
                 "outbox.note_failure(text, text, text, text, text, text)",
                 "outbox.upkeep_step(text, text, regclass[], interval, integer, integer,"
                 " boolean)",

@@ -29,7 +29,7 @@ DROP VIEW outbox.partition_health;
 DROP PROCEDURE outbox.maintain(integer, interval);
 DROP FUNCTION outbox.trim_cron_log(), outbox.upkeep_step(text, text, regclass[], interval, integer, integer, boolean), outbox.end_upkeep(timestamptz, boolean),
     outbox.schedule_detaches(), outbox.detach_expired(text, regclass[], interval), outbox.finish_detached(text),
-    outbox.upkeep_plan(text), outbox.count_unsettled(text, regclass, timestamptz, timestamptz),
+    outbox.upkeep_plan(text),
     outbox.show_unsettled(text, text, timestamptz, timestamptz),
     outbox.describe_unsettled(text, regclass, timestamptz, timestamptz),
     outbox.unsettled_messages(regclass, timestamptz, timestamptz, integer), outbox.is_followed(text, timestamptz, timestamptz),
@@ -40,7 +40,7 @@ DROP FUNCTION outbox.trim_cron_log(), outbox.upkeep_step(text, text, regclass[],
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
     outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.clock_problem(), outbox.place(),
     outbox.put_back_settings(text), outbox.changed_settings(text), outbox.wanted_settings(text),
-    outbox.accept_clock(), outbox.note_failure(text, text, text, text, text, text), outbox.in_the_way(text, text, text, text, text), outbox.note_success(), outbox.without_row(text, text);
+    outbox.accept_clock(), outbox.note_failure(text, text, text, text, text, text), outbox.in_the_way(text, text, text, text, text), outbox.without_row(text, text);
 DROP TABLE outbox.upkeep, outbox.upkeep_failure, outbox.dropped_partition, outbox.kept_partition, outbox.retiring_partition, outbox.partition_policy;
 DROP FUNCTION outbox.follow_policy();
 RESET ROLE;

@@ -142,16 +142,6 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.place IS 'identifies the server, its timeline, which changes with a restore or a promotion, and the database';
 
-CREATE FUNCTION outbox.note_success() RETURNS void
-LANGUAGE sql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-BEGIN ATOMIC
-    INSERT INTO outbox.upkeep AS u (succeeded_at, succeeded_in) VALUES (clock_timestamp(), outbox.place())
-        ON CONFLICT (is_it) DO UPDATE
-        SET succeeded_at = EXCLUDED.succeeded_at, succeeded_in = EXCLUDED.succeeded_in, accepted_at = NULL;
-END;
-COMMENT ON FUNCTION outbox.note_success IS 'record a successful upkeep';
-
 CREATE TABLE outbox.upkeep_failure (
     step         text        NOT NULL,
     object       text        NOT NULL,
@@ -185,13 +175,13 @@ BEGIN ATOMIC
      WHERE in_the_way.parent IS NOT NULL AND to_regclass(in_the_way.parent) IS NULL
     UNION ALL
     (SELECT DISTINCT format('%s %s', i.type, i.identity),
-           CASE WHEN i.type IN ('view', 'materialized view', 'function', 'procedure')
+           CASE WHEN i.type IN ('view', 'materialized view', 'function', 'procedure', 'rule', 'trigger', 'policy')
                 THEN format('DROP %s %s; /* or let it read %s */', upper(i.type), i.identity, in_the_way.parent)
                 ELSE format('/* drop or change %s %s */', i.type, i.identity) END
       FROM it
       JOIN pg_depend d ON d.deptype = 'n' AND (d.refclassid = 'pg_class'::regclass AND d.refobjid = it.oid
                                                OR d.refclassid = 'pg_type'::regclass AND d.refobjid IN (it.reltype, it.typarray))
-      LEFT JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
+      LEFT JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid AND r.rulename = '_RETURN'
      CROSS JOIN LATERAL pg_identify_object(CASE WHEN r.oid IS NULL THEN d.classid ELSE 'pg_class'::regclass END,
                                            coalesce(r.ev_class, d.objid), d.objsubid) AS i
      WHERE in_the_way.step = 'drop' AND d.classid <> 'pg_constraint'::regclass)

@@ -284,30 +284,6 @@ $body$;
 COMMENT ON FUNCTION outbox.unsettled_messages IS
     'the messages of a partition that are neither published nor dead-lettered, and those to be published again, up to at_most; cause is that of the last entry in the log, or unclaimed, or inserted late (below what was verified)';
 
-CREATE FUNCTION outbox.count_unsettled(parent text, partition regclass, starts_at timestamptz, ends_at timestamptz) RETURNS bigint
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
-SET jit = off  -- the estimated cost may be high enough for it
-AS $body$
-DECLARE
-    p outbox.partition_policy;
-    v_count bigint := 0;
-BEGIN
-    SELECT * INTO STRICT p FROM outbox.partition_policy q WHERE q.parent_table = parent;
-    IF p.unsettled IS NOT NULL THEN
-        EXECUTE format('SELECT count(*) FROM (SELECT FROM %s WHERE %s LIMIT 1000) AS u', partition, p.unsettled) INTO v_count;
-    ELSIF p.gate IS NOT NULL THEN
-        EXECUTE format('SELECT count(*) FROM %s($1, $2, $3, 1000)', p.gate) INTO v_count USING partition, starts_at, ends_at;
-    END IF;
-    RETURN v_count;
-EXCEPTION WHEN OTHERS THEN
-    RETURN NULL;
-END
-$body$;
-COMMENT ON FUNCTION outbox.count_unsettled IS
-    'the unsettled rows of a partition, counted up to 1,000; null if the condition or the gate fails';
-
 CREATE FUNCTION outbox.show_unsettled(parent text, partition text, starts_at timestamptz, ends_at timestamptz) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -328,8 +304,8 @@ LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 SET datestyle = 'ISO, MDY'
-SET enable_seqscan = off  -- as in outbox.count_unsettled
-SET jit = off
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET jit = off  -- the estimated cost may be high enough for it
 AS $body$
 DECLARE
     p outbox.partition_policy;
@@ -576,7 +552,7 @@ BEGIN
             -- Queries on the parent no longer reach it; queries on it wait for this lock.
             EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', s.partition);
             v_reason := CASE WHEN outbox.is_followed(parent, s.starts_at, s.ends_at) THEN format('rows of %s need it', p.follows)
-                             WHEN outbox.count_unsettled(parent, s.partition::regclass, s.starts_at, s.ends_at) IS DISTINCT FROM 0
+                             WHEN (outbox.describe_unsettled(parent, s.partition::regclass, s.starts_at, s.ends_at)).unsettled IS DISTINCT FROM 0
                              THEN 'it has unsettled rows'
                              WHEN s.ends_at >= now() - p.retention THEN format('the retention of %s keeps it', p.retention) END;
             IF v_reason IS NOT NULL THEN

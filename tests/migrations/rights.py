@@ -352,7 +352,7 @@ FORBIDDEN = {
         VERIFY,
         "UPDATE partman.part_config SET retention = '1 day'",
         "SELECT outbox.finish_detached('outbox.message')",
-        "SELECT outbox.note_success()",
+        "SELECT outbox.end_upkeep(now(), false)",
         "SELECT outbox.accept_clock()",
         ADD,
         "SELECT payload FROM inbox.delivery",

@@ -42,7 +42,6 @@ DEFINERS = {
         "consumer",
         "SELECT outbox.replay_caused_by('019a0000-0000-7000-8000-000000000000')",
     ),
-    "outbox.note_success()": ("maintainer", "SELECT outbox.note_success()"),
     "outbox.put_back_settings(text)": (
         *("maintainer", "SELECT outbox.put_back_settings('outbox.message')"),
     ),

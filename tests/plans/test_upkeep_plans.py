@@ -74,7 +74,7 @@ SELECT seq_scan, seq_tup_read, idx_scan > 0 FROM pg_stat_xact_user_tables
 """
 CALLS = """
 SELECT funcname, calls FROM pg_stat_xact_user_functions
- WHERE funcname IN ('upkeep_plan', 'count_unsettled', 'describe_unsettled')
+ WHERE funcname IN ('upkeep_plan', 'describe_unsettled')
 """
 QUIET_HOUR = """
 SELECT outbox.make_partitions(%(table)s),

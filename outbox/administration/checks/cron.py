@@ -52,11 +52,12 @@ def check_cron(
     """Find jobs that don't run or fail, unless something else drives the upkeep."""
     cron = find_cron(connection)
     if cron.is_lost:
+        here_quoted = sql.Literal(cron.here).as_string(connection)
         yield _found(
             Severity.ERROR,
             f"pg_cron runs in the database {cron.home}, which doesn't exist: no job of"
             " this server runs",
-            f"ALTER SYSTEM SET cron.database_name = '{cron.here}';  -- then restart the"
+            f"ALTER SYSTEM SET cron.database_name = {here_quoted};  -- then restart the"
             f" server, and run: {here.migrate}",
         )
     if not cron.is_here:

@@ -63,6 +63,12 @@ OBSTACLES: Final = {
         "drop",
         "function public.id_of(",
     ),
+    "rule": Obstacle(
+        "CREATE TABLE public.sink (a int); CREATE RULE clear AS ON INSERT TO"
+        " public.sink DO ALSO DELETE FROM {partition}",
+        "drop",
+        "rule clear on public.sink",
+    ),
     "foreign key on the partition": Obstacle(
         WITH_A_KEY.format("{partition}"), "drop", "of_message of public.invoice"
     ),

@@ -24,7 +24,7 @@ def overview(url: str) -> str:
 
 
 def test_the_first_page_says_that_all_is_well(database_url: str) -> None:
-    execute(database_url, "SELECT outbox.note_success()")
+    execute(database_url, "CALL outbox.maintain()")
     with session(database_url, "pillarbox relay host 7 lease", LOCK_CLASS, ALL_LANES):
         text = overview(database_url)
     assert "<strong>All well</strong>" in text
