@@ -17,11 +17,11 @@ from benchmarks.http_sink import http_sink
 from benchmarks.workload import TOPIC
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.sqs.connection import SqsSettings
-from outbox.testing.kafka import kafka_cluster
-from outbox.testing.nats import nats_server
-from outbox.testing.rabbitmq import rabbitmq_server
-from outbox.testing.redis import redis_server
-from outbox.testing.sqs import sqs_server
+from tests.servers.kafka import kafka_cluster
+from tests.servers.nats import nats_server
+from tests.servers.rabbitmq import rabbitmq_server
+from tests.servers.redis import redis_server
+from tests.servers.sqs import sqs_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.testing import cluster
 from outbox.testing.lifetime import free_port, is_running, wait_until
 from outbox.testing.postgres import PostgresServer, postgres_server
-from outbox.testing.redis import RedisServer, redis_server
 from tests.fixtures.command_server import CommandServer
 from tests.fixtures.processes import command_line
+from tests.servers.redis import RedisServer, redis_server
 
 # Starts both servers, prints their process ids and directories, and is killed.
 OWNER = """
@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import psycopg
 from outbox.testing.postgres import postgres_server
-from outbox.testing.redis import redis_server
+from tests.servers.redis import redis_server
 
 with postgres_server(durable=False, docker=False) as postgres, redis_server() as redis:
     with psycopg.connect(postgres.url) as connection:

@@ -62,29 +62,29 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
     elif "://" in wanted:
         yield _given(wanted)
     elif wanted == "redis":
-        from outbox.testing.redis import redis_server
+        from tests.servers.redis import redis_server
 
         with redis_server() as redis:
             yield Broker(redis.url, options="reclaim_after=5s")
     elif wanted == "rabbitmq":
-        from outbox.testing.rabbitmq import rabbitmq_server
+        from tests.servers.rabbitmq import rabbitmq_server
 
         with rabbitmq_server() as rabbitmq:
             yield Broker(rabbitmq.url)
     elif wanted == "nats":
-        from outbox.testing.nats import nats_server
+        from tests.servers.nats import nats_server
 
         with nats_server() as nats:
             url = f"{nats.url}?stream=DEMO&create={TOPIC}"
             yield Broker(url, repeats=False, options="ack_wait=5s")
     elif wanted == "kafka":
-        from outbox.testing.kafka import kafka_cluster
+        from tests.servers.kafka import kafka_cluster
 
         with kafka_cluster() as kafka:
             kafka.create_topic(TOPIC, partitions=4)
             yield Broker(kafka.url, options="session.timeout.ms=6000")
     elif wanted == "sns":
-        from outbox.testing.sqs import sqs_server
+        from tests.servers.sqs import sqs_server
 
         with sqs_server() as aws:
             url = f"{aws.url('sns')}&fifo=true&wait=1s"

@@ -13,16 +13,16 @@ import pytest
 from redis import Redis
 
 from outbox.administration.migrate import migrate
-from outbox.testing.nats import nats_server
 from outbox.testing.postgres import postgres_server
-from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
-from outbox.testing.redis import redis_server
 from tests.acceptance.counter import COUNTED, DOUBTED, NAME, TOPICS
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import ask
 from tests.fixtures.postgres import new_database
 from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.sessions import execute
+from tests.servers.nats import nats_server
+from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
+from tests.servers.redis import redis_server
 
 _STREAM: Final = "NUMBERS"
 # Includes delivered messages that are unacked, which AMQP doesn't report.

@@ -9,9 +9,9 @@ from redis import Redis
 from typing_extensions import override
 
 from outbox.testing.postgres import PostgresServer
-from outbox.testing.redis import redis_server
 from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
 from tests.fixtures.sessions import execute
+from tests.servers.redis import redis_server
 
 pytestmark = pytest.mark.fault
 

@@ -10,9 +10,6 @@ import pytest
 from inbox.sources.rabbitmq import RabbitMQSource
 from outbox import Message
 from outbox.brokers.sqs.connection import resource_name
-from outbox.testing.kafka import KafkaCluster
-from outbox.testing.nats import NatsServer
-from outbox.testing.sqs import SqsServer
 from relay.publisher import Publisher
 from relay.publishers.kafka import KafkaPublisher
 from relay.publishers.nats import NatsPublisher
@@ -26,6 +23,9 @@ from tests.acceptance.poison_consumer import MAX_ATTEMPTS, NAME, POISON, TOPIC
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.sqs import Aws
 from tests.fixtures.waiting import wait_for
+from tests.servers.kafka import KafkaCluster
+from tests.servers.nats import NatsServer
+from tests.servers.sqs import SqsServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 

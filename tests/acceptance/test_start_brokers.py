@@ -8,11 +8,7 @@ import pytest
 from redis import Redis
 
 from outbox.testing.lifetime import free_port
-from outbox.testing.nats import NatsServer, nats_server
 from outbox.testing.postgres import PostgresServer
-from outbox.testing.rabbitmq import RabbitMQServer
-from outbox.testing.redis import RedisServer
-from outbox.testing.sqs import SqsServer
 from tests.fixtures.http import SECRET, SECRET_ENV
 from tests.fixtures.kafka_script import refusing_kafka
 from tests.fixtures.processes import ROOT
@@ -23,6 +19,10 @@ from tests.fixtures.refusals import (
     user_who_may_make,
 )
 from tests.fixtures.sqs_script import error, scripted_sqs
+from tests.servers.nats import NatsServer, nats_server
+from tests.servers.rabbitmq import RabbitMQServer
+from tests.servers.redis import RedisServer
+from tests.servers.sqs import SqsServer
 
 AWAY = {
     "amqp": "amqp://someone:{password}@127.0.0.1:{port}",

@@ -3,11 +3,11 @@
 from pathlib import Path
 from uuid import uuid4
 
-from outbox.testing.kafka import KafkaCluster
-from outbox.testing.nats import nats_server
-from outbox.testing.rabbitmq import RabbitMQServer
-from outbox.testing.sqs import SqsServer
 from tests.fixtures.refusals import refusal_of_consumer, user_who_may_make
+from tests.servers.kafka import KafkaCluster
+from tests.servers.nats import nats_server
+from tests.servers.rabbitmq import RabbitMQServer
+from tests.servers.sqs import SqsServer
 
 
 def test_a_consumers_missing_topic_is_named(

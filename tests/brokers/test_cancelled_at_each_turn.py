@@ -25,9 +25,6 @@ from inbox.sources.redis import RedisSource
 from inbox.sources.sqs import SqsSource
 from outbox import Message
 from outbox.brokers.sqs.connection import SqsSettings
-from outbox.testing.kafka import KafkaCluster
-from outbox.testing.nats import NatsServer
-from outbox.testing.sqs import SqsServer
 from relay.publisher import Publisher
 from relay.publishers.http import HttpPublisher
 from relay.publishers.kafka import KafkaPublisher
@@ -40,6 +37,9 @@ from tests.fixtures.http import Target
 from tests.fixtures.rabbitmq import exchange_of
 from tests.fixtures.sqs import Aws, fresh
 from tests.fixtures.waiting import wait_for
+from tests.servers.kafka import KafkaCluster
+from tests.servers.nats import NatsServer
+from tests.servers.sqs import SqsServer
 
 Call: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 

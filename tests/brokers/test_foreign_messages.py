@@ -16,15 +16,15 @@ from inbox.sources.redis import RedisSource
 from inbox.sources.sqs import SqsSource
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.cloudevents.raw_text import bytes_of
-from outbox.testing.kafka import KafkaCluster
-from outbox.testing.nats import NatsServer
-from outbox.testing.sqs import SqsServer
 from tests.fixtures.foreign_messages import DEEP, OTHER_RAW, RAW, given_up, raw_headers
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import put_bytes
 from tests.fixtures.rabbitmq import channel_of, exchange_of
 from tests.fixtures.sessions import execute
 from tests.fixtures.sqs import Aws, fresh
+from tests.servers.kafka import KafkaCluster
+from tests.servers.nats import NatsServer
+from tests.servers.sqs import SqsServer
 
 
 async def test_a_foreign_redis_entry_without_a_payload_is_dead_lettered(

@@ -15,7 +15,7 @@ from inbox.source import Source
 from inbox.sources.nats import NatsSource
 from inbox.sources.redis import RedisSource
 from outbox.retry import jittered
-from outbox.testing.nats import NatsServer
+from tests.servers.nats import NatsServer
 
 POLL = timedelta(milliseconds=200)
 ENOUGH = 6

@@ -11,10 +11,6 @@ import pytest
 from outbox import Message, gather
 from outbox.brokers.plugins import implementation
 from outbox.observability.health import Health
-from outbox.testing.kafka import KafkaCluster
-from outbox.testing.nats import nats_server
-from outbox.testing.rabbitmq import rabbitmq_server
-from outbox.testing.redis import redis_server
 from outbox.testing.server import PrivateServer
 from relay.events import (
     BatchSettled,
@@ -29,6 +25,10 @@ from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import Running, insert, running
 from tests.fixtures.sessions import execute
+from tests.servers.kafka import KafkaCluster
+from tests.servers.nats import nats_server
+from tests.servers.rabbitmq import rabbitmq_server
+from tests.servers.redis import redis_server
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(300)]
 

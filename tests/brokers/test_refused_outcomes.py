@@ -20,13 +20,13 @@ from inbox.sources.nats import NatsSource
 from inbox.sources.redis import RedisSource
 from outbox import Message
 from outbox.testing.events import RecordedEvents
-from outbox.testing.nats import nats_server
-from outbox.testing.redis import RedisServer
 from relay.publisher import Acked, Publisher
 from relay.publishers.nats import NatsPublisher
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.nats import ask
+from tests.servers.nats import nats_server
+from tests.servers.redis import RedisServer
 
 TOPIC = "orders.placed"
 SOON = timedelta(milliseconds=50)

@@ -33,11 +33,8 @@ from inbox.webhook import webhook_app
 from outbox import Message, add
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.testing.events import RecordedEvents
-from outbox.testing.kafka import KafkaCluster
 from outbox.testing.lifetime import free_port
-from outbox.testing.nats import NatsServer
 from outbox.testing.samples import TRACEPARENT
-from outbox.testing.sqs import SqsServer
 from relay.events import BatchSettled
 from relay.publisher import Confirmation, Publisher
 from relay.publishers.http import HttpPublisher
@@ -57,6 +54,9 @@ from tests.fixtures.relay import running as relay_running
 from tests.fixtures.spans import Spans, attributes_of, context_of, parent_of
 from tests.fixtures.sqs import Aws, fresh
 from tests.fixtures.webhook import OPTIONS, served
+from tests.servers.kafka import KafkaCluster
+from tests.servers.nats import NatsServer
+from tests.servers.sqs import SqsServer
 
 SOON: Final = timedelta(milliseconds=100)
 BROKERS: Final = (

@@ -11,13 +11,13 @@ from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.sqs import SqsSource
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.cloudevents.raw_text import bytes_of
-from outbox.testing.nats import NatsServer
-from outbox.testing.sqs import SqsServer
 from tests.fixtures.foreign_messages import OTHER_RAW, RAW, given_up
 from tests.fixtures.nats import put_block, put_bytes
 from tests.fixtures.rabbitmq import RawProperties, exchange_of
 from tests.fixtures.rabbitmq import put_bytes as put_routed
 from tests.fixtures.sqs import Aws, fresh
+from tests.servers.nats import NatsServer
+from tests.servers.sqs import SqsServer
 
 
 async def test_a_nats_subject_that_is_not_text_is_dead_lettered(

@@ -45,7 +45,6 @@ MODULES = {
         "inbox.sources.kafka",
         "outbox.brokers.kafka.connection",
         "outbox.brokers.kafka.message",
-        "outbox.testing.kafka.cluster",
         "relay.publishers.kafka",
     ),
     "cli": (

@@ -11,11 +11,11 @@ from confluent_kafka import KafkaError, murmur2
 from outbox import Message
 from outbox.brokers.kafka.connection import kafka_config
 from outbox.errors import BrokerTimeoutError, ConfigError
-from outbox.testing.kafka import PRODUCE, KafkaCluster, kafka_cluster
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import Kafka, messages, records
 from tests.fixtures.waiting import answer_after
+from tests.servers.kafka import PRODUCE, KafkaCluster, kafka_cluster
 
 NEVER_CREATE = "?allow.auto.create.topics=false"
 NOBODY = -1

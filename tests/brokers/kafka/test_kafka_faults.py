@@ -8,7 +8,6 @@ import pytest
 from confluent_kafka import KafkaError
 from typing_extensions import override
 
-from outbox.testing.kafka import PRODUCE, KafkaCluster, kafka_cluster
 from tests.acceptance.broker_faults import (
     CONCURRENCY,
     IN_FLIGHT,
@@ -24,6 +23,7 @@ from tests.fixtures.kafka import Kafka, behind, messages
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.waiting import wait_for
+from tests.servers.kafka import PRODUCE, KafkaCluster, kafka_cluster
 
 pytestmark = pytest.mark.fault
 

@@ -15,12 +15,12 @@ from inbox.source import Delivery
 from inbox.sources.kafka import KafkaSource
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.kafka import COMMIT, KafkaCluster
 from relay.publisher import Acked
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import Kafka, client_config
 from tests.fixtures.real_kafka import RealKafka
 from tests.fixtures.waiting import answer_after
+from tests.servers.kafka import COMMIT, KafkaCluster
 
 SOON = timedelta(milliseconds=50)
 # After a member leaves, the mock makes a new member wait for the session timeout.

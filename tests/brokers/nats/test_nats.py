@@ -6,10 +6,10 @@ import pytest
 from inbox.sources.nats import NatsSource
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.nats import NatsServer, nats_server
 from relay.publisher import Acked, Nacked
 from relay.publishers.nats import NatsPublisher
 from tests.fixtures.nats import ask, make_stream, put_raw, stored
+from tests.servers.nats import NatsServer, nats_server
 
 
 @pytest.mark.parametrize(

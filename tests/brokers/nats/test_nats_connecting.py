@@ -18,9 +18,9 @@ from outbox.brokers.nats.connection import NatsConnection
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.brokers.plugins import implementation
 from outbox.errors import BrokerUnavailableError
-from outbox.testing.nats import NatsServer, nats_server
 from relay.publisher import Acked, Nacked
 from relay.publishers.nats import NatsPublisher
+from tests.servers.nats import NatsServer, nats_server
 
 _INFO = b'INFO {"version":"2.10.0","max_payload":1048576,"auth_required":true}\r\n'
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from outbox.testing.nats import nats_server
 from tests.acceptance.broker_faults import Arrival, BrokerFaults
 from tests.fixtures.nats import ask, stored
+from tests.servers.nats import nats_server
 
 pytestmark = pytest.mark.fault
 

@@ -13,11 +13,11 @@ from inbox.sources.nats import NatsSource
 from inbox.testing.crash import die_holding
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.nats import NatsServer
 from outbox.testing.samples import numbered, numbers_by_key
 from relay.publisher import Acked
 from relay.publishers.nats import NatsPublisher
 from tests.fixtures.nats import ask
+from tests.servers.nats import NatsServer
 
 SOON = timedelta(milliseconds=100)
 

@@ -11,13 +11,13 @@ from inbox.sources.nats import NatsSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
-from outbox.testing.nats import NatsServer
 from relay.publisher import Acked
 from relay.publishers.nats import NatsPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.nats import make_stream, put_bytes, put_raw, stored
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.through_proxy import ThroughProxy
+from tests.servers.nats import NatsServer
 
 
 class TestNatsPublisher(ThroughProxy, PublisherSuite):

@@ -12,7 +12,6 @@ import pytest
 from outbox import Message
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
-from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
 from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
@@ -26,6 +25,7 @@ from tests.fixtures.rabbitmq import (
     user,
 )
 from tests.fixtures.waiting import wait_for
+from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 
 
 @pytest.fixture

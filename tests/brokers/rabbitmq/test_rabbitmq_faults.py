@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import pytest
 from typing_extensions import override
 
-from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
 from tests.acceptance.broker_faults import (
     TOPIC,
     Arrival,
@@ -15,6 +14,7 @@ from tests.acceptance.broker_faults import (
 )
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.rabbitmq import bind, channel_of, drain
+from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 
 pytestmark = pytest.mark.fault
 

@@ -8,11 +8,11 @@ import pytest
 
 from outbox import Message
 from outbox.errors import BrokerUnavailableError
-from outbox.testing.rabbitmq import RabbitMQServer
 from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.rabbitmq import bind, drain, set_free_disk_limit
 from tests.fixtures.waiting import answer_after
+from tests.servers.rabbitmq import RabbitMQServer
 
 REJECTS = {"x-overflow": "reject-publish"}
 TAKES_NOTHING = (

@@ -9,13 +9,13 @@ import pytest
 from outbox.brokers.plugins import implementation
 from outbox.errors import ConfigError, OutboxError
 from outbox.testing.lifetime import is_running, wait_until
-from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
+from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 
 # Starts a server, prints its process id and its epmd's, and is killed.
 OWNER = """
 import os, signal
 from pathlib import Path
-from outbox.testing.rabbitmq import rabbitmq_server
+from tests.servers.rabbitmq import rabbitmq_server
 
 with rabbitmq_server() as server:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -63,7 +63,7 @@ def test_without_the_server_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("outbox.testing.rabbitmq.server._DEBIAN", tmp_path)
+    monkeypatch.setattr("tests.servers.rabbitmq.server._DEBIAN", tmp_path)
     with pytest.raises(ConfigError, match="install it"), rabbitmq_server():
         pass
 

@@ -14,11 +14,11 @@ from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.rabbitmq.queue import QueueConfig, binding_key
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.rabbitmq import RabbitMQServer
 from relay.publisher import Acked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.rabbitmq import channel_of, exchange_of
+from tests.servers.rabbitmq import RabbitMQServer
 
 SOON = timedelta(milliseconds=50)
 

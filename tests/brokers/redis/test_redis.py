@@ -18,11 +18,11 @@ from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.redis import RedisServer, redis_server
 from relay.publisher import Acked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.waiting import answer_after
+from tests.servers.redis import RedisServer, redis_server
 
 FULL = Message(
     "orders",

@@ -14,7 +14,7 @@ from inbox.sources.redis import RedisSource
 from outbox import Message
 from outbox.cloudevents.fields import to_fields
 from outbox.errors import BrokerUnavailableError
-from outbox.testing.redis import RedisServer
+from tests.servers.redis import RedisServer
 
 SOON = timedelta(milliseconds=50)
 

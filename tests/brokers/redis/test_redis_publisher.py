@@ -5,10 +5,10 @@ from redis import Redis as SyncRedis
 
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.redis import RedisServer
 from relay.publisher import Acked, Nacked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
+from tests.servers.redis import RedisServer
 
 
 async def test_a_full_redis_accepts_all_of_a_batch_or_nothing(

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.testing.sqs import SqsServer
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.brokers.sqs.test_sqs_suite import SNS_PAYLOAD_BYTES, SqsPublisherCase
 from tests.fixtures.elasticmq import elasticmq
 from tests.fixtures.sqs import Aws, account
+from tests.servers.sqs import SqsServer
 
 pytestmark = pytest.mark.variant
 

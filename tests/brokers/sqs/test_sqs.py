@@ -15,10 +15,10 @@ from outbox.brokers.sqs.message import read
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
 from outbox.testing.samples import differences, full_message, numbered
-from outbox.testing.sqs import SqsServer
 from relay.publisher import Acked, Nacked
 from relay.publishers.sqs import SqsPublisher
 from tests.fixtures.sqs import Aws, fresh
+from tests.servers.sqs import SqsServer
 
 SOON = timedelta(milliseconds=100)
 

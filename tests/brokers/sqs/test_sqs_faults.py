@@ -14,10 +14,10 @@ import pytest
 from typing_extensions import override
 
 from outbox.brokers.sqs.connection import resource_name
-from outbox.testing.sqs import sqs_server
 from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.sqs import Aws, account
+from tests.servers.sqs import sqs_server
 
 pytestmark = pytest.mark.fault
 

@@ -17,7 +17,6 @@ from outbox import Message
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.testing.conformance import checks
 from outbox.testing.samples import MAX_PAYLOAD_BYTES, numbered
-from outbox.testing.sqs import SqsServer
 from relay.publisher import Acked
 from relay.publishers.sqs import SqsPublisher
 from relay.testing.publisher_answers import PublisherAnswers
@@ -26,6 +25,7 @@ from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sqs import Aws
 from tests.fixtures.through_proxy import ThroughProxy
+from tests.servers.sqs import SqsServer
 
 # 256 KiB less room for attributes; binary payloads are sent as base64.
 SNS_PAYLOAD_BYTES = (256 - 16) * 1024 * 3 // 4

@@ -32,7 +32,6 @@ from inbox import InvalidReceiptError, idempotent
 from inbox.frameworks.faststream import Idempotent, event_id, unfold
 from outbox import ConfigError, Message, add, uuid7
 from outbox.cloudevents.headers import from_headers
-from outbox.testing.nats import NatsServer
 from outbox.testing.samples import TRACEPARENT
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of
@@ -45,6 +44,7 @@ from tests.fixtures.endings import (
     receipts,
 )
 from tests.fixtures.spans import Spans, attributes_of, context_of, parent_of
+from tests.servers.nats import NatsServer
 
 
 async def ask(broker: NatsBroker, id: UUID, order: dict[str, int], **more: str) -> None:

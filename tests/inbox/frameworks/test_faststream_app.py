@@ -10,10 +10,6 @@ from pathlib import Path
 import pytest
 
 from outbox import Message
-from outbox.testing.kafka import KafkaCluster
-from outbox.testing.nats import NatsServer
-from outbox.testing.rabbitmq import RabbitMQServer
-from outbox.testing.redis import RedisServer
 from relay.publisher import Acked, Publisher
 from relay.publishers.kafka import KafkaPublisher
 from relay.publishers.nats import NatsPublisher
@@ -22,6 +18,10 @@ from relay.publishers.redis import RedisPublisher
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
+from tests.servers.kafka import KafkaCluster
+from tests.servers.nats import NatsServer
+from tests.servers.rabbitmq import RabbitMQServer
+from tests.servers.redis import RedisServer
 
 TOPIC = "orders.placed"
 

@@ -1,4 +1,4 @@
-"""The process behind `outbox.testing.kafka`: librdkafka's mock cluster.
+"""The process behind `tests.servers.kafka`: librdkafka's mock cluster.
 
 Each line of its standard input is a JSON list: the name of a function of
 `rdkafka_mock.h`, without its prefix, and the arguments that follow the cluster. It

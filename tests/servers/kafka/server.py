@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from outbox.errors import OutboxError
@@ -24,6 +25,7 @@ COMMIT: Final = 8
 """The number of Kafka's OffsetCommit request, for `refuse`."""
 
 _ALL: Final = -1
+_PROGRAM: Final = Path(__file__).with_name("cluster.py")
 
 
 class KafkaCluster:
@@ -34,7 +36,7 @@ class KafkaCluster:
 
     def __init__(self, brokers: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "outbox.testing.kafka.cluster", str(brokers)],
+            [sys.executable, str(_PROGRAM), str(brokers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,5 +1,5 @@
 """A private RabbitMQ server for tests."""
 
-from outbox.testing.rabbitmq.server import RabbitMQServer, rabbitmq_server
+from tests.servers.rabbitmq.server import RabbitMQServer, rabbitmq_server
 
 __all__ = ["RabbitMQServer", "rabbitmq_server"]

@@ -21,7 +21,7 @@ def main() -> None:
     models: Any = import_module("moto.sqs.models")
     models.unix_time = time.time
     models.unix_time_millis = lambda: time.time() * 1000
-    models.Queue.wait_for_messages = lambda _, __: time.sleep(0.01)
+    models.Queue.wait_for_messages = lambda _, __: time.sleep(0.01)  # noqa: TID251 - in the server
     models.Queue.approximate_number_of_messages = property(lambda q: len(q._messages))
     models.Queue.approximate_number_of_messages_not_visible = 0
     models.Queue.approximate_number_of_messages_delayed = 0

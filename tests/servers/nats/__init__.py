@@ -1,5 +1,5 @@
 """A private NATS server with JetStream for tests."""
 
-from outbox.testing.nats.server import NatsServer, nats_server
+from tests.servers.nats.server import NatsServer, nats_server
 
 __all__ = ["NatsServer", "nats_server"]

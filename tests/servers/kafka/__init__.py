@@ -1,5 +1,5 @@
 """A private Kafka for tests: the mock cluster that is part of librdkafka."""
 
-from outbox.testing.kafka.server import COMMIT, PRODUCE, KafkaCluster, kafka_cluster
+from tests.servers.kafka.server import COMMIT, PRODUCE, KafkaCluster, kafka_cluster
 
 __all__ = ["COMMIT", "PRODUCE", "KafkaCluster", "kafka_cluster"]

@@ -1,0 +1,1 @@
+"""Private servers of brokers, for tests, demo and benchmarks."""
