@@ -103,7 +103,6 @@ def test_a_missing_part_is_named_and_does_not_fail_the_others(
         "blocked",
         "dead_letters",
         "jobs",
-        "tables",
     }
     assert overview.outbox is not None
     assert [it.side for it in overview.dead_letters] == ["outbox"]
