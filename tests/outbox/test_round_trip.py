@@ -96,6 +96,7 @@ def test_messages_added_by_a_session_arrive_unchanged(
         outbox.add(session, *messages)
         session.flush()
         assert rows_and_headers(session, messages) == [expected(m) for m in messages]
+        session.rollback()
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=5))
