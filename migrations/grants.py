@@ -474,7 +474,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.accept_clock()",
             )
         ),
-        Closed(_procedure("outbox.maintain(integer, interval)")),
+        Closed(_procedure("outbox.maintain(integer, interval, timestamptz)")),
         _grant(
             _EXECUTE,
             _functions(
@@ -494,7 +494,9 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             "maintainer",
         ),
         _grant(
-            _EXECUTE, _procedure("outbox.maintain(integer, interval)"), "maintainer"
+            _EXECUTE,
+            _procedure("outbox.maintain(integer, interval, timestamptz)"),
+            "maintainer",
         ),
         _grant(
             _EXECUTE,

@@ -26,7 +26,7 @@ $detached$;
 DELETE FROM {partman}.part_config c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table;
 ALTER TABLE inbox.foreign_receipt ALTER COLUMN received_at SET DEFAULT now();
 DROP VIEW outbox.partition_health;
-DROP PROCEDURE outbox.maintain(integer, interval);
+DROP PROCEDURE outbox.maintain(integer, interval, timestamptz);
 DROP FUNCTION outbox.trim_cron_log(), outbox.upkeep_step(text, text, regclass[], interval, integer, integer, boolean), outbox.end_upkeep(timestamptz, boolean),
     outbox.schedule_detaches(), outbox.detach_expired(text, regclass[], interval), outbox.finish_detached(text),
     outbox.upkeep_plan(text),

@@ -40,7 +40,7 @@ REVOKE ALL
         outbox.end_upkeep(timestamptz, boolean),
         outbox.accept_clock()
     FROM PUBLIC;
-REVOKE ALL ON PROCEDURE outbox.maintain(integer, interval) FROM PUBLIC;
+REVOKE ALL ON PROCEDURE outbox.maintain(integer, interval, timestamptz) FROM PUBLIC;
 GRANT EXECUTE
     ON FUNCTION
         outbox.make_partitions(text),
@@ -55,7 +55,7 @@ GRANT EXECUTE
         outbox.trim_cron_log(),
         outbox.accept_clock()
     TO {maintainer};
-GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO {maintainer};
+GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval, timestamptz) TO {maintainer};
 GRANT EXECUTE ON FUNCTION outbox.upkeep_plan(text) TO {monitor}, {relay}, {consumer};
 GRANT EXECUTE ON FUNCTION outbox.make_days() TO {relay}, {consumer};
 GRANT EXECUTE

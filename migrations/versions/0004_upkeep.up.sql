@@ -201,7 +201,7 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.end_upkeep IS 'forget failures that no longer occur, and return the others, or record a success';
 
-CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60, patience interval DEFAULT '0')
+CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60, patience interval DEFAULT '0', since timestamptz DEFAULT NULL)
 LANGUAGE plpgsql
 AS $body$
 DECLARE
@@ -219,7 +219,7 @@ BEGIN
     -- where another role's operator may match better than the catalog's.
     SET LOCAL search_path = pg_catalog, pg_temp;
     SET LOCAL row_security = off;
-    v_began_at := clock_timestamp();
+    v_began_at := coalesce(since, clock_timestamp());
     FOR s IN
         -- The partitions of all tables first. A follower's partition can go when its leader's has gone.
         SELECT k.step, coalesce(k.parent_table, p.parent_table) AS parent_table
@@ -257,6 +257,6 @@ BEGIN
 END
 $body$;
 COMMENT ON PROCEDURE outbox.maintain IS
-    'create partitions, then apply the retention, for every table of the policy; for as long as patience, detaches are left to jobs';
+    'create partitions, then apply the retention, for every table of the policy; for as long as patience, detaches are left to jobs; failures since the time given, if any, are those of this run';
 
 RESET ROLE;

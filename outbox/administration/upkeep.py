@@ -110,14 +110,16 @@ def maintain(
         # It would end the whole CALL: each step has limits of its own.
         connection.execute("SET statement_timeout = 0")
         owner = _scalar(connection, load("outbox", "find_owner"))
-        problem = _run_routines(connection, _PATIENCE if owner else timedelta(0))
+        began_at = _scalar(connection, "SELECT clock_timestamp()")
+        patience = _PATIENCE if owner else timedelta(0)
+        problem = _run_routines(connection, patience, began_at)
         # The second time, the followers of tables whose partitions were dropped.
         for _ in range(2):
             if owner is None or not _detach_expired(
                 connection, str(owner), detach_wait, tell
             ):
                 break
-            problem = _run_routines(connection, _PATIENCE)
+            problem = _run_routines(connection, patience, began_at)
     finally:
         connection.remove_notice_handler(hear)
         connection.execute("RESET statement_timeout")
@@ -127,11 +129,13 @@ def maintain(
 
 
 def _run_routines(
-    connection: AdministrationConnection, patience: timedelta
+    connection: AdministrationConnection, patience: timedelta, began_at: object
 ) -> str | None:
-    """Take every step of the upkeep but concurrent detaches; return what failed."""
+    """Take all steps but concurrent detaches; return what failed since `began_at`."""
     try:
-        connection.execute("CALL outbox.maintain(patience => %s)", (patience,))
+        connection.execute(
+            "CALL outbox.maintain(patience => %s, since => %s)", (patience, began_at)
+        )
     except psycopg.errors.RaiseException as error:
         return f"{error.diag.message_primary}; {_SEE}"
     return None

@@ -6,7 +6,7 @@
 SELECT pg_get_userbyid(c.relowner),
        coalesce((SELECT left(r.rolname, -length('_maintainer'))
                    FROM pg_proc f CROSS JOIN LATERAL aclexplode(f.proacl) AS a JOIN pg_roles r ON r.oid = a.grantee
-                  WHERE f.oid = to_regprocedure('outbox.maintain(integer, interval)') AND r.rolname LIKE '%\_maintainer'
+                  WHERE f.oid = to_regprocedure('outbox.maintain(integer, interval, timestamptz)') AND r.rolname LIKE '%\_maintainer'
                   ORDER BY left(r.rolname, -length('_maintainer')) || '_owner' = pg_get_userbyid(c.relowner) DESC LIMIT 1),
                 regexp_replace(pg_get_userbyid(c.relowner), '_owner$', '')),
        (SELECT n.nspname FROM pg_extension e

@@ -68,9 +68,10 @@ LOST = {
         "{0}_consumer lacks privileges on inbox.receipt, inbox.foreign_receipt,",
     ),
     "the maintainer may not maintain": (
-        "REVOKE EXECUTE ON PROCEDURE outbox.maintain(integer, interval)"
+        "REVOKE EXECUTE ON PROCEDURE outbox.maintain(integer, interval, timestamptz)"
         " FROM {0}_maintainer",
-        "{0}_maintainer lacks privileges on outbox.maintain(integer, interval)",
+        "{0}_maintainer lacks privileges on"
+        " outbox.maintain(integer, interval, timestamptz)",
     ),
     "the monitor may not look at pg_partman": (
         "REVOKE ALL ON partman.part_config FROM {0}_monitor",
@@ -81,8 +82,9 @@ LOST = {
         "{0}_owner lacks privileges on pg_partman",
     ),
     "anybody may maintain": (
-        "GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO PUBLIC",
-        "any role may run outbox.maintain(integer, interval)",
+        "GRANT EXECUTE"
+        " ON PROCEDURE outbox.maintain(integer, interval, timestamptz) TO PUBLIC",
+        "any role may run outbox.maintain(integer, interval, timestamptz)",
     ),
 }
 RIGHTS = """

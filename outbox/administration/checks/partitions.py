@@ -35,9 +35,10 @@ def check_partitions(
             remedy = f"ALTER TABLE {partition} OWNER TO {owner};"
         else:
             remedy = (
-                "in one transaction detach and rename it, call"
-                f" outbox.make_partitions('{table}') and, for rows of other days,"
-                f" outbox.make_partitions_at, insert its rows into {table}, and drop it"
+                "in one transaction detach and rename it and the others of this table"
+                f" that are not ours, call outbox.make_partitions('{table}') and, for"
+                " rows of other days, outbox.make_partitions_at, insert the rows into"
+                f" {table}, and drop what you renamed"
             )
         yield _found(
             f"{partition} of {table}{'' if is_half else ' is not ours'}: {fault}",

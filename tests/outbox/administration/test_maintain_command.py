@@ -17,11 +17,11 @@ LATE: Final = "all of it is older than the retention of 7 days"
 WHY: Final = {
     "make": "no partition for these rows; the policy requires 7 future partitions",
     "attach": "detached, but something in it has become unsettled:"
-    " 1 unsettled row (1 unclaimed)",
+    " 1 unsettled row (1 unclaimed",
     "drop": "detached, and nothing in it is unsettled",
     "finalize": "its detach is waiting for a transaction, or was interrupted",
     "detach": LATE,
-    "hold": f"{LATE}, but it has 1 unsettled row (1 unclaimed)",
+    "hold": f"{LATE}, but it has 1 unsettled row (1 unclaimed",
     "trim": "rows older than the retention of inbox.receipt, 14 days",
 }
 UNKNOWN: Final = (
@@ -118,9 +118,9 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
         ("trim", "inbox.foreign_receipt"),
     ]
     assert printed[0][2] == UNKNOWN
-    # The rest of the reason says where such a row is.
+    # The rest of the reason names such a row.
     assert {
-        step: reason.removesuffix(" (1 rows)").partition(" in lane ")[0]
+        step: reason.removesuffix(" (1 rows)").partition("): ")[0]
         for step, _, reason, _ in printed[1:]
     } == WHY
     assert execute(url, EXPIRED) == before
