@@ -169,7 +169,9 @@ async def check_writable(connection: Connection, tables: Sequence[str]) -> None:
     )
     ((read_only, refused),) = await cursor.fetchall()
     if read_only:
-        raise psycopg.errors.ReadOnlySqlTransaction("the database accepts no writes")
+        raise psycopg.errors.ReadOnlySqlTransaction(
+            "the database accepts no writes: the session is in a read-only transaction"
+        )
     if refused:
         raise psycopg.errors.InsufficientPrivilege(
             f"permission denied to insert into {', '.join(refused)}"

@@ -6,6 +6,7 @@ import pytest
 
 from outbox.cli.main import main
 from relay.events import BrokerDiffers
+from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.test_watching import Watched
 from tests.fixtures.relay import insert, numbered, unsettled
@@ -16,8 +17,11 @@ def test_a_relay_with_another_broker_is_not_ready_until_a_switch(
     database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    with Relays(database_url, tmp_path) as relays:
-        relays.start(f"sink://{here}")
+    with (
+        Relays(database_url, tmp_path) as relays,
+        Inspection(database_url) as inspection,
+    ):
+        first = relays.start(f"sink://{here}")
         other = relays.start(f"sink://{there}", "--health-listen=127.0.0.1:0")
         watched = Watched(other)
         watched.wait_until(503, BrokerDiffers.waits_for)
@@ -36,6 +40,10 @@ def test_a_relay_with_another_broker_is_not_ready_until_a_switch(
         watched.wait_until(200)
         before = here.read_bytes()
         Watched(surge).wait_until(503, BrokerDiffers.waits_for)
+        wait_for(
+            "the relays of the old broker hold no lanes",
+            lambda: inspection.lanes().keys().isdisjoint({first.pid, surge.pid}),
+        )
         insert(database_url, *numbered("abcdef", 10))
         wait_for("all are published", lambda: unsettled(database_url) == 0)
         assert there.read_bytes().count(b";") == 60
