@@ -11,7 +11,6 @@ import pytest
 
 from outbox import message_id
 from tests.clock.setting import Clock
-from tests.fixtures.postgres import A_MONTH, A_WEEK, FEW_DAYS
 
 # How long before the moment a test begins: half of all tests take less than 0.3 s.
 LEADS = (0.02, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -41,6 +40,9 @@ class Moments:
         # Ids continue from the last one, which could be from after the moment.
         message_id._last = 0
         if "template" in request.fixturenames:
+            # Not earlier: pytest rewrites the assertions of plugins that it loads.
+            from tests.fixtures.postgres import A_MONTH, A_WEEK, FEW_DAYS
+
             for ahead in (FEW_DAYS, A_WEEK, A_MONTH):
                 request.getfixturevalue("template").name(ahead)
         self._clock.set(self._moment - TO_SET_UP if self._crosses else self._moment)
