@@ -104,6 +104,8 @@ def write_all(
                 if position % ROLLED_BACK:
                     session.commit()
                     added[id] = message
+                else:
+                    session.rollback()
 
     with ThreadPoolExecutor(WRITERS) as threads:
         for done in [threads.submit(write) for _ in range(WRITERS)]:
