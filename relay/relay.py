@@ -79,6 +79,8 @@ WORKER_SETTINGS: Final = {
 }
 
 _GRANT: Final = "GRANT pillarbox_relay TO its role"
+_DAYS_DELAY: Final = 1.0
+"""Seconds before missing days are made, which takes longer than the first claims."""
 _LAST_RAISE: Final = 5.0
 """Maximum number of seconds that a stopping relay takes to raise its watermarks."""
 _END_RELAYS: Final = "restart the relays that hold more lanes than their share"
@@ -192,14 +194,13 @@ class Relay:
             async with self._checked() as connection:
                 await stack.enter_async_context(self._publisher)
                 await self._broker.matches(connection, switch=self._switch_broker)
-            await self._days.make()
             self._notify(RelayStarted(publisher=self._name))
             async with asyncio.TaskGroup() as group:
                 upkeep = [
                     group.create_task(self._lease.run()),
                     group.create_task(self._wake()),
                     group.create_task(self._sweep()),
-                    group.create_task(self._days.keep()),
+                    group.create_task(self._keep_days()),
                     group.create_task(self._check_broker()),
                     group.create_task(self._oversized.run()),
                     group.create_task(self._measure()),
@@ -261,9 +262,14 @@ class Relay:
     async def _sweep(self) -> None:
         await sweep_lanes(self._lanes, self._sweep_link, self._config, self._notify)
 
+    async def _keep_days(self) -> None:
+        await asyncio.sleep(_DAYS_DELAY)
+        await self._days.make()
+        await self._days.keep()
+
     async def _make_days(self) -> list[Any]:
-        async with self._sweep_link.lock:
-            connection = await self._sweep_link.connection()
+        name = f"{self._application} days"
+        async with await connect(self._url, application_name=name) as connection:
             return await (await connection.execute(MAKE_DAYS)).fetchall()
 
     async def _check_broker(self) -> None:

@@ -77,6 +77,7 @@ class Worker:
         self._stop = stop
         self._notify = notify
         self._claim_pause = _FIRST_PAUSE
+        self._is_checked = False
 
     async def run(self) -> None:
         """Process batches until cancelled, or until `stop` after the current one."""
@@ -105,7 +106,10 @@ class Worker:
         self._oversized.add(batch.oversized)
         answers: Sequence[Answer] = []
         if batch.rows:
-            answers = await self._publish(batch)
+            if await self._can_record():
+                answers = await self._publish(batch)
+            else:
+                answers = [None] * len(batch.rows)
         settlement = decide(batch.rows, answers, self._config.retry)
         settlement.add_unpublished(batch)
         self._withdraw(lanes, settlement)
@@ -146,23 +150,18 @@ class Worker:
         is_sweep = any(lane.needs_refresh for lane in lanes)
         link = self._sweep_link if is_sweep else self._link
         try:
-            connection = await self._link.connection()
-            if is_sweep:
-                # The session that records what is published may be gone or read-only.
-                await check_writable(connection, OUTCOMES)
             async with link.lock:
                 connection = await link.connection()
                 batch = await claim_batch(connection, self._lanes, lanes, self._config)
         except _DATABASE_ERRORS as error:
             for lane in lanes:
                 lane.wake()
-            # Short at first: if the server restarted, only the connection is stale.
-            await self._pause(error, self._claim_pause, link)
-            self._claim_pause = min(self._claim_pause * 2, _LAST_PAUSE)
+            await self._pause_claims(error, link)
             return None
-        self._found_after(self._claim_pause)
-        self._claim_pause = _FIRST_PAUSE
-        if batch.rows:
+        self._is_checked = self._is_checked and not is_sweep
+        if not batch.rows:
+            self._end_pauses()
+        else:
             self._notify(
                 BatchClaimed(
                     lanes=len({row.lane for row in batch.rows}),
@@ -171,6 +170,22 @@ class Worker:
                 )
             )
         return batch
+
+    async def _can_record(self) -> bool:
+        """Return whether the session that records what is published can do so.
+
+        It may be gone or read-only, although the claim's session isn't.
+        """
+        try:
+            connection = await self._link.connection()
+            if not self._is_checked:
+                await check_writable(connection, OUTCOMES)
+        except _DATABASE_ERRORS as error:
+            await self._pause_claims(error, self._link)
+            return False
+        self._is_checked = True
+        self._end_pauses()
+        return True
 
     def _remember(self, batch: Batch, settlement: Settlement) -> None:
         """Block the keys that must wait; make untouched messages claimable again."""
@@ -260,6 +275,15 @@ class Worker:
                     traceparent=traceparent_of(row),
                 )
             )
+
+    def _end_pauses(self) -> None:
+        self._found_after(self._claim_pause)
+        self._claim_pause = _FIRST_PAUSE
+
+    async def _pause_claims(self, error: Exception, link: Link) -> None:
+        # Short at first: if the server restarted, only the connection is stale.
+        await self._pause(error, self._claim_pause, link)
+        self._claim_pause = min(self._claim_pause * 2, _LAST_PAUSE)
 
     async def _pause(self, error: Exception, seconds: float, link: Link) -> None:
         self._notify(DatabaseLost.of(error, seconds))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import psycopg
@@ -32,12 +33,8 @@ _PINNED: Final = {
     "default_transaction_isolation": "'read committed'",
     "row_security": "off",
 }
-PIN_SESSION: Final = "; ".join(
-    [
-        *(f"SET {name} = {to}" for name, to in _PINNED.items()),
-        load("outbox", "allow_consumers_apart"),
-    ]
-)
+_PIN: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
+PIN_SESSION: Final = f"{_PIN}; {load('outbox', 'allow_consumers_apart')}"
 """Settings our sessions rely on, whatever ALTER ROLE and ALTER DATABASE say; one query.
 
 With another search_path, our sessions could call, with our privileges, routines and
@@ -143,10 +140,12 @@ async def connect(
         ) from error
     try:
         if not shared:
-            await connection.execute(PIN_SESSION)
-        for name, value in (settings or {}).items():
+            in_inbox = "row_security" not in (settings or {})
+            await connection.execute(PIN_SESSION if in_inbox else _PIN)
+        if settings:
+            each = ["pg_catalog.set_config(%s, %s, false)"] * len(settings)
             await connection.execute(
-                "SELECT pg_catalog.set_config(%s, %s, false)", (name, value)
+                f"SELECT {', '.join(each)}", [*chain.from_iterable(settings.items())]
             )
         if writes:
             await check_writable(connection, writes)

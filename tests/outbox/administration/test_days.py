@@ -27,6 +27,7 @@ from tests.fixtures.postgres import one_at_a_time
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import running as running_relay
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
 from tests.migrations.catalog import snapshot
 from tests.outbox.administration.test_upkeep import TABLES
 
@@ -62,6 +63,10 @@ def make_days(url: str, role: str = "pillarbox_relay") -> list[tuple[Any, ...]]:
     return execute(f"{url}?options=-crole%3D{role}", "SELECT * FROM outbox.make_days()")
 
 
+def are_made(url: str) -> bool:
+    return execute(url, COVERED, (1,)) == [(table, True) for table in sorted(TABLES)]
+
+
 @pytest.fixture
 def forgotten_url(database_url: str) -> str:
     execute(database_url, FORGET)
@@ -76,15 +81,15 @@ def test_a_relay_and_a_consumer_make_the_days_that_nobody_made(
 ) -> None:
     assert make_days(forgotten_url, role) == []
 
-    assert execute(forgotten_url, COVERED, (1,)) == [(t, True) for t in sorted(TABLES)]
+    assert are_made(forgotten_url)
     execute(forgotten_url, ADD)
     assert execute(forgotten_url, "SELECT succeeded_at FROM outbox.upkeep") == [(None,)]
 
 
-async def test_a_relay_makes_them_before_its_first_claim(forgotten_url: str) -> None:
+async def test_a_relay_makes_them_at_its_start(forgotten_url: str) -> None:
     url = as_role(forgotten_url, "pillarbox_relay")
     async with running_relay(url, ScriptedPublisher()) as relay:
-        await relay.events.wait_for(RelayStarted)
+        await asyncio.to_thread(wait_for, "days", lambda: are_made(forgotten_url))
         execute(forgotten_url, ADD)
         await relay.events.wait_for(BatchPublished)
 
