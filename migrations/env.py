@@ -22,7 +22,8 @@ from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
 from outbox.administration.names import Names
-from outbox.migrations.script import run
+from outbox.migrations.grants import grants_of, grants_on_partman
+from outbox.migrations.script import run, run_script
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
 _LOCK_TIMEOUT = timedelta(seconds=10)
@@ -82,9 +83,10 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
     context.run_migrations()
     run_now("own_version_table.sql")
     run_now("grants_on_partman.sql")
-    for version in _versions():
-        if file := getattr(version.module, "grants", None):
-            run_now(file)
+    with Operations.context(context.get_context()):
+        run_script(grants_on_partman())
+        for version in _versions():
+            run_script(grants_of(version.revision))
     if _includes("0006"):
         run_now("restore.sql")
     if with_cron:

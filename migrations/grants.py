@@ -1,17 +1,13 @@
 """The grants on pillarbox's schemas, as data: who may do what.
 
-The files `*.grants.sql`, which migrations run and a DBA reads, are rendered from here:
-after a change run `python -m outbox.migrations.grants`. `pillarbox doctor` checks the
-rights of each role against the same data.
+Every migration ends with their statements, which `pillarbox migrate --sql` prints, and
+`pillarbox doctor` checks the rights of each role against them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from textwrap import fill, wrap
+from textwrap import fill
 from typing import Final, TypeAlias
-
-_WIDTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,7 @@ class Right:
             on=Objects(self.kind, (self.name,)),
             to=(self.role,),
         )
-        return " ".join(render(rule).split())
+        return _statement(rule)
 
 
 def rights() -> Iterator[Right]:
@@ -106,65 +102,55 @@ def closed_routines() -> dict[str, str]:
     }
 
 
-def render(rule: Rule) -> str:
-    """Return the statement of a rule, on one line if it fits."""
-    kind = "" if rule.on.kind == "TABLE" else f"{rule.on.kind} "
-    names = rule.on.names
-    if isinstance(rule, Closed):
-        comment, tail, privileges = "", "FROM PUBLIC", ["REVOKE ALL"]
-    else:
-        comment = _comment(rule.why)
-        tail = f"TO {', '.join(f'{{{role}}}' for role in rule.to)}"
-        privileges = [
-            f"{privilege} ({', '.join(columns)})" if columns else privilege
-            for privilege, columns in rule.may.items()
-        ]
-        privileges[0] = f"GRANT {privileges[0]}"
-    line = f"{', '.join(privileges)} ON {kind}{', '.join(names)} {tail};"
-    if len(line) <= _WIDTH:
-        return comment + line
-    head = ",\n      ".join(
-        fill(privilege, _WIDTH - 6, subsequent_indent=" " * 14)
-        for privilege in privileges
+def grants_of(revision: str) -> str:
+    """Return the script that grants the rights on the objects of a migration."""
+    rules = GRANTS.get(revision, ())
+    return (
+        "-- Owner part, repeated at the end of every migration: who may do what.\n"
+        f"SET LOCAL ROLE {{owner}};\n{_revoke_all(rules)}{_render(rules)}RESET ROLE;\n"
     )
-    objects = f"{kind}{names[0]}"
-    if len(names) > 1:
-        objects = rule.on.kind + "".join(f"\n        {name}," for name in names)[:-1]
-    return f"{comment}{head}\n    ON {objects}\n    {tail};"
 
 
-def _comment(text: str) -> str:
-    lines = wrap(text, _WIDTH - 3)
-    return "".join(f"-- {line}\n" for line in lines)
+def grants_on_partman() -> str:
+    """Return the statements that only an administrator can run."""
+    return _render(ON_PARTMAN)
 
 
-def render_file(file: str) -> str:
-    """Return the contents of a file of `GRANTS`."""
-    statements = "\n".join(
-        [_render_withdrawal(GRANTS[file]), *(render(rule) for rule in GRANTS[file])]
-    )
-    return f"{_HEADER}\nSET LOCAL ROLE {{owner}};\n\n{statements}\n\nRESET ROLE;\n"
-
-
-def _render_withdrawal(rules: Iterable[Rule]) -> str:
-    """Return the statement that revokes all of the roles' privileges on our tables."""
+def _revoke_all(rules: Iterable[Rule]) -> str:
+    """Return the statement that withdraws what an earlier version granted."""
     grants = [
         rule for rule in rules if isinstance(rule, Grant) and rule.on.kind == "TABLE"
     ]
     tables = dict.fromkeys(name for grant in grants for name in grant.on.names)
-    roles = dict.fromkeys(role for grant in grants for role in grant.to)
-    comment = _comment(
-        "Whatever an earlier version granted: what is still needed is granted again"
-        " below, in the same transaction."
+    roles = dict.fromkeys(f"{{{role}}}" for grant in grants for role in grant.to)
+    if not tables:
+        return ""
+    return _wrap(f"REVOKE ALL ON {', '.join(tables)} FROM {', '.join(roles)};")
+
+
+def _render(rules: Iterable[Rule]) -> str:
+    return "".join(
+        (_wrap(f"-- {rule.why}", "-- ") if isinstance(rule, Grant) and rule.why else "")
+        + _wrap(_statement(rule))
+        for rule in rules
     )
-    objects = "".join(f"\n        {table}," for table in tables)[:-1]
-    subjects = ", ".join(f"{{{role}}}" for role in roles)
-    return f"{comment}REVOKE ALL\n    ON TABLE{objects}\n    FROM {subjects};"
 
 
-def render_on_partman() -> str:
-    """Return the last lines of `grants_on_partman.sql`."""
-    return "".join(f"{render(rule)}\n" for rule in ON_PARTMAN)
+def _statement(rule: Rule) -> str:
+    kind = "" if rule.on.kind == "TABLE" else f"{rule.on.kind} "
+    objects = f"{kind}{', '.join(rule.on.names)}"
+    if isinstance(rule, Closed):
+        return f"REVOKE ALL ON {objects} FROM PUBLIC;"
+    privileges = ", ".join(
+        f"{privilege} ({', '.join(columns)})" if columns else privilege
+        for privilege, columns in rule.may.items()
+    )
+    roles = ", ".join(f"{{{role}}}" for role in rule.to)
+    return f"GRANT {privileges} ON {objects} TO {roles};"
+
+
+def _wrap(line: str, indent: str = "    ") -> str:
+    return f"{fill(line, 100, subsequent_indent=indent, break_long_words=False)}\n"
 
 
 def _grant(
@@ -197,10 +183,6 @@ def _columns(names: str) -> tuple[str, ...]:
     return tuple(names.split())
 
 
-_HEADER: Final = """\
--- Owner part, repeated at the end of every migration: who may do what. Rendered from
--- migrations/grants.py; change it there, and run python -m outbox.migrations.grants.
-"""
 _USAGE: Final = {"USAGE": ()}
 _SELECT: Final = {"SELECT": ()}
 _EXECUTE: Final = {"EXECUTE": ()}
@@ -236,7 +218,7 @@ _DEAD_LETTERS_SEEN: Final = {
 }
 
 GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
-    "versions/0001_roles.grants.sql": (
+    "0001": (
         _grant(_USAGE, _schema("outbox"), "monitor"),
         _grant(
             _SELECT,
@@ -245,7 +227,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             why="pillarbox doctor compares the version with its own.",
         ),
     ),
-    "versions/0002_outbox.grants.sql": (
+    "0002": (
         Closed(_ADD),
         _grant(
             _USAGE, _schema("outbox"), "application", "relay", "consumer", "maintainer"
@@ -325,7 +307,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
         ),
         _grant(_DISCARD, _tables("outbox.dead_letter"), "web"),
     ),
-    "versions/0003_inbox.grants.sql": (
+    "0003": (
         Closed(_functions("outbox.replay_caused_by(uuid)")),
         Closed(
             _functions(
@@ -445,7 +427,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             why="A discard records a receipt.",
         ),
     ),
-    "versions/0004_partitions.grants.sql": (
+    "0004": (
         Closed(
             _functions(
                 "outbox.set_interval(text, interval, integer)",
@@ -554,7 +536,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             " needs it.",
         ),
     ),
-    "versions/0005_jobs.grants.sql": (
+    "0005": (
         _grant(
             {"SELECT": (), "INSERT": (), "UPDATE": ()}, _tables("inbox.job"), "consumer"
         ),
@@ -609,7 +591,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
     ),
     # The page's role may read what the monitor may, since it is a member of the
     # monitor.
-    "versions/0007_operations.grants.sql": (
+    "0007": (
         Closed(_functions("outbox.trim_operations()")),
         _grant(_EXECUTE, _functions("outbox.trim_operations()"), "maintainer"),
         _grant(
@@ -626,20 +608,10 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
         ),
     ),
 }
-"""The rules of each file, by its path below this folder."""
+"""The rules of each migration's objects."""
 
 ON_PARTMAN: Final[tuple[Rule, ...]] = (
     _grant(_USAGE, _schema("{partman}"), "monitor", why="For pillarbox doctor."),
     _grant(_SELECT, _tables("{partman}.part_config"), "monitor"),
 )
 """What only an administrator can grant, besides the owner's rights on pg_partman."""
-
-
-def _write() -> None:
-    folder = Path(__file__).parent
-    for file in GRANTS:
-        (folder / file).write_text(render_file(file), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _write()

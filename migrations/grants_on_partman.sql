@@ -22,6 +22,3 @@ BEGIN
     END LOOP;
 END
 $grants$;
--- For pillarbox doctor.
-GRANT USAGE ON SCHEMA {partman} TO {monitor};
-GRANT SELECT ON {partman}.part_config TO {monitor};

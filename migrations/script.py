@@ -16,7 +16,13 @@ def run(file: str, **values: str) -> None:
 
     Each `{name}` of the values is replaced by a string literal; values have no quotes.
     """
-    script = files("outbox.migrations").joinpath(file).read_text(encoding="utf-8")
+    run_script(
+        files("outbox.migrations").joinpath(file).read_text(encoding="utf-8"), **values
+    )
+
+
+def run_script(script: str, **values: str) -> None:
+    """Do the same with statements that are in no file."""
     script = script.replace("{list_foreign_objects}", LIST_FOREIGN_OBJECTS)
     names = context.config.attributes.get("names", Names())
     for name, value in values.items():

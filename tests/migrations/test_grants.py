@@ -1,4 +1,4 @@
-"""The grants are declared once, for both the SQL files and the doctor."""
+"""The grants are declared once, for both the migrations and the doctor."""
 
 from importlib.resources import files
 
@@ -9,33 +9,14 @@ from outbox.migrations.grants import (
     GRANTS,
     Grant,
     closed_routines,
-    render_file,
-    render_on_partman,
     rights,
 )
 
 FOLDER = files("outbox.migrations")
 
 
-@pytest.mark.parametrize("file", GRANTS)
-def test_a_grants_file_equals_its_rendered_rules(file: str) -> None:
-    found = FOLDER.joinpath(file).read_text(encoding="utf-8")
-    assert found == render_file(file), "run python -m outbox.migrations.grants"
-
-
-def test_the_grants_on_pg_partman_equal_the_rendered_rules() -> None:
-    found = FOLDER.joinpath("grants_on_partman.sql").read_text(encoding="utf-8")
-    assert found.endswith(render_on_partman())
-
-
-def test_every_grants_file_has_rules() -> None:
-    versions = FOLDER.joinpath("versions").iterdir()
-    found = {f"versions/{f.name}" for f in versions if f.name.endswith(".grants.sql")}
-    assert found == set(GRANTS)
-
-
-def test_the_grants_on_a_table_are_in_one_file() -> None:
-    """Each file first revokes all grants on its tables, other files' too."""
+def test_the_grants_on_a_table_are_with_one_migration() -> None:
+    """Each first revokes all grants on its tables, those of others too."""
     tables = [
         {
             name
