@@ -34,7 +34,7 @@ _PINNED: Final = {
     "row_security": "off",
 }
 _PIN: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
-PIN_SESSION: Final = f"{_PIN}; {load('outbox', 'allow_consumers_apart')}"
+PIN_SESSION: Final = "; ".join((_PIN, load("outbox", "allow_consumers_apart")))
 """Settings our sessions rely on, whatever ALTER ROLE and ALTER DATABASE say; one query.
 
 With another search_path, our sessions could call, with our privileges, routines and
