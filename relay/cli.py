@@ -12,7 +12,6 @@ import typer
 
 from outbox.administration.connection import administration
 from outbox.administration.sides import RetryOptions, Side
-from outbox.brokers.options import identity_of
 from outbox.brokers.plugins import implementation
 from outbox.cli.command import (
     Broker,
@@ -218,7 +217,7 @@ def _run(
         config,
         observers=[*observers, health, counts],
         name=broker.partition(":")[0],
-        broker=identity_of(broker),
+        broker=broker,
         switch_broker=switch_broker,
     )
     background = [Activity(counts, watching.log_interval, notify).run]
@@ -268,7 +267,7 @@ def _open_retrier(
         database_url(options.database),
         # A separate publisher: the relay's may be publishing a message of the same key.
         partial(_make_publisher, broker),
-        broker=identity_of(broker),
+        broker=broker,
         config=RelayConfig(codec=_load_codec(options.codec)),
         schedule=options.schedule,
         notify=notify,

@@ -7,6 +7,7 @@ lanes; if the recorded one is switched, it takes lanes, and the others return th
 
 from collections.abc import Callable
 
+from outbox.brokers.options import identity_of
 from outbox.errors import ConfigError
 from outbox.events import Event
 from outbox.postgres.connection import Connection
@@ -24,19 +25,21 @@ class RecordedBroker:
     """Compares one relay's broker with the recorded one.
 
     Args:
-        identity: the relay's broker; by default the publisher's own identity, or the
-            name of its class.
+        broker: the relay's broker, as a URL or any other name; by default the
+            publisher's own identity, or the name of its class.
     """
 
     def __init__(
         self,
-        identity: str | None,
+        broker: str | None,
         publisher: Publisher,
         notify: Callable[[Event], None] = lambda _: None,
     ) -> None:
-        if identity is None and isinstance(publisher, Identifiable):
-            identity = publisher.identity
-        self._own = identity or type(publisher).__qualname__
+        if broker is None and isinstance(publisher, Identifiable):
+            broker = publisher.identity
+        elif broker is not None and "://" in broker:
+            broker = identity_of(broker)
+        self._own = broker or type(publisher).__qualname__
         self._notify = notify
         self._differs: str | None = None
 

@@ -96,8 +96,8 @@ class Relay:
         observers: called with every event.
         name: the publisher's name, for the origin of dead letters; by default, the name
             of its class.
-        broker: where the publisher publishes, for the comparison with other relays; by
-            default its own `identity`.
+        broker: the URL or another name of where the publisher publishes, for the
+            comparison with other relays; by default its own `identity`.
         switch_broker: whether other relays have to follow this one to its broker.
     """
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
 from importlib.metadata import entry_points
+from ipaddress import ip_address
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 from urllib.parse import quote, unquote, urlsplit
 
@@ -353,6 +354,7 @@ class BrokerOptions:
             query: what isn't declared here; by default it counts, as a hash, because
                 it may contain secrets.
         """
+        query = "&".join(sorted(query.split("&")))
         digest = hashlib.sha256(query.encode()).hexdigest()[:8] if query else ""
         return f"{path if path != '/' else ''}{'#' if digest else ''}{digest}"
 
@@ -449,9 +451,10 @@ class _Undeclared(BrokerOptions):
 
 def _host(address: str, default_port: int | None) -> str:
     parts = urlsplit(f"//{address}")
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    given = "" if parts.port in {None, default_port} else f":{parts.port}"
-    return f"{host or ''}{given}"
+    host = (parts.hostname or "").removesuffix(".")
+    if ":" in host:
+        host = f"[{ip_address(host).compressed}]"
+    return host if parts.port in {None, default_port} else f"{host}:{parts.port}"
 
 
 def _declared(options: type[BrokerOptions]) -> Iterator[tuple[str, _Option]]:

@@ -64,11 +64,12 @@ class PostgresOptions(BrokerOptions):
             default.keyword.decode(): (default.val or b"").decode()
             for default in pq.Conninfo.get_defaults()
         } | conninfo_to_dict(f"postgresql://{rest.partition('://')[2]}")
-        hosts = str(values["host"] or values["hostaddr"]).lower().split(",")
+        hosts = str(values["hostaddr"] or values["host"]).lower().split(",")
         ports = str(values["port"]).split(",")
         places = {
             f"{host}:{port or 5432}".removesuffix(":5432")
             for host, port in zip(hosts, cycle(ports), strict=False)
         }
         database = values["dbname"] or values["user"]
-        return f"postgresql://{','.join(sorted(places))}/{database}"
+        service = f"?service={values['service']}" if values["service"] else ""
+        return f"postgresql://{','.join(sorted(places))}/{database}{service}"

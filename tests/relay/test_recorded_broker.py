@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -88,6 +88,27 @@ async def test_relays_with_the_same_broker_share_the_lanes(database_url: str) ->
         await wait_until_held(one, LANES // 2)
         await wait_until_held(two, LANES // 2)
         assert two.events.of(BrokerDiffers) == []
+
+
+async def test_the_broker_of_a_publisher_may_be_given_as_its_url(
+    database_url: str,
+) -> None:
+    urls = "redis://ann:old@B:6379,a", "redis://ann:new@a,b/0?maxlen=5"
+    async with AsyncExitStack() as stack:
+        for url in urls:
+            events = RecordedEvents()
+            relay = Relay(
+                database_url,
+                ScriptedPublisher(),
+                QUICK,
+                observers=[events],
+                broker=url,
+            )
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            group.create_task(relay.run())
+            stack.callback(relay.stop)
+            await events.wait_for(LeaseTaken)
+    assert recorded(database_url) == "redis://a,b/0"
 
 
 async def test_relays_of_the_old_broker_return_their_lanes_after_a_switch(

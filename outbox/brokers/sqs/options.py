@@ -1,11 +1,22 @@
 """The options of an `sqs://` or `sns://` URL."""
 
+import os
 import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final
 
-from outbox.brokers.options import BrokerOptions, Duration, Flag, Number, Text, option
+from typing_extensions import override
+
+from outbox.brokers.options import (
+    BrokerOptions,
+    Duration,
+    Flag,
+    Number,
+    Text,
+    identity_of,
+    option,
+)
 from outbox.errors import ConfigError
 from outbox.url import split
 
@@ -30,7 +41,6 @@ class SqsOptions(BrokerOptions):
         "queue_prefix",
         "topic_prefix",
         "account",
-        "endpoint_url",
     )
 
     fifo: bool = option(
@@ -90,3 +100,19 @@ class SqsOptions(BrokerOptions):
         side="consumer",
         help="after how long a message that a dead replica held is delivered again",
     )
+
+    @classmethod
+    @override
+    def identity(cls, url: str) -> str:
+        """Return region and server, as botocore finds them in the environment, too."""
+        _, options = cls.parse(url)
+        service, _, rest = super().identity(url).partition("://")
+        if not rest or rest.startswith("?"):
+            rest = os.environ.get("AWS_DEFAULT_REGION", "") + rest
+        endpoint = (
+            options.endpoint_url
+            or os.environ.get(f"AWS_ENDPOINT_URL_{service.upper()}")
+            or os.environ.get("AWS_ENDPOINT_URL")
+        )
+        server = f" at {identity_of(endpoint)}" if endpoint else ""
+        return f"{service}://{rest}{server}"

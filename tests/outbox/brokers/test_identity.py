@@ -14,6 +14,13 @@ SAME = [
     ("sqs://eu-central-1/?fifo=true", "sqs://k:s@eu-central-1?in_flight=2&fifo=true"),
     ("https://u:p@h/hook?timeout=3s", "http://h/hook?unsigned=true"),
     ("postgresql://u:p@h,g/db", "postgres://g:5432,H/db?sslmode=require&prefetch=9"),
+    ("redis://[::1]:6379", "redis://[0:0:0:0:0:0:0:1]"),
+    ("redis://h.example.com", "redis://h.example.com."),
+    ("https://h/hook?b=1&a=2", "https://h/hook?a=2&b=1"),
+    (
+        "sqs://eu-west-1/?endpoint_url=https://H:443/",
+        "sqs://eu-west-1?endpoint_url=https://h",
+    ),
     ("acme://u:p@h/x", "acme://H/x"),
 ]
 DIFFERENT = [
@@ -32,6 +39,8 @@ DIFFERENT = [
     ("https://h/a", "https://h/a/"),
     ("postgresql://h/a", "postgresql://h/b"),
     ("postgresql:///a?host=/run", "postgresql:///a?host=/tmp"),
+    ("postgresql:///a?service=one", "postgresql:///a?service=two"),
+    ("postgresql://h/a?hostaddr=192.0.2.1", "postgresql://h/a?hostaddr=192.0.2.2"),
     ("acme://h/x", "acme://h/y"),
     ("acme://h/x?queue=1", "acme://h/x?queue=2"),
 ]
@@ -47,6 +56,22 @@ def test_urls_that_lead_to_the_same_place_have_one_identity(
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_urls_that_lead_elsewhere_have_another_identity(one: str, other: str) -> None:
     assert identity_of(one) != identity_of(other)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("AWS_DEFAULT_REGION", "eu-west-1"),
+        ("AWS_ENDPOINT_URL", "http://localhost:4566"),
+        ("AWS_ENDPOINT_URL_SQS", "http://localhost:4566"),
+    ],
+)
+def test_queues_are_also_identified_by_what_the_environment_says(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    production = identity_of("sqs:///")
+    monkeypatch.setenv(variable, value)
+    assert identity_of("sqs:///") != production
 
 
 @pytest.mark.parametrize(
