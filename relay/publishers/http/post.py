@@ -10,6 +10,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from outbox.cloudevents.raw_text import storable
 from outbox.cloudevents.signature import ID, SIGNATURE, TIMESTAMP, Secret
 from outbox.errors import shorten
 from outbox.message import Message
@@ -80,6 +81,9 @@ class Mailbox:
             return Nacked(reason)
         except TimeoutError:
             return self._unanswered(message, "gave no answer in time")
+        except aiohttp.ServerDisconnectedError:
+            # The error's text has all headers that arrived before.
+            return self._unanswered(message, "closed the connection without an answer")
         except (aiohttp.ClientError, OSError) as error:
             return self._unanswered(message, f"gave no answer: {one_line(error)}")
 
@@ -114,7 +118,7 @@ class Mailbox:
                 "followed: change the URL"
             )
             return None
-        reason = f"HTTP {status} {response.reason or ''}".rstrip()
+        reason = storable(f"HTTP {status} {response.reason or ''}".rstrip()[:200])
         if text := " ".join(said[:400].decode(errors="replace").split()):
             reason = f"{reason}: {text[:200]}"
         pause = self._pause(response.headers.get("Retry-After", ""))
@@ -143,7 +147,7 @@ class Mailbox:
         else:
             try:
                 moment = parsedate_to_datetime(value)
-            except ValueError:
+            except (ValueError, OverflowError):
                 return None
             if moment.tzinfo is None:
                 moment = moment.replace(tzinfo=UTC)

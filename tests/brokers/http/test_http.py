@@ -5,7 +5,8 @@ import hmac
 import time
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, StreamWriter
 from base64 import b64decode, b64encode
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -220,7 +221,17 @@ async def test_a_pause_can_be_a_date_and_has_a_limit(
         assert await until_answered(publisher, ONE) == [Acked()]
 
 
-@pytest.mark.parametrize("value", ["soon", "-1", "1e9", ""])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "soon",
+        "-1",
+        "1e9",
+        "",
+        f"Mon, 01 Jan 2024 {'9' * 30}:00:00 GMT",
+        f"Mon, 01 Jan 2024 00:00:00 +{'9' * 30}",
+    ],
+)
 async def test_an_invalid_pause_is_ignored(target: Target, value: str) -> None:
     for status in (425, 429):
         target.script = answers(status, headers={"Retry-After": value})
@@ -297,20 +308,50 @@ async def test_a_header_of_an_answer_may_be_60_kb(target: Target) -> None:
 async def test_an_answer_that_cannot_be_read_costs_an_attempt(
     make_target: MakeTarget, head: bytes
 ) -> None:
-    async def answer(reader: StreamReader, writer: StreamWriter) -> None:
-        with suppress(IncompleteReadError, LimitOverrunError):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(head + b"\r\n\r\n")
-        writer.close()
-
-    target = make_target()
-    server = await asyncio.start_server(answer, "127.0.0.1", free_port())
-    target.port = server.sockets[0].getsockname()[1]
-    async with server:
+    async with answering(make_target(), head + b"\r\n\r\n") as target:
         (nacked,) = await publish(target, ONE)
     assert isinstance(nacked, Nacked)
     assert "gave an answer that can't be read" in nacked.reason
     assert not nacked.permanent
+
+
+@pytest.mark.parametrize("words", [b"\xff\xed\xa0\x80", b"a\x00b", b"x" * 60_000])
+async def test_a_reason_is_short_and_can_be_stored(
+    make_target: MakeTarget, words: bytes
+) -> None:
+    head = b"HTTP/1.1 400 " + words + b"\r\nContent-Length: 0\r\n\r\n"
+    async with answering(make_target(), head) as target:
+        (nacked,) = await publish(target, ONE)
+    assert isinstance(nacked, Nacked)
+    assert nacked.reason.encode()
+    assert "\0" not in nacked.reason
+    assert len(nacked.reason) < 1000
+
+
+async def test_headers_of_an_answer_that_breaks_off_are_in_no_error(
+    make_target: MakeTarget,
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\nSet-Cookie: session=secret\r\nContent-"
+    async with answering(make_target(), head) as target:
+        with pytest.raises(BrokerUnavailableError, match="without an answer") as raised:
+            await publish(target, ONE)
+    assert "secret" not in str(raised.value)
+
+
+@asynccontextmanager
+async def answering(target: Target, text: bytes) -> AsyncIterator[Target]:
+    """Let a server that writes this, whatever it is asked, take a target's place."""
+
+    async def answer(reader: StreamReader, writer: StreamWriter) -> None:
+        with suppress(IncompleteReadError, LimitOverrunError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(text)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", free_port())
+    target.port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield target
 
 
 async def test_a_payload_over_the_limit_is_never_sent(target: Target) -> None:
