@@ -214,6 +214,8 @@ class Reader:
             messages += client.consume(min(room, _AT_ONCE) - 1, timeout=0)
         for message in messages:
             if (error := message.error()) is not None:
+                if error.code() == KafkaError._FATAL:
+                    raise KafkaException(error)  # nothing will arrive any more
                 self.trouble = reason_of(error)
                 self._post(self._listener.changed)
         sound = [message for message in messages if message.error() is None]

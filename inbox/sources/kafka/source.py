@@ -275,10 +275,11 @@ class KafkaSource:
             raise BrokerUnavailableError(f"the source for {self._name} is closed")
         if reader.down:
             await reader.topics(0)
-        if (trouble := reader.trouble) is not None:
-            reader.trouble = None
-            if reader.ended.is_set():
-                self.lost(list(self._logs))
-                self._reader = self._new_reader()
-                self._reader.join()
+        trouble, reader.trouble = reader.trouble, None
+        if reader.ended.is_set():
+            trouble = trouble or "the client ended"
+            self.lost(list(self._logs))
+            self._reader = self._new_reader()
+            self._reader.join()
+        if trouble is not None:
             raise kafka_unavailable(self._name, trouble)

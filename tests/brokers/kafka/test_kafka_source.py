@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -303,3 +303,30 @@ async def test_a_consumer_that_holds_a_partition_too_long_loses_it(
                     await answer_after(0.1)
     assert payloads(again) == [0, 1, 2]
     assert committed(shared_kafka, topic) == 2
+
+
+@pytest.mark.variant
+async def test_a_replica_that_another_with_its_instance_id_replaced_reads_again(
+    real_node: RealKafka,
+) -> None:
+    topic = f"orders.{uuid4().hex}"
+    real_node.create_topic(topic, partitions=1)
+    same = "group.instance.id=one"
+    async with source(real_node, topic, same) as old:
+        await publish(real_node, *numbered(topic, 1))
+        for delivery in await receive(old, 1):
+            await delivery.ack()
+        async with source(real_node, topic, same):
+            with pytest.raises(BrokerUnavailableError, match="fenced"):
+                await receive(old, 1)
+        await publish(real_node, *numbered(topic, 1))
+        (delivery,) = await receive_in_spite_of_errors(old)
+        assert payloads([delivery]) == [0]
+
+
+async def receive_in_spite_of_errors(source: KafkaSource) -> list[Delivery]:
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(BrokerUnavailableError):
+                if received := list(await source.receive(limit=1)):
+                    return received
