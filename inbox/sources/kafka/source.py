@@ -38,10 +38,11 @@ _DEFAULTS: Final = {
     "auto.offset.reset": "earliest",
     "fetch.queue.backoff.ms": 50,
     "queued.max.messages.kbytes": 16_384,
+    # New Kafka partitions, and topics that are new or come back, are found within this
+    # time; librdkafka's default is 5 minutes.
+    "topic.metadata.refresh.interval.ms": 5000,
 }
 _COOPERATIVE: Final = {"partition.assignment.strategy": "cooperative-sticky"}
-# New topics that match a prefix such as `orders.*` are found within this time.
-_DISCOVERY: Final = {"topic.metadata.refresh.interval.ms": 5000}
 
 
 class KafkaSource:
@@ -73,8 +74,6 @@ class KafkaSource:
         defaults: dict[str, Any] = dict(_DEFAULTS)
         if config.get("group.protocol", "classic") == "classic":
             defaults |= _COOPERATIVE
-        if any(topic.endswith("*") for topic in topics):
-            defaults |= _DISCOVERY
         self._config: Mapping[str, Any] = {**defaults, **config}
         check_config(self._name, confluent_kafka.Consumer, self._config)
         self._topics = tuple(topics)

@@ -330,3 +330,19 @@ async def receive_in_spite_of_errors(source: KafkaSource) -> list[Delivery]:
             with suppress(BrokerUnavailableError):
                 if received := list(await source.receive(limit=1)):
                     return received
+
+
+@pytest.mark.variant
+async def test_a_topic_that_is_created_again_is_read_within_seconds(
+    real_node: RealKafka,
+) -> None:
+    topic = f"orders.{uuid4().hex}"
+    real_node.create_topic(topic, partitions=1)
+    never = "allow.auto.create.topics=false"
+    async with source(real_node, topic, never) as consumer:
+        await publish(real_node, *numbered(topic, 1))
+        for delivery in await receive(consumer, 1):
+            await delivery.ack()
+        real_node.create_topic(topic, partitions=4)
+        await publish(real_node, *numbered(topic, 100, keys=100))
+        assert sorted(payloads(await receive(consumer, 100))) == list(range(100))
