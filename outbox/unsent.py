@@ -1,9 +1,9 @@
 """Messages that were never sent: their session ended without a commit or a rollback.
 
 A rollback, or an exception that ends the session, discards messages on purpose. A
-forgotten commit doesn't, so it is reported: as the event `MessagesUnsent`, which is
-logged, and as an `UnsentMessagesWarning`, which Python shows where it shows a
-`ResourceWarning`.
+forgotten commit doesn't, nor does a commit after `expunge_all`, so it is reported: as
+the event `MessagesUnsent`, which is logged, and as an `UnsentMessagesWarning`, which
+Python shows where it shows a `ResourceWarning`.
 """
 
 import logging
@@ -17,7 +17,7 @@ from typing import Any, Final
 from weakref import ref
 
 from sqlalchemy import event
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import InstanceState, Session, SessionTransaction
 from typing_extensions import override
 
 from outbox.errors import shorten
@@ -37,7 +37,7 @@ class UnsentMessagesWarning(ResourceWarning):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesUnsent(Event):
-    """A session with messages was closed without a commit; they are lost."""
+    """A session was closed without a commit, or expunged its messages before one."""
 
     level = logging.WARNING
     advice = "commit the session that outbox.add was given, or roll it back on purpose"
@@ -54,8 +54,9 @@ class MessagesUnsent(Event):
         many = "" if self.messages == 1 else "s"
         return (
             f"lost {self.messages} message{many} of topic {', '.join(topics)}: their "
-            "session was closed without a commit; commit the session that outbox.add "
-            "was given (with Session.begin() as session: …), or roll it back on purpose"
+            "session was closed without a commit, or expunged before a flush; commit "
+            "the session that outbox.add was given (with Session.begin() as session: "
+            "…), or roll it back on purpose"
         )
 
 
@@ -63,39 +64,60 @@ on_unsent: Final[list[Callable[[MessagesUnsent], None]]] = []
 """Listeners that replace the log and the warning, for `outbox.testing`."""
 
 
-@dataclass(slots=True)
-class Uncommitted:
-    """A message whose transaction has neither committed nor rolled back.
+class Batch:
+    """The messages of one INSERT.
 
     Attributes:
-        transaction: the innermost one when the message was added.
-        is_expected: whether a test has read it, so that its loss isn't reported.
+        state: that of the object which the unit of work inserts; None if a flush under
+            way writes the messages after its own.
+        expected: how many of them a test has read, whose loss isn't reported.
     """
 
-    message: Message
-    transaction: SessionTransaction | None
-    is_expected: bool = False
+    __slots__ = ("_transaction", "expected", "messages", "state")
+
+    def __init__(
+        self,
+        session: Session,
+        messages: list[Message],
+        state: InstanceState[Any] | None = None,
+    ) -> None:
+        self._transaction = (
+            session.get_nested_transaction() or session.get_transaction()
+        )
+        self.messages = messages
+        self.state = state
+        self.expected = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the next flush writes them."""
+        return self.state is not None and self.state.pending
+
+    @property
+    def is_expunged(self) -> bool:
+        """Whether the session has dropped them before a flush."""
+        return self.state is not None and self.state.transient
 
     def is_within(self, transaction: SessionTransaction) -> bool:
-        """Return whether a rollback of `transaction` discards the message."""
-        around = self.transaction
+        """Return whether a rollback of `transaction` discards them."""
+        around = self._transaction
         while around is not None and around is not transaction:
             around = around.parent
         return around is not None
 
 
-def uncommitted(session: Session) -> list[Uncommitted]:
+def uncommitted(session: Session) -> list[Batch]:
     """Return the messages of the session's transaction, in the order of adding."""
-    found: list[Uncommitted] = session.info.setdefault(_UNCOMMITTED, [])
+    found: list[Batch] = session.info.setdefault(_UNCOMMITTED, [])
     return found
 
 
-def track(session: Session, messages: Iterable[Message]) -> None:
-    """Report messages if the session is closed before it commits or rolls back."""
-    transaction = session.get_nested_transaction() or session.get_transaction()
-    uncommitted(session).extend(Uncommitted(m, transaction) for m in messages)
-    # An `AsyncSession` closes in a task of its own, in which the exception that ends
-    # its block isn't visible.
+def watch(session: Session) -> None:
+    """Observe how a session is closed if an `AsyncSession` wraps it.
+
+    That closes it in a task of its own, in which the exception that ends its block
+    isn't visible.
+    """
     outer: Any = async_session_of(session)
     if outer is not None:
         outer.close = partial(_close, ref(outer))
@@ -111,14 +133,15 @@ def _close(outer: "ref[Any]") -> Coroutine[Any, Any, None]:
 @event.listens_for(Session, "after_commit")
 def _forget_committed(session: Session) -> None:
     if not session.in_nested_transaction():
-        session.info.pop(_UNCOMMITTED, None)
+        batches = session.info.pop(_UNCOMMITTED, ())
+        _report_lost([batch for batch in batches if batch.is_expunged])
 
 
 @event.listens_for(Session, "after_rollback")
 def _forget_rolled_back(session: Session) -> None:
     ended = session.get_nested_transaction() or session.get_transaction()
     if ended is not None and _UNCOMMITTED in session.info:
-        kept = [it for it in uncommitted(session) if not it.is_within(ended)]
+        kept = [batch for batch in uncommitted(session) if not batch.is_within(ended)]
         session.info[_UNCOMMITTED] = kept
 
 
@@ -128,10 +151,15 @@ def _report_unsent(session: Session, transaction: SessionTransaction) -> None:
         return
     lost = session.info.pop(_UNCOMMITTED, ())
     is_failing = session.info.pop(_IS_FAILING, False) or sys.exception() is not None
-    messages = [it.message for it in lost if not it.is_expected]
-    if messages and not is_failing:
-        topics = tuple(dict.fromkeys(message.topic for message in messages))
-        _report(MessagesUnsent(messages=len(messages), topics=topics))
+    if not is_failing:
+        _report_lost(lost)
+
+
+def _report_lost(batches: Iterable[Batch]) -> None:
+    lost = [m for batch in batches for m in batch.messages[batch.expected :]]
+    if lost:
+        topics = tuple(dict.fromkeys(message.topic for message in lost))
+        _report(MessagesUnsent(messages=len(lost), topics=topics))
 
 
 def _report(unsent: MessagesUnsent) -> None:

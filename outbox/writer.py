@@ -1,14 +1,15 @@
 """Add messages to the caller's own transaction.
 
-Each message is a pending object of an ordinary mapped class, which the unit of work
-inserts. So whatever follows it sees messages like any other row, savepoints included.
+The messages of a flush are one pending object of an ordinary mapped class, which the
+unit of work inserts. So whatever follows it sees a write like any other, and savepoints
+keep or discard it. An object for each message would take as long as its insert.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Never
 from typing import cast as typing_cast
 
-from sqlalchemy import Connection, Insert, event
+from sqlalchemy import Connection, Insert, event, inspect
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import (
     Session,
@@ -22,11 +23,10 @@ from typing_extensions import override
 
 from outbox import tracing
 from outbox.errors import ConfigError, InvalidMessageError, NotASessionError, shorten
-from outbox.lane import lane_of
 from outbox.limits import Limits, check_reserved
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, encoded
-from outbox.schema import WRITTEN, insert_of, message_table, metadata
+from outbox.schema import insert_of, message_table, metadata
 from outbox.schema_registry import REGISTRY, SchemaRegistry
 from outbox.session import (
     AnySession,
@@ -37,29 +37,34 @@ from outbox.session import (
     refuse_autocommit,
 )
 from outbox.tracing import cause_of, caused
-from outbox.unsent import track
+from outbox.unsent import Batch, uncommitted, watch
 
 _LIMITS: Final = Limits()
-_PENDING: Final = "outbox.messages_pending"
 _LATE: Final = "outbox.messages_late"
 
 
 @orm_registry(metadata=metadata).mapped
-class AddedMessage:
-    """A message that a session inserts; its attributes are those of the message."""
+class AddedMessages:
+    """The messages that a session's next flush inserts.
+
+    Attributes:
+        id: that of the first message.
+        messages: what `MessageInsert` takes in place of a row's payload.
+    """
 
     __tablename__ = "message"
     __table__ = message_table
     __mapper_args__: Final = {
         # Nothing is read back: the application's role may only insert.
         "eager_defaults": False,
-        "include_properties": list(WRITTEN),
+        "include_properties": ["id"],
+        "properties": {"messages": message_table.c.payload},
         "primary_key": [message_table.c.id],
     }
 
-    def __init__(self, message: Message) -> None:
-        # Not one by one: ten attribute events would take as long as the insert.
-        vars(self).update(_row(message))
+    def __init__(self, messages: list[Message]) -> None:
+        self.id = messages[0].id
+        self.messages = messages
 
 
 def add(
@@ -118,14 +123,20 @@ def _add(target: Session, messages: tuple[Message, ...]) -> None:
     cause = cause_of(target)
     if cause is not None:
         messages = tuple(caused(message, cause) for message in messages)
-    if _LATE not in target.info:
-        target.info[_PENDING] = True
-        target.add_all([AddedMessage(message) for message in messages])
-    elif (late := target.info[_LATE]) is not None:
-        late += messages
+    batches = uncommitted(target)
+    if _LATE in target.info:
+        batches.append(Batch(target, [*messages]))
+        if (late := target.info[_LATE]) is not None:
+            late += messages
+        else:
+            _write(target, [*messages])
+    elif batches and batches[-1].is_pending:
+        batches[-1].messages += messages
     else:
-        _write(target, messages)
-    track(target, messages)
+        row = AddedMessages([*messages])
+        target.add(row)
+        batches.append(Batch(target, row.messages, inspect(row)))
+        watch(target)
 
 
 def insert_statement(
@@ -148,7 +159,7 @@ def insert_statement(
     if not messages:
         raise InvalidMessageError("messages", (), "is empty", "pass at least one")
     messages = _checked(messages, limits, registry, codec)
-    return insert_of([_row(message) for message in messages])
+    return insert_of(messages)
 
 
 def _checked(
@@ -253,16 +264,15 @@ ADDED: Final[object] = _Added()
 
 @event.listens_for(Session, "before_flush")
 def _check_connection(session: Session, *_: Any) -> None:
-    # Every flush in the process runs this, so it is one look-up in a dict. If the
-    # connection is refused, the messages stay pending, and nothing was written.
-    if _PENDING in session.info:
+    # If the connection is refused, the messages stay pending, and nothing was written.
+    batches = uncommitted(session)
+    if batches and batches[-1].is_pending:
         _connection(session)
-        del session.info[_PENDING]
 
 
 def _connection(session: Session) -> Connection:
     try:
-        connection = session.connection(bind_arguments={"mapper": AddedMessage})
+        connection = session.connection(bind_arguments={"mapper": AddedMessages})
     except UnboundExecutionError as error:
         raise ConfigError(
             "the session has no bind for outbox.message; add one: Session(binds={…, "
@@ -294,21 +304,5 @@ def _end_flush(session: Session, transaction: SessionTransaction) -> None:
         session.info.pop(_LATE, None)
 
 
-def _write(session: Session, messages: Iterable[Message]) -> None:
-    rows = [_row(message) for message in messages]
-    _connection(session).execute(message_table.insert(), rows)
-
-
-def _row(message: Message) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "lane": lane_of(message.key, message.id, message.priority),
-        "schema_version": message.schema_version,
-        "available_at": message.available_at,
-        "topic": message.topic,
-        "key": message.key,
-        "tenant": message.tenant,
-        "content_type": message.content_type,
-        "headers": message.headers,
-        "payload": message.payload,
-    }
+def _write(session: Session, messages: list[Message]) -> None:
+    _connection(session).execute(message_table.insert(), {"payload": messages})

@@ -11,7 +11,7 @@ import outbox
 from outbox import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.schema import message_table
-from outbox.writer import AddedMessage
+from outbox.writer import AddedMessages
 from tests.fixtures.sessions import execute
 
 
@@ -83,7 +83,7 @@ def test_a_commit_listener_can_add_messages(database_url: str, engine: Engine) -
     assert topics(database_url) == ["at last"]
 
 
-@pytest.mark.parametrize("bound", [AddedMessage, message_table])
+@pytest.mark.parametrize("bound", [AddedMessages, message_table])
 def test_a_session_with_several_binds_needs_a_bind_for_the_message_table(
     database_url: str, engine: Engine, bound: Any
 ) -> None:

@@ -18,6 +18,7 @@ import outbox
 import outbox.schema
 from outbox import ConfigError, Message
 from outbox.postgres.connection import sqlalchemy_url
+from outbox.writer import AddedMessages
 from tests.fixtures.added import topics
 
 
@@ -122,11 +123,28 @@ def test_a_listener_of_every_flush_sees_mapped_rows(
         with Session(engine) as session, session.begin():
             session.add(order)
             outbox.add(session, message)
+            outbox.add(session, Message("u", b""))
     finally:
         event.remove(Session, moment, audit)
 
     assert sorted(seen) == [f"message {(message.id,)}", "watched_order (7,)"]
-    assert topics(database_url) == ["t"]
+    assert topics(database_url) == ["t", "u"]
+
+
+def test_one_object_holds_the_messages_of_a_flush(engine: Engine) -> None:
+    first, second, third = (Message("t", b"") for _ in range(3))
+
+    with Session(engine) as session, session.begin():
+        outbox.add(session, first)
+        outbox.add(session, second)
+        [one] = session.new
+        session.flush()
+        outbox.add(session, third)
+        [other] = session.new
+
+        assert isinstance(one, AddedMessages)
+        assert isinstance(other, AddedMessages)
+        assert (one.messages, other.messages) == ([first, second], [third])
 
 
 @pytest.mark.parametrize("moment", ["before_insert", "after_insert"])
@@ -192,5 +210,28 @@ def test_a_missing_bind_is_named_before_anything_is_written(
             session.flush()
         session.bind_table(outbox.schema.message_table, engine)
         session.commit()
+
+    assert topics(database_url) == ["t"]
+
+
+@pytest.mark.parametrize("drop", [Session.rollback, Session.expunge_all])
+@pytest.mark.pillarbox_allow_unsent
+def test_a_missing_bind_matters_only_while_messages_wait(
+    engine: Engine, drop: Callable[[Session], None]
+) -> None:
+    with Session(binds={Base: engine}) as session:
+        outbox.add(session, Message("t", b""))
+        drop(session)
+        session.add(Order(id=1))
+        session.commit()
+
+
+def test_the_table_takes_rows_of_other_statements(
+    database_url: str, engine: Engine
+) -> None:
+    row = {"id": outbox.uuid7(), "lane": 0, "topic": "t", "content_type": "a/b"}
+    with engine.begin() as connection:
+        statement = outbox.schema.message_table.insert()
+        connection.execute(statement, row | {"payload": b""})
 
     assert topics(database_url) == ["t"]

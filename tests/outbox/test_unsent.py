@@ -34,7 +34,7 @@ from outbox import Message, unsent
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing import added
 from outbox.unsent import MessagesUnsent, UnsentMessagesWarning
-from outbox.writer import AddedMessage
+from outbox.writer import AddedMessages
 
 pytestmark = pytest.mark.pillarbox_allow_unsent
 
@@ -111,7 +111,7 @@ def engine(database_url: str) -> Iterator[Engine]:
     "send",
     [
         Session.flush,
-        lambda session: session.scalars(select(AddedMessage)).all(),
+        lambda session: session.scalars(select(AddedMessages)).all(),
         Session.begin_nested,
     ],
     ids=["flush", "query", "savepoint"],
@@ -184,6 +184,19 @@ def test_a_session_that_committed_or_failed_to_is_not_reported(
             session.commit()
 
     assert reported == []
+
+
+def test_messages_that_a_commit_leaves_out_are_reported(
+    engine: Engine, reported: list[MessagesUnsent]
+) -> None:
+    with Session(engine) as session:
+        outbox.add(session, REFUND)
+        session.flush()
+        outbox.add(session, ORDER)
+        session.expunge_all()
+        session.commit()
+
+    assert reported == [ONE]
 
 
 def test_a_session_that_is_used_again_after_a_close_is_reported_each_time(
