@@ -72,9 +72,12 @@ def _includes(revision: str) -> bool:
 
 def _make(from_version: str | None, *, with_cron: bool) -> None:
     run_now("check.sql")
+    # An event trigger would run before there is anything to refuse in the schemas.
+    run_now("refuse_foreign.sql")
     names = context.config.attributes.get("names", Names())
     for schema in ("outbox", "inbox", names.partman_schema):
         context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+    run_now("revoke_defaults.sql")
     run_now("refuse_foreign.sql")
     run_now("partman.sql")
     run_now("roles.sql")
@@ -82,6 +85,7 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
         run_now("check_version.sql", from_version=from_version)
     context.run_migrations()
     run_now("own_version_table.sql")
+    run_now("revoke_defaults.sql")
     run_now("grants_on_partman.sql")
     with Operations.context(context.get_context()):
         run_script(grants_on_partman())

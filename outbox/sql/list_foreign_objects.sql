@@ -5,11 +5,13 @@
 WITH trusted AS (
     SELECT r.oid FROM pg_roles r
      WHERE r.rolsuper OR r.rolname IN (current_user, {owner_name})
-        OR r.oid IN (SELECT e.extowner FROM pg_extension e WHERE e.extname = 'pg_partman')
+        -- On a managed service, no superuser but its administrators own extensions. Elsewhere, pg_partman 5
+        -- belongs to whoever was the first to install it.
+        OR (r.rolcreaterole OR NOT r.rolcanlogin)
+       AND r.oid IN (SELECT e.extowner FROM pg_extension e WHERE e.extname = 'pg_partman')
 ), strangers AS MATERIALIZED (
     SELECT r.oid, quote_ident(r.rolname) AS name FROM pg_roles r
-     WHERE r.rolname NOT IN ({maintainer_name}, {detacher_name}, {application_name}, {relay_name}, {consumer_name}, {monitor_name}, {web_name})
-       AND NOT EXISTS (
+     WHERE NOT EXISTS (
            -- pg_database_owner stands for the owner of this database.
            SELECT FROM trusted t
             WHERE pg_has_role(CASE r.rolname WHEN 'pg_database_owner'
@@ -24,6 +26,10 @@ WITH trusted AS (
         -- Others may have tables beside pg_partman's.
         OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_partman'
                     WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e')
+), owners AS MATERIALIZED (
+    SELECT o.classid, o.objid, o.refobjid FROM pg_shdepend o
+     WHERE o.objsubid = 0 AND o.deptype = 'o'
+       AND o.dbid = (SELECT b.oid FROM pg_database b WHERE b.datname = current_database())
 ), objects AS (
     SELECT 'pg_namespace'::regclass AS class, n.oid, n.nspowner AS owner FROM schemas n
      UNION ALL
@@ -35,9 +41,21 @@ WITH trusted AS (
     SELECT d.classid, d.objid, o.refobjid
       FROM pg_depend d
       JOIN schemas n ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
-      JOIN pg_shdepend o ON o.classid = d.classid AND o.objid = d.objid AND o.objsubid = 0 AND o.deptype = 'o'
-       AND o.dbid = (SELECT b.oid FROM pg_database b WHERE b.datname = current_database())
+      JOIN owners o ON o.classid = d.classid AND o.objid = d.objid
      WHERE d.classid <> 'pg_class'::regclass AND o.refobjid <> n.nspowner
+), ours AS (
+    SELECT c.oid, c.relkind FROM tables c
+     WHERE (c.relkind IN ('r', 'p') OR c.relname = 'alembic_version') AND c.relowner NOT IN (SELECT s.oid FROM strangers s)
+), code AS (
+    -- Tables with their columns' types, and what runs with them: triggers, rules, defaults, conditions, indexes, policies.
+    SELECT 'pg_class'::regclass AS class, c.oid FROM ours c WHERE c.relkind IN ('r', 'p')
+     UNION
+    SELECT d.classid, d.objid FROM ours c
+      JOIN pg_depend d ON d.refclassid = 'pg_class'::regclass AND d.refobjid = c.oid AND d.deptype IN ('a', 'i')
+     UNION
+    -- Only administrators create event triggers, but those may run anybody's function.
+    SELECT 'pg_event_trigger'::regclass, e.oid FROM pg_event_trigger e JOIN pg_proc p ON p.oid = e.evtfoid
+     WHERE e.evtenabled <> 'D' AND p.proowner <> e.evtowner
 )
 SELECT format('the %s %s belongs to %s, which pillarbox has no reason to trust', i.type, i.identity, s.name) AS finding,
        format('DROP %1$s %2$s, or ALTER %1$s %2$s OWNER TO a superuser or the role that migrates', upper(i.type), i.identity) AS remedy,
@@ -56,10 +74,12 @@ SELECT format('%s may create triggers on %s tables, such as %s', s.name, count(*
  WHERE a.privilege_type = 'TRIGGER' AND a.grantee <> c.relowner
  GROUP BY c.nspname, s.name
  UNION ALL
-SELECT format('the trigger %I of %s runs %s, a function of %s', t.tgname, c.oid::regclass, p.oid::regprocedure, s.name),
-       format('DROP TRIGGER %I ON %s', t.tgname, c.oid::regclass), false
-  FROM tables c JOIN pg_trigger t ON t.tgrelid = c.oid AND t.tgparentid = 0
-  JOIN pg_proc p ON p.oid = t.tgfoid JOIN strangers s ON s.oid = p.proowner
+SELECT format('the %s %s uses the %s %s of %s', i.type, i.identity, f.type, f.identity, s.name),
+       format('drop the %s %s', i.type, i.identity), c.class = 'pg_rewrite'::regclass
+  FROM code c JOIN pg_depend d ON d.classid = c.class AND d.objid = c.oid AND d.deptype = 'n'
+  JOIN owners o ON o.classid = d.refclassid AND o.objid = d.refobjid JOIN strangers s ON s.oid = o.refobjid
+ CROSS JOIN LATERAL pg_identify_object(c.class, c.oid, d.objsubid) AS i
+ CROSS JOIN LATERAL pg_identify_object(d.refclassid, d.refobjid, 0) AS f
  UNION ALL
 -- Roles belong to the server: before there is a schema, they may be anybody's.
 SELECT format('the role %I may log in, and everything will belong to it', r.rolname), format('ALTER ROLE %I NOLOGIN', r.rolname), false

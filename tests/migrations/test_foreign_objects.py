@@ -42,6 +42,54 @@ TRAPS: Final = {
         f" p_template_table text, p_jobmon bool) RETURNS bool {ESCALATE}",
         "the schema partman belongs to mallory_",
     ),
+    "an extension": (
+        "RESET SESSION AUTHORIZATION; CREATE SCHEMA partman;"
+        " CREATE EXTENSION pg_partman SCHEMA partman;"
+        # As it is with pg_partman 5, which any role may install.
+        " ALTER SCHEMA partman OWNER TO {mallory}; UPDATE pg_extension"
+        " SET extowner = '{mallory}'::regrole WHERE extname = 'pg_partman'",
+        "the schema partman belongs to mallory_",
+    ),
+    "the function of an administrator's event trigger": (
+        "CREATE SCHEMA evil; CREATE FUNCTION evil.run() RETURNS event_trigger "
+        + ESCALATE.replace("RETURN NULL; ", "")
+        + "; RESET SESSION AUTHORIZATION;"
+        " CREATE EVENT TRIGGER run ON ddl_command_start EXECUTE FUNCTION evil.run()",
+        "the event trigger run uses the function evil.run() of mallory_",
+    ),
+    **{
+        f"a function in {where} of an administrator's table": (
+            "CREATE SCHEMA evil; CREATE FUNCTION evil.run() RETURNS text "
+            + ESCALATE
+            + "; CREATE DOMAIN evil.version AS text CHECK (evil.run() IS NULL);"
+            " RESET SESSION AUTHORIZATION; CREATE SCHEMA outbox;"
+            " CREATE TABLE outbox.alembic_version (version_num text); " + script,
+            uses,
+        )
+        for where, script, uses in (
+            (
+                "a rule",
+                "CREATE RULE run AS ON INSERT TO outbox.alembic_version"
+                " DO ALSO SELECT evil.run()",
+                "the rule run on outbox.alembic_version uses the function evil.run()",
+            ),
+            (
+                "a default",
+                "ALTER TABLE outbox.alembic_version ADD run text DEFAULT evil.run()",
+                "the default value for outbox.alembic_version.run uses",
+            ),
+            (
+                "a condition",
+                "ALTER TABLE outbox.alembic_version ADD CHECK (evil.run() IS NULL)",
+                "the table constraint alembic_version_check on",
+            ),
+            (
+                "a type",
+                "ALTER TABLE outbox.alembic_version ADD run evil.version",
+                "run uses the type evil.version of mallory_",
+            ),
+        )
+    },
 }
 """What mallory, who may create schemas, made before the first migration."""
 LATER: Final = {
@@ -62,7 +110,7 @@ LATER: Final = {
         f" {{mallory}}; {EVIL}; RESET SESSION AUTHORIZATION;"
         " CREATE TRIGGER run AFTER UPDATE ON outbox.alembic_version"
         " FOR EACH ROW EXECUTE FUNCTION evil.run()",
-        "the trigger run of outbox.alembic_version runs evil.run(), a function of",
+        "the trigger run on outbox.alembic_version uses the function evil.run() of",
     ),
     "a function": (
         "GRANT CREATE ON SCHEMA partman TO {mallory};"
@@ -155,6 +203,32 @@ def test_a_later_migration_and_the_doctor_name_what_another_role_got_meanwhile(
     finally:
         execute(database_url, f"DROP OWNED BY {mallory} CASCADE")
         execute(server.url, f"DROP ROLE {mallory}")
+
+
+def test_default_privileges_give_nobody_the_right_to_add_code(
+    empty_database_url: str, mallory: str
+) -> None:
+    execute(
+        empty_database_url,
+        f"ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO {mallory};"
+        f" ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {mallory}, PUBLIC",
+    )
+    for _ in range(2):
+        migrate(empty_database_url, with_cron=False)
+
+
+def test_a_role_with_the_name_of_one_of_ours_is_not_trusted(
+    empty_database_url: str, server: PostgresServer, mallory: str
+) -> None:
+    theirs = f"{mallory}_web"
+    execute(server.url, f"CREATE ROLE {theirs}")
+    try:
+        execute(empty_database_url, f"CREATE SCHEMA inbox AUTHORIZATION {theirs}")
+        with pytest.raises(MigrationError, match=f"inbox belongs to {theirs}"):
+            migrate(empty_database_url, with_cron=False, role_prefix=mallory)
+        execute(empty_database_url, "DROP SCHEMA inbox")
+    finally:
+        execute(server.url, f"DROP ROLE {theirs}")
 
 
 def test_what_an_analyst_reads_blocks_nothing(

@@ -86,7 +86,7 @@ def test_grants_by_others_survive_a_removal(
         shared,
         "GRANT SELECT ON public.salary TO shared_owner, shared_monitor;"
         " GRANT EXECUTE ON FUNCTION public.raise_all() TO shared_owner;"
-        " GRANT CREATE ON SCHEMA public TO shared_monitor",
+        " GRANT CREATE ON SCHEMA public TO shared_owner",
     )
     granted = execute(shared, RIGHTS, (False,))
     assert len(granted) == 3
@@ -95,7 +95,7 @@ def test_grants_by_others_survive_a_removal(
 
     assert execute(shared, RIGHTS, (False,)) == granted
     assert execute(shared, RIGHTS, (True,)) == []
-    may = "SELECT has_schema_privilege('shared_monitor', 'public', 'CREATE')"
+    may = "SELECT has_schema_privilege('shared_owner', 'public', 'CREATE')"
     assert execute(shared, may) == [(True,)]
     execute(shared, "DROP OWNED BY shared_owner, shared_monitor")
     execute(server.url, "DROP ROLE shared_owner, shared_monitor")
