@@ -28,7 +28,7 @@ from outbox.session import async_session_of
 
 _MOST_NAMED: Final = 5
 _UNCOMMITTED: Final = "outbox.messages_uncommitted"
-_IS_FAILING: Final = "outbox.session_is_failing"
+_END_IS_KNOWN: Final = "outbox.session_end_is_known"
 
 
 class UnsentMessagesWarning(ResourceWarning):
@@ -116,18 +116,25 @@ def watch(session: Session) -> None:
     """Observe how a session is closed if an `AsyncSession` wraps it.
 
     That closes it in a task of its own, in which the exception that ends its block
-    isn't visible.
+    isn't visible, and no event does. A method that the application has put there stays.
     """
     outer: Any = async_session_of(session)
-    if outer is not None:
+    if outer is not None and "close" not in vars(outer):
         outer.close = partial(_close, ref(outer))
 
 
 def _close(outer: "ref[Any]") -> Coroutine[Any, Any, None]:
     session: Any = outer()
-    session.sync_session.info[_IS_FAILING] = sys.exception() is not None
+    session.sync_session.info[_END_IS_KNOWN] = sys.exception() is not None
     closing: Coroutine[Any, Any, None] = type(session).close(session)
     return closing
+
+
+@event.listens_for(Session, "before_commit")
+def _note_attempt(session: Session) -> None:
+    # If this commit fails, its caller gets the error.
+    if not session.in_nested_transaction():
+        session.info[_END_IS_KNOWN] = True
 
 
 @event.listens_for(Session, "after_commit")
@@ -150,8 +157,7 @@ def _report_unsent(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is not None:
         return
     lost = session.info.pop(_UNCOMMITTED, ())
-    is_failing = session.info.pop(_IS_FAILING, False) or sys.exception() is not None
-    if not is_failing:
+    if not session.info.pop(_END_IS_KNOWN, False) and sys.exception() is None:
         _report_lost(lost)
 
 

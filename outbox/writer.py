@@ -125,7 +125,6 @@ def _add(target: Session, messages: tuple[Message, ...]) -> None:
         messages = tuple(caused(message, cause) for message in messages)
     batches = uncommitted(target)
     if _LATE in target.info:
-        batches.append(Batch(target, [*messages]))
         if (late := target.info[_LATE]) is not None:
             late += messages
         else:
@@ -301,8 +300,12 @@ def _write_late(session: Session, _: object) -> None:
 @event.listens_for(Session, "after_transaction_end")
 def _end_flush(session: Session, transaction: SessionTransaction) -> None:
     if transaction.origin is SessionTransactionOrigin.SUBTRANSACTION:
-        session.info.pop(_LATE, None)
+        late = session.info.pop(_LATE, None)
+        # `bulk_save_objects` ends without `after_flush`.
+        if late and session.is_active:
+            _add(session, tuple(late))
 
 
 def _write(session: Session, messages: list[Message]) -> None:
     _connection(session).execute(message_table.insert(), {"payload": messages})
+    uncommitted(session).append(Batch(session, messages))

@@ -32,6 +32,22 @@ class Order(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
+announced: list[Session] = []
+
+
+def announce_note() -> str:
+    for session in announced:
+        outbox.add(session, Message("a note", b""))
+    return "noted"
+
+
+class Note(Base):
+    __tablename__ = "watched_note"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    text: Mapped[str] = mapped_column(default=announce_note)
+
+
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
     engine = create_engine(sqlalchemy_url(database_url))
@@ -188,6 +204,18 @@ def test_a_message_that_a_savepoints_own_flush_adds_is_not_in_the_savepoint(
         savepoint.rollback()
 
     assert topics(database_url) == ["of the flush"]
+
+
+def test_a_default_of_a_bulk_insert_can_add_a_message(
+    database_url: str, engine: Engine
+) -> None:
+    with Session(engine) as session, session.begin():
+        announced.append(session)
+        session.bulk_save_objects([Note(id=1)])
+        session.flush()
+        announced.clear()
+
+    assert topics(database_url) == ["a note"]
 
 
 def test_a_session_reads_no_message_back(engine: Engine) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy import Engine, create_engine, select, text
-from sqlalchemy.exc import InternalError
+from sqlalchemy.exc import IntegrityError, InternalError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
     AsyncSession,
@@ -184,6 +184,37 @@ def test_a_session_that_committed_or_failed_to_is_not_reported(
             session.commit()
 
     assert reported == []
+
+
+def test_a_commit_that_the_server_refuses_is_not_reported_as_a_loss(
+    engine: Engine, reported: list[MessagesUnsent]
+) -> None:
+    with Session(engine) as session:
+        session.execute(
+            text("CREATE TEMP TABLE once (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        )
+        outbox.add(session, ORDER)
+        session.execute(text("INSERT INTO once VALUES (1), (1)"))
+        with pytest.raises(IntegrityError):
+            session.commit()
+
+    assert reported == []
+
+
+async def test_a_session_keeps_the_close_that_a_test_gave_it() -> None:
+    session = AsyncSession()
+    closed: list[str] = []
+
+    async def stay_open() -> None:
+        closed.append("by the code under test")
+
+    session.close = stay_open  # type: ignore[method-assign]
+    outbox.add(session, ORDER)
+    async with session:
+        pass
+
+    assert closed == ["by the code under test"]
+    assert session.in_transaction()
 
 
 def test_messages_that_a_commit_leaves_out_are_reported(
