@@ -22,7 +22,7 @@ from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
 from outbox.administration.names import Names
-from outbox.migrations.grants import grants_of, grants_on_partman
+from outbox.migrations.grants import grants_of
 from outbox.migrations.script import run, run_script
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
@@ -88,7 +88,6 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
     run_now("revoke_defaults.sql")
     run_now("grants_on_partman.sql")
     with Operations.context(context.get_context()):
-        run_script(grants_on_partman())
         for version in _versions():
             run_script(grants_of(version.revision))
     if _includes("0006"):

@@ -17,7 +17,6 @@ class Objects:
     Attributes:
         kind: SCHEMA, TABLE, SEQUENCE, FUNCTION or PROCEDURE.
         names: with their schema; routines with the types of their arguments.
-            `{partman}` stands for pg_partman's schema.
     """
 
     kind: str
@@ -77,7 +76,7 @@ class Right:
 
 def rights() -> Iterator[Right]:
     """Yield every right that the rules grant."""
-    for rule in (*(rule for rules in GRANTS.values() for rule in rules), *ON_PARTMAN):
+    for rule in (rule for rules in GRANTS.values() for rule in rules):
         if isinstance(rule, Grant):
             for role in rule.to:
                 for name in rule.on.names:
@@ -109,11 +108,6 @@ def grants_of(revision: str) -> str:
         "-- Owner part, repeated at the end of every migration: who may do what.\n"
         f"SET LOCAL ROLE {{owner}};\n{_revoke_all(rules)}{_render(rules)}RESET ROLE;\n"
     )
-
-
-def grants_on_partman() -> str:
-    """Return the statements that only an administrator can run."""
-    return _render(ON_PARTMAN)
 
 
 def _revoke_all(rules: Iterable[Rule]) -> str:
@@ -433,7 +427,6 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.set_interval(text, interval, integer)",
                 "outbox.adopt_table(text)",
                 "outbox.make_partitions(text)",
-                "outbox.make_partitions_at(text, timestamptz[])",
                 "outbox.make_partition(text, timestamptz)",
                 "outbox.keep_forgotten(text)",
                 "outbox.make_days()",
@@ -447,7 +440,6 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.is_followed(text, timestamptz, timestamptz)",
                 "outbox.schedule_detaches()",
                 "outbox.trim_cron_log()",
-                "outbox.put_back_settings(text)",
                 "outbox.note_failure(text, text, text, text, text, text)",
                 "outbox.in_the_way(text, text, text, text, text)",
                 "outbox.upkeep_step(text, text, regclass[], interval, integer, integer,"
@@ -465,7 +457,6 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.detach_expired(text, regclass[], interval)",
                 "outbox.upkeep_plan(text)",
                 "outbox.finish_detached(text)",
-                "outbox.put_back_settings(text)",
                 "outbox.note_failure(text, text, text, text, text, text)",
                 "outbox.upkeep_step(text, text, regclass[], interval, integer, integer,"
                 " boolean)",
@@ -609,9 +600,3 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
     ),
 }
 """The rules of each migration's objects."""
-
-ON_PARTMAN: Final[tuple[Rule, ...]] = (
-    _grant(_USAGE, _schema("{partman}"), "monitor", why="For pillarbox doctor."),
-    _grant(_SELECT, _tables("{partman}.part_config"), "monitor"),
-)
-"""What only an administrator can grant, besides the owner's rights on pg_partman."""

@@ -98,11 +98,6 @@ BEGIN
         END LOOP;
     END LOOP;
     UPDATE outbox.partition_policy q SET span = set_interval.span, premake = set_interval.premake WHERE q.parent_table = parent;
-    FOREACH v_table IN ARRAY v_tables LOOP
-        UPDATE {partman}.part_config c
-           SET partition_interval = set_interval.span::text, datetime_string = outbox.name_format(v_table, set_interval.span)
-         WHERE c.parent_table = v_table;
-    END LOOP;
     PERFORM outbox.make_partitions(parent);
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RAISE EXCEPTION 'the width of the partitions of % can''t be changed now: a transaction is using the table', parent
@@ -112,7 +107,6 @@ $body$;
 COMMENT ON FUNCTION outbox.set_interval IS
     'change the width of future partitions of a table and its followers: empty ones are replaced, the others are kept until their retention is over';
 
-SELECT outbox.adopt_table(parent_table) FROM outbox.partition_policy;
 SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
 
 RESET ROLE;

@@ -33,13 +33,12 @@ DROP FUNCTION outbox.trim_cron_log(), outbox.upkeep_step(text, text, regclass[],
     outbox.show_unsettled(text, text, timestamptz, timestamptz),
     outbox.describe_unsettled(text, regclass, timestamptz, timestamptz),
     outbox.unsettled_messages(regclass, timestamptz, timestamptz, integer), outbox.is_followed(text, timestamptz, timestamptz),
-    outbox.strays(text), outbox.detach_under_way(), outbox.may_finalize(regclass), outbox.was_detached_by_hand(outbox.retiring_partition), outbox.checks_of_bounds(regclass, text),
+    outbox.detach_under_way(), outbox.may_finalize(regclass),
     outbox.trim_foreign_receipts_batch(), outbox.receipt_time(), outbox.make_partitions(text),
-    outbox.make_partitions_at(text, timestamptz[]), outbox.make_days(), outbox.make_partition(text, timestamptz),
+    outbox.make_days(), outbox.make_partition(text, timestamptz),
     outbox.keep_forgotten(text), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
     outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.clock_problem(), outbox.place(),
-    outbox.put_back_settings(text), outbox.changed_settings(text), outbox.wanted_settings(text),
     outbox.accept_clock(), outbox.note_failure(text, text, text, text, text, text), outbox.in_the_way(text, text, text, text, text), outbox.without_row(text, text);
 DROP TABLE outbox.upkeep, outbox.upkeep_failure, outbox.dropped_partition, outbox.kept_partition, outbox.retiring_partition, outbox.partition_policy;
 DROP FUNCTION outbox.follow_policy();

@@ -10,12 +10,10 @@ CREATE TABLE outbox.partition_policy (
     retention    interval NOT NULL,
     minimum      interval,
     premake      integer  NOT NULL DEFAULT 7,
-    automatic    boolean  NOT NULL DEFAULT false,
     follows      text,
     unsettled    text,
     gate         text,
     keep_table   boolean  NOT NULL DEFAULT false,
-    written      jsonb,
     CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
     CONSTRAINT follows_another CHECK (follows <> parent_table),
     -- A follower's partition is held by the one that it follows, and by nothing else.
@@ -35,8 +33,6 @@ COMMENT ON COLUMN outbox.partition_policy.retention IS 'a partition is dropped w
 COMMENT ON COLUMN outbox.partition_policy.minimum IS
     'how late a message can reach its consumer, by your delays and retries: the least retention; null: no minimum';
 COMMENT ON COLUMN outbox.partition_policy.premake IS 'number of future partitions';
-COMMENT ON COLUMN outbox.partition_policy.automatic IS
-    'whether pg_partman''s run_maintenance() also creates partitions: owned by its caller, and in the caller''s time zone';
 COMMENT ON COLUMN outbox.partition_policy.follows IS
     'the table whose rows this one''s rows are about: its partitions are made with those of that table, and dropped after them';
 COMMENT ON COLUMN outbox.partition_policy.unsettled IS
@@ -45,8 +41,6 @@ COMMENT ON COLUMN outbox.partition_policy.gate IS
     'instead of a condition, a function (partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer) that returns such rows';
 COMMENT ON COLUMN outbox.partition_policy.keep_table IS
     'whether an expired partition is kept as an ordinary table after its detach, ready to be archived, instead of being dropped';
-COMMENT ON COLUMN outbox.partition_policy.written IS
-    'what the upkeep last wrote to pg_partman''s part_config: other values were set by hand';
 
 -- Followers have their leader's policy, so that none of its rows is ever without the rows that record
 -- its outcome: a value of their own is rejected, and the leader's values are copied to them.
@@ -63,8 +57,7 @@ BEGIN
       JOIN outbox.partition_policy f ON f.parent_table = n.parent_table
       LEFT JOIN outbox.partition_policy l ON l.parent_table = f.follows AND l.follows IS NULL
      WHERE f.follows IS NOT NULL
-       AND (f.span, f.retention, f.premake, f.automatic, f.keep_table)
-           IS DISTINCT FROM (l.span, l.retention, l.premake, l.automatic, l.keep_table)
+       AND (f.span, f.retention, f.premake, f.keep_table) IS DISTINCT FROM (l.span, l.retention, l.premake, l.keep_table)
      LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION '% follows %: it is partitioned and kept as that table is', v_refused.parent_table, v_refused.follows
@@ -75,11 +68,10 @@ BEGIN
          WHERE EXISTS (SELECT FROM outbox.partition_policy f WHERE f.follows = q.parent_table)
     LOOP
         UPDATE outbox.partition_policy f
-           SET span = v_leader.span, retention = v_leader.retention, premake = v_leader.premake, automatic = v_leader.automatic,
-               keep_table = v_leader.keep_table
+           SET span = v_leader.span, retention = v_leader.retention, premake = v_leader.premake, keep_table = v_leader.keep_table
          WHERE f.follows = v_leader.parent_table
-           AND (f.span, f.retention, f.premake, f.automatic, f.keep_table)
-               IS DISTINCT FROM (v_leader.span, v_leader.retention, v_leader.premake, v_leader.automatic, v_leader.keep_table);
+           AND (f.span, f.retention, f.premake, f.keep_table)
+               IS DISTINCT FROM (v_leader.span, v_leader.retention, v_leader.premake, v_leader.keep_table);
     END LOOP;
     RETURN NULL;
 END
@@ -351,91 +343,9 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.name_format IS 'the format of the names that pg_partman gives to partitions of this width';
 
--- pg_partman's own retention is off: pillarbox uses outbox.finish_detached(). If somebody turns it on,
--- retention_keep_table makes pg_partman detach partitions that it would otherwise drop with unsettled
--- rows.
-CREATE FUNCTION outbox.wanted_settings(parent text) RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET intervalstyle = 'postgres'
-BEGIN ATOMIC
-    SELECT jsonb_build_object(
-               'control', p.control, 'epoch', 'none', 'partition_interval', p.span::text, 'premake', p.premake,
-               'datetime_string', outbox.name_format(p.parent_table, p.span),
-               'template_table', p.template, 'infinite_time_partitions', true, 'undo_in_progress', false,
-               'automatic_maintenance', CASE WHEN p.automatic THEN 'on' ELSE 'off' END,
-               'retention', NULL, 'retention_schema', NULL, 'retention_keep_table', true, 'retention_keep_index', true,
-               'constraint_cols', NULL, 'inherit_privileges', false, 'ignore_default_data', true, 'jobmon', false)
-      FROM outbox.partition_policy p WHERE p.parent_table = parent;
-END;
-COMMENT ON FUNCTION outbox.wanted_settings IS 'the values that pg_partman''s part_config should have for a table, as far as this version has the columns';
-
-CREATE FUNCTION outbox.changed_settings(parent text)
-RETURNS TABLE (setting text, found text, wanted text, by_hand boolean)
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $body$
-DECLARE
-    v_found jsonb := (SELECT to_jsonb(c) FROM {partman}.part_config c WHERE c.parent_table = parent);
-    v_wanted jsonb := outbox.wanted_settings(parent);
-    v_written jsonb := (SELECT p.written FROM outbox.partition_policy p WHERE p.parent_table = parent);
-BEGIN
-    BEGIN
-        IF (v_found ->> 'partition_interval')::interval = (v_wanted ->> 'partition_interval')::interval THEN
-            v_wanted := v_wanted || jsonb_build_object('partition_interval', v_found -> 'partition_interval');
-        END IF;
-    EXCEPTION WHEN invalid_datetime_format OR datetime_field_overflow THEN
-        NULL;  -- it is none, so it differs
-    END;
-    RETURN QUERY
-    SELECT w.key, v_found ->> w.key, v_wanted ->> w.key,
-           -- Otherwise the policy has changed since, or nothing was written yet.
-           coalesce(v_found -> w.key <> v_written -> w.key, false)
-      FROM jsonb_object_keys(v_wanted) AS w (key)
-     WHERE v_found ? w.key AND v_found -> w.key <> v_wanted -> w.key
-     ORDER BY w.key;
-END
-$body$;
-COMMENT ON FUNCTION outbox.changed_settings IS 'the values in pg_partman''s part_config that differ from what the upkeep needs';
-
-CREATE FUNCTION outbox.put_back_settings(parent text) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET lock_timeout = '5s'
-AS $body$
-DECLARE
-    v_assignments text[] := '{}';
-    v_by_hand text[] := '{}';
-    s record;
-BEGIN
-    PERFORM FROM {partman}.part_config c WHERE c.parent_table = parent FOR UPDATE;
-    IF NOT FOUND THEN
-        -- A dump from pg_partman 4 that is restored with 5 loses them, too.
-        RETURN (SELECT format('the settings of pg_partman for %s were deleted: outbox.make_partitions() writes them again', parent)
-                  FROM outbox.partition_policy p, outbox.upkeep u
-                 WHERE p.parent_table = parent AND p.written IS NOT NULL AND u.succeeded_in = outbox.place());
-    END IF;
-    FOR s IN SELECT c.* FROM outbox.changed_settings(parent) c LOOP
-        v_assignments := v_assignments || format('%I = %L', s.setting, s.wanted);
-        IF s.by_hand THEN
-            v_by_hand := v_by_hand || format('%s was %s and is %s again', s.setting, coalesce(s.found, 'null'), coalesce(s.wanted, 'null'));
-        END IF;
-    END LOOP;
-    IF v_assignments <> '{}' THEN
-        EXECUTE format('UPDATE {partman}.part_config SET %s WHERE parent_table = $1', array_to_string(v_assignments, ', ')) USING parent;
-    END IF;
-    UPDATE outbox.partition_policy p SET written = outbox.wanted_settings(parent)
-     WHERE p.parent_table = parent AND p.written IS DISTINCT FROM outbox.wanted_settings(parent);
-    IF v_by_hand <> '{}' THEN
-        RETURN format('the settings of pg_partman for %s were changed: %s', parent, array_to_string(v_by_hand, ', '));
-    END IF;
-    RETURN NULL;
-END
-$body$;
-COMMENT ON FUNCTION outbox.put_back_settings IS
-    'restore the values in pg_partman''s part_config; returns what had been changed or deleted by hand, or null';
-
--- Runs once per table: configure pg_partman for it, or register partitions restored from a dump.
+-- Configures pg_partman for a new table, registers partitions restored from a dump, and restores settings that
+-- were changed. pg_partman's own retention is off: pillarbox uses outbox.finish_detached(). If somebody turns it
+-- on, retention_keep_table makes pg_partman detach partitions that it would otherwise drop with unsettled rows.
 CREATE FUNCTION outbox.adopt_table(parent text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -471,7 +381,13 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    PERFORM outbox.put_back_settings(parent);
+    UPDATE {partman}.part_config c
+       SET control = p.control, epoch = 'none', partition_interval = p.span::text, premake = p.premake,
+           datetime_string = outbox.name_format(parent, p.span), template_table = p.template,
+           infinite_time_partitions = true, undo_in_progress = false, automatic_maintenance = 'off',
+           retention = NULL, retention_schema = NULL, retention_keep_table = true, retention_keep_index = true,
+           constraint_cols = NULL, inherit_privileges = false, ignore_default_data = true, jobmon = false
+     WHERE c.parent_table = parent;
 END
 $body$;
 COMMENT ON FUNCTION outbox.adopt_table IS 'configure pg_partman for a table of the policy; safe to repeat';
@@ -520,23 +436,12 @@ SET lock_timeout = '5s'
 SET jit = off  -- compilation would take longer than execution
 AS $body$
 DECLARE
-    p outbox.partition_policy;
     v_before int;
     v_missing timestamptz[];
     v_unmade timestamptz;
-    v_changed text;
-    v_follower text;
-    x record;
 BEGIN
-    SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     SELECT count(*) INTO v_before FROM pg_inherits WHERE inhparent = parent::regclass;
-    v_changed := outbox.put_back_settings(parent);
-    IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
-        PERFORM outbox.adopt_table(parent);
-    END IF;
-    IF v_changed IS NOT NULL THEN
-        RAISE WARNING '%', v_changed;
-    END IF;
+    PERFORM outbox.adopt_table(parent);
     -- Trust the catalog, not run_maintenance(): 4.7 creates one more after noon, 5.0 creates none for
     -- an empty table, 5.5 turns errors into warnings, and no version fills gaps.
     SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
@@ -555,51 +460,18 @@ BEGIN
         SELECT min(m.starts_at) INTO v_unmade FROM outbox.missing_partitions(parent) m;
         IF v_unmade IS NOT NULL THEN
             RAISE EXCEPTION 'upkeep of % created no partition that begins at %', parent, v_unmade
-                USING HINT = 'another table may have the partition''s name: pillarbox doctor finds it';
+                USING HINT = 'if another table has the partition''s name, attach it, rename it or drop it';
         END IF;
     END IF;
     PERFORM outbox.keep_forgotten(parent);
-    -- Rows of a DEFAULT partition, which somebody has created, have no partition that tells their days.
-    v_missing := NULL;
-    FOR x IN SELECT t.partdefid::regclass AS partition FROM pg_partitioned_table t WHERE t.partrelid = parent::regclass AND t.partdefid <> 0 LOOP
-        EXECUTE format('SELECT array_agg(DISTINCT outbox.begin_of($1, %1$I)) FROM %2$s WHERE isfinite(%1$I)', p.control, x.partition)
-           INTO v_missing USING p.span;
-    END LOOP;
     -- In the same transaction: no partition of a leader is ever seen without those of its followers.
-    FOR v_follower IN SELECT q.parent_table FROM outbox.partition_policy q WHERE q.follows = parent ORDER BY 1 LOOP
-        PERFORM outbox.make_partitions(v_follower);
-        PERFORM outbox.make_partitions_at(v_follower, v_missing);
-    END LOOP;
+    PERFORM outbox.make_partitions(q.parent_table)
+       FROM (SELECT f.parent_table FROM outbox.partition_policy f WHERE f.follows = parent ORDER BY 1) q;
     RETURN (SELECT count(*) FROM pg_inherits WHERE inhparent = parent::regclass) - v_before;
 END
 $body$;
 COMMENT ON FUNCTION outbox.make_partitions IS
     'create future partitions of a table and of its followers, and fill gaps; returns how many were created for the table itself';
-
--- For the rows of a partition that is being replaced, beyond what the policy requires.
-CREATE FUNCTION outbox.make_partitions_at(parent text, moments timestamptz[]) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
-SET lock_timeout = '5s'
-AS $body$
-DECLARE
-    v_missing timestamptz[];
-BEGIN
-    SELECT array_agg(DISTINCT d.starts_at) INTO v_missing
-      FROM outbox.partition_policy p, unnest(moments) AS m (moment),
-           LATERAL (SELECT outbox.begin_of(p.span, m.moment)) AS d (starts_at)
-     WHERE p.parent_table = parent
-       AND NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.starts_at < d.starts_at + p.span AND x.ends_at > d.starts_at);
-    IF v_missing IS NOT NULL THEN
-        PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
-        PERFORM outbox.make_partitions(q.parent_table) FROM outbox.partition_policy q WHERE q.follows = parent;
-    END IF;
-END
-$body$;
-COMMENT ON FUNCTION outbox.make_partitions_at IS 'create the partitions that rows of these times need, with those of its followers';
 
 -- While the clock is behind, now() would let the first upkeep after its correction remove a new receipt.
 CREATE FUNCTION outbox.receipt_time() RETURNS timestamptz

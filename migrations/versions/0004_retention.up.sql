@@ -44,57 +44,8 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.may_finalize IS 'whether an interrupted detach can be finalized without blocking other sessions';
 
--- Compares names, as the snapshot has them: to_regclass() no longer finds a table that another upkeep
--- drops meanwhile.
-CREATE FUNCTION outbox.strays(parent text DEFAULT NULL)
-RETURNS TABLE (parent_table text, partition text, day text)
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-BEGIN ATOMIC
-    SELECT p.parent_table, q.name, translate(left(q.moment, 10), '_', '')
-      FROM outbox.partition_policy p
-      JOIN pg_class o ON o.oid = to_regclass(p.parent_table)
-      JOIN pg_namespace s ON s.oid = o.relnamespace
-      JOIN pg_class c ON c.relnamespace = s.oid AND c.relkind = 'r' AND NOT c.relispartition AND starts_with(c.relname::text, o.relname || '_p')
-     CROSS JOIN LATERAL (
-           SELECT format('%I.%I', s.nspname, c.relname),
-                  (regexp_match(substr(c.relname, length(o.relname) + 1), '^_p(\d{4}(?:_\d\d_\d\d|\d{4}))(?:_\d{4,6})?$'))[1]) AS q (name, moment)
-     WHERE p.parent_table = coalesce(strays.parent, p.parent_table) AND q.moment IS NOT NULL
-       AND q.name NOT IN (SELECT r.partition FROM outbox.retiring_partition r UNION ALL SELECT k.partition FROM outbox.kept_partition k);
-END;
-COMMENT ON FUNCTION outbox.strays IS
-    'tables that are named like partitions of ours, but are neither attached nor recorded; day is the date in the name';
-
-CREATE FUNCTION outbox.checks_of_bounds(partition regclass, control text) RETURNS SETOF name
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET quote_all_identifiers = off
-BEGIN ATOMIC
-    SELECT q.conname FROM pg_constraint q
-     WHERE q.conrelid = checks_of_bounds.partition AND q.contype = 'c' AND q.conislocal
-       AND pg_get_constraintdef(q.oid) ~ format('\(%s >= ''[^'']+''.*\(%s < ''', control, control);
-END;
-COMMENT ON FUNCTION outbox.checks_of_bounds IS 'the CHECK constraints with the bounds of a partition, as DETACH … CONCURRENTLY leaves one';
-
--- Jobs and commands detach CONCURRENTLY, which leaves a CHECK with the bounds up to PostgreSQL 18, and
--- outbox.maintain() records its detach in the same transaction. Any other detach was somebody's own.
-CREATE FUNCTION outbox.was_detached_by_hand(r outbox.retiring_partition) RETURNS boolean
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-BEGIN ATOMIC
-    SELECT NOT c.relispartition
-           AND (r.detach_by IS NULL
-                OR (r.detach_by <> 'outbox.maintain()' AND current_setting('server_version_num')::int < 190000
-                    AND NOT EXISTS (SELECT FROM outbox.checks_of_bounds(c.oid, p.control))))
-      FROM pg_class c, outbox.partition_policy p
-     WHERE c.oid = to_regclass(r.partition) AND p.parent_table = r.parent_table;
-END;
-COMMENT ON FUNCTION outbox.was_detached_by_hand IS
-    'whether a recorded partition was detached by someone else than pillarbox; null if it no longer exists';
-
 -- A row of a leader must never be seen without its followers' rows. So a follower's partition stays
--- until the leader's partitions of that time are gone, including any that was detached by hand:
--- somebody may attach it again.
+-- until the leader's partitions of that time are gone.
 CREATE FUNCTION outbox.is_followed(parent text, starts_at timestamptz, ends_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -109,12 +60,7 @@ BEGIN
         UNION ALL
         SELECT FROM outbox.retiring_partition r
          WHERE r.parent_table = v_leader AND to_regclass(r.partition) IS NOT NULL
-           AND r.starts_at < is_followed.ends_at AND r.ends_at > is_followed.starts_at
-        UNION ALL
-        -- Wide enough for a week, and for the dates of all time zones.
-        SELECT FROM outbox.strays(v_leader) s
-         WHERE coalesce(s.day BETWEEN to_char((is_followed.starts_at - interval '8 days') AT TIME ZONE 'UTC', 'YYYYMMDD')
-                                  AND to_char((is_followed.ends_at + interval '1 day') AT TIME ZONE 'UTC', 'YYYYMMDD'), true));
+           AND r.starts_at < is_followed.ends_at AND r.ends_at > is_followed.starts_at);
 END
 $body$;
 COMMENT ON FUNCTION outbox.is_followed IS
@@ -385,7 +331,7 @@ BEGIN
             SELECT r.partition, r.starts_at, r.ends_at, u.unsettled, u.described
               FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
              CROSS JOIN LATERAL outbox.describe_unsettled(p.parent_table, c.oid, r.starts_at, r.ends_at) AS u
-             WHERE r.parent_table = p.parent_table AND NOT c.relispartition AND NOT outbox.was_detached_by_hand(r) ORDER BY r.starts_at
+             WHERE r.parent_table = p.parent_table AND NOT c.relispartition AND r.detach_by IS NOT NULL ORDER BY r.starts_at
         LOOP
             v_followed := outbox.is_followed(p.parent_table, starts_at, ends_at);
             IF unsettled = 0 AND ends_at < now() - p.retention AND NOT v_followed AND v_clock IS NOT NULL THEN
@@ -538,7 +484,8 @@ BEGIN
     DELETE FROM outbox.kept_partition k WHERE k.parent_table = parent AND to_regclass(k.partition) IS NULL;
     FOR partition IN
         DELETE FROM outbox.retiring_partition r
-         WHERE r.parent_table = parent AND outbox.was_detached_by_hand(r)
+         WHERE r.parent_table = parent AND r.detach_by IS NULL
+           AND EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(r.partition) AND NOT c.relispartition)
         RETURNING r.partition
     LOOP
         outcome := 'detached by hand, and left alone';
@@ -559,10 +506,6 @@ BEGIN
                 v_step := 'attach';
                 EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
                                parent::regclass, s.partition, s.starts_at, s.ends_at);
-                -- Otherwise a later detach by hand would look like one of ours.
-                FOR v_own IN SELECT q AS conname FROM outbox.checks_of_bounds(s.partition, p.control) q LOOP
-                    EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', s.partition, v_own.conname);
-                END LOOP;
                 outcome := 'attached again';
                 UPDATE outbox.retiring_partition r SET planned_at = NULL,
                        -- Its job may still be scheduled.

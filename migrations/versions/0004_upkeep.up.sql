@@ -124,11 +124,6 @@ BEGIN
             PERFORM outbox.note_failure(format('nothing is dropped, and partitions are created for today and tomorrow only: %s; if the clock'
                 ' is right, run: pillarbox maintain --accept-clock (in SQL: SELECT outbox.accept_clock())', v_problem), v_step);
         END IF;
-    WHEN 'settings' THEN
-        v_problem := outbox.put_back_settings(parent);
-        IF v_problem IS NOT NULL THEN
-            PERFORM outbox.note_failure(v_problem, v_step, parent);
-        END IF;
     WHEN 'premake' THEN
         PERFORM outbox.make_partitions(parent);
     WHEN 'finish' THEN
@@ -223,10 +218,10 @@ BEGIN
     FOR s IN
         -- The partitions of all tables first. A follower's partition can go when its leader's has gone.
         SELECT k.step, coalesce(k.parent_table, p.parent_table) AS parent_table
-          FROM (VALUES (1, 'clock', NULL), (2, 'settings', NULL), (3, 'premake', NULL), (4, 'finish', NULL),
-                       (5, 'trim', 'inbox.foreign_receipt'), (6, 'trim', 'outbox.operation'),
-                       (7, 'clock', NULL)) AS k (turn, step, parent_table)  -- again: it may have jumped meanwhile
-          LEFT JOIN outbox.partition_policy p ON k.step IN ('settings', 'premake', 'finish')
+          FROM (VALUES (1, 'clock', NULL), (2, 'premake', NULL), (3, 'finish', NULL),
+                       (4, 'trim', 'inbox.foreign_receipt'), (5, 'trim', 'outbox.operation'),
+                       (6, 'clock', NULL)) AS k (turn, step, parent_table)  -- again: it may have jumped meanwhile
+          LEFT JOIN outbox.partition_policy p ON k.step IN ('premake', 'finish')
          ORDER BY k.turn, p.follows NULLS FIRST, p.parent_table
     LOOP
         v_step := s.step;

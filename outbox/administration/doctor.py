@@ -14,7 +14,7 @@ from outbox.administration.checks.foreign import check_foreign, may_be_read
 from outbox.administration.checks.grants import check_grants
 from outbox.administration.checks.locks import check_locks
 from outbox.administration.checks.partitions import check_partitions
-from outbox.administration.checks.retention import check_configuration, check_retention
+from outbox.administration.checks.retention import check_retention
 from outbox.administration.checks.roles import check_roles
 from outbox.administration.checks.row_security import check_row_security
 from outbox.administration.checks.schema import (
@@ -44,7 +44,6 @@ CHECKS: Final[dict[str, Check]] = {
     "cron": check_cron,
     "partitions": check_partitions,
     "retention": check_retention,
-    "configuration": check_configuration,
     "backlog": check_backlog,
     "broker": check_broker,
     "pins": check_pins,

@@ -21,10 +21,6 @@ DEFINERS = {
     "outbox.make_partitions(text)": (
         *("maintainer", "SELECT outbox.make_partitions('outbox.message')"),
     ),
-    "outbox.make_partitions_at(text,timestamp with time zone[])": (
-        "owner",
-        "SELECT outbox.make_partitions_at('outbox.message', '{2040-01-01}')",
-    ),
     "outbox.make_days()": ("relay", "SELECT * FROM outbox.make_days()"),
     "outbox.set_interval(text,interval,integer)": (
         "owner",
@@ -41,9 +37,6 @@ DEFINERS = {
     "outbox.replay_caused_by(uuid)": (
         "consumer",
         "SELECT outbox.replay_caused_by('019a0000-0000-7000-8000-000000000000')",
-    ),
-    "outbox.put_back_settings(text)": (
-        *("maintainer", "SELECT outbox.put_back_settings('outbox.message')"),
     ),
     "outbox.note_failure(text,text,text,text,text,text)": (
         *("maintainer", "SELECT outbox.note_failure('x')"),

@@ -12,6 +12,7 @@ from typing_extensions import override
 from inbox.sources.postgres.source import SESSION_SETTINGS
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import Explained, Node, executed_plans
 
@@ -111,7 +112,7 @@ def flooded_url(
             connection.execute("SET timezone = 'UTC'")
             connection.execute("SET ROLE pillarbox_owner")
             connection.execute(
-                "SELECT outbox.make_partitions_at('inbox.delivery', %s)",
+                make_partitions_at("inbox.delivery"),
                 ([today - DAY, today - 2 * DAY],),
             )
             for at, count in ((today - DAY, 2_000), (today, 40_000)):

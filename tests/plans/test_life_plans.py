@@ -20,6 +20,7 @@ from outbox.observability.message_life import (
 )
 from outbox.postgres.connection import PIN_SESSION
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.marks import publish
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import AUTO_EXPLAIN, Node
@@ -85,10 +86,10 @@ def url(
             connection.execute("SET timezone = 'UTC'")
             connection.execute("SET jit = off")
             days = [today - n * DAY for n in range(1, DAYS)]
+            connection.execute("SET ROLE pillarbox_owner")
             for parent in (*TABLES, *DEAD_LETTERS):
-                connection.execute(
-                    "SELECT outbox.make_partitions_at(%s, %s)", (parent, days)
-                )
+                connection.execute(make_partitions_at(parent), (days,))
+            connection.execute("RESET ROLE")
             connection.execute("ANALYZE")
             for day in (today - 20 * DAY, today - 2 * DAY):
                 connection.execute(ADD, {"begin": day, "count": ROWS})

@@ -15,6 +15,7 @@ import pytest
 from outbox.observability.overview import PARTS, Overview, Scope, read_overview
 from outbox.postgres.advisory_lock import LOCK_CLASS
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.marks import defer, publish, verify
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import AUTO_EXPLAIN, Explained
@@ -104,10 +105,10 @@ def url(
             connection.execute("SET timezone = 'UTC'")
             connection.execute(f"ALTER DATABASE {name} SET jit = off".encode())
             days = [today - n * DAY for n in range(1, DAYS)]
+            connection.execute("SET ROLE pillarbox_owner")
             for table in TABLES:
-                connection.execute(
-                    "SELECT outbox.make_partitions_at(%s, %s)", (table, days)
-                )
+                connection.execute(make_partitions_at(table), (days,))
+            connection.execute("RESET ROLE")
             for begin in (today - 9 * DAY, today - DAY, today):
                 values = {"begin": begin, "count": ROWS, "topic": "settled"}
                 for statement in (ADD, DELIVER, RECEIVE):

@@ -11,6 +11,7 @@ import pytest
 
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.marks import defer, publish, verify
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import Explained, executed_plans
@@ -45,9 +46,9 @@ def url(
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("SET timezone = 'UTC'")
             days = [today - n * DAY for n in range(1, DAYS)]
-            connection.execute(
-                "SELECT outbox.make_partitions_at('outbox.message', %s)", (days,)
-            )
+            connection.execute("SET ROLE pillarbox_owner")
+            connection.execute(make_partitions_at("outbox.message"), (days,))
+            connection.execute("RESET ROLE")
             for day in (today - 9 * DAY, today - DAY):
                 connection.execute(
                     ADD, {"begin": day, "count": SETTLED, "topic": "settled"}

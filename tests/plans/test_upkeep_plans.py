@@ -9,6 +9,7 @@ import pytest
 
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures import marks
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
 
 ROWS = 5_000
@@ -100,9 +101,7 @@ def settled(
             connection.execute("SET timezone = 'UTC'")
             connection.execute("SET ROLE pillarbox_owner")
             for table in TABLES:
-                connection.execute(
-                    "SELECT outbox.make_partitions_at(%s, %s)", (table, [at])
-                )
+                connection.execute(make_partitions_at(table), ([at],))
                 day = old_day(connection, table)
                 run(connection, f"ALTER TABLE {day} SET (autovacuum_enabled = off)")
                 connection.execute(FILL[table].encode(), {"at": at, "rows": ROWS})

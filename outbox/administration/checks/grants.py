@@ -53,10 +53,7 @@ def _list_lost_rights(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Right]:
     asked = [
-        (right, column)
-        for right in rights()
-        if here.has_partman or "{partman}" not in right.name
-        for column in (right.columns or (None,))
+        (right, column) for right in rights() for column in (right.columns or (None,))
     ]
     fill = here.names.fill
     lost = connection.execute(

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from psycopg import sql
-
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.retention import read_policies
@@ -88,54 +86,6 @@ def check_retention(
             " kept: a retry can't tell whether they were handled before",
             f"pillarbox retention set inbox.receipt {days}d  # for future ones; handle"
             " the oldest PENDING ones in inbox.dead_letter by hand, and discard them",
-        )
-
-
-def check_configuration(
-    connection: AdministrationConnection, here: Installation
-) -> Iterator[Finding]:
-    """Find tables that pg_partman doesn't know, or whose partitions it would drop."""
-    if here.partman is None:
-        return
-    query = sql.SQL(load("outbox", "list_configuration")).format(
-        partman=sql.Identifier(here.partman)
-    )
-    for table, forgotten, retention, is_automatic in connection.execute(query):
-        if forgotten:
-            yield _found(
-                Severity.ERROR,
-                f"pg_partman has no configuration of {table}: no partitions will be"
-                " created",
-                f"SET ROLE {here.owner}; SELECT outbox.adopt_table('{table}');"
-                " RESET ROLE;",
-            )
-            continue
-        if retention is not None:
-            yield _found(
-                Severity.ERROR,
-                f"pg_partman itself drops partitions of {table} after {retention},"
-                " even if they have unsettled rows",
-                f'UPDATE "{here.partman}".part_config SET retention = NULL'  # noqa: S608 - for a person to read
-                f" WHERE parent_table = '{table}';",
-            )
-        if is_automatic:
-            yield _found(
-                Severity.WARNING,
-                f"any call of run_maintenance() creates partitions of {table}, owned by"
-                " the caller and shifted by the caller's time zone",
-                f'UPDATE "{here.partman}".part_config SET automatic_maintenance ='  # noqa: S608 - for a person to read
-                f" 'off' WHERE parent_table = '{table}';  -- or, if you chose it:"
-                " UPDATE outbox.partition_policy SET automatic = true",
-            )
-
-    for table, setting, found, wanted in connection.execute(
-        load("outbox", "list_changed_settings")
-    ):
-        yield _found(
-            Severity.WARNING,
-            f"pg_partman's {setting} of {table} was changed to {found}; the upkeep"
-            f" needs {wanted}",
-            "pillarbox maintain  # restores it, and reports it as a failure",
         )
 
 

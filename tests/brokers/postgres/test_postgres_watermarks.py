@@ -16,6 +16,7 @@ from outbox.lane import bucket_of
 from outbox.postgres.connection import Link, conninfo
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.sessions import execute
 
 PAGE = Path(__file__).parents[3] / "docs/brokers/postgres.md"
@@ -359,9 +360,8 @@ async def test_a_day_is_dropped_with_its_marks_once_everything_is_acked(
     database_url: str, verified: bool
 ) -> None:
     at = datetime.now(UTC).replace(hour=12, minute=1) - timedelta(days=40)
-    execute(
-        database_url, "SELECT outbox.make_partitions_at('inbox.delivery', %s)", [[at]]
-    )
+    owner = f"{database_url}?options=-crole%3Dpillarbox_owner"
+    execute(owner, make_partitions_at("inbox.delivery").decode(), [[at]])
     execute(
         database_url,
         "INSERT INTO inbox.delivery (created_at, message_id, lane, schema_version,"

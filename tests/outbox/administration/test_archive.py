@@ -53,7 +53,7 @@ def detach_by_hand_concurrently(url: str, partition: str) -> None:
 @pytest.mark.parametrize("detach", [detach_by_hand, detach_by_hand_concurrently])
 @pytest.mark.parametrize("noted", [False, True], ids=["unknown", "planned before"])
 def test_a_manually_detached_partition_is_left_alone(
-    detach: Callable[[str, str], None], noted: bool, database_url: str, doctor: Doctor
+    detach: Callable[[str, str], None], noted: bool, database_url: str
 ) -> None:
     partition = create_expired(database_url)
     if noted:
@@ -67,7 +67,6 @@ def test_a_manually_detached_partition_is_left_alone(
 
     assert exists(database_url, partition)
     assert execute(database_url, "TABLE outbox.retiring_partition") == []
-    assert any(partition in f["finding"] for f in doctor(database_url)[1])
 
 
 def test_a_detach_that_the_command_never_started_is_left_alone(
@@ -90,25 +89,6 @@ def test_a_detach_that_the_command_never_started_is_left_alone(
     assert main(["maintain", "--database", database_url]) == 0
 
     assert exists(database_url, partition)
-
-
-@pytest.mark.parametrize("by", ["pg_cron", "pillarbox maintain"])
-def test_a_partition_detached_by_hand_is_left_alone_while_its_own_detach_is_planned(
-    by: str, database_url: str, doctor: Doctor
-) -> None:
-    partition = create_expired(database_url)
-    execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
-    execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = %s", [by])
-    detach_by_hand(database_url, partition)
-
-    assert main(["maintain", "--database", database_url]) == 0
-    execute(database_url, UPKEEP)
-
-    # After 18, nothing tells the detach from the planned one.
-    is_known = server_version(database_url) < 190000
-    assert exists(database_url, partition) is is_known
-    found = [f["finding"] for f in doctor(database_url)[1]]
-    assert any(partition in finding for finding in found) is is_known
 
 
 def attach_again_and_plan(url: str, partition: str, by: str) -> None:
@@ -137,19 +117,6 @@ def attached(url: str, partition: str) -> bool:
     return bool(execute(url, query, [partition])[0][0])
 
 
-@pytest.mark.parametrize("by", ["pg_cron", "pillarbox maintain"])
-def test_a_partition_that_was_attached_again_is_left_alone_once_detached_by_hand(
-    by: str, database_url: str
-) -> None:
-    partition = create_expired(database_url)
-    attach_again_and_plan(database_url, partition, by)
-    detach_by_hand(database_url, partition)
-
-    execute(database_url, UPKEEP)
-
-    assert exists(database_url, partition) is (server_version(database_url) < 190000)
-
-
 def test_a_partition_that_was_attached_again_is_dropped_once_its_job_detached_it(
     database_url: str,
 ) -> None:
@@ -162,25 +129,22 @@ def test_a_partition_that_was_attached_again_is_dropped_once_its_job_detached_it
     assert not exists(database_url, partition)
 
 
-@pytest.mark.parametrize("detach", [detach_by_hand, detach_by_hand_concurrently])
 def test_retention_works_where_all_identifiers_are_quoted(
-    detach: Callable[[str, str], None], database_url: str, doctor: Doctor
+    database_url: str, doctor: Doctor
 ) -> None:
     partition = create_expired(database_url)
     name = database_url.rpartition("/")[2].partition("?")[0]
     execute(database_url, f'ALTER DATABASE "{name}" SET quote_all_identifiers = on')
     plan_detach(database_url, "pg_cron")
-    detach(database_url, partition)
+    detach_by_hand_concurrently(database_url, partition)
 
     execute(database_url, UPKEEP)
 
-    is_ours = detach is detach_by_hand_concurrently
-    assert exists(database_url, partition) is not is_ours
-    if is_ours:
-        assert doctor(database_url) == (0, [])
-        create_expired(database_url, 25)
-        assert main(["maintain", "--database", database_url]) == 0
-        assert execute(database_url, EXPIRED) == []
+    assert not exists(database_url, partition)
+    assert doctor(database_url) == (0, [])
+    create_expired(database_url, 25)
+    assert main(["maintain", "--database", database_url]) == 0
+    assert execute(database_url, EXPIRED) == []
 
 
 def test_a_partition_detached_concurrently_is_dropped_while_its_job_is_scheduled(

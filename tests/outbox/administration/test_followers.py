@@ -1,8 +1,7 @@
 """Marks are kept as long as their messages: no message loses its marks."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -14,7 +13,6 @@ from typing_extensions import override
 
 from outbox.administration.upkeep import maintain
 from outbox.cli.main import main
-from outbox.errors import UpkeepError
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import count_holding, publish, replay
 from tests.fixtures.pasting import paste
@@ -38,7 +36,7 @@ UNMARKED = (
     " WHERE m.id = ANY (s.ids))"
 )
 POLICIES = (
-    "SELECT DISTINCT span, retention, premake, automatic, keep_table"
+    "SELECT DISTINCT span, retention, premake, keep_table"
     " FROM outbox.partition_policy WHERE 'outbox.message' IN (parent_table, follows)"
 )
 BOUNDS = (
@@ -128,44 +126,6 @@ def test_the_routines_drop_no_mark_before_its_message(database_url: str) -> None
             maintainer.execute(detach, (table,))
             assert all_messages_have_marks(database_url, leader)
         maintainer.execute("CALL outbox.maintain()")
-
-    assert execute(database_url, OLD) == []
-
-
-@contextmanager
-def attached(url: str) -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def detached_by_hand(url: str) -> Iterator[None]:
-    ((partition,),) = execute(url, EXPIRED)
-    execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
-    yield
-    execute(url, f"DROP TABLE {partition}")
-
-
-@contextmanager
-def moved_away(url: str) -> Iterator[None]:
-    ((partition,),) = execute(url, EXPIRED)
-    execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
-    yield
-    execute(url, f"ALTER TABLE {partition} SET SCHEMA public")
-
-
-@pytest.mark.parametrize("leader", [detached_by_hand, moved_away])
-def test_marks_stay_as_long_as_their_messages_can_be_attached_again(
-    leader: Any, database_url: str
-) -> None:
-    old_partition(database_url)
-    add_old(database_url, outcome="published")
-    with leader(database_url):
-        execute(database_url, "CALL outbox.maintain()")
-        assert len(execute(database_url, OLD)) == len(FOLLOWERS)
-        assert execute(database_url, DETACH) == [("none",)]
-        assert steps(database_url, "detach", "hold", table=None) == []
-
-    execute(database_url, "CALL outbox.maintain()")
 
     assert execute(database_url, OLD) == []
 
@@ -322,52 +282,6 @@ def test_kept_tables_are_kept_with_their_marks(
     ) == [(1,)]
 
 
-def test_marks_that_were_detached_by_hand_are_reported_and_can_be_attached_again(
-    database_url: str, doctor: Doctor
-) -> None:
-    old_partition(database_url, 3)
-    add_old(database_url, 3, outcome="published")
-    ((marks, start, end),) = execute(
-        database_url,
-        "SELECT partition::text, starts_at::text, ends_at::text"
-        " FROM outbox.partitions('outbox.settlement')"
-        " WHERE starts_at = date_trunc('day', now(), 'UTC') - interval '72 hours'",
-    )
-    execute(database_url, f"ALTER TABLE outbox.settlement DETACH PARTITION {marks}")
-
-    with psycopg.connect(database_url, autocommit=True) as dba, suppress(UpkeepError):
-        maintain(dba, tell=print)
-
-    (found,) = (f for f in doctor(database_url)[1] if "not attached" in f["finding"])
-    assert found["severity"] == "error"
-    assert "attach it to outbox.settlement" in found["remedy"]
-    execute(
-        database_url,
-        f"SET ROLE pillarbox_owner; ALTER TABLE outbox.settlement ATTACH PARTITION"
-        f" {marks} FOR VALUES FROM ('{start}') TO ('{end}')",
-    )
-    assert execute(database_url, UNMARKED.format("outbox.message")) == [(0,)]
-    assert [f for f in doctor(database_url)[1] if f["check"] == "partitions"] == []
-
-
-def test_marks_of_messages_in_a_default_partition_get_partitions(
-    database_url: str,
-) -> None:
-    execute(
-        database_url,
-        "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_default"
-        " PARTITION OF outbox.message DEFAULT",
-    )
-    for days in (-300, 300):
-        add_old(database_url, days)
-
-    execute(database_url, "CALL outbox.maintain()")
-
-    publish(database_url)
-    execute(database_url, "CALL outbox.maintain()")
-    assert execute(database_url, UNMARKED.format("outbox.message")) == [(0,)]
-
-
 def test_the_doctors_remedy_creates_missing_partitions_for_marks(
     database_url: str, doctor: Doctor
 ) -> None:
@@ -389,3 +303,33 @@ def test_the_doctors_remedy_creates_missing_partitions_for_marks(
 
     publish(database_url)
     assert doctor(database_url)[1] == []
+
+
+OLDEST = (
+    "SELECT min(starts_at) < now() - 10 * interval '24 hours'"
+    " FROM outbox.partitions(%s)"
+)
+
+
+@pytest.mark.parametrize("bound", ["DEFAULT", "FOR VALUES FROM (MINVALUE) TO ('{}')"])
+def test_marks_stay_while_their_messages_may_lie_in_a_partition_without_a_begin(
+    bound: str, database_url: str
+) -> None:
+    old_partition(database_url)
+    add_old(database_url, outcome="published")
+    ((partition, end),) = execute(
+        database_url,
+        "SELECT partition::text, ends_at::text FROM outbox.partitions('outbox.message')"
+        f" WHERE partition = to_regclass(({EXPIRED}))",
+    )
+    execute(
+        database_url,
+        f"ALTER TABLE outbox.message DETACH PARTITION {partition};"
+        f" ALTER TABLE {partition} RENAME TO message_past;"
+        " ALTER TABLE outbox.message ATTACH PARTITION outbox.message_past "
+        + bound.format(end),
+    )
+
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert all(execute(database_url, OLDEST, [t]) == [(True,)] for t in FOLLOWERS)

@@ -137,5 +137,5 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
         if not subject.startswith(tuple(following))
     ]
     assert others == [("hold", untold), ("hold", attached), ("hold", held)]
-    # A day of messages was dropped, and its marks follow.
-    assert [step for step, _, _, _ in left if step == "detach"] == ["detach"] * 3
+    # Two days of messages are gone, and their marks follow.
+    assert [step for step, _, _, _ in left if step == "detach"] == ["detach"] * 6

@@ -26,7 +26,6 @@ from tests.outbox.administration.test_upkeep import Upkeep, old_partition
 
 FINISH = "SELECT * FROM outbox.finish_detached('outbox.message')"
 DETACH = "SELECT outcome FROM outbox.detach_expired('outbox.message', '{}', '0')"
-STRAYS = "SELECT partition FROM outbox.strays()"
 RECORD = (
     "SELECT succeeded_at IS NOT NULL OR NULL,"
     " (SELECT string_agg(failure, '; ') FROM outbox.upkeep_failure)"
@@ -203,28 +202,6 @@ def test_a_second_upkeep_yields_to_a_fallback_in_mid_detach_and_vice_versa(
         second.rollback()
         second.execute(FINISH)
         assert first.execute(DETACH).fetchall() == [("skipped",)]
-
-
-def test_no_other_upkeep_waits_or_fails_while_a_detached_partition_is_dropped(
-    database_url: str,
-) -> None:
-    old_partition(database_url)
-    ((name,),) = execute(database_url, EXPIRED)
-    execute(database_url, DETACH)
-    with (
-        psycopg.connect(database_url) as dropping,
-        psycopg.connect(database_url) as before,
-    ):
-        before.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        before.execute("SET LOCAL lock_timeout = '100ms'")
-        assert before.execute("SELECT count(*) FROM pg_class").fetchone()
-        dropping.execute(FINISH)
-        assert dropping.execute("SELECT to_regclass(%s)", (name,)).fetchall() == [
-            (None,)
-        ]
-        assert before.execute(STRAYS).fetchall() == []
-        dropping.commit()
-        assert before.execute(STRAYS).fetchall() == []
 
 
 def test_the_commands_detach_is_recognized_despite_another_application_name(

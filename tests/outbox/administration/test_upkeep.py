@@ -9,6 +9,7 @@ import pytest
 
 from outbox.administration.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.marks import give_up
 from tests.fixtures.postgres import Template, one_at_a_time
 from tests.fixtures.sessions import execute
@@ -62,9 +63,10 @@ def old_partition(url: str, days: int = 20, table: str = "outbox.message") -> No
     """Create a day's partition, long past retention, and those of its followers."""
     execute(
         f"{url}?options=-crole%3Dpillarbox_owner",
-        "SELECT outbox.make_partitions_at(%s,"
-        " ARRAY[date_trunc('day', now(), 'UTC') - %s * interval '24 hours'])",
-        (table, days),
+        make_partitions_at(
+            table, "ARRAY[date_trunc('day', now(), 'UTC') - %s * interval '24 hours']"
+        ).decode(),
+        (days,),
     )
 
 
