@@ -22,8 +22,7 @@ from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
 from outbox.administration.names import Names
-from outbox.migrations.grants import grants_of
-from outbox.migrations.script import run, run_script
+from outbox.migrations.script import run
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
 _LOCK_TIMEOUT = timedelta(seconds=10)
@@ -87,9 +86,9 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
     run_now("own_version_table.sql")
     run_now("revoke_defaults.sql")
     run_now("grants_on_partman.sql")
-    with Operations.context(context.get_context()):
-        for version in _versions():
-            run_script(grants_of(version.revision))
+    for version in _versions():
+        if file := getattr(version.module, "grants", None):
+            run_now(file)
     if _includes("0006"):
         run_now("restore.sql")
     if with_cron:

@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
 from outbox.administration.names import Names
+from outbox.migrations.grants import revoke_all
 from outbox.migrations.statements import split_statements
 
 
@@ -16,13 +17,9 @@ def run(file: str, **values: str) -> None:
 
     Each `{name}` of the values is replaced by a string literal; values have no quotes.
     """
-    run_script(
-        files("outbox.migrations").joinpath(file).read_text(encoding="utf-8"), **values
-    )
-
-
-def run_script(script: str, **values: str) -> None:
-    """Do the same with statements that are in no file."""
+    script = files("outbox.migrations").joinpath(file).read_text(encoding="utf-8")
+    if "{revoke_all}" in script:
+        script = script.replace("{revoke_all}", revoke_all(script))
     script = script.replace("{list_foreign_objects}", LIST_FOREIGN_OBJECTS)
     names = context.config.attributes.get("names", Names())
     for name, value in values.items():

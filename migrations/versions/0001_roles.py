@@ -6,6 +6,7 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+grants = "versions/0001_roles.grants.sql"
 
 
 def upgrade() -> None:

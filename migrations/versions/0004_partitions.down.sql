@@ -38,7 +38,7 @@ DROP FUNCTION outbox.trim_cron_log(), outbox.upkeep_step(text, text, regclass[],
     outbox.make_days(), outbox.make_partition(text, timestamptz),
     outbox.keep_forgotten(text), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
-    outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.clock_problem(), outbox.place(),
+    outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.clock_problem(),
     outbox.accept_clock(), outbox.note_failure(text, text, text, text, text, text), outbox.in_the_way(text, text, text, text, text), outbox.without_row(text, text);
 DROP TABLE outbox.upkeep, outbox.upkeep_failure, outbox.dropped_partition, outbox.kept_partition, outbox.retiring_partition, outbox.partition_policy;
 DROP FUNCTION outbox.follow_policy();

@@ -6,6 +6,7 @@ revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None
+grants = "versions/0004_partitions.grants.sql"
 
 
 def upgrade() -> None:

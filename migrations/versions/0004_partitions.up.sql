@@ -102,7 +102,6 @@ CREATE TABLE outbox.upkeep (
     is_it         boolean     NOT NULL DEFAULT true,
     awaited_at    timestamptz NOT NULL DEFAULT now(),
     succeeded_at  timestamptz,
-    succeeded_in  text,
     accepted_at   timestamptz,
     longest_pause interval    NOT NULL DEFAULT '3 days',
     CONSTRAINT upkeep_pkey PRIMARY KEY (is_it),
@@ -113,26 +112,9 @@ INSERT INTO outbox.upkeep DEFAULT VALUES;
 COMMENT ON TABLE outbox.upkeep IS 'when the upkeep last succeeded, whatever drives it: one row, written by outbox.maintain()';
 COMMENT ON COLUMN outbox.upkeep.awaited_at IS 'when the tables were created';
 COMMENT ON COLUMN outbox.upkeep.succeeded_at IS 'when it last completed; null: never';
-COMMENT ON COLUMN outbox.upkeep.succeeded_in IS 'outbox.place() at that time: if it differs, the database was restored or its server was promoted';
 COMMENT ON COLUMN outbox.upkeep.accepted_at IS 'when outbox.accept_clock() was called; null: not since the last success';
 COMMENT ON COLUMN outbox.upkeep.longest_pause IS
     'after a longer pause the clock isn''t trusted: nothing is dropped until outbox.accept_clock() is called';
-
-CREATE FUNCTION outbox.place() RETURNS text
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $body$
-DECLARE
-    v_database oid := (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
-BEGIN
-    RETURN format('%s/%s/%s', (SELECT s.system_identifier FROM pg_control_system() s),
-                  CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, v_database);
--- Some managed services deny access to these.
-EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
-    RETURN v_database;
-END
-$body$;
-COMMENT ON FUNCTION outbox.place IS 'identifies the server, its timeline, which changes with a restore or a promotion, and the database';
 
 CREATE TABLE outbox.upkeep_failure (
     step         text        NOT NULL,

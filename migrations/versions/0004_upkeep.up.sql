@@ -188,8 +188,8 @@ BEGIN
     SELECT string_agg(f.failure, '; ' ORDER BY f.failed_at) INTO v_failures
       FROM outbox.upkeep_failure f WHERE is_complete OR f.failed_at >= began_at;
     IF v_failures IS NULL AND is_complete THEN
-        INSERT INTO outbox.upkeep (succeeded_at, succeeded_in) VALUES (clock_timestamp(), outbox.place())
-            ON CONFLICT (is_it) DO UPDATE SET succeeded_at = EXCLUDED.succeeded_at, succeeded_in = EXCLUDED.succeeded_in, accepted_at = NULL;
+        INSERT INTO outbox.upkeep (succeeded_at) VALUES (clock_timestamp())
+            ON CONFLICT (is_it) DO UPDATE SET succeeded_at = EXCLUDED.succeeded_at, accepted_at = NULL;
     END IF;
     RETURN v_failures;
 END

@@ -6,6 +6,7 @@ revision = "0005"
 down_revision = "0004"
 branch_labels = None
 depends_on = None
+grants = "versions/0005_jobs.grants.sql"
 
 
 def upgrade() -> None:

@@ -1,6 +1,6 @@
 -- Owner part: what the migrations promise about the tables, in one place. The doctor reports what
 -- differs, and every migration restores it. Columns' defaults and CHECK constraints are those of
--- the template, a copy that nobody inserts into; rights are in migrations/grants.py.
+-- the template, a copy that nobody inserts into; rights are in *.grants.sql.
 
 SET LOCAL ROLE {owner};
 

@@ -6,6 +6,7 @@ revision = "0007"
 down_revision = "0006"
 branch_labels = None
 depends_on = None
+grants = "versions/0007_operations.grants.sql"
 
 
 def upgrade() -> None:

@@ -934,7 +934,7 @@ class _Reading:
             if find_cron(self._connection).is_here
             else None,
             late_at=None if last is None else last + MAX_SILENCE,
-            is_late=not (upkeep.is_fresh or upkeep.is_awaited or upkeep.is_copied),
+            is_late=not (upkeep.is_fresh or upkeep.is_awaited),
         )
 
     def _read_pins(self) -> tuple[Pin, ...]:

@@ -1,4 +1,4 @@
-"""Grants: the rights of each role, as migrations/grants.py declares them."""
+"""Grants: the rights of each role, as the migrations grant them."""
 
 from collections.abc import Iterator
 

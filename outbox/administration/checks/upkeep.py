@@ -46,8 +46,6 @@ class Upkeep(NamedTuple):
     Attributes:
         failure: what failed; None if it has succeeded since.
         clock_problem: why the server's clock isn't trusted; None if it is.
-        was_elsewhere: whether it ran on another server or in another database, of
-            which this one is a copy, or before this server was promoted.
     """
 
     succeeded_at: datetime | None
@@ -56,17 +54,11 @@ class Upkeep(NamedTuple):
     failed_at: datetime | None
     failure: str | None
     clock_problem: str | None
-    was_elsewhere: bool
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it succeeded recently, and here."""
-        return not self.was_elsewhere and _is_fresh(self.succeeded_at, self.now)
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether it succeeded recently, but elsewhere."""
-        return self.was_elsewhere and _is_fresh(self.succeeded_at, self.now)
+        """Whether it succeeded recently."""
+        return _is_fresh(self.succeeded_at, self.now)
 
     @property
     def is_new(self) -> bool:
@@ -135,16 +127,9 @@ def check_upkeep(
         )
     if upkeep.is_fresh:
         return
-    if (upkeep.is_awaited or upkeep.is_copied) and find_cron(connection).is_here:
+    if upkeep.is_awaited and find_cron(connection).is_here:
         return  # not due yet; the check of pg_cron reports problems with the jobs
-    if upkeep.is_copied:
-        severity = Severity.WARNING
-        finding = (
-            f"the upkeep last succeeded at {upkeep.succeeded_at:%F %R}, elsewhere: this"
-            " database was restored from there, or its server has been promoted since."
-            " Nothing is known to drive the upkeep here"
-        )
-    elif upkeep.is_awaited:
+    if upkeep.is_awaited:
         severity, finding = Severity.WARNING, "the upkeep has not run yet"
     elif upkeep.succeeded_at is None:
         severity, finding = Severity.ERROR, "the upkeep has never succeeded"

@@ -11,11 +11,11 @@ from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.message_id import uuid7
 from outbox.observability.overview import Scope, read_overview
-from outbox.testing.postgres import PostgresServer, postgres_server
+from outbox.testing.postgres import postgres_server
 from tests.fixtures.consumers import id_of
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.marks import defer, replay
-from tests.fixtures.sessions import execute, session
+from tests.fixtures.sessions import execute
 from tests.outbox.administration.broken import BROKEN
 from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
@@ -278,27 +278,6 @@ def test_errors_rank_above_unknown_and_unknown_above_warnings(
         "UPDATE outbox.upkeep SET succeeded_at = now() - interval '4 hours'",
     )
     assert doctor(monitor)[0] == 3
-
-
-def test_the_doctor_warns_that_nothing_runs_the_upkeep_of_a_copy(
-    database_url: str, server: PostgresServer, doctor: Doctor
-) -> None:
-    execute(database_url, "CALL outbox.maintain()")
-    assert doctor(database_url) == (0, [])
-    name = database_url.rpartition("/")[2].partition("?")[0]
-    session.end()
-    server.create_database(f"{name}_copy", name)
-    copy = server.database_url(f"{name}_copy")
-
-    try:
-        status, (found,) = doctor(copy)
-        assert (status, found["check"]) == (1, "upkeep")
-        assert "Nothing is known to drive the upkeep here" in found["finding"]
-        assert "pillarbox maintain" in found["remedy"]
-        execute(copy, "CALL outbox.maintain()")
-        assert doctor(copy) == (0, [])
-    finally:
-        server.drop_database(f"{name}_copy")
 
 
 def test_the_doctor_fails_in_a_database_without_the_schema(
