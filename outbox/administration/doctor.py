@@ -6,7 +6,7 @@ from typing import Final
 import psycopg
 
 from outbox.administration.check import Check, Finding, Installation, Severity
-from outbox.administration.checks.backlog import check_backlog
+from outbox.administration.checks.backlog import check_backlog, check_pins
 from outbox.administration.checks.broker import check_broker
 from outbox.administration.checks.cron import check_cron
 from outbox.administration.checks.extensions import check_extensions
@@ -22,7 +22,6 @@ from outbox.administration.checks.schema import (
     newest_version,
     read_version,
 )
-from outbox.administration.checks.sessions import check_pins
 from outbox.administration.checks.upkeep import check_standby, check_upkeep
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import Names

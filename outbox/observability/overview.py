@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, Final, Literal, LiteralString, TypeAlias, TypeVar
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import class_row, dict_row
 
 from outbox.administration.check import Finding, Severity
@@ -1314,5 +1315,18 @@ def _judge_pins(overview: Overview) -> Iterator[Finding]:
             severity=Severity.WARNING,
             finding=f"{who}{role} (pid {pin.pid or '-'}) is {since}{writes}: partitions"
             " can't be detached meanwhile",
-            remedy="pillarbox doctor  # says how to end it",
+            remedy=_end(pin),
         )
+
+
+def _end(pin: Pin) -> str:
+    name = sql.quote(pin.name or "")
+    match pin.kind, pin.state:
+        case "session", _:
+            return f"SELECT pg_terminate_backend({pin.pid});"
+        case "prepared transaction", _:
+            return f"COMMIT PREPARED {name};  -- or ROLLBACK PREPARED"
+        case "replication slot", "inactive":
+            return f"SELECT pg_drop_replication_slot({name});  -- or start its reader"
+        case _:
+            return "SELECT * FROM pg_stat_replication;  -- how far each reader has come"

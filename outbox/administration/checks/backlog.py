@@ -1,4 +1,4 @@
-"""Messages that wait: no relay publishes them, or the broker rejects them."""
+"""Messages that wait, and what vacuum or a detach waits for, as the status shows."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from outbox.administration.check import Finding, Installation, Severity
+from outbox.administration.checks.sessions import sees_all_sessions
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.retention import read_policies
 from outbox.observability.overview import Part, Scope, read_overview
@@ -39,3 +40,20 @@ def check_backlog(
                 " will be held",
             )
         yield finding
+
+
+def check_pins(
+    connection: AdministrationConnection, _here: Installation
+) -> Iterator[Finding]:
+    """Find what keeps vacuum from removing dead rows, or a detach from finishing."""
+    scope = Scope(parts=["pins"], patience=timedelta(minutes=1))
+    yield from read_overview(connection, scope).findings
+    sees_all, role = sees_all_sessions(connection)
+    if not sees_all:
+        yield Finding(
+            check="pins",
+            severity=Severity.UNKNOWN,
+            finding="this role can't see how long transactions of others have been"
+            " open",
+            remedy=f"GRANT pg_monitor TO {role};",
+        )

@@ -48,24 +48,26 @@ BROKEN = {
         SEEN.format(
             "pg_prepared_xacts",
             "SELECT 'forgotten' AS gid, now() - interval '2 hours' AS prepared,"
-            " current_database() AS database",
+            " current_database() AS database, 'postgres'::name AS owner,"
+            " '3'::xid AS transaction",
         ),
         *(
             "pins",
             "warning",
-            "'forgotten' has been prepared",
+            "prepared transaction forgotten of postgres",
             "COMMIT PREPARED 'forgotten'",
         ),
     ),
     "a transaction stays open": (
         SEEN.format(
             "pg_stat_activity",
-            "SELECT datname, pid, usename, state, backend_type, application_name,"
-            " usesysid, client_addr, backend_start,"
+            "SELECT datname, pid + 1000000 AS pid, usename, state, backend_type,"
+            " application_name,"
+            " usesysid, client_addr, backend_start, backend_xid, backend_xmin,"
             " now() - interval '2 hours' AS xact_start"
             " FROM pg_stat_activity_itself WHERE pid = pg_backend_pid()",
         ),
-        *("pins", "warning", "has been open for", "SELECT pg_terminate_backend("),
+        *("pins", "warning", "is open for 2", "SELECT pg_terminate_backend("),
     ),
     "the reader of a replication slot is far behind": (
         SEEN.format(
@@ -78,7 +80,7 @@ BROKEN = {
         *(
             "pins",
             "warning",
-            "slot slow, active, holds back 2",
+            "replication slot slow",
             "FROM pg_stat_replication",
         ),
     ),
@@ -148,6 +150,6 @@ BROKEN = {
     ),
     "a replication slot has no reader": (
         "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",
-        *("pins", "warning", "which has no reader", "pg_drop_replication_slot"),
+        *("pins", "warning", "without a reader", "pg_drop_replication_slot"),
     ),
 }

@@ -69,7 +69,7 @@ def test_a_transaction_that_stays_open_is_terminated(
         SEEN.format(
             "pg_stat_activity",
             "SELECT datname, pid, usename, state, backend_type, application_name,"
-            " usesysid, client_addr, backend_start,"
+            " usesysid, client_addr, backend_start, backend_xid, backend_xmin,"
             " now() - interval '2 hours' AS xact_start"
             " FROM pg_stat_activity_itself WHERE application_name = 'forgotten'",
         ),
@@ -104,7 +104,8 @@ def test_a_prepared_transaction_is_committed(
         url,
         SEEN.format(
             "pg_prepared_xacts",
-            "SELECT gid, prepared - interval '2 hours' AS prepared, database"
+            "SELECT gid, prepared - interval '2 hours' AS prepared, database, owner,"
+            " transaction"
             " FROM pg_prepared_xacts_itself",
         ),
     )
