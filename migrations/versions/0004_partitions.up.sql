@@ -441,8 +441,8 @@ BEGIN
         PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
         SELECT min(m.starts_at) INTO v_unmade FROM outbox.missing_partitions(parent) m;
         IF v_unmade IS NOT NULL THEN
-            RAISE EXCEPTION 'upkeep of % created no partition that begins at %', parent, v_unmade
-                USING HINT = 'if another table has the partition''s name, attach it, rename it or drop it';
+            RAISE EXCEPTION 'upkeep of % created no partition that begins at %; if there is a table %, attach, rename or drop it', parent, v_unmade,
+                (SELECT parent || '_p' || to_char(v_unmade, outbox.name_format(parent, p.span)) FROM outbox.partition_policy p WHERE p.parent_table = parent);
         END IF;
     END IF;
     PERFORM outbox.keep_forgotten(parent);

@@ -73,10 +73,6 @@ LOST = {
         "{0}_maintainer lacks privileges on"
         " outbox.maintain(integer, interval, timestamptz)",
     ),
-    "the monitor may not look at pg_partman": (
-        "REVOKE ALL ON partman.part_config FROM {0}_monitor",
-        '{0}_monitor lacks privileges on "partman".part_config',
-    ),
     "the owner may not use pg_partman": (
         "REVOKE ALL ON ALL TABLES IN SCHEMA partman FROM {0}_owner",
         "{0}_owner lacks privileges on pg_partman",
