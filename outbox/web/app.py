@@ -202,6 +202,7 @@ async def _login(request: Request) -> Response:
         form = await frame.form(request, None)
         cookie = frame.identify.accept(form.get("token", ""))
         if cookie is not None:
+            frame.identify.end(request)
             response = RedirectResponse(f"{base_of(request)}/", 303)
             set_cookie(response, request, LOGIN_COOKIE, cookie)
             return response

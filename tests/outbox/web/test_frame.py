@@ -128,10 +128,13 @@ def test_a_wrong_token_is_refused_and_many_attempts_lock_the_login(
         assert (browser.status, "Wait a minute" in browser.text) == (403, True)
 
 
-def test_logging_out_ends_the_login(database_url: str) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_logging_out_or_in_again_ends_the_login(again: bool, database_url: str) -> None:
     with browsing(database_url) as browser:
         assert "ann" in browser.get("/dead-letters")
         kept = dict(browser.client.cookies)
+        if again:
+            browser.log_in()
         browser.post_raw("/logout", browser.hidden())
         browser.get("/dead-letters")
         assert "Log in" in browser.text
