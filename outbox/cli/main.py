@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, MutableMapping, Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated, Any, Final
@@ -171,6 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
+    except Exception:  # noqa: BLE001 - the interpreter would wait for a reader
+        write_error(traceback.format_exc())
+        return 1
     return status
 
 

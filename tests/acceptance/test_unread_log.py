@@ -1,6 +1,7 @@
 """A process ends although nobody reads its standard error, which is a full pipe."""
 
 import os
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -130,6 +131,17 @@ def test_a_failed_command_ends_although_nobody_reads_why(
     process = start(unread, url, tmp_path, "relay", "--broker=memory://")
     try:
         assert process.wait() == 2
+    finally:
+        process.kill()
+
+
+def test_a_process_with_an_unexpected_error_ends_although_nobody_reads_it(
+    unread: Unread,
+) -> None:
+    script = "import outbox.cli.main as it; it._run = None; raise SystemExit(it.main())"
+    process = RunningProcess([sys.executable, "-c", script], unread.path, {})
+    try:
+        assert process.wait() == 1
     finally:
         process.kill()
 

@@ -3,13 +3,17 @@
 import io
 import logging
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from select import select
+from typing import IO
 
 import pytest
 
+from outbox.observability import standard_error
 from outbox.observability.standard_error import StandardErrorHandler
 
 SIZE = 65536
@@ -51,7 +55,7 @@ def test_records_that_find_no_room_are_dropped_and_counted() -> None:
         long = "x" * SIZE
         for _ in range(50):  # the thread holds at most one, and the pipe less than two
             log(handler, long)
-        found = read_until(reader, "standard error is not read\n")
+        found = read_until(reader, "standard error was full\n")
         written = found.count(long)
         assert f"{50 - written} log records were dropped" in found
         assert 10 <= written <= 12
@@ -66,6 +70,67 @@ def test_a_flush_waits_until_everything_is_written() -> None:
         handler.flush()
         os.set_blocking(reader, False)
         assert os.read(reader, SIZE) == b"last words\n"
+
+
+def test_a_pipe_that_does_not_block_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = threading.Event()
+
+    def wait(
+        readable: list[IO[bytes]], writable: list[IO[bytes]], failed: list[IO[bytes]]
+    ) -> object:
+        waits.set()
+        return select(readable, writable, failed)
+
+    monkeypatch.setattr(standard_error, "select", wait)
+    with pipe() as reader:
+        os.set_blocking(sys.stderr.fileno(), False)
+        handler = StandardErrorHandler()
+        log(handler, "x" * 2 * SIZE)
+        assert waits.wait(60)
+        log(handler, "the next one")
+        found = read_until(reader, "the next one\n")
+        assert found == "x" * 2 * SIZE + "\nthe next one\n"
+
+
+def test_a_full_disk_costs_only_the_records_that_it_has_no_room_for() -> None:
+    with pipe() as reader:
+        roomy = os.dup(sys.stderr.fileno())
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, sys.stderr.fileno())
+        handler = StandardErrorHandler()
+        log(handler, "lost")
+        handler.flush()
+        os.dup2(roomy, sys.stderr.fileno())
+        os.close(full)
+        os.close(roomy)
+        log(handler, "the next one")
+        found = read_until(reader, "standard error was full\n")
+        assert found.startswith("the next one\n")
+        assert "1 log records were dropped" in found
+
+
+def test_a_forked_child_writes_its_records() -> None:
+    script = """
+import logging, os
+from outbox.observability.standard_error import StandardErrorHandler
+logging.basicConfig(format="%(message)s", handlers=[StandardErrorHandler()])
+logging.error("the parent")
+logging.getLogger().handlers[0].flush()
+if os.fork() == 0:
+    logging.error("the child")
+    os._exit(0)
+os.wait()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stderr == "the parent\nthe child\n"
 
 
 def test_a_record_that_cannot_be_formatted_is_reported() -> None:
