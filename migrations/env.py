@@ -83,7 +83,7 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
     if from_version is not None:
         run_now("check_version.sql", from_version=from_version)
     context.run_migrations()
-    run_now("own_version_table.sql")
+    run_now("own.sql")
     run_now("revoke_defaults.sql")
     run_now("grants_on_partman.sql")
     for version in _versions():

@@ -9,8 +9,8 @@ BEGIN
     FOR v IN SELECT d.object, d.difference, d.restored_by FROM outbox.schema_differences() d WHERE d.restored_by IS NOT NULL LOOP
         BEGIN
             EXECUTE v.restored_by;
-        EXCEPTION WHEN insufficient_privilege THEN
-            RAISE WARNING '% %: %', v.object, v.difference, SQLERRM USING HINT = 'run as a superuser: ' || v.restored_by;
+        EXCEPTION WHEN insufficient_privilege OR integrity_constraint_violation THEN
+            RAISE WARNING '% %: %', v.object, v.difference, SQLERRM USING HINT = 'what restores it: ' || v.restored_by;
         END;
     END LOOP;
 END

@@ -2,7 +2,7 @@
 
 SET LOCAL ROLE {owner};
 DROP FUNCTION outbox.schema_differences();
-DROP TABLE inbox.foreign_receipt_template, outbox.partition_policy_template;
+DROP TABLE outbox.index_promise, inbox.foreign_receipt_template, outbox.partition_policy_template;
 ALTER TABLE outbox.message
     DROP CONSTRAINT topic_size,
     DROP CONSTRAINT key_size,

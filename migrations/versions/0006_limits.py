@@ -6,6 +6,7 @@ revision = "0006"
 down_revision = "0005"
 branch_labels = None
 depends_on = None
+grants = "versions/0006_limits.grants.sql"
 
 
 def upgrade() -> None:

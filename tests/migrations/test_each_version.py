@@ -22,7 +22,7 @@ VERSIONS: Final = sorted(script.revision for script in _SCRIPTS.walk_revisions()
 # Rows that a migration itself writes are part of its schema.
 WRITTEN_BY_MIGRATIONS: Final = {
     *("outbox.alembic_version", "outbox.partition_policy", "outbox.retiring_partition"),
-    "outbox.upkeep",
+    *("outbox.upkeep", "outbox.index_promise"),
 }
 
 

@@ -64,6 +64,30 @@ CHANGED = {
         " ADD CONSTRAINT message_at_from_id CHECK (true)",
         "inbox.receipt has another constraint message_at_from_id",
     ),
+    "a key that is gone, without which receipts keep out no duplicates": (
+        "ALTER TABLE inbox.receipt DROP CONSTRAINT receipt_pkey",
+        "inbox.receipt lacks its index inbox.receipt_pkey",
+    ),
+    "an index that is gone": (
+        "DROP INDEX outbox.settlement_lane_idx",
+        "outbox.settlement lacks its index outbox.settlement_lane_idx",
+    ),
+    "a column that accepts null": (
+        "ALTER TABLE outbox.message ALTER COLUMN topic DROP NOT NULL",
+        "outbox.message.topic accepts null",
+    ),
+    "a table that a crash would empty": (
+        "ALTER TABLE outbox.message_template SET UNLOGGED",
+        "outbox.message_template is unlogged",
+    ),
+    "a function with its caller's rights": (
+        "ALTER FUNCTION outbox.make_days() SECURITY INVOKER",
+        "outbox.make_days() runs with other rights",
+    ),
+    "a function with its caller's search_path": (
+        "ALTER FUNCTION outbox.make_days() RESET search_path",
+        "outbox.make_days() runs with other rights",
+    ),
     "a constraint of the policy": (
         "ALTER TABLE outbox.partition_policy DROP CONSTRAINT premake_at_least_three",
         "outbox.partition_policy has no constraint premake_at_least_three",
@@ -114,11 +138,52 @@ def test_a_sequence_that_was_set_back_is_advanced(
     assert execute(database_url, "SELECT seq FROM outbox.message") == [(501,)]
 
 
-def test_a_table_of_another_owner_is_reported_with_what_a_superuser_runs(
+@pytest.mark.parametrize(
+    "object",
+    [
+        "TABLE inbox.receipt",
+        "TABLE outbox.broker",
+        "TABLE outbox.message_template",
+        "SEQUENCE outbox.message_seq",
+        "FUNCTION outbox.make_days()",
+        "SCHEMA inbox",
+    ],
+)
+def test_what_was_given_away_is_reported_and_migrate_gives_it_back(
+    object: str, database_url: str, doctor: Doctor
+) -> None:
+    name = object.partition(" ")[2]
+    for restore in (
+        lambda finding: execute(database_url, finding["remedy"]),
+        lambda _: migrate(database_url, with_cron=False),
+    ):
+        execute(database_url, f"ALTER {object} OWNER TO CURRENT_USER")
+        findings = [f for f in doctor(database_url)[1] if f["check"] == "schema"]
+        assert [f["finding"] for f in findings] == [f"{name} is owned by postgres"]
+        restore(findings[0])
+        assert doctor(database_url)[1] == []
+
+
+def test_tables_that_were_not_given_away_are_not_reported_with_one_that_was(
     database_url: str, doctor: Doctor
 ) -> None:
-    execute(database_url, "ALTER TABLE inbox.receipt OWNER TO CURRENT_USER")
-    findings = [f for f in doctor(database_url)[1] if f["check"] == "schema"]
-    assert [f["finding"] for f in findings] == ["inbox.receipt is owned by postgres"]
+    execute(database_url, "ALTER TABLE outbox.message OWNER TO CURRENT_USER")
+    findings = [f for f in doctor(database_url)[1] if f["check"] != "roles"]
+    assert [f["finding"] for f in findings] == ["outbox.message is owned by postgres"]
     execute(database_url, findings[0]["remedy"])
-    assert differences(doctor, database_url) == []
+    assert doctor(database_url)[1] == []
+
+
+def test_a_key_that_rows_violate_is_not_restored_but_reported(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(database_url, "ALTER TABLE inbox.receipt DROP CONSTRAINT receipt_pkey")
+    execute(
+        database_url,
+        "INSERT INTO inbox.receipt (message_id, message_at, consumer)"
+        " SELECT id, inbox.moment_of(id), 'billing'"
+        " FROM (SELECT outbox.uuid7() AS id) x, generate_series(1, 2)",
+    )
+    migrate(database_url, with_cron=False)
+    (found,) = differences(doctor, database_url)
+    assert found == "inbox.receipt lacks its index inbox.receipt_pkey"
