@@ -169,7 +169,6 @@ ALLOWED = {
         "SELECT * FROM outbox.dropped_partition",
         "SELECT * FROM outbox.kept_partition",
         "SELECT * FROM outbox.upkeep",
-        "SELECT * FROM partman.part_config",
         "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
         "SELECT * FROM outbox.dead_letter_status",
         "SELECT * FROM inbox.dead_letter_status",
