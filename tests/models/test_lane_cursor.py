@@ -34,13 +34,9 @@ SMALL = {
     "a takeover of a key that drains": LaneModel(
         ["kkk."], Budget(takeovers=1, refusals=1)
     ),
-    "a takeover of a log that is read in portions": LaneModel(
-        ["kk.k."], Budget(takeovers=1, refusals=1), portion=1
-    ),
     "a log of two keys that is read in portions": LaneModel(
         ["jkj."], Budget(takeovers=1, refusals=1), portion=1
     ),
-    "a sweep that notes what was drawn": LaneModel(["k.k.", "xk."], Budget(sweeps=1)),
     "a watermark, a late commit and a takeover": LaneModel(
         ["k.", "xk."], Budget(takeovers=1, raises=1)
     ),
@@ -52,6 +48,10 @@ SMALL = {
     ),
 }
 LARGE = {
+    "a takeover of a log that is read in portions": LaneModel(
+        ["kk.k."], Budget(takeovers=1, refusals=1), portion=1
+    ),
+    "a sweep that notes what was drawn": LaneModel(["k.k.", "xk."], Budget(sweeps=1)),
     "portions, two keys, two refusals and a takeover": LaneModel(
         ["jkk.k."], Budget(takeovers=1, refusals=2), portion=1
     ),

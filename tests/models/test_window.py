@@ -1,0 +1,90 @@
+"""A consumer's deliveries may end in any order, and none is skipped."""
+
+import pytest
+from typing_extensions import override
+
+from outbox.log.progress import Progress, Stored
+from outbox.log.window import Window
+from tests.models.explore import BrokenPromiseError, explore
+from tests.models.log import Budget
+from tests.models.window import WindowModel
+
+SMALL = {
+    "late rows and a kill": WindowModel(["x-k.", "-k."], Budget(kills=1), most=2),
+    "two deliveries that stay open, two kills": WindowModel(
+        ["xk.", "-k."], Budget(kills=2, opened=2)
+    ),
+    "midnight, a delivery that stays open, a kill": WindowModel(
+        ["x-.", "k."], Budget(kills=1, opened=1, midnights=1), days=2
+    ),
+}
+LARGE = {
+    "three writers, a rollback, a kill": WindowModel(
+        ["xk.", "kj?", "j."], Budget(kills=1), most=2
+    ),
+    "a delivery that stays open, a kill": WindowModel(
+        ["x--.", "kk."], Budget(kills=1, opened=1), most=2
+    ),
+    "late rows, cut, and a delivery that stays open": WindowModel(
+        ["x---.", "--."], Budget(kills=1, opened=1)
+    ),
+    "midnight, late rows, cut, a kill": WindowModel(
+        ["x--.", "-k."], Budget(kills=1, midnights=1), days=2
+    ),
+}
+
+
+class IgnoresWhatIsHeld(Window):
+    """Stores how far the claims have read."""
+
+    @override
+    def settle(self, logged: int | None = None) -> tuple[Progress, list[Stored]] | None:
+        held, self._held = self._held, {}
+        result = super().settle()
+        self._held = held
+        return result
+
+    @override
+    def settled(self, stored: Progress, logged: int | None = None) -> None:
+        super().settled(stored)
+        self._ended.clear()
+
+
+class LogsWithoutPassing(Window):
+    """Adds an entry for a delivery that the stored position doesn't cover."""
+
+    @override
+    def settle(self, logged: int | None = None) -> tuple[Progress, list[Stored]] | None:
+        return super().settle() if logged is None else (self.stored, [])
+
+
+BROKEN = {
+    "stores a position beyond what is held": WindowModel(
+        ["x-k.", "-k."], Budget(kills=1), most=2, window=IgnoresWhatIsHeld
+    ),
+    "adds an entry below the position": WindowModel(
+        ["x-.", "-."], Budget(opened=1), window=LogsWithoutPassing
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_delivery_is_handled_in_order(name: str) -> None:
+    model = SMALL[name]
+    print(f"{name}: {explore(model.start(), model.steps)}")  # noqa: T201
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.fault
+@pytest.mark.variant
+@pytest.mark.parametrize("name", LARGE)
+def test_every_delivery_is_handled_in_order_up_to_a_larger_bound(name: str) -> None:
+    model = LARGE[name]
+    print(f"{name}: {explore(model.start(), model.steps)}")  # noqa: T201
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_violated_rule_is_found(name: str) -> None:
+    model = BROKEN[name]
+    with pytest.raises(BrokenPromiseError, match=r"^row \d+ (was|is) "):
+        explore(model.start(), model.steps)
