@@ -4,7 +4,6 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -18,12 +17,9 @@ from typing import (
     get_args,
     overload,
 )
-from uuid import UUID
 
-from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
-from inbox.connection import connection_of
 from inbox.errors import DeadLetter, DuplicateMessageError
 from inbox.handlers.signature import Takes, check_signature, is_async, refuse_unrun
 from inbox.processing import processing, received
@@ -33,7 +29,6 @@ from outbox import tracing
 from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded
-from outbox.postgres.sql_files import load
 from outbox.session import AnySession, is_async_scoped_session, is_async_session
 from outbox.writer import sync_session
 
@@ -44,7 +39,7 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 R = TypeVar("R")
 
-OnDuplicate: TypeAlias = Literal["skip", "raise", "replay"]
+OnDuplicate: TypeAlias = Literal["skip", "raise"]
 
 _MARK: Final = "__idempotent__"
 _CALLED: Final = "inbox.idempotent_called"
@@ -107,9 +102,7 @@ def idempotent(
         consumer: the name on the receipt: each consumer handles a message once.
         key: returns the id of the message: a UUIDv7, or a `ForeignId`.
         codec: decodes the payload for the handler.
-        on_duplicate: `"skip"` it, `"raise"` a `DuplicateMessageError`, or `"replay"`:
-            publish again the messages that the first handling added, for consumers that
-            may have lost them.
+        on_duplicate: `"skip"` it, or `"raise"` a `DuplicateMessageError`.
 
     Raises:
         InvalidReceiptError: `consumer` is invalid; on a call, whatever `record_receipt`
@@ -179,7 +172,7 @@ class _Guard(Generic[M]):
         is_new = record_for_call(session, key, self._consumer, function)
         _note_call(session)
         if not is_new:
-            self._repeat(session, message)
+            self._refuse_duplicate(key)
             return False, None
         with lent(session), handling(session, [key], self._consumer, function):
             result = handler(session, self._read(message))
@@ -209,7 +202,7 @@ class _Guard(Generic[M]):
         is_new = await record_receipt_async(session, key, self._consumer, function)
         _note_call(session)
         if not is_new:
-            await session.run_sync(self._repeat, message)
+            self._refuse_duplicate(key)
             return False, None
         async with lent(session):
             with handling(session, [key], self._consumer, function):
@@ -223,12 +216,9 @@ class _Guard(Generic[M]):
         known = received(self._key(message), message=message)
         return processing(tracer, [known], self._consumer)
 
-    def _repeat(self, session: Session, message: M) -> None:
-        id = self._key(message)
+    def _refuse_duplicate(self, key: MessageId) -> None:
         if self._on_duplicate == "raise":
-            raise DuplicateMessageError(id, self._consumer)
-        if self._on_duplicate == "replay" and isinstance(id, UUID):
-            replay_caused_by(session, id)
+            raise DuplicateMessageError(key, self._consumer)
 
     def _read(self, message: M) -> M:
         if self._codec is None or not isinstance(message, Message):
@@ -323,18 +313,3 @@ def note_lift(handler: Callable[..., Any], lift: Callable[[Message], Message]) -
 
 def _mark_of(handler: object) -> _Mark | None:
     return cast("_Mark | None", getattr(handler, _MARK, None))
-
-
-def replay_caused_by(session: Session, message_id: UUID) -> int:
-    """Make the relay republish the messages that a message caused; return how many.
-
-    They keep their ids, so consumers that already handled them skip them. This takes
-    effect when the session's transaction commits.
-    """
-    found = connection_of(session).execute(_statement(), {"id": message_id})
-    return int(found.scalar_one())
-
-
-@cache
-def _statement() -> TextClause:
-    return text(load("inbox", "replay_caused_by"))

@@ -40,7 +40,7 @@ def make_handler(
         raise ConfigError(
             f'handler {name_of(handler)}: on_duplicate="raise": a consumer would '
             "treat a duplicate as a failure, and retry and dead-letter it; use "
-            '"skip" or "replay"'
+            '"skip"'
         )
     if lease is not None and batch is not None:
         raise ConfigError(

@@ -8,6 +8,5 @@ DROP TABLE inbox.receipt, inbox.receipt_template, inbox.foreign_receipt, inbox.s
     inbox.delivery, inbox.delivery_template, inbox.ack, inbox.ack_template, inbox.redelivery,
     inbox.redelivery_template, inbox.watermark, inbox.watermark_template, inbox.dead_letter, inbox.dead_letter_template;
 DROP SEQUENCE inbox.delivery_seq, inbox.redelivery_entry_seq;
-DROP FUNCTION outbox.replay_caused_by(uuid);
 DROP FUNCTION inbox.moment_of(uuid);
 RESET ROLE;

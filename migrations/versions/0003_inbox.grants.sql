@@ -3,11 +3,9 @@
 
 SET LOCAL ROLE {owner};
 {revoke_all};
-REVOKE ALL ON FUNCTION outbox.replay_caused_by(uuid) FROM PUBLIC;
 REVOKE ALL
     ON FUNCTION inbox.unsettled_deliveries(regclass, timestamptz, timestamptz, integer)
     FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION outbox.replay_caused_by(uuid) TO {consumer};
 GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
 GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
 GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};

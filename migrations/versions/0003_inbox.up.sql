@@ -537,33 +537,4 @@ SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after,
   FROM inbox.dead_letter AS d;
 COMMENT ON VIEW inbox.dead_letter_status IS 'dead letters without payload, headers and stack trace';
 
--- Lets a consumer replay the messages that its handlers added, and no other messages.
-CREATE FUNCTION outbox.replay_caused_by(cause uuid) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET jit = off  -- many partitions make the estimated cost high enough for it
-AS $body$
-DECLARE
-    v_count int;
-BEGIN
-    INSERT INTO outbox.deferral (created_at, due_at, seq, id, run, lane, cause, key, requested_by)
-    SELECT m.created_at, clock_timestamp(), m.seq, m.id, s.run + 1, m.lane, 'replayed', m.key, session_user
-      FROM outbox.message AS m
-     CROSS JOIN LATERAL (
-           SELECT t.run, t.state
-             FROM outbox.message_status AS t
-            WHERE t.id = m.id AND t.created_at = m.created_at
-           OFFSET 0
-           ) AS s
-     WHERE m.headers ? 'causation-id'
-       AND m.headers ->> 'causation-id' = cause::text
-       AND m.created_at >= inbox.moment_of(cause) - interval '1 hour'
-       AND s.state = 'published'
-     ORDER BY m.seq;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
-END
-$body$;
-COMMENT ON FUNCTION outbox.replay_caused_by IS 'publish the messages again that handling a message has added; returns how many';
-
 RESET ROLE;

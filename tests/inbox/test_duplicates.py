@@ -1,6 +1,5 @@
 """A duplicate is skipped, raises an error, or replays messages."""
 
-import asyncio
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +13,9 @@ from inbox import Consumer, idempotent
 from inbox.errors import DuplicateMessageError
 from inbox.events import DuplicateSkipped, MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox import Message, uuid7
+from outbox import Message
 from outbox.errors import ConfigError
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
-from tests.fixtures.marks import publish
 from tests.fixtures.sessions import execute
 
 READY = """
@@ -66,61 +64,6 @@ def test_a_causation_id_set_by_the_handler_is_kept(
     with sessions.begin() as session:
         handle(session, Message("orders.placed", b""))
     assert execute(database_url, READY) == [("orders.billed", "mine")]
-
-
-def test_a_duplicate_republishes_the_messages_that_the_first_handling_added(
-    database_url: str, sessions: sessionmaker[Session]
-) -> None:
-    message, other = Message("orders.placed", b""), Message("orders.placed", b"")
-    handle = idempotent(consumer="billing", on_duplicate="replay")(answer)
-    for one in (message, other):
-        with sessions.begin() as session:
-            handle(session, one)
-    publish(database_url)
-
-    with sessions.begin() as session:
-        assert handle(session, message) is None
-
-    assert execute(database_url, READY) == [
-        ("orders.billed", str(message.id)),
-        ("orders.mailed", str(message.id)),
-    ]
-
-
-async def test_an_async_handler_also_replays(database_url: str) -> None:
-    message = Message("orders.placed", b"")
-
-    @idempotent(consumer="billing", on_duplicate="replay")
-    async def handle(session: AsyncSession, message: Message) -> None:
-        outbox.add(session, Message("orders.billed", b""))
-
-    async with async_sessions_of(database_url, "asyncpg") as sessions:
-        async with sessions.begin() as session:
-            await handle(session, message)
-        await asyncio.to_thread(publish, database_url)
-        async with sessions.begin() as session:
-            await handle(session, message)
-    assert execute(database_url, READY) == [("orders.billed", str(message.id))]
-
-
-async def test_a_duplicate_in_a_consumer_replays_too(database_url: str) -> None:
-    message = Message("orders.placed", b"")
-    source = MemorySource(message)
-    async with async_sessions_of(database_url) as made:
-        consumer = Consumer(source, made, name="billing")
-
-        @consumer.handles("orders.placed")
-        @idempotent(consumer="billing", on_duplicate="replay")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            outbox.add(session, Message("orders.billed", b""))
-
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-            await asyncio.to_thread(publish, database_url)
-            source.add(message)
-            await events.wait_for(DuplicateSkipped)
-    assert source.acked == [message, message]
-    assert execute(database_url, READY) == [("orders.billed", str(message.id))]
 
 
 def only_large(handler: Any) -> Any:
@@ -240,12 +183,6 @@ def test_a_duplicate_can_raise_an_error(sessions: sessionmaker[Session]) -> None
         handle(session, message)
 
 
-def test_the_consumers_role_can_replay_messages(database_url: str) -> None:
-    url = f"{database_url}?options=-crole%3Dpillarbox_consumer"
-    ((count,),) = execute(url, f"SELECT outbox.replay_caused_by('{uuid7()}')")
-    assert count == 0
-
-
 def test_an_invalid_policy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="skip, raise, replay"):
+    with pytest.raises(ConfigError, match="use one of skip, raise"):
         idempotent(consumer="billing", on_duplicate="again")  # type: ignore[call-overload]

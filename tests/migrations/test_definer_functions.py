@@ -34,10 +34,6 @@ DEFINERS = {
         *("maintainer", "SELECT outbox.trim_foreign_receipts_batch()"),
     ),
     "outbox.trim_operations()": ("maintainer", "SELECT outbox.trim_operations()"),
-    "outbox.replay_caused_by(uuid)": (
-        "consumer",
-        "SELECT outbox.replay_caused_by('019a0000-0000-7000-8000-000000000000')",
-    ),
     "outbox.note_failure(text,text,text,text,text,text)": (
         *("maintainer", "SELECT outbox.note_failure('x')"),
     ),
