@@ -179,6 +179,7 @@ class LogModel:
         on_standby: the reader takes its snapshots on a standby.
         floors_by_xmax: xmax counts as the next id.
         claims_late: claims read late rows.
+        finds_late: a takeover looks for late rows.
         up_to_last_seen: a claim that is cut counts as far as the table goes.
         snapshot_of_claim: the snapshot of the claim is stored, not one of the settle.
         settles: what a settle writes `together`, or first: `position` or `entries`.
@@ -203,6 +204,7 @@ class LogModel:
     on_standby: bool = False
     floors_by_xmax: bool = False
     claims_late: bool = True
+    finds_late: bool = True
     up_to_last_seen: bool = False
     snapshot_of_claim: bool = True
     settles: str = "together"
@@ -367,7 +369,7 @@ class LogModel:
             database.stored,
             self.take_snapshot(database),
             database.next_xid,
-            _find_late(database, set(positions)),
+            _find_late(database, set(positions)) if self.finds_late else None,
         )
 
     def remember(self, entries: tuple[tuple[int, str], ...]) -> Any:

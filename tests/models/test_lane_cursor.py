@@ -43,11 +43,11 @@ SMALL = {
     "a watermark, a refusal and a takeover": LaneModel(
         ["kk."], Budget(takeovers=1, refusals=1, raises=1)
     ),
+}
+LARGE = {
     "a watermark and a crash of the server": LaneModel(
         ["k.", "k."], Budget(raises=1, sweeps=1, crashes=1)
     ),
-}
-LARGE = {
     "a takeover of a log that is read in portions": LaneModel(
         ["kk.k."], Budget(takeovers=1, refusals=1), portion=1
     ),
