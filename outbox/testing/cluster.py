@@ -23,7 +23,7 @@ from outbox.testing.lifetime import (
     watched,
 )
 
-__all__ = ["Cluster", "StopMode", "find_binaries", "private_cluster", "private_standby"]
+__all__ = ["Cluster", "StopMode", "find_binaries", "private_cluster"]
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -92,19 +92,6 @@ class Cluster:
             commands="CREATE DATABASE pillarbox;\n",
         )
         return self._data
-
-    def follow(self, primary: str) -> None:
-        """Make the cluster a streaming standby of a primary, and start it."""
-        self._run(
-            *("pg_basebackup", "--dbname", primary, "--pgdata", self._data),
-            *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
-        )
-        self._configure({})
-        self._start_anywhere()
-
-    def promote(self) -> None:
-        """Promote a standby to a primary."""
-        self._run("pg_ctl", "promote", *self._common())
 
     def _configure(self, settings: Mapping[str, str]) -> None:
         sockets = {"unix_socket_directories": str(self._directory)}
@@ -208,21 +195,6 @@ def private_cluster(
             finally:
                 if cluster.pid_file.exists():
                     cluster.stop("immediate")
-
-
-@contextmanager
-def private_standby(primary: str) -> Iterator[Cluster]:
-    """Yield a running standby of the server at `primary`; remove it after the block."""
-    user = unprivileged_user()
-    with private_directory("pillarbox-standby-", owner=user, durable=False) as folder:
-        standby = Cluster(find_binaries(), folder, user)
-        with watched(folder, standby.pid_file, signal.SIGQUIT):
-            try:
-                standby.follow(primary)
-                yield standby
-            finally:
-                if standby.pid_file.exists():
-                    standby.stop("immediate")
 
 
 def find_binaries() -> Path:

@@ -11,7 +11,6 @@ import pytest
 from outbox import Message, gather
 from outbox.brokers.plugins import implementation
 from outbox.observability.health import Health
-from outbox.testing.server import PrivateServer
 from relay.events import (
     BatchSettled,
     BrokerLost,
@@ -27,6 +26,7 @@ from tests.fixtures.relay import Running, insert, running
 from tests.fixtures.sessions import execute
 from tests.servers.kafka import KafkaCluster
 from tests.servers.nats import nats_server
+from tests.servers.process import PrivateServer
 from tests.servers.rabbitmq import rabbitmq_server
 from tests.servers.redis import redis_server
 

@@ -10,7 +10,6 @@ from outbox import ConfigError, Message
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import find, retry_all
 from outbox.errors import DatabaseUnavailableError
-from outbox.testing.cluster import private_standby
 from outbox.testing.postgres import PostgresServer
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import DatabaseLost, LeaseLost, LeaseTaken
@@ -22,6 +21,7 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import Running, insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
+from tests.servers.standby import private_standby
 
 WRITABLE = "?options=-c%20default_transaction_read_only%3Doff"
 RECORDED = "SELECT 1 FROM outbox.settlement HAVING count(*) = 2"

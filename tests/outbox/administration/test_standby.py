@@ -3,12 +3,12 @@
 import psycopg
 import pytest
 
-from outbox.testing.cluster import private_standby
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.test_doctor_of_jobs import LAUNCHER
+from tests.servers.standby import private_standby
 
 pytestmark = pytest.mark.timeout(300)
 

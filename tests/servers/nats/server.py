@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from outbox.errors import ConfigError
 from outbox.testing.lifetime import private_directory
-from outbox.testing.server import PrivateServer
+from tests.servers.process import PrivateServer
 
 __all__ = ["NatsServer", "nats_server"]
 

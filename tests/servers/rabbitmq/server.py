@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from outbox.errors import ConfigError, OutboxError
 from outbox.testing.lifetime import free_port, private_directory, watched
-from outbox.testing.server import PrivateServer
+from tests.servers.process import PrivateServer
 
 __all__ = ["RabbitMQServer", "rabbitmq_server"]
 
