@@ -111,7 +111,7 @@ LARGE = {
         ["x-k.", "k-.", "k."], Budget(kills=1, midnights=1), most=2, days=2
     ),
     "midnight and two lost leases": LogModel(
-        ["xk.", "k-.", "k."], Budget(losses=2, midnights=1), most=2, days=2
+        ["xk.", "k."], Budget(losses=2, midnights=1), most=2, days=2
     ),
     "midnight, a refusal and a lost lease": LogModel(
         ["xk.", "k-."], Budget(refusals=1, losses=1, midnights=1), days=2
