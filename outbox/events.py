@@ -59,20 +59,6 @@ class BlockedKeysMeasured(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepMeasured(Event):
-    """The time since the upkeep of the partitions last succeeded; None if it never did.
-
-    Attributes:
-        is_failing: whether it has failed since.
-    """
-
-    level = logging.DEBUG
-
-    age: timedelta | None
-    is_failing: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepFailed(Event):
     """The upkeep of the partitions failed, or didn't trust the server's clock."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import psycopg
 
 from outbox.errors import DatabaseUnavailableError
-from outbox.events import Event, UpkeepFailed, UpkeepMeasured
+from outbox.events import Event, UpkeepFailed
 from outbox.limits import MAX_INDEXED_BYTES
 from outbox.postgres.connection import Connection, Link
 from outbox.postgres.sql_files import load
@@ -72,18 +72,17 @@ async def sweep_lanes(
 async def _look_at_upkeep(
     link: Link, known: str | None, notify: Callable[[Event], None]
 ) -> str | None:
-    """Report the state of the upkeep, which can fail unnoticed; return its failure.
+    """Report a failure of the upkeep, which can be unnoticed, once; return it.
 
     A role without the privilege to read it skips this.
     """
     try:
         async with link.lock:
             connection = await link.connection()
-            cursor = await connection.execute(load("relay", "measure_upkeep"))
-            age, failure = await cursor.fetchone() or (None, None)
+            cursor = await connection.execute(load("relay", "read_upkeep_failure"))
+            (failure,) = await cursor.fetchone() or (None,)
     except psycopg.errors.InsufficientPrivilege:
         return known
-    notify(UpkeepMeasured(age=age, is_failing=failure is not None))
     if failure is not None and failure != known:
         notify(UpkeepFailed(reason=failure))
     return cast("str | None", failure)

@@ -603,7 +603,9 @@ _DATABASE: Final = (
         " hours, whatever drives it has stopped: see pillarbox doctor. pillarbox"
         " maintain runs it by hand.",
         queries=[
-            Query(expr="min(pillarbox_upkeep_age_seconds)", legend="last success")
+            Query(
+                expr="max(pillarbox_database_upkeep_age_seconds)", legend="last success"
+            )
         ],
         unit="s",
         thresholds={0: "green", 10800: "red"},
@@ -615,7 +617,7 @@ _DATABASE: Final = (
         " pillarbox doctor names the cause. There is time: they are created a week"
         " ahead.",
         kind="state-timeline",
-        queries=[Query(expr="max(pillarbox_upkeep_failing)", legend="upkeep")],
+        queries=[Query(expr="max(pillarbox_database_upkeep_failing)", legend="upkeep")],
         unit="short",
         thresholds=_NONE_IS_GOOD,
         words={"0": ("succeeds", "green"), "1": ("fails", "red")},

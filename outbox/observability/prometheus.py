@@ -24,7 +24,7 @@ from typing_extensions import override
 from outbox.dead_letters.events import DeadLettersMeasured
 from outbox.dead_letters.letter import Status
 from outbox.errors import ConfigError
-from outbox.events import Event, UpkeepMeasured
+from outbox.events import Event
 from outbox.logs.printable import printable
 from outbox.observability.database_measure import (
     DatabaseMeasured,
@@ -205,7 +205,6 @@ class PrometheusEvents:
         self._by_event: dict[tuple[type[Event], str], Tally] = {}
         self._learn: dict[type[Event], Callable[[Any], None]] = {
             DeadLettersMeasured: self._measure,
-            UpkeepMeasured: self._measure_upkeep,
         }
         self._letters = Gauge(
             "dead_letter_total",
@@ -217,17 +216,6 @@ class PrometheusEvents:
             "dead_letter_age_seconds",
             "Age of the oldest PENDING dead letter.",
             ["schema", "origin"],
-            registry=self.registry,
-        )
-        self._upkeep_age = Gauge(
-            "pillarbox_upkeep_age_seconds",
-            "Time since the last successful upkeep of the partitions.",
-            registry=self.registry,
-        )
-        self._upkeep_failing = Gauge(
-            "pillarbox_upkeep_failing",
-            "1 if the upkeep of the partitions has failed since its last success, or"
-            " distrusts the server's clock.",
             registry=self.registry,
         )
 
@@ -252,11 +240,6 @@ class PrometheusEvents:
             )
             if group.status is Status.PENDING:
                 self._age.labels(event.schema, group.origin).set(group.seconds)
-
-    def _measure_upkeep(self, event: UpkeepMeasured) -> None:
-        self._upkeep_failing.set(event.is_failing)
-        if event.age is not None:
-            self._upkeep_age.set(event.age.total_seconds())
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the handlers of scrape requests, by path."""

@@ -1,11 +1,13 @@
-"""A relay reports the state of the upkeep, which pg_cron can run unobserved."""
+"""A relay reports a failure of the upkeep, which pg_cron can run unobserved."""
+
+from datetime import timedelta
 
 import pytest
 
-from outbox.events import UpkeepFailed, UpkeepMeasured
-from outbox.observability.prometheus import PrometheusEvents
+from outbox import Message
+from outbox.events import UpkeepFailed
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import running
+from tests.fixtures.relay import defer, insert, running
 from tests.fixtures.sessions import execute
 
 
@@ -19,7 +21,7 @@ from tests.fixtures.sessions import execute
         ),
     ],
 )
-async def test_a_failure_of_the_upkeep_is_an_event_and_a_metric(
+async def test_a_failure_of_the_upkeep_is_an_event(
     record: str, reason: str, database_url: str
 ) -> None:
     execute(database_url, "CALL outbox.maintain()")
@@ -29,21 +31,16 @@ async def test_a_failure_of_the_upkeep_is_an_event_and_a_metric(
         (failed,) = await relay.events.wait_for(UpkeepFailed)
 
     assert reason in failed.reason
-    metrics = PrometheusEvents()
-    (measured,) = relay.events.of(UpkeepMeasured)
-    metrics(measured)
-    assert metrics.registry.get_sample_value("pillarbox_upkeep_failing") == 1
-    assert metrics.registry.get_sample_value("pillarbox_upkeep_age_seconds") is not None
 
 
-async def test_a_healthy_upkeep_is_measured_and_not_failing(
-    database_url: str,
-) -> None:
+async def test_a_relay_is_silent_about_a_healthy_upkeep(database_url: str) -> None:
     execute(database_url, "CALL outbox.maintain()")
+    insert(database_url, Message("due", b""))
+    defer(database_url, "due", due_in=timedelta(seconds=-1))
+    publisher = ScriptedPublisher()
 
-    async with running(database_url, ScriptedPublisher()) as relay:
-        (measured,) = await relay.events.wait_for(UpkeepMeasured)
+    async with running(database_url, publisher) as relay:
+        # What finds it looks at the upkeep first.
+        await publisher.until_acked(1)
 
-    assert not measured.is_failing
-    assert measured.age is not None
     assert relay.events.of(UpkeepFailed) == []
