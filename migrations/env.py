@@ -16,7 +16,6 @@ from typing import Any
 
 from alembic import context
 from alembic.operations import Operations
-from alembic.script import Script
 from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
@@ -48,14 +47,14 @@ def _run_all() -> None:
             _remove()
         else:
             _make(options.get("from_version"), with_cron=options.get("with_cron", True))
-    if not (
-        options.get("with_cron", True) or options.get("remove", False)
-    ) and _includes("0004"):
+    if options.get("remove", False):
+        return
+    if not options.get("with_cron", True):
         for schema in ("outbox", "inbox"):
             # Apart, because a transaction can hold a limited number of locks.
             with context.begin_transaction(), _pinned_settings():
                 run_now("premake.sql", schema=schema)
-    if is_ours and not options.get("remove", False) and _includes("0006"):
+    if is_ours:
         with context.begin_transaction(), _pinned_settings():
             run_now("validate.sql")
 
@@ -63,10 +62,6 @@ def _run_all() -> None:
 def _lock_timeout(times: int = 1) -> str:
     timeout = context.config.attributes.get("lock_timeout", _LOCK_TIMEOUT)
     return f"SET LOCAL lock_timeout = {round(timeout.total_seconds() * 1000) * times}"
-
-
-def _includes(revision: str) -> bool:
-    return any(version.revision == revision for version in _versions())
 
 
 def _make(from_version: str | None, *, with_cron: bool) -> None:
@@ -86,11 +81,9 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
     run_now("own.sql")
     run_now("revoke_defaults.sql")
     run_now("grants_on_partman.sql")
-    for version in _versions():
-        if file := getattr(version.module, "grants", None):
-            run_now(file)
-    if _includes("0006"):
-        run_now("restore.sql")
+    for version in list(context.script.walk_revisions())[::-1]:
+        run_now(version.module.grants)
+    run_now("restore.sql")
     if with_cron:
         dropped = context.config.attributes.get("drop_jobs_of") or ""
         run_now("schedule.sql", drop_jobs_of=dropped.replace("'", "''"))
@@ -101,20 +94,7 @@ def _remove() -> None:
     # Create missing roles, without which REVOKE would fail.
     run_now("roles.sql")
     run_now("unschedule.sql")
-    # Otherwise, if the owner's part created the table, the owner's role couldn't be
-    # dropped.
-    context.execute(
-        "ALTER TABLE IF EXISTS outbox.alembic_version OWNER TO CURRENT_USER"
-    )
-    context.run_migrations()
-    context.execute("DROP TABLE IF EXISTS outbox.alembic_version")
-    context.execute("DROP SCHEMA outbox")
-
-
-def _versions() -> list[Script]:
-    """Return the versions that the database will have, oldest first."""
-    there = context.script.iterate_revisions(context.get_revision_argument(), "base")
-    return list(there)[::-1]
+    run_now("remove.sql")
 
 
 def run_now(file: str, **values: str) -> None:

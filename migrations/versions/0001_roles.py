@@ -12,8 +12,3 @@ grants = "versions/0001_roles.grants.sql"
 def upgrade() -> None:
     """Run the SQL file."""
     run("versions/0001_roles.up.sql")
-
-
-def downgrade() -> None:
-    """Run the SQL file."""
-    run("versions/0001_roles.down.sql")

@@ -12,8 +12,3 @@ grants = "versions/0002_outbox.grants.sql"
 def upgrade() -> None:
     """Run the SQL file."""
     run("versions/0002_outbox.up.sql")
-
-
-def downgrade() -> None:
-    """Run the SQL file."""
-    run("versions/0002_outbox.down.sql")

@@ -12,8 +12,3 @@ grants = "versions/0003_inbox.grants.sql"
 def upgrade() -> None:
     """Run the SQL file."""
     run("versions/0003_inbox.up.sql")
-
-
-def downgrade() -> None:
-    """Run the SQL file."""
-    run("versions/0003_inbox.down.sql")

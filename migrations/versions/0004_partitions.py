@@ -17,8 +17,3 @@ def upgrade() -> None:
     run("versions/0004_days.up.sql")
     run("versions/0004_retention.up.sql")
     run("versions/0004_upkeep.up.sql")
-
-
-def downgrade() -> None:
-    """Run the SQL file."""
-    run("versions/0004_partitions.down.sql")

@@ -12,8 +12,3 @@ grants = "versions/0005_jobs.grants.sql"
 def upgrade() -> None:
     """Run the SQL file."""
     run("versions/0005_jobs.up.sql")
-
-
-def downgrade() -> None:
-    """Run the SQL file."""
-    run("versions/0005_jobs.down.sql")

@@ -13,8 +13,3 @@ def upgrade() -> None:
     """Run the SQL file."""
     run("versions/0006_limits.up.sql")
     run("versions/0006_promises.up.sql")
-
-
-def downgrade() -> None:
-    """Run the SQL file."""
-    run("versions/0006_limits.down.sql")

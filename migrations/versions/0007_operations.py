@@ -12,8 +12,3 @@ grants = "versions/0007_operations.grants.sql"
 def upgrade() -> None:
     """Run the SQL file."""
     run("versions/0007_operations.up.sql")
-
-
-def downgrade() -> None:
-    """Run the SQL file."""
-    run("versions/0007_operations.down.sql")

@@ -1,1 +1,1 @@
-"""One module and two SQL files for each step of the schema."""
+"""One module and its SQL files for each step of the schema."""

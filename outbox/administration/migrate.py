@@ -132,7 +132,7 @@ def unmigrate(
         tell=tell,
     )
     refuse_pooler(url)
-    _run(lambda command: command.downgrade(config, "base"), url)
+    _run(lambda command: command.upgrade(config, "head"), url)
 
 
 def migration_sql(
@@ -176,11 +176,8 @@ def migration_sql(
     if from_version is not None:
         _check_version(from_version, config)
     output = config.output_buffer = io.StringIO()
-    if remove:
-        _run(lambda command: command.downgrade(config, "head:base", sql=True))
-    else:
-        way = "head" if from_version is None else f"{from_version}:head"
-        _run(lambda command: command.upgrade(config, way, sql=True))
+    way = "head" if from_version is None else f"{from_version}:head"
+    _run(lambda command: command.upgrade(config, way, sql=True))
     script = output.getvalue()
     if part is None:
         return script

@@ -29,7 +29,7 @@ def test_every_object_of_a_statement_is_read() -> None:
 
 def test_all_roles_are_in_one_list() -> None:
     assert {right.role for right in rights()} == set(ROLES) - {"owner"}
-    for file in ("check.sql", "roles.sql", "versions/0001_roles.down.sql"):
+    for file in ("check.sql", "roles.sql", "remove.sql"):
         script = FOLDER.joinpath(file).read_text(encoding="utf-8")
         assert [role for role in ROLES if f"{{{role}_name}}" not in script] == []
 

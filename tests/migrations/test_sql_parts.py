@@ -1,6 +1,5 @@
 """The printed SQL in two parts, one for an administrator and one for the owner."""
 
-import io
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,11 +7,9 @@ from typing import TypeAlias
 
 import pytest
 
-from outbox.administration import migrate as migrations
 from outbox.administration.migrate import migrate, migration_sql, unmigrate
 from outbox.cli.main import main
 from outbox.errors import ConfigError
-from outbox.migrations.parts import Part, part_of
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
@@ -105,68 +102,6 @@ def test_after_both_parts_the_command_changes_nothing_and_the_upkeep_runs(
     # The job roles stay: pg_cron runs in another database.
     stay = [("parted_detacher",), ("parted_developer",), ("parted_maintainer",)]
     assert execute(empty_database_url, roles) == stay
-
-
-def printed_for(version: str, part: Part) -> str:
-    """Return a part of the SQL up to a version, as if it were the newest."""
-    config = migrations._config(PREFIX, "partman", with_cron=False)
-    output = config.output_buffer = io.StringIO()
-    migrations._run(lambda alembic: alembic.upgrade(config, version, sql=True))
-    script: str = part_of(output.getvalue(), part, f"{PREFIX}_owner")
-    return script
-
-
-def test_both_parts_upgrade_an_older_version_with_rows(
-    psql: Psql,
-    developer: str,
-    empty_database_url: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    made = psql(empty_database_url, printed_for("0003", Part.ADMINISTRATOR))
-    assert (made.returncode, "ERROR" in made.stderr) == (0, False)
-    execute(empty_database_url, "GRANT parted_owner TO parted_developer")
-    made = psql(developer, printed_for("0003", Part.OWNER))
-    assert (made.returncode, made.stderr) == (0, "")
-    execute(
-        developer, "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')"
-    )
-
-    for url, part in ((empty_database_url, "administrator"), (developer, "owner")):
-        done = psql(url, printed(part, capsys, "--from", "0003"))
-        assert (done.returncode, "ERROR" in done.stderr) == (0, False)
-
-    assert execute(developer, "SELECT consumer FROM inbox.subscription") == [("a",)]
-    execute(
-        f"{empty_database_url}?options=-crole%3Dparted_maintainer",
-        "CALL outbox.maintain()",
-    )
-    upgraded = snapshot(empty_database_url)
-    unmigrate(empty_database_url, role_prefix=PREFIX)
-    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
-    assert upgraded == snapshot(empty_database_url)
-    unmigrate(empty_database_url, role_prefix=PREFIX)
-
-
-def test_both_parts_upgrade_a_schema_made_by_the_command(
-    psql: Psql,
-    developer: str,
-    empty_database_url: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
-    made = snapshot(empty_database_url)
-    config = migrations._config(
-        PREFIX, "partman", url=empty_database_url, with_cron=False
-    )
-    migrations._run(lambda alembic: alembic.downgrade(config, "0004"))
-    execute(empty_database_url, "GRANT parted_owner TO parted_developer")
-
-    for url, part in ((empty_database_url, "administrator"), (developer, "owner")):
-        done = psql(url, printed(part, capsys, "--from", "0004"))
-        assert (done.returncode, "ERROR" in done.stderr) == (0, False)
-
-    assert snapshot(empty_database_url) == made
-    unmigrate(empty_database_url, role_prefix=PREFIX)
 
 
 @pytest.mark.parametrize("part", ["administrator", "owner"])

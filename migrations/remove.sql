@@ -1,5 +1,60 @@
--- Administrator part: reverts 0001. Keeps the extension, which others may use, and, with a notice, any
--- role that still owns objects or has privileges elsewhere.
+-- Administrator part: removes everything of ours, with all data. Keeps the extensions, which others
+-- may use, and, with a notice, any role that still owns objects or has privileges elsewhere.
+
+SET LOCAL ROLE {owner};
+
+-- Without the table that records them, detached partitions would be lost track of.
+DO $detached$
+DECLARE
+    v_partition text;
+BEGIN
+    PERFORM outbox.finish_detached(p.parent_table) FROM (SELECT q.* FROM outbox.partition_policy q ORDER BY q.follows NULLS FIRST) p;
+    SELECT r.partition INTO v_partition
+      FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
+     WHERE NOT c.relispartition;
+    IF FOUND THEN
+        RAISE EXCEPTION 'partition % is detached and somebody uses it', v_partition
+            USING HINT = 'run pillarbox maintain until it is gone, then this again';
+    END IF;
+    SELECT k.partition INTO v_partition FROM outbox.kept_partition k WHERE to_regclass(k.partition) IS NOT NULL;
+    IF FOUND THEN
+        RAISE EXCEPTION 'partition % is kept by the policy: move it out of here, or drop it', v_partition
+            USING HINT = format('for example: ALTER TABLE %s SET SCHEMA public', v_partition);
+    END IF;
+END
+$detached$;
+
+DELETE FROM {partman}.part_config c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table;
+
+-- CASCADE must drop nothing of other people's.
+DO $others$
+DECLARE
+    v_object text;
+BEGIN
+    SELECT pg_describe_object(o.classid, o.objid, o.objsubid) INTO v_object
+      FROM (SELECT d.classid, d.objid, d.objsubid FROM pg_depend d
+             WHERE d.deptype = 'n'
+               AND (EXISTS (SELECT FROM pg_class c WHERE d.refclassid = 'pg_class'::regclass AND c.oid = d.refobjid AND c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace))
+                 OR EXISTS (SELECT FROM pg_proc f WHERE d.refclassid = 'pg_proc'::regclass AND f.oid = d.refobjid AND f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace))
+                 OR EXISTS (SELECT FROM pg_type t WHERE d.refclassid = 'pg_type'::regclass AND t.oid = d.refobjid AND t.typnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)))
+               AND (pg_identify_object_as_address(d.classid, d.objid, d.objsubid)).object_names[1] NOT IN ('outbox', 'inbox')
+             UNION ALL
+            SELECT 'pg_class'::regclass, c.oid, 0 FROM pg_class c
+             WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relowner <> {owner_name}::regrole AND c.relkind <> 'i'
+             UNION ALL
+            SELECT 'pg_proc'::regclass, f.oid, 0 FROM pg_proc f
+             WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.proowner <> {owner_name}::regrole) AS o
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% is not one of our objects, but would be dropped with them', v_object
+            USING HINT = 'drop it yourself, or move it to another schema';
+    END IF;
+END
+$others$;
+
+RESET ROLE;
+
+DROP SCHEMA inbox, outbox CASCADE;
 
 DO $grants$
 DECLARE
@@ -21,10 +76,6 @@ BEGIN
 END
 $grants$;
 REVOKE USAGE ON SCHEMA {partman} FROM {owner}, {monitor};
-REVOKE ALL ON outbox.alembic_version FROM {monitor};
-DROP SCHEMA inbox;
-ALTER SCHEMA outbox OWNER TO CURRENT_USER;
-REVOKE ALL ON SCHEMA outbox FROM {owner}, {maintainer}, {detacher}, {application}, {relay}, {consumer}, {monitor};
 
 -- A pg_cron job without its role stops the launcher of the whole server, so a role is only dropped if
 -- it certainly has no jobs. Jobs that were scheduled from another database can't be seen here.
