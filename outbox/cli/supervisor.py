@@ -140,16 +140,6 @@ class Schedule:
             panel=_SCHEDULE,
         ),
     ] = Duration.of(_DEFAULT.interval)
-    dead_letter_batch: Annotated[
-        int,
-        typer.Option(
-            "--dead-letter-batch",
-            envvar="PILLARBOX_DEAD_LETTER_BATCH",
-            metavar="N",
-            help="Maximum number of dead letters retried each time.",
-            rich_help_panel=_SCHEDULE,
-        ),
-    ] = _DEFAULT.batch
     dead_letter_retries: Annotated[
         int,
         typer.Option(
@@ -172,7 +162,6 @@ class Schedule:
             return None
         return RetrySchedule(
             interval=self.dead_letter_interval,
-            batch=self.dead_letter_batch,
             max_retries=self.dead_letter_retries,
         )
 
