@@ -23,8 +23,7 @@ from outbox.administration.checks.broker import read_broker
 from outbox.administration.checks.locks import read_consumers
 from outbox.administration.checks.sessions import sees_all_sessions
 from outbox.administration.checks.upkeep import (
-    MAX_SILENCE,
-    find_cron,
+    Upkeep,
     is_standby,
     read_upkeep,
 )
@@ -382,30 +381,6 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepState:
-    """How the last upkeep of the partitions ended.
-
-    Attributes:
-        succeeded_at: when it last succeeded; None if never.
-        age: the time since its last success, or since the tables were created.
-        failure: what it couldn't do; None if it has succeeded since.
-        clock_problem: why the server's clock isn't trusted; None if it is.
-        next_at: when pg_cron starts it next, if that is known.
-        late_at: when it becomes late, unless it succeeds before.
-        is_late: whether it is late.
-    """
-
-    succeeded_at: datetime | None
-    age: timedelta | None
-    failed_at: datetime | None
-    failure: str | None
-    clock_problem: str | None
-    next_at: datetime | None
-    late_at: datetime | None
-    is_late: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
     """Something that keeps an old snapshot or transaction in use.
 
@@ -472,7 +447,7 @@ class Overview:
     dead_letters: tuple[DeadLetters, ...]
     jobs: tuple[OpenJobs, ...]
     tables: tuple[Table, ...]
-    upkeep: UpkeepState | None
+    upkeep: Upkeep | None
     pins: tuple[Pin, ...]
     missing: tuple[Missing, ...]
 
@@ -611,7 +586,7 @@ class _Reading:
             "dead_letters": self._sides("dead_letters", self._read_dead_letters),
             "jobs": self._part("jobs", self._read_jobs) or (),
             "tables": self._part("tables", self._read_tables) or (),
-            "upkeep": self._part("upkeep", self._read_upkeep),
+            "upkeep": self._part("upkeep", partial(read_upkeep, self._connection)),
             "pins": self._part("pins", self._read_pins) or (),
         }
         found = Overview(
@@ -922,22 +897,6 @@ class _Reading:
                 reason=row["reason"],
             )
 
-    def _read_upkeep(self) -> UpkeepState:
-        upkeep = read_upkeep(self._connection)
-        last = upkeep.succeeded_at or upkeep.awaited_at
-        return UpkeepState(
-            succeeded_at=upkeep.succeeded_at,
-            age=None if last is None else upkeep.now - last,
-            failed_at=upkeep.failed_at,
-            failure=upkeep.failure,
-            clock_problem=upkeep.clock_problem,
-            next_at=_next_run(upkeep.now)
-            if find_cron(self._connection).is_here
-            else None,
-            late_at=None if last is None else last + MAX_SILENCE,
-            is_late=not (upkeep.is_fresh or upkeep.is_awaited),
-        )
-
     def _read_pins(self) -> tuple[Pin, ...]:
         with self._connection.cursor(row_factory=class_row(Pin)) as cursor:
             cursor.execute(
@@ -1020,12 +979,6 @@ _NOTHING: Final = Backlog(
     blocked=0,
     waited=None,
 )
-
-
-def _next_run(now: datetime) -> datetime:
-    # migrations/schedule.sql schedules the upkeep as 7 * * * *.
-    at = now.replace(minute=7, second=0, microsecond=0)
-    return at if at > now else at + timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

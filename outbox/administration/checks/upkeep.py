@@ -1,8 +1,11 @@
 """The upkeep: it succeeded recently, whatever drives it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
+
+from psycopg.rows import dict_row
 
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
@@ -40,35 +43,33 @@ class CronHome(NamedTuple):
         return self.installed and self.home == self.here
 
 
-class Upkeep(NamedTuple):
-    """How the last upkeep ended; the times are the server's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep:
+    """How the last upkeep of the partitions ended.
 
     Attributes:
-        failure: what failed; None if it has succeeded since.
+        succeeded_at: when it last succeeded; None if never.
+        age: the time since its last success, or since the tables were created.
+        failure: what it couldn't do; None if it has succeeded since.
         clock_problem: why the server's clock isn't trusted; None if it is.
+        next_at: when pg_cron starts it next, if that is known.
+        late_at: when it becomes late, unless it succeeds before.
+        is_late: whether it is late.
     """
 
     succeeded_at: datetime | None
-    awaited_at: datetime | None
-    now: datetime
+    age: timedelta | None
     failed_at: datetime | None
     failure: str | None
     clock_problem: str | None
+    next_at: datetime | None
+    late_at: datetime | None
+    is_late: bool
 
     @property
     def is_fresh(self) -> bool:
         """Whether it succeeded recently."""
-        return _is_fresh(self.succeeded_at, self.now)
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the tables are new."""
-        return _is_fresh(self.awaited_at, self.now)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether it has never succeeded, but isn't late yet."""
-        return self.succeeded_at is None and self.is_new
+        return self.succeeded_at is not None and not self.is_late
 
 
 def find_cron(connection: AdministrationConnection) -> CronHome:
@@ -78,7 +79,23 @@ def find_cron(connection: AdministrationConnection) -> CronHome:
 
 def read_upkeep(connection: AdministrationConnection) -> Upkeep:
     """Return how the last upkeep ended."""
-    return Upkeep(*connection.execute(load("outbox", "read_upkeep")).fetchall()[0])
+    with connection.cursor(row_factory=dict_row) as cursor:
+        (row,) = cursor.execute(load("outbox", "read_upkeep")).fetchall()
+    now, awaited_at = row.pop("now"), row.pop("awaited_at")
+    last = row["succeeded_at"] or awaited_at
+    return Upkeep(
+        **row,
+        age=None if last is None else now - last,
+        next_at=_next_run(now) if find_cron(connection).is_here else None,
+        late_at=None if last is None else last + MAX_SILENCE,
+        is_late=last is None or abs(now - last) > MAX_SILENCE,
+    )
+
+
+def _next_run(now: datetime) -> datetime:
+    # migrations/schedule.sql schedules the upkeep as 7 * * * *.
+    at = now.replace(minute=7, second=0, microsecond=0)
+    return at if at > now else at + timedelta(hours=1)
 
 
 def is_standby(connection: AdministrationConnection) -> bool:
@@ -127,9 +144,9 @@ def check_upkeep(
         )
     if upkeep.is_fresh:
         return
-    if upkeep.is_awaited and find_cron(connection).is_here:
+    if not upkeep.is_late and upkeep.next_at is not None:
         return  # not due yet; the check of pg_cron reports problems with the jobs
-    if upkeep.is_awaited:
+    if not upkeep.is_late:
         severity, finding = Severity.WARNING, "the upkeep has not run yet"
     elif upkeep.succeeded_at is None:
         severity, finding = Severity.ERROR, "the upkeep has never succeeded"
@@ -157,7 +174,3 @@ def _by_what(connection: AdministrationConnection, here: Installation) -> str:
             f" outbox.maintain()', '{cron.here}', '{here.role('maintainer')}')"
         )
     return _EVERYWHERE
-
-
-def _is_fresh(moment: datetime | None, now: datetime) -> bool:
-    return moment is not None and abs(now - moment) <= MAX_SILENCE
