@@ -21,6 +21,7 @@ from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
 from outbox.administration.names import Names
+from outbox.migrations.grants import list_grants
 from outbox.migrations.script import run
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
@@ -81,8 +82,8 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
     run_now("own.sql")
     run_now("revoke_defaults.sql")
     run_now("grants_on_partman.sql")
-    for version in list(context.script.walk_revisions())[::-1]:
-        run_now(version.module.grants)
+    for file in list_grants():
+        run_now(f"versions/{file.name}")
     run_now("restore.sql")
     if with_cron:
         dropped = context.config.attributes.get("drop_jobs_of") or ""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from itertools import product
 from typing import Final
 
@@ -87,11 +88,13 @@ def _statements(script: str) -> Iterator[str]:
         yield " ".join(without_comments(statement).split())
 
 
+def list_grants() -> list[Traversable]:
+    """Return the files of every version, in the order in which they run."""
+    folder = files("outbox.migrations").joinpath("versions").iterdir()
+    found = (file for file in folder if file.name.endswith(".grants.sql"))
+    return sorted(found, key=lambda file: file.name)
+
+
 @cache
 def _scripts() -> str:
-    folder = files("outbox.migrations").joinpath("versions").iterdir()
-    found = sorted(
-        (file for file in folder if file.name.endswith(".grants.sql")),
-        key=lambda file: file.name,
-    )
-    return "".join(file.read_text(encoding="utf-8") for file in found)
+    return "".join(file.read_text(encoding="utf-8") for file in list_grants())

@@ -23,7 +23,18 @@ CREATE TABLE outbox.message (
     headers          jsonb       NOT NULL DEFAULT '{}'::jsonb,
     payload          bytea       NOT NULL,
     CONSTRAINT message_pkey PRIMARY KEY (id, created_at),
-    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47)
+    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
+    -- Whoever inserts it. The numbers are those of outbox/limits.py.
+    CONSTRAINT topic_size CHECK (octet_length(topic) BETWEEN 1 AND 2048),
+    CONSTRAINT key_size CHECK (octet_length(key) BETWEEN 1 AND 2048),
+    CONSTRAINT tenant_size CHECK (octet_length(tenant) BETWEEN 1 AND 1024),
+    CONSTRAINT content_type_size CHECK (octet_length(content_type) BETWEEN 1 AND 1020),
+    -- Appending nothing gives the size without compression, of which 255 times is the most.
+    CONSTRAINT headers_size CHECK (pg_column_size(headers) <= 1024 OR pg_column_size(headers || '{}'::jsonb) <= 262208),
+    -- A number of ten bytes, 1e131000, is 131 kB of text. Null, and not false, if it is no object.
+    CONSTRAINT headers_are_strings CHECK ((headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE),
+    CONSTRAINT payload_size CHECK (octet_length(payload) <= 67108864),
+    CONSTRAINT schema_version_positive CHECK (schema_version >= 1)
 ) PARTITION BY RANGE (created_at);
 
 COMMENT ON TABLE outbox.message IS

@@ -70,7 +70,6 @@ BEGIN
          WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
            AND c.relkind IN ('r', 'p') AND NOT c.relispartition
            AND a.atttypid = 'timestamptz'::regtype AND NOT a.attisdropped
-           AND NOT EXISTS (SELECT FROM pg_constraint n WHERE n.conrelid = c.oid AND n.conname = 'moments_finite')
          GROUP BY c.oid
     LOOP
         EXECUTE format('ALTER TABLE %s ADD CONSTRAINT moments_finite CHECK (%s) NOT VALID', v.on_table, v.condition);

@@ -1,1 +1,1 @@
-"""One module and its SQL files for each step of the schema."""
+"""A module for each version of the schema, and its SQL files."""

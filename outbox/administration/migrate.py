@@ -22,8 +22,6 @@ from outbox.postgres.sql_files import load
 LOCK_TIMEOUT: Final = timedelta(seconds=10)
 """How long a migration waits for a lock by default."""
 _LOCK_NOT_AVAILABLE: Final = "55P03"
-_WITH_HOLDER: Final = "timed out waiting for the lock that creates partitions"
-"""outbox.make_partitions names the session itself."""
 # Alembic keeps the state of a migration in globals.
 _ONE_AT_A_TIME: Final = ThreadLock()
 _MISSING_ALEMBIC: Final = (
@@ -255,15 +253,14 @@ def _raise(error: DBAPIError, url: str | None) -> NoReturn:
         or getattr(cause, "message", None)
         or str(error.orig)
     )
-    names_holder = problem.startswith(_WITH_HOLDER)
-    if _LOCK_NOT_AVAILABLE in codes and not names_holder:
+    if _LOCK_NOT_AVAILABLE in codes:
         raise MigrationError(
             "timed out waiting for a lock:"
             f" {_list_lockers(url) or 'another session holds it'};"
             " nothing was changed: end that session's transaction, or try again with a"
             " longer --lock-timeout"
         ) from error
-    if isinstance(error, SQLAlchemyOperationalError) and not names_holder:
+    if isinstance(error, SQLAlchemyOperationalError):
         raise DatabaseUnavailableError(
             f"can't reach the database: {str(error.orig).strip()}"
         ) from error

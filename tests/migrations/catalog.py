@@ -36,9 +36,7 @@ _QUERIES = {
     """,
     "constraints": f"""
         SELECT n.nspname, c.conname, c.conrelid::regclass::text,
-               -- The time from which the limits apply differs each time.
-               regexp_replace(pg_get_constraintdef(c.oid),
-                              'created_at < ''[^'']*''', 'created_at < then')
+               pg_get_constraintdef(c.oid)
           FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
          WHERE {_SCHEMAS} AND c.conname NOT LIKE 'alembic%%'
     """,

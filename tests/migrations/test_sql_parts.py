@@ -111,17 +111,18 @@ def test_sql_for_another_version_changes_nothing(
     empty_database_url: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    script = printed(part, capsys, "--from", "0003")
+    script = printed(part, capsys, "--from", "0007")
     if part == "administrator":
         assert "print the SQL without --from" in psql(empty_database_url, script).stderr
         assert is_empty(snapshot(empty_database_url))
     migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
+    execute(empty_database_url, "UPDATE outbox.alembic_version SET version_num = '6'")
     before = snapshot(empty_database_url)
 
     refused = psql(empty_database_url, script).stderr
 
-    assert "updates version 0003, but the schema has version 0007" in refused
-    assert "print it with --from 0007" in refused
+    assert "updates version 0007, but the schema has version 6" in refused
+    assert "print it with --from 6" in refused
     assert snapshot(empty_database_url) == before
     unmigrate(empty_database_url, role_prefix=PREFIX)
 
@@ -174,9 +175,7 @@ def test_invalid_options_of_the_printed_sql_are_refused(
         migration_sql(part="dba")
     with pytest.raises(ConfigError, match="runs the whole removal"):
         migration_sql(part="owner", remove=True)
-    with pytest.raises(
-        ConfigError, match="one of 0001, 0002, 0003, 0004, 0005, 0006, 0007"
-    ):
+    with pytest.raises(ConfigError, match=r"outbox.alembic_version, one of 0007"):
         migration_sql(from_version="3")
     with pytest.raises(ConfigError, match="a removal doesn't need it"):
         migration_sql(from_version="0003", remove=True)

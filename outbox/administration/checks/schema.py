@@ -3,13 +3,10 @@
 import re
 from collections.abc import Iterator
 from importlib.resources import files
-from typing import Final
 
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
-
-_WITH_PROMISES: Final = "0006"
 
 
 def check_schema(
@@ -32,7 +29,7 @@ def check_schema(
             remedy="pip install --upgrade pillarbox",
         )
 
-    if found is not None and found >= _WITH_PROMISES:
+    if found is not None:
         yield from _check_promises(connection, here)
 
 
