@@ -87,7 +87,7 @@ def check_cron(
     plan = _look(connection, _PLAN, here.role("detacher"))
     yield from _judge(plan, here.migrate)
     # The plan runs every hour, five minutes before the upkeep.
-    is_due = ran.is_late or (upkeep.job is not None and upkeep.job.has_run)
+    is_due = not ran.is_new or (upkeep.job is not None and upkeep.job.has_run)
     if plan.job is not None and plan.job.active and not plan.job.has_run and is_due:
         yield _found(
             Severity.WARNING,

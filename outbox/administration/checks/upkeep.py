@@ -55,6 +55,7 @@ class Upkeep:
         next_at: when pg_cron starts it next, if that is known.
         late_at: when it becomes late, unless it succeeds before.
         is_late: whether it is late.
+        is_new: whether the tables are new.
     """
 
     succeeded_at: datetime | None
@@ -65,6 +66,7 @@ class Upkeep:
     next_at: datetime | None
     late_at: datetime | None
     is_late: bool
+    is_new: bool
 
     @property
     def is_fresh(self) -> bool:
@@ -88,8 +90,13 @@ def read_upkeep(connection: AdministrationConnection) -> Upkeep:
         age=None if last is None else now - last,
         next_at=_next_run(now) if find_cron(connection).is_here else None,
         late_at=None if last is None else last + MAX_SILENCE,
-        is_late=last is None or abs(now - last) > MAX_SILENCE,
+        is_late=not _is_recent(last, now),
+        is_new=_is_recent(awaited_at, now),
     )
+
+
+def _is_recent(moment: datetime | None, now: datetime) -> bool:
+    return moment is not None and abs(now - moment) <= MAX_SILENCE
 
 
 def _next_run(now: datetime) -> datetime:
