@@ -224,8 +224,8 @@ class HandlerRetrier:
             return None
         if letter.origin != self.origin:
             raise ConfigError(
-                f"dead letter {letter.id}: was given up by {letter.origin}, and this "
-                f"is {self.origin}; retry it by its own consumer"
+                f"dead letter {letter.id}: was dead-lettered by {letter.origin}, but "
+                f"this is {self.origin}; retry it by its own consumer"
             )
         return letter
 

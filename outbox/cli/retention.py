@@ -73,8 +73,8 @@ def retention(
         timedelta | None,
         duration_option(
             "--minimum",
-            help="How late a message can still reach its consumer, by your delays and "
-            "retries; a shorter retention is refused.",
+            help="How late a message can still reach its consumer, given your delays "
+            "and retries; a shorter retention is refused.",
         ),
     ] = None,
     database: Database = None,
