@@ -34,6 +34,7 @@ from tests.fixtures.consumers import (
 )
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.jobs import LEASE
+from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
@@ -103,6 +104,37 @@ async def test_after_a_takeover_the_late_process_commits_nothing(
     assert effects(url) == ["taken over"]
     assert len(of_late.of(HandlerDatabaseLost)) == 1
     assert of_late.of(HandlerFailed) == []
+
+
+async def test_a_session_terminated_while_its_connection_is_open_is_a_lost_one(
+    url: str, proxy: MakeProxy
+) -> None:
+    server, through = proxy(url)
+    async with async_sessions_of(through, "asyncpg") as made:
+        consumer = consumer_of(made, Message("orders", b"1"))
+        starts = 0
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            nonlocal starts
+            starts += 1
+            await session.execute(EFFECT, {"what": f"start {starts}"})
+            if starts == 1:
+                server.hold_close()
+                await asyncio.to_thread(
+                    wait_for, "it is ended", lambda: execute(url, IDLE) == [(0,)]
+                )
+                try:
+                    await session.execute(EFFECT, {"what": "later"})
+                finally:
+                    server.forward_close()
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+
+    assert effects(url) == ["start 2"]
+    assert len(events.of(HandlerDatabaseLost)) == 1
+    assert events.of(HandlerFailed) == []
 
 
 async def test_a_statement_can_take_longer_than_the_idle_limit(
