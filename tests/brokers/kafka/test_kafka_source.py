@@ -340,8 +340,9 @@ async def test_a_topic_that_is_created_again_is_read_within_seconds(
     real_node.create_topic(topic, partitions=1)
     never = "allow.auto.create.topics=false"
     async with source(real_node, topic, never) as consumer:
-        await publish(real_node, *numbered(topic, 1))
-        for delivery in await receive(consumer, 1):
+        # More records than each new partition gets: see the page on Kafka.
+        await publish(real_node, *numbered(topic, 100))
+        for delivery in await receive(consumer, 100):
             await delivery.ack()
         real_node.create_topic(topic, partitions=4)
         await publish(real_node, *numbered(topic, 100, keys=100))
