@@ -67,7 +67,7 @@ def test_relays_survive_a_restart_of_postgresql(
         wait_for("it arrives", lambda: slow_sink.count() == writer.added)
         latencies.append(slow_sink.arrivals()[-1].at - added_at)
         inspection.wait_for_sleepers()
-    assert max(latencies) < POLL_INTERVAL / 20, "the doorbell did not ring"
+    assert max(latencies) < POLL_INTERVAL / 2, "the doorbell did not ring"
     slowest = f"{max(latencies) * 1000:.1f} ms"
     figures(f"slowest of 10 after a restart while idle ({mode})", slowest)
     assert slow_sink.numbers() == writer.numbers()
