@@ -26,8 +26,8 @@ WITH trusted AS (
         -- Others may have tables beside pg_partman's.
         OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_partman'
                     WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e')
-), owners AS MATERIALIZED (
-    SELECT o.classid, o.objid, o.refobjid FROM pg_shdepend o
+), theirs AS MATERIALIZED (
+    SELECT o.classid, o.objid, o.refobjid, s.name FROM pg_shdepend o JOIN strangers s ON s.oid = o.refobjid
      WHERE o.objsubid = 0 AND o.deptype = 'o'
        AND o.dbid = (SELECT b.oid FROM pg_database b WHERE b.datname = current_database())
 ), objects AS (
@@ -41,12 +41,12 @@ WITH trusted AS (
     SELECT d.classid, d.objid, o.refobjid
       FROM pg_depend d
       JOIN schemas n ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
-      JOIN owners o ON o.classid = d.classid AND o.objid = d.objid
+      JOIN theirs o ON o.classid = d.classid AND o.objid = d.objid
      WHERE d.classid <> 'pg_class'::regclass AND o.refobjid <> n.nspowner
 ), ours AS (
     SELECT c.oid, c.relkind FROM tables c
      WHERE (c.relkind IN ('r', 'p') OR c.relname = 'alembic_version') AND c.relowner NOT IN (SELECT s.oid FROM strangers s)
-), code AS (
+), code AS MATERIALIZED (
     -- Tables with their columns' types, and what runs with them: triggers, rules, defaults, conditions, indexes, policies.
     SELECT 'pg_class'::regclass AS class, c.oid FROM ours c WHERE c.relkind IN ('r', 'p')
      UNION
@@ -74,10 +74,10 @@ SELECT format('%s may create triggers on %s tables, such as %s', s.name, count(*
  WHERE a.privilege_type = 'TRIGGER' AND a.grantee <> c.relowner
  GROUP BY c.nspname, s.name
  UNION ALL
-SELECT format('the %s %s uses the %s %s of %s', i.type, i.identity, f.type, f.identity, s.name),
+SELECT format('the %s %s uses the %s %s of %s', i.type, i.identity, f.type, f.identity, o.name),
        format('drop the %s %s', i.type, i.identity), c.class = 'pg_rewrite'::regclass
-  FROM code c JOIN pg_depend d ON d.classid = c.class AND d.objid = c.oid AND d.deptype = 'n'
-  JOIN owners o ON o.classid = d.refclassid AND o.objid = d.refobjid JOIN strangers s ON s.oid = o.refobjid
+  FROM theirs o JOIN pg_depend d ON d.refclassid = o.classid AND d.refobjid = o.objid AND d.deptype = 'n'
+  JOIN code c ON c.class = d.classid AND c.oid = d.objid
  CROSS JOIN LATERAL pg_identify_object(c.class, c.oid, d.objsubid) AS i
  CROSS JOIN LATERAL pg_identify_object(d.refclassid, d.refobjid, 0) AS f
  UNION ALL
