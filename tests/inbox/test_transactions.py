@@ -77,6 +77,7 @@ from tests.fixtures.endings import (
 from tests.fixtures.http import SECRET
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
+from tests.fixtures.variants import with_variants
 from tests.fixtures.webhook import served, status_of
 
 Do = Callable[[Session], object]
@@ -481,9 +482,10 @@ OWN_RECEIPTS: Final[dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("entry", ["consumer", "webhook"])
-@pytest.mark.parametrize("own", OWN_RECEIPTS)
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("driver", "own", "entry"),
+    with_variants(DRIVERS, OWN_RECEIPTS, ["consumer", "webhook"]),
+)
 async def test_a_committed_receipt_is_found_by_the_handlers_own_name_and_key(
     driver: str, own: str, entry: str, url: str
 ) -> None:
@@ -734,10 +736,15 @@ async def test_a_second_connection_in_autocommit_mode_is_refused(
     assert (effects(url), receipts(url)) == ([], 0)
 
 
-@pytest.mark.parametrize("then", ["return", "transaction", "finish"])
-@pytest.mark.parametrize("ending", [["COMMIT"], ["COMMIT", "BEGIN"]], ids=str)
-@pytest.mark.parametrize("max_idle", [timedelta(seconds=60), None], ids=str)
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("driver", "then", "ending", "max_idle"),
+    with_variants(
+        DRIVERS,
+        ["return", "transaction", "finish"],
+        [["COMMIT"], ["COMMIT", "BEGIN"]],
+        [timedelta(seconds=60), None],
+    ),
+)
 async def test_a_long_handler_cannot_hide_that_a_transaction_was_ended(
     driver: str, max_idle: timedelta | None, ending: list[str], then: str, url: str
 ) -> None:

@@ -23,14 +23,14 @@ def test_a_task_delivered_twice_runs_once(
     )
     first, second = str(uuid7()), str(uuid7())
 
-    for id, order_id in ((first, 1), (first, 1), (second, 2), (first, 1)):
-        call = f"from {APP} import bill; bill.delay({id!r}, {order_id})"
-        subprocess.run(
-            [*command_line("python")[:1], "-c", call],
-            check=True,
-            cwd=ROOT,
-            env={"PATH": "", **environment},
-        )
+    tasks = ((first, 1), (first, 1), (second, 2), (first, 1))
+    call = f"from {APP} import bill\nfor task in {tasks!r}: bill.delay(*task)"
+    subprocess.run(
+        [*command_line("python")[:1], "-c", call],
+        check=True,
+        cwd=ROOT,
+        env={"PATH": "", **environment},
+    )
     worker.wait_for_log("succeeded in", times=4)
 
     assert invoices() == [1, 2]
