@@ -32,7 +32,7 @@ def test_every_message_takes_effect_once_when_consumers_are_killed(
     full: bool,
     figures: Figures,
 ) -> None:
-    kills, count = (30, 667) if full else (4, 375)
+    kills, count = (30, 667) if full else (2, 375)
     handling = [counters.start(broker.url) for _ in range(2)]
     relays.start(broker.url)
     for _ in range(kills):

@@ -30,7 +30,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def count(full: bool) -> int:
-    return 3_000 if full else 1_000
+    return 3_000 if full else 500
 
 
 def messages_with_poison(count: int) -> Sequence[Message]:
