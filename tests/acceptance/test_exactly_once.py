@@ -43,7 +43,7 @@ def test_every_message_is_handled_once_when_relays_and_consumers_are_killed(
     full: bool,
     figures: Figures,
 ) -> None:
-    kills, messages = (30, 50_000) if full else (4, 2_000)
+    kills, messages = (30, 20_000) if full else (4, 2_000)
     publishing = [relays.start(inspection.url, *OPTIONS) for _ in range(2)]
     handling = [counters.start() for _ in range(2)]
     for kill in range(kills):

@@ -47,7 +47,7 @@ def test_each_message_takes_effect_once_when_both_sides_are_killed(
     inspection: Inspection,
     full: bool,
 ) -> None:
-    writer.add(6_000 if full else 800)
+    writer.add(2_000 if full else 800)
     broker = f"{hook.url}?secret_env={SECRET_ENV}&allow_private=true"
     relay = relays.start(broker, *OPTIONS)
     for part in range(1, 5):
