@@ -11,11 +11,11 @@ import pytest
 from inbox import MessageTooOldError, record_receipt
 from inbox.receipt import ForeignId, record_receipts
 from outbox import uuid7
+from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.consumers import id_of, sessions_of
 from tests.fixtures.marks import count_holding
-from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import running as relay_running
 from tests.fixtures.server_clock import ServerClock, server_with_clock
@@ -42,7 +42,7 @@ def url(running: tuple[PostgresServer, ServerClock]) -> Iterator[str]:
     name = f"clock_{uuid7().hex}"
     server.create_database(name)
     url = server.database_url(name)
-    migrate_for_a_week(url)
+    migrate(url, with_cron=False)
     assert main(["maintain", "--database", url]) == 0
     yield url
     clock.jump(0)
@@ -217,7 +217,7 @@ async def test_a_relay_stopped_for_longer_than_the_retention_publishes_all(
     name = f"clock_{uuid7().hex}"
     server.create_database(name)
     old = server.database_url(name)
-    migrate_for_a_week(old)
+    migrate(old, with_cron=False)
     execute(old, ADD)
     clock.jump(-10)
     assert main(["maintain", "--accept-clock", "--database", old]) == 0
@@ -239,8 +239,8 @@ async def test_a_relay_stopped_for_longer_than_the_retention_publishes_all(
 
 
 def test_the_longest_pause_can_be_set(url: str, clock: ServerClock) -> None:
-    execute(url, "UPDATE outbox.upkeep SET longest_pause = '10 days'")
-    clock.jump(5)
+    execute(url, "UPDATE outbox.upkeep SET longest_pause = '100 days'")
+    clock.jump(90)
 
     maintain(url)
 
