@@ -196,8 +196,8 @@ def make_days(session: Session) -> list[Any]:
 def connection_broke(error: BaseException) -> bool:
     """Return whether an error means that the connection was lost or terminated."""
     if not isinstance(error, DBAPIError):
-        # asyncpg raises it for a statement after the server's last words, before it
-        # notices the close. SQLAlchemy 2.0 doesn't wrap it.
+        # asyncpg raises it for a statement that is executed after the server's FATAL
+        # and before the connection is closed. SQLAlchemy 2.0 doesn't wrap it.
         return type(error).__name__ == "InternalClientError"
     state = sqlstate_of(error) or ""
     return (
