@@ -69,7 +69,7 @@ def test_concurrent_duplicates_are_handled_once(
     relays: Relays, counters: Counters, writer: Writer, inspection: Inspection
 ) -> None:
     relays.start(inspection.url)
-    writer.add(400)
+    writer.add(1_000)
     inspection.wait_until_settled()
     inspection.run(HOLD_BACK)
     both = [counters.start() for _ in range(2)]
