@@ -4,15 +4,19 @@ from collections.abc import Iterator
 from typing import Final
 from uuid import uuid4
 
+import psycopg
 import pytest
 
+from outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
 from outbox.administration.migrate import migrate, migration_sql, unmigrate
+from outbox.administration.names import Names
 from outbox.cli.main import main
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
 from tests.migrations.test_hostile_path import is_superuser, psql
+from tests.plans.conftest import Explained
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 
@@ -289,3 +293,21 @@ def test_a_first_migration_refuses_roles_that_others_control(
         unmigrate(empty_database_url, role_prefix="theirs")
     finally:
         execute(server.url, "DROP ROLE IF EXISTS theirs_owner")
+
+
+def test_the_list_is_computed_once_even_if_the_catalogs_have_no_statistics(
+    database_url: str,
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SET allow_system_table_mods = on")
+        connection.execute("DELETE FROM pg_statistic")
+        query = f"EXPLAIN (ANALYZE, FORMAT JSON) {Names().fill(LIST_FOREIGN_OBJECTS)}"
+        row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    loops = {
+        node["Actual Loops"]
+        for node in Explained(row[0][0]["Plan"], {}).nodes
+        if node["Node Type"] == "Aggregate"
+    }
+    assert loops <= {0, 1}
+    assert loops

@@ -109,10 +109,10 @@ def remove_a_day_ahead(url: str, table: str) -> Callable[[], bool]:
 
 
 def each_obstacle() -> Iterator[Any]:
-    """Yield a combination for each obstacle; both runs take the same steps.
+    """Yield each obstacle with each run.
 
-    So with the job, all but the first, of a drop, and the last, of a detach, are
-    variants.
+    Both runs take the same steps. So with the job, only the first obstacle, which
+    stops a drop, and the last one, which stops a detach, aren't variants.
     """
     for name, obstacle in OBSTACLES.items():
         for how, run in RUNS.items():

@@ -35,7 +35,7 @@ UNMARKED = (
     "SELECT count(*) FROM {} AS m WHERE NOT EXISTS (SELECT FROM outbox.settlement s"
     " WHERE m.id = ANY (s.ids))"
 )
-# Every statement is a kill: those for other tables would triple their number.
+# There is a kill after each statement; other tables would triple their number.
 LEAVE_TO_OTHERS = (
     "DELETE FROM outbox.partition_policy"
     " WHERE 'outbox.message' NOT IN (parent_table, coalesce(follows, ''))"
