@@ -52,7 +52,7 @@ _MIN_LIMIT: Final = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Obstruction:
-    """Sessions that are in the way of a lease.
+    """Sessions that keep lanes from this process.
 
     Attributes:
         foreign: sessions that are not members and hold a lane or keep members out.
