@@ -33,10 +33,10 @@ IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http
 
 # What these goals need from apt, as parts of docker/debian-packages.
 needs := venv
-ifneq ($(filter demo test clock fault bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test examples bare clock fault bench wheel setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
-ifneq ($(filter test clock fault bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter test bare clock fault bench wheel setup,$(MAKECMDGOALS)),)
 needs += redis rabbitmq nats pgbouncer prometheus chromium faketime
 else
 # make demo ARGS='--broker nats'
@@ -63,7 +63,7 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test clock fault bench wheel images containers matrix check format reference screenshots lock setup clean packages jars
+.PHONY: help demo test examples bare clock fault bench wheel images containers matrix check format reference screenshots lock setup clean packages jars
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,12 @@ demo: packages $(READY) ## Run the example shop, with killed processes and a fai
 
 test: packages $(READY) ## Run the tests (ARGS="-k lane")
 	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
+
+examples: packages $(READY) ## Run the tests of the tutorial's shop, as its own project
+	@cd examples/orders && PILLARBOX_TEST_DATABASE_URL='$(DATABASE_URL)' $(CURDIR)/$(BIN)/pytest -q $(ARGS)
+
+bare: packages $(READY) ## Run tests of the upkeep on servers without pg_partman
+	@PILLARBOX_TEST_WITHOUT_PARTMAN=1 $(BIN)/pytest -n $(WORKERS) $(or $(ARGS),tests/outbox/administration)
 
 clock: packages $(READY) ## Run the database's tests at other hours and on odd days (ARGS=--once)
 	@$(BIN)/python -m tests.clock --workers $(WORKERS) $(ARGS)

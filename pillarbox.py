@@ -1,26 +1,149 @@
-"""The console script `pillarbox`: checks what it is about to import, and imports it.
+"""The transactional outbox and inbox: what applications import.
 
-It depends on no package of ours, so that it can be imported even if a package of the
-application, earlier on Python's path, hides one of ours.
+    from pillarbox import Consumer, Message, Relay, add, guard, idempotent
+
+Each name is imported from its module when it is first used, so `add` doesn't load the
+consumer. The packages `outbox`, `inbox` and `relay` hold everything else, such as the
+contracts of adapters and `inbox.events`.
+
+Raises:
+    ImportError: a package of the application hides one of those. All three must be
+        pillarbox's own.
 """
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-_PACKAGES = ("outbox", "relay", "inbox")
-_FAILED = 2
+if TYPE_CHECKING:
+    from inbox.consumer import Consumer
+    from inbox.errors import (
+        DeadLetter,
+        HandlerTransactionError,
+        RetryLater,
+    )
+    from inbox.guard import guard
+    from inbox.idempotent import idempotent, message_id
+    from inbox.jobs.job import AsyncJob, Job
+    from inbox.receipt import record_receipt
+    from inbox.source import Delivery, Source
+    from outbox.errors import (
+        BrokerUnavailableError,
+        ConfigError,
+        DatabaseUnavailableError,
+        InvalidMessageError,
+        OutboxError,
+    )
+    from outbox.events import Event
+    from outbox.message import Message
+    from outbox.message_id import uuid7
+    from outbox.payload.jsonable import jsonable
+    from outbox.payload.payload_codec import PayloadCodec
+    from outbox.payload.schema_registry import REGISTRY, SchemaRegistry, event
+    from outbox.retry import RetryPolicy
+    from outbox.unsent import UnsentMessagesWarning
+    from outbox.writer import add, insert_statement
+    from relay.config import RelayConfig
+    from relay.publisher import Acked, Nacked, Publisher
+    from relay.relay import Relay
+
+__all__ = [
+    "REGISTRY",
+    "Acked",
+    "AsyncJob",
+    "BrokerUnavailableError",
+    "ConfigError",
+    "Consumer",
+    "DatabaseUnavailableError",
+    "DeadLetter",
+    "Delivery",
+    "Event",
+    "HandlerTransactionError",
+    "InvalidMessageError",
+    "Job",
+    "Message",
+    "Nacked",
+    "OutboxError",
+    "PayloadCodec",
+    "Publisher",
+    "Relay",
+    "RelayConfig",
+    "RetryLater",
+    "RetryPolicy",
+    "SchemaRegistry",
+    "Source",
+    "UnsentMessagesWarning",
+    "add",
+    "event",
+    "guard",
+    "idempotent",
+    "insert_statement",
+    "jsonable",
+    "message_id",
+    "record_receipt",
+    "uuid7",
+]
+
+_MODULES: Final = {
+    "REGISTRY": "outbox.payload.schema_registry",
+    "Acked": "relay.publisher",
+    "AsyncJob": "inbox.jobs.job",
+    "BrokerUnavailableError": "outbox.errors",
+    "ConfigError": "outbox.errors",
+    "Consumer": "inbox.consumer",
+    "DatabaseUnavailableError": "outbox.errors",
+    "DeadLetter": "inbox.errors",
+    "Delivery": "inbox.source",
+    "Event": "outbox.events",
+    "HandlerTransactionError": "inbox.errors",
+    "InvalidMessageError": "outbox.errors",
+    "Job": "inbox.jobs.job",
+    "Message": "outbox.message",
+    "Nacked": "relay.publisher",
+    "OutboxError": "outbox.errors",
+    "PayloadCodec": "outbox.payload.payload_codec",
+    "Publisher": "relay.publisher",
+    "Relay": "relay.relay",
+    "RelayConfig": "relay.config",
+    "RetryLater": "inbox.errors",
+    "RetryPolicy": "outbox.retry",
+    "SchemaRegistry": "outbox.payload.schema_registry",
+    "Source": "inbox.source",
+    "UnsentMessagesWarning": "outbox.unsent",
+    "add": "outbox.writer",
+    "event": "outbox.payload.schema_registry",
+    "guard": "inbox.guard",
+    "idempotent": "inbox.idempotent",
+    "insert_statement": "outbox.writer",
+    "jsonable": "outbox.payload.jsonable",
+    "message_id": "inbox.idempotent",
+    "record_receipt": "inbox.receipt",
+    "uuid7": "outbox.message_id",
+}
+
+_PACKAGES: Final = ("outbox", "relay", "inbox")
+_FAILED: Final = 2
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, imported or not."""
+    return sorted({*globals(), *__all__})
 
 
 def main() -> int:
     """Run a command and return its exit status."""
-    for name, theirs, ours in _hidden():
-        sys.stderr.write(
-            f"pillarbox: the package {name!r} at {theirs} hides pillarbox's own at "
-            f"{ours}: rename it, or take {theirs.parent} from PYTHONPATH\n"
-        )
-        return _FAILED
     try:
         import typer as typer
     except ModuleNotFoundError as error:
@@ -45,6 +168,13 @@ def _hidden() -> Iterator[tuple[str, Path, Path]]:
         theirs = origin.parent if origin.name == "__init__.py" else origin
         if theirs != ours:
             yield name, theirs, ours
+
+
+for _name, _theirs, _ours in _hidden():
+    raise ImportError(
+        f"the package {_name!r} at {_theirs} hides pillarbox's own at {_ours}: rename "
+        f"it, or take {_theirs.parent} from PYTHONPATH"
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from outbox.testing.postgres import PostgresServer, postgres_server
 
 QUESTIONS = (
     "relay_to_nothing",
+    "open_writers",
     "pinned_snapshot",
     "partitions_90",
     "scale",
@@ -45,6 +46,7 @@ QUESTIONS = (
     "redis_source",
     "writer",
     "doorbell",
+    "handled",
     "web",
     "import_time",
     "memory",

@@ -88,7 +88,7 @@ async def handled(
     if way.batch is None:
         consumer.handles(TOPIC)(handle)
     else:
-        consumer.handles(TOPIC, batch=way.batch)(handle_batch)
+        consumer.handles_batch(TOPIC, max_size=way.batch)(handle_batch)
     started = time.perf_counter()
     await consumer.run()
     seconds = time.perf_counter() - started

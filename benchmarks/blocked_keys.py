@@ -20,20 +20,14 @@ SELECT outbox.uuid7(), 16 + n %% 16, CASE i WHEN 1 THEN 'head' ELSE 'behind' END
   FROM generate_series(1, %(keys)s) AS n, generate_series(1, 0, -1) AS i
  WHERE i = 1 OR n %% 10 = 0
 """
-MARK = """
-INSERT INTO outbox.settlement (created_at, lane, first_seq, last_seq, outcome, ids)
-SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), lane,
-       min(seq), max(seq), 'deferred', array_agg(id ORDER BY seq)
-  FROM outbox.message GROUP BY 1, lane, seq / 4096
-"""
-# As the relay had verified them that blocked the keys: it does so each minute.
-VERIFY = """
-INSERT INTO outbox.watermark (created_at, lane, above, up_to, messages)
-SELECT day, lane, coalesce(lag(up_to) OVER (PARTITION BY lane ORDER BY day), -1),
-       up_to, messages
-  FROM (SELECT date_trunc('day', created_at, 'UTC') AS day, lane, max(seq) AS up_to,
-               count(*) AS messages
-          FROM outbox.message GROUP BY 1, 2) AS of_day
+SETTLE = """
+INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, deferred,
+                             lane, reader, owner, snapshot)
+SELECT day, day + interval '24 hours', 1, max(seq), count(*), count(*), lane, 'main',
+       gen_random_uuid(), pg_current_snapshot()
+  FROM (SELECT date_trunc('day', created_at, 'UTC') AS day, lane, seq
+          FROM outbox.message) AS of_day
+ GROUP BY day, lane
 """
 DEFER = """
 INSERT INTO outbox.deferral
@@ -82,10 +76,9 @@ def fill(url: str, keys: int, due: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         with connection.transaction():
             connection.execute(FILL, {"keys": keys})
-            connection.execute(MARK)
-            connection.execute(VERIFY)
+            connection.execute(SETTLE)
             connection.execute(DEFER, {"due": due})
             connection.execute(BLOCK)
         connection.execute(
-            "VACUUM ANALYZE outbox.message, outbox.settlement, outbox.deferral"
+            "VACUUM ANALYZE outbox.message, outbox.position, outbox.deferral"
         )

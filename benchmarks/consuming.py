@@ -94,7 +94,7 @@ async def main(database_url: str, broker_url: str, messages: int, way: Way) -> N
     if way.batch is None:
         consumer.handles(TOPIC)(handle_nothing)
     else:
-        consumer.handles(TOPIC, batch=way.batch)(handle_no_batch)
+        consumer.handles_batch(TOPIC, max_size=way.batch)(handle_no_batch)
     started = time.perf_counter()
     await consumer.run()
     print(time.perf_counter() - started)

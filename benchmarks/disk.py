@@ -8,6 +8,7 @@ are at the end of the file, so VACUUM can't truncate it.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +19,6 @@ import psycopg
 
 from benchmarks.conditions import Conditions, show
 from benchmarks.history import Day, days_of, fill_messages, make_days
-from benchmarks.live import Row, marks_of
 from benchmarks.measure import Answer, quantity
 from benchmarks.stall import value
 from outbox.administration.upkeep import APPLICATION_NAME, maintain
@@ -41,7 +41,7 @@ MARK_PLAIN = f"""
 UPDATE {PLAIN} SET published_at = clock_timestamp() WHERE id = ANY (%(ids)s)
 """
 NO_AUTOVACUUM = "ALTER TABLE {} SET (autovacuum_enabled = off)"
-NEXT = "SELECT lane, seq, id, created_at FROM {} WHERE id > %s ORDER BY id LIMIT %s"
+NEXT = "SELECT lane, seq, id FROM {} WHERE id > %s ORDER BY id LIMIT %s"
 DELETE_NEXT = f"""
 WITH gone AS (
     DELETE FROM {PLAIN} WHERE ctid = ANY (ARRAY(
@@ -126,6 +126,7 @@ class Design:
         self._connection = connection
         self._table = table
         self._plain = table == PLAIN
+        self._numbers: Counter[int] = Counter()
 
     def taken(self, old: Day, today: Day, messages: int) -> Taken:
         """Fill, settle and remove an old day; a tenth as many rows of today stay."""
@@ -144,7 +145,7 @@ class Design:
         if self._plain:
             self._delete(today.begin)
         else:
-            maintain(self._connection, tell=lambda _: None)
+            maintain(self._connection, report=lambda _: None)
         seconds = time.perf_counter() - started
         wal = self._value(WRITTEN) - wal
         rows = self._value(COUNT.format(self._table))
@@ -170,18 +171,45 @@ class Design:
     def _settle(self, day: Day, messages: int) -> None:
         """Settle as a relay does; run VACUUM as often as the settings require."""
         table = PLAIN if self._plain else day.partition
-        mark = MARK_PLAIN if self._plain else load("relay", "mark_settled")
+        mark = MARK_PLAIN if self._plain else load("outbox.log", "store_positions")
         last = NOTHING
         until_vacuum = round(messages * VACUUM_AFTER)
         while rows := self._connection.execute(
             NEXT.format(table).encode(), (last, until_vacuum)
         ).fetchall():
             for batch in batches(rows):
-                values = marks_of(Row(*row) for row in batch)
-                self._connection.execute(mark.encode(), values, binary=True)
+                self._connection.execute(
+                    mark.encode(),
+                    {"ids": [id for *_, id in batch]}
+                    if self._plain
+                    else self._positions(day, batch),
+                )
             last = rows[-1][2]
             if self._plain:
                 self._connection.execute(f"VACUUM {table}".encode())
+
+    def _positions(self, day: Day, batch: Sequence[Any]) -> dict[str, object]:
+        """Return what a relay stores of a batch."""
+        lanes = Counter(lane for lane, *_ in batch)
+        tops = {lane: seq for lane, seq, _ in batch}
+        self._numbers.update(lanes.keys())
+        snapshot = self._value("SELECT pg_current_snapshot()::text")
+        count = len(lanes)
+        return {
+            "reader": "main",
+            "owner": NOTHING,
+            "starts": [day.begin] * count,
+            "ends": [day.end] * count,
+            "lanes": list(lanes),
+            "numbers": [self._numbers[lane] for lane in lanes],
+            "up_tos": [tops[lane] for lane in lanes],
+            "snapshots": [snapshot] * count,
+            "late_up_tos": [None] * count,
+            "late_snapshots": [None] * count,
+            "messages": list(lanes.values()),
+            "deferred": [0] * count,
+            "next_xids": [snapshot.split(":")[1]] * count,
+        }
 
     def _delete(self, before: datetime) -> None:
         last = NOTHING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from uuid import UUID
 
@@ -68,34 +68,51 @@ def rate(conditions: Conditions, *statements: str) -> Callable[[], float]:
 def latency(conditions: Conditions) -> Iterator[Answer]:
     """Measure from commit to publisher, with a relay that sleeps between messages."""
     messages = conditions.size(2_000, quick=400)
-    middles, highs = [], []
+
+    def waits() -> Sequence[float]:
+        with conditions.migrated_database() as url:
+            return milliseconds(url, messages)
+
+    yield from answers_of_waits(
+        conditions, "doorbell: commit to claim when idle", waits, {50: 5, 99: 30}
+    )
+
+
+def answers_of_waits(
+    conditions: Conditions,
+    question: str,
+    waits: Callable[[], Sequence[float]],
+    bounds: Mapping[int, float | None],
+    a_second: int = MESSAGES_A_SECOND,
+) -> Iterator[Answer]:
+    """Measure how long messages take, in milliseconds.
+
+    `waits` returns the times of one run, and `bounds` has a target, or None, for each
+    percentile asked for.
+    """
+    taken: list[Sequence[float]] = []
 
     def run() -> float:
-        with conditions.migrated_database() as url:
-            waits = sorted(milliseconds(url, messages))
-        middles.append(median(waits))
-        highs.append(quantiles(waits, n=100)[-1])
-        return middles[-1]
+        taken.append(waits())
+        return median(taken[-1])
 
-    label = "commit to claim"
     measure(
-        Variant(label=label, run=run),
+        Variant(label=question, run=run),
         runs=conditions.runs(3),
         on_run=lambda label, figure: show(label, figure, "ms (median)"),
     )
-    for name, figures, bound in (
-        ("median", middles, 5),
-        ("99th percentile", highs, 30),
-    ):
-        first = Series(label=label, figures=tuple(figures[0::2]))
-        again = Series(label=label, figures=tuple(figures[1::2]))
+    for percent, bound in bounds.items():
+        figures = [quantiles(each, n=100)[percent - 1] for each in taken]
+        first = Series(label=question, figures=tuple(figures[0::2]))
+        again = Series(label=question, figures=tuple(figures[1::2]))
+        name = "median" if percent == 50 else f"{percent}th percentile"
         yield Answer(
-            question=f"doorbell: {label} when idle, {name}",
+            question=f"{question}, {name}",
             figure=median(figures),
             unit="ms",
-            target=at_most(bound),
+            target=None if bound is None else at_most(bound),
             noise=noise(first, again),
-            detail=f"{messages:,} transactions, {MESSAGES_A_SECOND} a second",
+            detail=f"{len(taken[-1]):,} transactions, {a_second} a second",
         )
 
 
@@ -108,13 +125,15 @@ def milliseconds(database_url: str, messages: int) -> list[float]:
     return [(claimed[id] - moment) / 1_000_000 for id, moment in measured]
 
 
-def write(database_url: str, messages: int) -> dict[UUID, int]:
+def write(
+    database_url: str, messages: int, a_second: int = MESSAGES_A_SECOND
+) -> dict[UUID, int]:
     """Commit one message at a time, evenly spaced; return when each commit began."""
     committed = {}
     with psycopg.connect(database_url) as connection:
         started = time.monotonic()
         for number in range(messages):
-            due = started + number / MESSAGES_A_SECOND
+            due = started + number / a_second
             time.sleep(max(0.0, due - time.monotonic()))
             id, key = uuid7(), f"order-{number}"
             lane = lane_of(key, id, Priority.DEFAULT)

@@ -173,7 +173,7 @@ def publisher_of(url: str) -> Publisher:
     """Return the installed publisher for a broker's URL, or one that does nothing."""
     if url == NOWHERE:
         return NullPublisher()
-    publisher: Publisher = implementation("relay.publishers", url).from_url(url)
+    publisher: Publisher = implementation("relay.publishers", url)(url)
     return publisher
 
 

@@ -23,15 +23,15 @@ BEFORE = 100
 BATCH = 500
 SUBSCRIBE = "INSERT INTO inbox.subscription VALUES ('billing', 'orders')"
 FLOOD = """
-INSERT INTO inbox.delivery
-       (message_id, lane, schema_version, consumer, topic, key, tenant, content_type,
-        headers, payload)
-SELECT outbox.uuid7(), n %% 16, 1, 'billing', 'orders',
+INSERT INTO inbox.message
+       (message_id, lane, schema_version, topic, key, tenant, content_type, headers,
+        payload)
+SELECT outbox.uuid7(), n %% 16, 1, 'orders',
        concat_ws(' ', %s::text, n %% 1600), %s, 'text/plain', '{}',
        convert_to(repeat('x', 300), 'UTF8')
   FROM generate_series(1, %s) AS n
 """
-WITHOUT_INDEX = "DROP INDEX inbox.delivery_tenant_idx"
+WITHOUT_INDEX = "DROP INDEX inbox.message_tenant_idx"
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
@@ -69,7 +69,7 @@ def waiting(
             with psycopg.connect(url, autocommit=True) as connection:
                 connection.execute(SUBSCRIBE)
                 connection.execute(FLOOD, (flooder, flooder, count))
-                connection.execute("VACUUM ANALYZE inbox.delivery")
+                connection.execute("VACUUM ANALYZE inbox.message")
             return 1000 * asyncio.run(seconds_waited(url, other))
 
     return run
@@ -96,7 +96,7 @@ async def seconds_waited(url: str, tenant: str | None) -> float:
     running = asyncio.create_task(consumer.run())
     try:
         await begun.wait()
-        async with PostgresPublisher.from_url(url) as publisher:
+        async with PostgresPublisher(url) as publisher:
             started = time.perf_counter()
             await publisher.publish([awaited])
             await arrived.wait()
@@ -150,7 +150,7 @@ async def published_a_second(url: str, tenant: str | None, batches: int) -> floa
         ]
         for _ in range(batches)
     ]
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         started = time.perf_counter()
         for batch in made:
             await publisher.publish(batch)

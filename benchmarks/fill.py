@@ -8,9 +8,9 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from benchmarks.workload import TOPIC, Workload
-from outbox.json_codec import JSON
 from outbox.lane import Priority, lane_of
 from outbox.message_id import uuid7
+from outbox.payload.json_codec import JSON
 
 COPY = (
     "COPY outbox.message (id, lane, topic, key, content_type, headers, payload)"
@@ -48,8 +48,7 @@ def unpublished(database_url: str) -> int:
     with psycopg.connect(database_url) as connection:
         row = connection.execute(
             "SELECT (SELECT count(*) FROM outbox.message)"
-            " - (SELECT coalesce(sum(cardinality(ids)), 0) FROM outbox.settlement"
-            "     WHERE outcome = 'published')"
+            " - (SELECT coalesce(sum(messages - deferred), 0) FROM outbox.position)"
         ).fetchone()
     assert row is not None
     return int(row[0])

@@ -43,29 +43,18 @@ SELECT id, moment, nextval('outbox.message_seq'), 16 + number %% 16, %(topic)s,
        convert_to(rpad('{{"order_id":' || number || ',"note":"',
                        %(payload_bytes)s - 2, 'x') || '"}}', 'UTF8')
 """
-# The marks that a relay writes for batches of 500, which it then verifies.
+# The positions that a relay stores for batches of 500.
 SETTLE = """
-INSERT INTO outbox.settlement
-       (created_at, settled_at, lane, first_seq, last_seq, outcome, ids)
-SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), max(created_at),
-       lane, min(seq), max(seq), 'published', array_agg(id ORDER BY seq)
+INSERT INTO outbox.position (created_at, ends_at, settled_at, number, up_to, messages,
+                             lane, reader, owner, snapshot)
+SELECT %(begin)s, %(end)s, max(created_at), max(seq), max(seq), count(*), lane, 'main',
+       gen_random_uuid(), pg_current_snapshot()
   FROM outbox.message
  WHERE created_at >= %(begin)s AND created_at < %(end)s AND seq > %(last)s
- GROUP BY 1, lane, seq / 4096, (seq - %(last)s) / 500
+ GROUP BY lane, (seq - %(last)s) / 500
 """
-VERIFY = """
-INSERT INTO outbox.watermark (created_at, lane, above, up_to, messages)
-SELECT %(begin)s, lane, max(progress.verified_up_to), max(message.seq), count(*)
-  FROM outbox.message AS message
-  JOIN outbox.lane_progress() AS progress USING (lane)
- WHERE created_at >= %(begin)s AND created_at < %(end)s AND seq > %(last)s
- GROUP BY lane
-"""
-WRITTEN_OF_DAY = """
-SELECT string_agg(day.partition::text, ', ')
-  FROM unnest(ARRAY['outbox.settlement', 'outbox.watermark']) AS parent,
-       outbox.partitions(parent) AS day
- WHERE day.starts_at = %s
+POSITIONS_OF_DAY = """
+SELECT partition::text FROM outbox.partitions('outbox.position') WHERE starts_at = %s
 """
 LAST_SEQ = "SELECT last_value - (NOT is_called)::int FROM outbox.message_seq"
 RECEIPTS = """
@@ -112,18 +101,17 @@ def fill_messages(
     """Add messages of a day to its partition, or to another table like it.
 
     Args:
-        settled: whether the messages have marks; those of another table have none.
+        settled: whether they are published; those of another table are not.
     """
     last = connection.execute(LAST_SEQ).fetchone()
     assert last is not None
     values: dict[str, object] = {"topic": TOPIC, "payload_bytes": payload_bytes}
     _fill(connection, MESSAGES, table or day.partition, day, rows, values)
     if settled and table is None:
-        for statement in (SETTLE, VERIFY):
-            connection.execute(
-                statement, {"begin": day.begin, "end": day.end, "last": last[0]}
-            )
-        written = connection.execute(WRITTEN_OF_DAY, (day.begin,)).fetchone()
+        connection.execute(
+            SETTLE, {"begin": day.begin, "end": day.end, "last": last[0]}
+        )
+        written = connection.execute(POSITIONS_OF_DAY, (day.begin,)).fetchone()
         assert written is not None
         connection.execute(f"VACUUM (ANALYZE) {written[0]}".encode())
 

@@ -1,4 +1,4 @@
-"""The time of `import outbox`, compared with what applications import anyway."""
+"""The time of importing `add`, compared with what applications import anyway."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OTHERS = ("sqlalchemy", "sqlalchemy.orm, sqlalchemy.dialects.postgresql")
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     found = measure(
-        Variant(label="outbox", run=milliseconds("outbox")),
+        Variant(label="pillarbox", run=milliseconds("pillarbox, outbox.writer")),
         *(Variant(label=name, run=milliseconds(name)) for name in OTHERS),
         runs=conditions.runs(15),
         on_run=lambda label, figure: show(label, figure, "ms"),
     )
     for name in OTHERS:
         yield Answer(
-            question=f"import outbox: against import {name}",
+            question=f"import add: against import {name}",
             figure=found.ratio(name),
             target=at_most(BOUND),
             noise=found.noise,

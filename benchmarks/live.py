@@ -1,47 +1,41 @@
-"""Recent messages, claimed and settled repeatedly by the relay's own statements.
+"""Recent messages, claimed and settled repeatedly by the relay's own steps.
 
 No relay runs, because its own work would mask any additional work of the server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
-from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 from uuid import UUID
 
 import psycopg
 
 from outbox.lane import Priority, lanes_of
-from outbox.limits import (
-    MAX_CONTENT_TYPE_BYTES,
-    MAX_HEADERS_BYTES,
-    MAX_INDEXED_BYTES,
-    MAX_TENANT_BYTES,
-)
-from outbox.postgres.connection import conninfo
-from outbox.postgres.sql_files import load
-from relay.claim import bin_of
+from outbox.postgres.connection import connect, conninfo
+from outbox.postgres.lease import Lease
+from relay.claim import claim_batch
 from relay.config import RelayConfig
-from relay.lanes.lane import SKEW
+from relay.lanes.board import LaneBoard
+from relay.lanes.lane import Lane
+from relay.publisher import Acked
 from relay.relay import WORKER_SETTINGS
+from relay.settle import Settlement, complete, decide, settle_batch
 
-LIMITS = RelayConfig()
+CONFIG = RelayConfig()
 LANES = tuple(lanes_of(Priority.DEFAULT))
-SWEEPS = 10
-UP_TO = 4096
+TAKEOVERS = 10
+CLAIMS = 200
 UPKEEPS = 3
-UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
+UPKEEP = "CALL outbox.maintain()"
 REMOVE = """
 WITH gone AS (
-    DELETE FROM outbox.message WHERE topic = 'live' AND created_at >= %(since)s
-    RETURNING id
+    DELETE FROM outbox.message
+     WHERE topic = 'live' AND created_at >= now() - interval '1 hour'
 )
-DELETE FROM outbox.settlement
- WHERE created_at >= date_bin('15 minutes', %(since)s, '2000-01-01 00:00:00+00')
-   AND ids && ARRAY(SELECT id FROM gone)
+DELETE FROM outbox.position WHERE owner = ANY (%s)
 """
 ADD = """
 INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
@@ -50,49 +44,12 @@ SELECT id, outbox.lane_of(key, id), 'live', key, 'text/plain',
   FROM (SELECT outbox.uuid7() AS id, 'order-' || number %% 1000 AS key
           FROM generate_series(1, %s) AS number) AS row
 """
-FLOOR = """
-SELECT min(seq) - 1 FROM outbox.message WHERE topic = 'live' AND created_at >= %s
-"""
 TODAY = """
 SELECT string_agg(today.partition::text, ', ')
-  FROM unnest(ARRAY['outbox.message', 'outbox.settlement']) AS parent,
+  FROM unnest(ARRAY['outbox.message', 'outbox.position']) AS parent,
        outbox.partitions(parent) AS today
  WHERE today.starts_at <= now() AND now() < today.ends_at
 """
-
-
-class Row(NamedTuple):
-    """The position of a message."""
-
-    lane: int
-    seq: int
-    id: UUID
-    created_at: datetime
-
-
-def marks_of(rows: Iterable[Row]) -> dict[str, list[Any]]:
-    """Return the parameters of `mark_settled.sql`, grouped as a relay groups them."""
-
-    def group_of(row: Row) -> tuple[int, datetime, int]:
-        return row.lane, bin_of(row.created_at), row.seq // 4096
-
-    groups = [
-        (lane, bin, list(members))
-        for (lane, bin, _), members in groupby(
-            sorted(rows, key=lambda row: (group_of(row), row.seq)), key=group_of
-        )
-    ]
-    ends = list(accumulate(len(members) for _, _, members in groups))
-    return {
-        "ids": [row.id for _, _, members in groups for row in members],
-        "bins": [bin for _, bin, _ in groups],
-        "lanes": [lane for lane, _, _ in groups],
-        "first_seqs": [members[0].seq for _, _, members in groups],
-        "last_seqs": [members[-1].seq for _, _, members in groups],
-        "outcomes": ["published"] * len(groups),
-        "starts": [1, *(end + 1 for end in ends[:-1])],
-        "ends": ends,
-    }
 
 
 class LiveBatch:
@@ -100,96 +57,123 @@ class LiveBatch:
 
     def __init__(self, url: str, messages: int) -> None:
         self._messages = messages
-        self._connection = psycopg.connect(conninfo(url), autocommit=True)
-        for name, setting in WORKER_SETTINGS.items():
-            self._connection.execute(
-                "SELECT set_config(%s, %s, false)", (name, setting)
-            )
+        self._runner = asyncio.Runner()
+        self._session = psycopg.connect(conninfo(url), autocommit=True)
+        self._connection = self._runner.run(
+            connect(url, application_name="benchmark", settings=WORKER_SETTINGS)
+        )
+        self._lease = Lease(
+            url,
+            lock_class=0,
+            groups=[],
+            limit=CONFIG.lease,
+            application_name="benchmark",
+        )
+        self._owners: list[UUID] = []
         self._add_again()
 
     def close(self) -> None:
-        """End the session."""
-        self._connection.close()
+        """End the sessions."""
+        self._runner.run(self._connection.close())
+        self._runner.close()
+        self._session.close()
 
     def claim(self) -> float:
         """Claim all messages, a full batch at a time, as one relay with all lanes."""
-        started = time.perf_counter()
-        claims = sum(1 for _ in self._claims())
-        return (time.perf_counter() - started) * 1_000 / claims
+
+        async def claim() -> tuple[float, int]:
+            # The first one takes the lanes over.
+            _, *claims = [seconds async for seconds, _ in self._claims()]
+            return sum(claims), len(claims)
+
+        seconds, claims = self._runner.run(claim())
+        return seconds * 1_000 / claims
+
+    def claim_nothing(self) -> float:
+        """Claim when nothing is ready; the takeover comes before."""
+
+        async def claim() -> float:
+            board, lanes = self._board()
+            await claim_batch(self._connection, board, lanes, CONFIG)
+            started = time.perf_counter()
+            for _ in range(CLAIMS):
+                batch = await claim_batch(self._connection, board, lanes, CONFIG)
+                assert not batch.rows
+            return time.perf_counter() - started
+
+        return self._runner.run(claim()) * 1_000 / CLAIMS
 
     def take_over(self) -> float:
-        """Read the watermarks, and find the first unmarked messages above them."""
-        lanes = {"lanes": list(LANES)}
+        """Read the positions, and find the first messages that they don't cover."""
+
+        async def take_over() -> None:
+            board, lanes = self._board()
+            clock = await board.reader.read_clock(self._connection)
+            async with self._connection.transaction():
+                await self._connection.execute(
+                    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+                )
+                await board.reader.refresh(self._connection, lanes, clock)
+
         started = time.perf_counter()
-        for _ in range(SWEEPS):
-            found = self._connection.execute(
-                load("relay", "read_watermarks"), {**lanes, "drawn": 2**62}
-            ).fetchall()
-            aboves: dict[int, int] = dict(found)
-            self._connection.execute(
-                load("relay", "find_unmarked"),
-                {
-                    **lanes,
-                    "aboves": [aboves[lane] for lane in LANES],
-                    "up_tos": [aboves[lane] + UP_TO for lane in LANES],
-                },
-            )
-        return (time.perf_counter() - started) * 1_000 / SWEEPS
+        for _ in range(TAKEOVERS):
+            self._runner.run(take_over())
+        return (time.perf_counter() - started) * 1_000 / TAKEOVERS
 
     def upkeep(self) -> float:
         """Run pg_cron's job in an hour with nothing to create or drop."""
         started = time.perf_counter()
         for _ in range(UPKEEPS):
-            self._connection.execute(UPKEEP)
+            self._session.execute(UPKEEP)
         return (time.perf_counter() - started) * 1_000 / UPKEEPS
 
     def settle(self) -> float:
         """Settle all messages, batch by batch, and replace them with new ones."""
-        batches = [marks_of(Row(*row[:4]) for row in rows) for rows in self._claims()]
-        started = time.perf_counter()
-        for batch in batches:
-            self._connection.execute(load("relay", "mark_settled"), batch, binary=True)
-        taken = time.perf_counter() - started
-        settled = sum(len(batch["ids"]) for batch in batches)
-        assert settled == self._messages, f"{settled} of {self._messages} settled"
-        self._add_again()
-        return taken * 1_000 / len(batches)
 
-    def _claims(self) -> Iterator[Sequence[Any]]:
-        floors = dict.fromkeys(LANES, self._floor)
-        cursor = self._connection.cursor(binary=True)
+        async def settle() -> tuple[float, int]:
+            settlements = [s async for _, s in self._claims()]
+            started = time.perf_counter()
+            for settlement in settlements:
+                await settle_batch(self._connection, self._reader, settlement)
+            settled = sum(len(settlement.published) for settlement in settlements)
+            assert settled == self._messages, f"{settled} of {self._messages} settled"
+            return time.perf_counter() - started, len(settlements)
+
+        seconds, batches = self._runner.run(settle())
+        self._add_again()
+        return seconds * 1_000 / batches
+
+    async def _claims(self) -> AsyncIterator[tuple[float, Settlement]]:
+        """Yield how long each claim took, and what settles it."""
+        board, lanes = self._board()
         while True:
-            values = {
-                "lanes": list(floors),
-                "floors": list(floors.values()),
-                "oldest": bin_of(self._since),
-                "newest": self._since + 2 * SKEW,
-                "max_rows": LIMITS.batch_size,
-                "aside": [],
-                "max_bytes": LIMITS.max_batch_bytes,
-                "max_indexed": MAX_INDEXED_BYTES,
-                "max_tenant": MAX_TENANT_BYTES,
-                "max_content_type": MAX_CONTENT_TYPE_BYTES,
-                "max_headers": MAX_HEADERS_BYTES,
-                "max_payload": LIMITS.max_payload_bytes,
-                "max_copied": 1024 * 1024,
-            }
-            rows = cursor.execute(load("relay", "claim_batch"), values).fetchall()
-            if not rows:
+            started = time.perf_counter()
+            batch = await claim_batch(self._connection, board, lanes, CONFIG)
+            seconds = time.perf_counter() - started
+            if not batch.rows:
                 return
-            yield rows
-            floors |= {row[0]: row[1] for row in rows}
+            answers = [Acked()] * len(batch.rows)
+            settlement = decide(batch.rows, answers, CONFIG.retry)
+            complete(settlement, batch)
+            for one in settlement.positions:
+                one.lane.progress = one.after
+            yield seconds, settlement
+
+    def _board(self) -> tuple[LaneBoard, Sequence[Lane]]:
+        board = LaneBoard(self._lease, CONFIG.weights, CONFIG.concurrency)
+        board.take(LANES)
+        self._reader = board.reader
+        self._owners.append(board.reader.owner)
+        return board, [lane for n in LANES if (lane := board.find(n)) is not None]
 
     def _add_again(self) -> None:
-        self._since: datetime = self._value("SELECT now()") - SKEW
-        self._connection.execute(REMOVE, {"since": self._since})
+        self._session.execute(REMOVE, (self._owners,))
         today: str = self._value(TODAY)
-        self._connection.execute(f"VACUUM {today}".encode())
-        self._connection.execute(ADD, (self._messages,))
-        self._connection.execute(f"ANALYZE {today}".encode())
-        self._floor: int = self._value(FLOOR, self._since)
+        self._session.execute(f"VACUUM {today}".encode())
+        self._session.execute(ADD, (self._messages,))
+        self._session.execute(f"ANALYZE {today}".encode())
 
-    def _value(self, query: str, *parameters: object) -> Any:
-        found = self._connection.execute(query.encode(), parameters or None).fetchone()
+    def _value(self, query: str) -> Any:
+        found = self._session.execute(query.encode()).fetchone()
         assert found is not None
         return found[0]

@@ -200,14 +200,14 @@ def observers(process: str, label: str) -> list[Observer]:
             RelayMetrics(metrics.registry, metrics.topics, relay),
             DatabaseMetrics(metrics.registry),
             relay,
-            Health(RelayStarted, {}),
+            Health(RelayStarted),
         ]
     else:
         watching += [
             ConsumerMetrics(metrics.registry, metrics.topics, consumer),
             consumer,
-            BlockedKeys(NAME),
-            Health(ConsumerStarted, {}),
+            BlockedKeys(),
+            Health(ConsumerStarted),
         ]
     return watching
 

@@ -72,7 +72,7 @@ def our_rate(
         ):
             connection.execute(SUBSCRIBE, (NAME, TOPIC))
             asyncio.run(publish(url, workload))
-            connection.execute("VACUUM ANALYZE inbox.delivery")
+            connection.execute("VACUUM ANALYZE inbox.message")
             rate = consume(url, url, workload.messages, way)
             row = connection.execute(UNACKED).fetchone()
         assert row is not None
@@ -85,6 +85,6 @@ def our_rate(
 
 async def publish(url: str, workload: Workload) -> None:
     messages = iter([Message(TOPIC, payload, key=key) for key, payload in workload])
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         while batch := list(islice(messages, FILL_BATCH)):
             await publisher.publish(batch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import outbox
+from pillarbox import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class Webhook:
     payload: bytes
 
     @property
-    def message(self) -> outbox.Message:
-        return outbox.Message(
+    def message(self) -> Message:
+        return Message(
             topic=f"github.{self.event}",
             payload=self.payload,
             key=self.repository or self.owner,

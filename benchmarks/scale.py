@@ -125,7 +125,8 @@ def fill(url: str, parent: str, size: Size, live: Size) -> None:
     add = fill_messages if parent == "outbox.message" else fill_receipts
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
-        for number, day in enumerate(days_of(connection, parent)):
+        # Oldest first: the last settlement of a lane is one of today.
+        for number, day in reversed([*enumerate(days_of(connection, parent))]):
             rows = live.rows // LIVE_DAYS
             if number >= LIVE_DAYS:
                 rows = (size.rows - live.rows) // (size.days_before + 1 - LIVE_DAYS)

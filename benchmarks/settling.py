@@ -25,7 +25,7 @@ MESSAGES = {300: 100_000, 1_000: 100_000, 8_000: 20_000}
 MOST_WAL = 250.0
 TICKS = os.sysconf("SC_CLK_TCK")
 WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-# The tables of messages and their marks and deferrals; not the inbox.
+# The tables of messages and their positions and deferrals; not the inbox.
 ROOM = """
 SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c
  WHERE c.relnamespace = 'outbox'::regnamespace AND c.relkind = 'r'

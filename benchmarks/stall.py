@@ -123,7 +123,7 @@ class OurDrop:
         self.dropped = []
         while not self.dropped or value(connection, COUNT_EXPIRED):
             told: list[str] = []
-            maintain(connection, tell=told.append)
+            maintain(connection, report=told.append)
             self.dropped.append(sum(line.endswith(": dropped") for line in told))
 
     @override

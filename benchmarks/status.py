@@ -19,7 +19,7 @@ from benchmarks.history import days_of, fill_messages
 from benchmarks.measure import Answer, Variant, at_most, measure
 from benchmarks.scale import Size, database
 from outbox.administration.connection import AdministrationConnection, administration
-from outbox.observability.overview import read_overview
+from outbox.administration.doctor import examine_quickly
 from outbox.postgres.advisory_lock import LOCK_CLASS
 
 TARGET: Final = 200
@@ -119,7 +119,7 @@ def in_same_session(url: str, waiting: int) -> Callable[[], float]:
 def milliseconds(connection: AdministrationConnection, waiting: int) -> float:
     """Return how long one measurement takes."""
     began = time.perf_counter()
-    overview = read_overview(connection)
+    overview, _ = examine_quickly(connection)
     spent = time.perf_counter() - began
     assert overview.missing == ()
     assert overview.outbox is not None

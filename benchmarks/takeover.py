@@ -1,7 +1,7 @@
 """How soon a relay publishes after taking over lanes with millions of settled messages.
 
-A relay drains them and is then either stopped, so that it raises its watermarks to the
-end, or killed. Then one message is added to each lane, and another relay starts. The
+A relay drains them and is then either stopped, so that it settles what it published, or
+killed. Then one message is added to each lane, and another relay starts. The
 same day shows how long the gate takes, which the upkeep checks before it drops a day.
 """
 
@@ -41,7 +41,6 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
     for ending, settle in (("killed", settle_and_kill), ("stopped", settle_and_stop)):
         with settled(conditions, messages, settle) as url:
             if ending == "stopped":
-                # A day that has expired was verified long ago.
                 yield ask(f"gate of a day with {name}", gate(url, messages), conditions)
             yield ask(
                 f"takeover, {name}, relay {ending}: first message",
@@ -58,7 +57,7 @@ def ask(question: str, run: Callable[[], float], conditions: Conditions) -> Answ
     )
     return Answer(
         question=question,
-        # Later runs find the watermarks of the earlier ones.
+        # Later runs find the positions of the earlier ones.
         figure=max(*found.subject.figures, *found.again.figures),
         unit="ms",
         target=at_most(1_000),

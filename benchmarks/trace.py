@@ -29,24 +29,26 @@ from outbox.observability.message_life import (
 TARGET: Final = 100
 NOWHERE: Final = "by a random id, which no day has"
 DAY: Final = timedelta(days=1)
-DELIVERIES: Final = ("inbox.delivery", "inbox.job", "inbox.suspect")
+DELIVERIES: Final = ("inbox.message", "inbox.job", "inbox.suspect")
+SUBSCRIBE = """
+INSERT INTO inbox.subscription (consumer, topic, since, since_seq)
+VALUES ('benchmark', '*', '1:1:', -1)
+"""
 # Deliveries of a tenth of each day's messages, acked a millisecond later.
 DELIVER = """
 WITH delivered AS (
-    INSERT INTO inbox.delivery (message_id, created_at, lane, schema_version, consumer,
-                                topic, key, content_type, headers, payload)
-    SELECT id, created_at, lane %% 16, 1, 'benchmark', topic, key, content_type, '{}',
-           payload
+    INSERT INTO inbox.message (message_id, created_at, lane, schema_version, topic, key,
+                               content_type, headers, payload)
+    SELECT id, created_at, lane %% 16, 1, topic, key, content_type, '{}', payload
       FROM outbox.message
      WHERE created_at >= %(begin)s AND created_at < %(end)s AND seq %% 10 = 0
     RETURNING seq, created_at, lane
 )
-INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs, moments)
-SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), min(seq), max(seq),
-       lane, 'benchmark', array_agg(seq ORDER BY seq),
-       array_agg(created_at ORDER BY seq)
+INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane, reader,
+                            owner, snapshot)
+SELECT %(begin)s, %(end)s, row_number() OVER (PARTITION BY lane ORDER BY seq), seq, 1,
+       lane, 'benchmark', gen_random_uuid(), pg_current_snapshot()
   FROM delivered
- GROUP BY 1, lane, seq / 4096
 """
 DEAD_LETTERS = """
 INSERT INTO inbox.dead_letter (origin, message_id, topic, attempts, schema_version,
@@ -99,10 +101,11 @@ def prepare(url: str) -> tuple[str, str]:
         days = days_of(connection, "outbox.message")
         for parent in DELIVERIES:
             make_days(connection, parent, newest=1, oldest=len(days) - 1)
+        connection.execute(SUBSCRIBE)
         for day in days:
             connection.execute(DELIVER, {"begin": day.begin, "end": day.end})
         connection.execute(DEAD_LETTERS)
-        connection.execute("VACUUM (ANALYZE) inbox.delivery, inbox.ack")
+        connection.execute("VACUUM (ANALYZE) inbox.message, inbox.position")
         connection.execute("ANALYZE inbox.dead_letter")
         chosen = []
         for day in (days[1], days[-1]):

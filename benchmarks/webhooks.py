@@ -16,7 +16,7 @@ from sqlalchemy import Engine, Text, create_engine
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-import outbox
+import pillarbox
 from benchmarks.conditions import Conditions, show
 from benchmarks.drain import draining
 from benchmarks.handling import handling
@@ -141,4 +141,4 @@ def record(session: Session, webhook: Webhook) -> None:
             sender=webhook.sender,
         )
     )
-    outbox.add(session, webhook.message)
+    pillarbox.add(session, webhook.message)

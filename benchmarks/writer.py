@@ -10,11 +10,12 @@ from itertools import count
 from sqlalchemy import BigInteger, Engine, Text, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-import outbox
+import pillarbox
 from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, Variant, at_most, measure
 from benchmarks.workload import TOPIC, payload
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Message
 
 WARM_UP = 100
 PAYLOADS = [payload(number, 300) for number in range(1_000)]
@@ -95,7 +96,7 @@ def place_order(sessions: sessionmaker[Session], number: int, messages: int) -> 
     with sessions.begin() as session:
         session.add(Order(customer="someone", total=number))
         for _ in range(messages):
-            outbox.add(session, outbox.Message(TOPIC, body, key=f"order-{number}"))
+            pillarbox.add(session, Message(TOPIC, body, key=f"order-{number}"))
 
 
 def on_run(label: str, figure: float) -> None:

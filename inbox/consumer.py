@@ -16,62 +16,103 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+from typing_extensions import override
+
+from inbox.connection import connection_of
+from inbox.consuming.blocked_keys import BlockedKeys
 from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
-from inbox.consuming.limits import DEFAULT_HELD_BYTES, ConsumerLimits
+from inbox.consuming.limits import ConsumerLimits
 from inbox.consuming.queues import Order, ServedQueues
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
-from inbox.events import ConsumerMeasured, ConsumerStarted, ConsumerStopped
+from inbox.events import ConsumerStarted, ConsumerStopped
+from inbox.handlers.arguments import arguments_of
 from inbox.handlers.executor import Permanent, Terms, check_database, make_days
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
     longest_retry,
+    make_batch_handler,
     make_handler,
+    make_long_handler,
     most_connections,
+    refuse_idempotent,
 )
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
 from inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
     Sessions,
     database_url,
+    has_other_connections,
     make_executor,
     pool_limit,
 )
-from inbox.handlers.signature import Takes, check_signature
+from inbox.handlers.signature import Takes
 from inbox.handlers.upcasting import Upcaster, Versions
+from inbox.idle import DEFAULT_MAX_IDLE
 from inbox.jobs.runner import sweeping
 from inbox.receipt import check_text
 from inbox.source import Delivery, Source
-from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox import tracing
-from outbox.errors import ConfigError
-from outbox.events import MEASURE_INTERVAL, Event, Observer, Observers
-from outbox.gather import end
-from outbox.payload_codec import PayloadCodec
+from outbox.errors import ConfigError, shorten
+from outbox.events import Event, Observer, Observers, ProcessMeasured
+from outbox.gather import Process, end
+from outbox.observability.health import Outages
+from outbox.observability.presence import Presence
+from outbox.payload.asyncapi import MessageSchema
+from outbox.payload.payload_codec import PayloadCodec
+from outbox.payload.schema_registry import REGISTRY, SchemaRegistry, Validator
 from outbox.postgres.days import Days
+from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
-from outbox.schema_registry import REGISTRY, SchemaRegistry
 
 H = TypeVar("H", bound=Callable[..., Any])
 U = TypeVar("U", bound=Upcaster)
 
 
-class Consumer:
+_QUICK: Final = timedelta(milliseconds=1)
+
+
+class HandlerOptions(TypedDict, total=False):
+    """How a consumer calls a handler.
+
+    Attributes:
+        queue: the queue for its messages, which has its own consumer group.
+        version: the schema version that the handler understands: older messages are
+            upcast to it (see `Consumer.upcasts`), newer ones are dead-lettered. None:
+            any.
+        time_limit: after this time the handler's work is rolled back, and the attempt
+            fails.
+        permanent: exceptions that dead-letter the message at once, or a function that
+            recognizes them.
+        retry: overrides the consumer's retry policy.
+    """
+
+    queue: str
+    version: int | None
+    time_limit: timedelta | None
+    permanent: Permanent
+    retry: RetryPolicy | None
+
+
+class Consumer(Process):
     """Handles messages from a broker, applying the effects of each exactly once.
 
     Each message is handled in its own transaction, together with its receipt; a message
     that was already handled is acked and skipped. Handlers must not commit the session
     that they are given. Messages with the same key are handled in the order in which
     the source delivers them, messages with different keys concurrently. `retrier`
-    retries dead letters.
+    retries dead letters, and `blocked` lists the keys that wait for a retry.
 
     Args:
         source: where messages come from: a broker's URL, a `Source`, or a mapping with
@@ -89,12 +130,10 @@ class Consumer:
             engine's pool. Default: 64, or the pool size minus one if that is smaller.
         max_in_flight_per_tenant: the maximum number of running handlers for messages of
             one tenant.
-        max_prefetched: the number of messages that each queue holds ready beyond
-            `max_in_flight`; its tenants take turns. Default: `max_in_flight`.
-        max_waiting: the number of messages of each queue that can wait behind others of
-            their key, or for a retry. At the limit, fetching pauses.
-        max_held_bytes: the size of the payloads that each queue can hold. At the limit,
-            fetching pauses; a single fetch can exceed it.
+        max_waiting: the number of messages of each queue that wait in memory: for a
+            handler (at most `max_in_flight`; tenants take turns), behind others of
+            their key, or for a retry. At the limit, and at 64 MiB of payloads,
+            fetching pauses.
         max_idle: how long a handler's transaction can be idle before the server ends
             it, so that a frozen process doesn't keep its messages.
         retry: the number of attempts and the backoff for handlers that raise.
@@ -116,9 +155,7 @@ class Consumer:
         order: Order | Mapping[str, Order] = "key",
         max_in_flight: int | None = None,
         max_in_flight_per_tenant: int | None = None,
-        max_prefetched: int | None = None,
         max_waiting: int = 1024,
-        max_held_bytes: int = DEFAULT_HELD_BYTES,
         max_idle: timedelta | None = DEFAULT_MAX_IDLE,
         retry: RetryPolicy | None = None,
         drain: timedelta = timedelta(seconds=20),
@@ -127,14 +164,25 @@ class Consumer:
         registry: SchemaRegistry = REGISTRY,
         observers: Iterable[Observer] = (),
     ) -> None:
+        super().__init__()
         check_text("consumer", name)
         self._is_fitted = max_in_flight is None
+        self._settings: dict[str, Any] = {
+            "name": name,
+            "order": order,
+            "max_in_flight": max_in_flight,
+            "max_in_flight_per_tenant": max_in_flight_per_tenant,
+            "max_waiting": max_waiting,
+            "max_idle": max_idle,
+            "drain": drain,
+            "codec": codec,
+            "redact": redact,
+            "registry": registry,
+        }
         self._limits = ConsumerLimits(
             max_in_flight=DEFAULT_IN_FLIGHT if max_in_flight is None else max_in_flight,
             max_in_flight_per_tenant=max_in_flight_per_tenant,
-            max_prefetched=max_prefetched,
             max_waiting=max_waiting,
-            max_held_bytes=max_held_bytes,
             max_idle=max_idle,
             drain=drain,
         )
@@ -147,14 +195,60 @@ class Consumer:
         self._retry = retry or RetryPolicy()
         self._observers = list(observers)
         self._routes: Routes[AnyHandler] = Routes()
+        self.blocked = BlockedKeys()
         self.retrier = partial(
             HandlerRetrier, sessions, self._routes, self._writer, max_idle=max_idle
         )
         self._versions = Versions(registry, codec)
+        self._payloads: dict[str, Validator] = {}
         self._queues_served = ServedQueues(name, self._routes, source, order)
         self._stop: asyncio.Event | None = None
         if queues is not None:
             self.serve(queues)
+
+    def connected_to(
+        self, source: Source | Mapping[str, Source], sessions: Sessions
+    ) -> "Consumer":
+        """Return a consumer with the same handlers, for tests.
+
+        It has this consumer's settings and number of attempts, no observers, and
+        retries within milliseconds.
+
+        Raises:
+            ConfigError: the sessions are for the other kind of handlers.
+        """
+        quick = replace(self._retry, first_delay=_QUICK, max_delay=_QUICK)
+        other = Consumer(source, sessions, retry=quick, **self._settings)
+        if type(other._executor) is not type(self._executor):
+            raise ConfigError(
+                f"sessions {shorten(sessions)}: consumer {self.name!r} has handlers "
+                "for the other kind of sessions"
+            )
+        other._routes.take(self._routes)
+        other._versions = self._versions
+        return other
+
+    def messages(self) -> list[MessageSchema]:
+        """Describe the messages of its topics and of its registry."""
+        found = [
+            MessageSchema(topic, version, schema.json_schema(), self._takes(topic))
+            for topic, version, schema in self._settings["registry"].schemas()
+        ]
+        declared = {message.topic for message in found}
+        for topic in self.topics:
+            if topic not in declared:
+                payload = self._payloads.get(topic)
+                schema = None if payload is None else payload.json_schema()
+                version = self._versions.understood(topic) or 1
+                found.append(MessageSchema(topic, version, schema, is_received=True))
+        return found
+
+    def _takes(self, topic: str) -> bool:
+        return self._routes.find(topic) is not None
+
+    def queue_of(self, topic: str) -> str | None:
+        """Return the queue of a topic; None if no handler takes it."""
+        return self._routes.queue_of(topic)
 
     def database_url(self) -> str:
         """Return the URL of the handlers' database, in the form that libpq accepts.
@@ -170,52 +264,87 @@ class Consumer:
         return self._routes.topics
 
     def handles(
-        self,
-        topic: str,
-        *,
-        queue: str = DEFAULT_QUEUE,
-        version: int | None = None,
-        time_limit: timedelta | None = None,
-        permanent: Permanent = (),
-        retry: RetryPolicy | None = None,
-        lease: timedelta | None = None,
-        batch: int | None = None,
+        self, topic: str, **options: Unpack[HandlerOptions]
     ) -> Callable[[H], H]:
         """Register the handler `(session, message)` of a topic or prefix (`orders.*`).
 
         An `@idempotent` handler records its own receipt; otherwise the consumer does.
 
         Args:
-            queue: the queue for its messages, which has its own consumer group.
-            version: the schema version that the handler understands: older messages are
-                upcast to it (see `upcasts`), newer ones are dead-lettered. None: any.
-            time_limit: after this time the handler's work is rolled back, and the
-                attempt fails.
-            permanent: exceptions that dead-letter the message at once, or a function
-                that recognizes them.
-            retry: overrides the consumer's retry policy.
-            lease: for long handlers `(job, message)`, see `inbox.jobs`: how long a
-                process that hangs keeps a job.
-            batch: for handlers `(session, messages)`: the maximum number of messages in
-                one call.
+            options: see `HandlerOptions`.
 
         Raises:
             ConfigError: the topic already has a handler or is invalid, the queue or a
                 limit is invalid, or the handler has the wrong signature or doesn't
                 match the kind of session.
         """
+        return self._registers(topic, Takes.ONE, make_handler, **options)
+
+    def handles_batch(
+        self,
+        topic: str,
+        *,
+        max_size: int,
+        **options: Unpack[HandlerOptions],
+    ) -> Callable[[H], H]:
+        """Register the batch handler `(session, messages)` of a topic or prefix.
+
+        Args:
+            max_size: the maximum number of messages in one call, at least 2.
+            options: as for `handles`.
+
+        Raises:
+            ConfigError: as for `handles`; or it is `@idempotent`.
+        """
+        make = partial(make_batch_handler, max_size=max_size)
+        return self._registers(topic, Takes.MANY, make, **options)
+
+    def job(
+        self,
+        topic: str,
+        *,
+        lease: timedelta,
+        **options: Unpack[HandlerOptions],
+    ) -> Callable[[H], H]:
+        """Register the long handler `(job, message)` of a topic or prefix: see `Job`.
+
+        Args:
+            lease: how long a process that hangs keeps a job, at least 1 s.
+            options: as for `handles`.
+
+        Raises:
+            ConfigError: as for `handles`; or it is `@idempotent`.
+        """
+        make = partial(make_long_handler, lease=lease)
+        return self._registers(topic, Takes.JOB, make, **options)
+
+    def _registers(
+        self,
+        topic: str,
+        takes: Takes,
+        make: Callable[[Callable[..., Any], Terms], AnyHandler],
+        *,
+        queue: str = DEFAULT_QUEUE,
+        version: int | None = None,
+        time_limit: timedelta | None = None,
+        permanent: Permanent = (),
+        retry: RetryPolicy | None = None,
+    ) -> Callable[[H], H]:
         check_topic(topic)
         check_queue(queue)
         self._versions.understands(topic, version)
-        terms = Terms(partial(self._versions.lift, topic), time_limit, permanent, retry)
+        upcast = partial(self._versions.upcast, topic)
+        terms = Terms(upcast, time_limit, permanent, retry)
 
         def register(handler: H) -> H:
-            made = make_handler(handler, terms, lease=lease, batch=batch)
-            takes = Takes.ONE
-            if lease is not None or batch is not None:
-                takes = Takes.MANY if lease is None else Takes.JOB
-            check_signature(handler, takes)
+            if takes is not Takes.ONE:
+                refuse_idempotent(handler)
+            arguments = arguments_of(handler, takes)
             self._executor.check(handler)
+            if arguments.payload is not None:
+                self._versions.decodes(topic)
+                self._payloads[topic] = arguments.payload
+            made = make(handler, replace(terms, arguments=arguments))
             self._routes.add(topic, made, queue)
             return handler
 
@@ -253,11 +382,13 @@ class Consumer:
         """Notify all observers of an event."""
         Observers(self._observers).notify(event)
 
+    @override
     def stop(self) -> None:
         """Make `run` drain and return. Call it in the event loop's thread."""
         if self._stop is not None:
             self._stop.set()
 
+    @override
     async def run(self, *, idle: timedelta | None = None) -> None:
         """Handle messages until `stop` is called or the task is cancelled.
 
@@ -289,20 +420,15 @@ class Consumer:
         self._versions.check()
         self._stop = asyncio.Event()
         try:
-            work = asyncio.create_task(self._run(self._stop, weights, idle))
-            try:
-                await asyncio.shield(work)
-            except asyncio.CancelledError:
-                self._stop.set()
-                await work
-                raise
+            await self._drained(self._run(self._stop, weights, idle))
         finally:
             self._stop = None
 
     async def _run(
         self, stop: asyncio.Event, weights: dict[str, int], idle: timedelta | None
     ) -> None:
-        observers = Observers(self._observers)
+        outages = Outages()
+        observers = Observers([outages, self.blocked, *self._observers])
         sources = {queue: self._queues_served.source_of(queue) for queue in weights}
         systems = {q: tracing.system_of(source) for q, source in sources.items()}
         if tracing.tracer is not None:
@@ -333,12 +459,14 @@ class Consumer:
                 )
                 for queue, source in sources.items()
             ]
-            measuring = asyncio.create_task(
-                self._measure(scheduler, dispatchers.values(), observers.notify)
-            )
-            stack.push_async_callback(end, [measuring])
+            measure = partial(self._measure, scheduler, dispatchers.values(), outages)
+            broker = self._queues_served.broker(systems.values())
+            write = self._beat if has_other_connections(self._sessions) else None
+            presence = Presence(broker, measure, write, observers.notify)
+            await stack.enter_async_context(presence.recorded())
             topics = [t for q in weights for t in self._routes.queues[q]]
             observers.notify(ConsumerStarted(consumer=self.name, topics=tuple(topics)))
+            self._started.set()
             try:
                 failure = await fetch_all(fetchers, stop)
             finally:
@@ -346,6 +474,37 @@ class Consumer:
         observers.notify(ConsumerStopped(consumer=self.name, returned=returned))
         if failure is not None:
             raise failure
+
+    def _measure(
+        self,
+        scheduler: FairScheduler,
+        dispatchers: Collection[Dispatcher],
+        outages: Outages,
+    ) -> ProcessMeasured:
+        blocked = self.blocked.oldest_first()
+        failing = [(it.since, it.reason) for it in self.blocked.failing()]
+        failing += [(it.since, it.reason) for it in outages.longest_first()]
+        since, reason = min(failing, key=itemgetter(0), default=(None, None))
+        return ProcessMeasured(
+            kind="consumer",
+            name=self.name,
+            in_flight=scheduler.in_flight,
+            held=sum(dispatcher.held for dispatcher in dispatchers),
+            blocked_keys=len(blocked),
+            blocked_for=datetime.now(UTC) - blocked[0].since if blocked else None,
+            failing_since=since,
+            reason=reason,
+        )
+
+    async def _beat(self, values: dict[str, Any]) -> None:
+        since = values["failing_since"]
+        values["id"] = str(values["id"])
+        values["failing_since"] = None if since is None else since.isoformat()
+
+        def beat(session: Session) -> None:
+            connection_of(session).execute(text(load("inbox", "beat")), values)
+
+        await self._executor.transact(beat)
 
     def _fit_to_pool(self) -> ConsumerLimits:
         limit = pool_limit(self._sessions)
@@ -394,23 +553,6 @@ class Consumer:
                 queue=queue,
                 max_lines=limits.max_lines,
                 max_waiting=limits.max_waiting,
-                max_bytes=limits.max_held_bytes,
                 in_order=self._queues_served.keeps_order(queue),
             )
         return scheduler, dispatchers
-
-    async def _measure(
-        self,
-        scheduler: FairScheduler,
-        dispatchers: Collection[Dispatcher],
-        notify: Observer,
-    ) -> None:
-        while True:
-            notify(
-                ConsumerMeasured(
-                    consumer=self.name,
-                    in_flight=scheduler.in_flight,
-                    held=sum(dispatcher.held for dispatcher in dispatchers),
-                )
-            )
-            await asyncio.sleep(MEASURE_INTERVAL)

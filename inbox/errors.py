@@ -8,16 +8,14 @@ from outbox.errors import OutboxError
 
 __all__ = [
     "DeadLetter",
-    "DuplicateMessageError",
     "HandlerTimeoutError",
+    "HandlerTransactionError",
     "InvalidReceiptError",
     "JobLostError",
     "MessageTooNewError",
     "MessageTooOldError",
     "RetryLater",
-    "TransactionControlError",
     "TransactionEndedError",
-    "UnexpectedRollbackError",
 ]
 
 
@@ -56,21 +54,9 @@ class MessageTooNewError(InvalidReceiptError):
         self.message_id = message_id
         self.message_at = message_at
         super().__init__(
-            f"message id {message_id}: says it was made at {message_at.isoformat()}, "
+            f"message id {message_id}: dates from {message_at.isoformat()}, "
             "and inbox.receipt has no partition for that day yet; check the clock of "
             "its producer, and that outbox.maintain() runs"
-        )
-
-
-class DuplicateMessageError(OutboxError):
-    """The message was already handled, so the handler was not called."""
-
-    def __init__(self, message_id: object, consumer: str) -> None:
-        self.message_id = message_id
-        self.consumer = consumer
-        super().__init__(
-            f"message id {message_id}: consumer {consumer!r} has handled it before; "
-            'ack it, or say on_duplicate="skip"'
         )
 
 
@@ -85,55 +71,55 @@ class HandlerTimeoutError(OutboxError, TimeoutError):
         )
 
 
-class TransactionControlError(OutboxError):
-    """A handler tried to end the transaction that it was called in.
+class HandlerTransactionError(OutboxError):
+    """A handler's transaction can't be committed with its receipt.
+
+    The handler ended the transaction, or tried to, or caught a database error that
+    makes PostgreSQL roll it back.
 
     Attributes:
-        call: the refused call.
+        may_be_committed: False if nothing was committed. True if the handler ended the
+            transaction bypassing its session: the receipt may be committed, with what
+            the handler did before, and a retry would be skipped as a duplicate.
     """
 
-    _PROBLEM = (
-        "refused, because a handler must not end its transaction: receipt and effects "
-        "commit together after it has returned"
-    )
-    _REMEDY = (
-        "remove the call; for a part that may be rolled back use session.begin_nested()"
-    )
+    may_be_committed = False
 
-    def __init__(self, call: str) -> None:
-        self.call = call
-        super().__init__(f"{call}: {self._PROBLEM}; {self._REMEDY}")
+    @classmethod
+    def by_call(cls, call: str) -> "HandlerTransactionError":
+        """Return the error for a call that ends the transaction, or would."""
+        return cls(
+            f"{call}: refused, because a handler must not end its transaction: receipt "
+            "and effects commit together after it has returned, and now nothing was "
+            "committed; remove the call; for a part that may be rolled back use "
+            "session.begin_nested()"
+        )
 
-
-class TransactionEndedError(TransactionControlError):
-    """A handler ended its transaction in a way that couldn't be prevented.
-
-    Its receipt may be committed; anything it did afterwards is lost.
-    """
-
-    _PROBLEM = (
-        "the handler ended its transaction without the session; what it did before "
-        "that may be committed, with the receipt, and what it did after it is not"
-    )
-    _REMEDY = (
-        "check which of its effects exist; execute no COMMIT or ROLLBACK in the "
-        "handler, and use session.begin_nested() for a part that may be rolled back"
-    )
-
-    def __init__(self) -> None:
-        super().__init__("COMMIT or ROLLBACK")
-
-
-class UnexpectedRollbackError(OutboxError):
-    """A handler caught a database error, so its work can't be committed."""
-
-    def __init__(self, caught: str | None = None) -> None:
+    @classmethod
+    def by_error(cls, caught: str | None) -> "HandlerTransactionError":
+        """Return the error for a database error that the handler caught."""
         what = "a database error" if caught is None else f"a database error ({caught})"
-        super().__init__(
+        return cls(
             f"{what} was caught inside the transaction, and PostgreSQL would turn its "
             "COMMIT into a ROLLBACK, without receipt or effects; execute what may fail "
             "in a savepoint (with session.begin_nested(): …) and catch the error "
             "outside of that, or let it leave the handler"
+        )
+
+
+class TransactionEndedError(HandlerTransactionError):
+    """The `HandlerTransactionError` after which effects may be committed."""
+
+    may_be_committed = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            "COMMIT or ROLLBACK: the handler ended its transaction without the "
+            "session; what it did before that may be committed, with the receipt, and "
+            "what it did after it is not; check which of its effects exist; execute no "
+            "COMMIT or ROLLBACK in the handler, don't set "
+            "default_transaction_read_only, which marks the transaction, and use "
+            "session.begin_nested() for a part that may be rolled back"
         )
 
 
@@ -156,7 +142,7 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
     message is returned to the broker, and the next process calls the handler at once.
     """
 
-    def __init__(self, delay: timedelta, reason: str = "the handler asked for it"):
+    def __init__(self, delay: timedelta, reason: str = "requested by the handler"):
         if delay < timedelta(0):
             raise ValueError(f"delay={exact_duration(delay)}: must not be negative")
         self.delay = delay

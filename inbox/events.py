@@ -65,23 +65,6 @@ class ConsumerActive(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerMeasured(Event):
-    """What the consumer holds, reported every few seconds.
-
-    Attributes:
-        in_flight: the number of running handlers.
-        held: messages that were fetched and are not settled yet, including those in
-            flight.
-    """
-
-    level = logging.DEBUG
-
-    consumer: str
-    in_flight: int
-    held: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveriesReceived(Event):
     """The broker delivered messages.
 
@@ -266,6 +249,7 @@ class SourceLost(Event):
 
     about = ("consumer", "queue")
     lasting_level = logging.WARNING
+    waits_for = "source"
     advice = (
         "check that the broker is running, that this host can reach it, and that it"
         " accepts the credentials of the consumer's URL"
@@ -311,6 +295,8 @@ class DeliveryLanesWithheld(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryLanesFree(Event):
     """No foreign session keeps this consumer from leasing its lanes any longer."""
+
+    ends = (DeliveryLanesWithheld,)
 
     consumer: str
     queue: str

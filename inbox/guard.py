@@ -8,10 +8,9 @@ from sqlalchemy.orm import Session, scoped_session
 
 from inbox.idempotent import record_receipt_async
 from inbox.processing import processing, received
-from inbox.receipt import MessageId, check_text, handling, record_receipt
-from inbox.transaction import lent
+from inbox.receipt import MessageId, check_text, record_receipt
+from inbox.transaction import protected
 from outbox import tracing
-from outbox.session import AnySession
 from outbox.tracing import Processing, Tracer
 
 if TYPE_CHECKING:
@@ -47,11 +46,9 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         NotASessionError: an `AsyncSession` was passed to `with`, or a `Session` to
             `async with`.
         AutocommitError: on entering: the connection is in AUTOCOMMIT mode.
-        TransactionControlError: the block ended the transaction, or tried to.
-        TransactionEndedError: the block ended it bypassing the session, even if it then
-            raised another error.
-        UnexpectedRollbackError: on leaving, or from the caller's commit: a database
-            error was caught without a savepoint.
+        HandlerTransactionError: on leaving, or from the caller's commit: the block
+            ended the transaction or tried to, or caught a database error without a
+            savepoint.
     """
 
     def __init__(
@@ -67,8 +64,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         self._message_id = message_id
         self._consumer = consumer
         self._headers = headers
-        self._lent: lent | None = None
-        self._handling: handling | None = None
+        self._protected: protected | None = None
         self._span: Processing | None = None
         self._ends: ExitStack | None = None
 
@@ -89,7 +85,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             self._exit(*raised)
             return
         with self._ends:
-            self._note(raised[1])
+            self._record_error(raised[1])
             self._exit(*raised)
 
     async def __aenter__(self) -> bool:
@@ -109,48 +105,37 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             await self._exit_async(*raised)
             return
         with self._ends:
-            self._note(raised[1])
+            self._record_error(raised[1])
             await self._exit_async(*raised)
 
     def _enter(self) -> bool:
         session = cast("Session", self._session)
         if not record_receipt(session, self._message_id, self._consumer):
             return False
-        self._lent = lent(session)
-        self._lent.__enter__()
-        self._begin(session)
+        self._protected = protected(session, (self._message_id, self._consumer))
+        self._protected.__enter__()
         return True
 
     def _exit(self, *raised: Any) -> None:
-        if self._handling is not None:
-            self._handling.__exit__()
-        if self._lent is not None:
-            self._lent.__exit__(*raised)
+        if self._protected is not None:
+            self._protected.__exit__(*raised)
 
     async def _enter_async(self) -> bool:
         session = cast("AsyncSession", self._session)
         if not await record_receipt_async(session, self._message_id, self._consumer):
             return False
-        self._lent = lent(session)
-        await self._lent.__aenter__()
-        self._begin(session)
+        self._protected = protected(session, (self._message_id, self._consumer))
+        await self._protected.__aenter__()
         return True
 
     async def _exit_async(self, *raised: Any) -> None:
-        if self._handling is not None:
-            self._handling.__exit__()
-        if self._lent is not None:
-            await self._lent.__aexit__(*raised)
-
-    def _begin(self, session: AnySession) -> None:
-        # With None, a guard for the same receipt inside the block is a duplicate.
-        self._handling = handling(session, [self._message_id], self._consumer, None)
-        self._handling.__enter__()
+        if self._protected is not None:
+            await self._protected.__aexit__(*raised)
 
     def _processing(self, tracer: Tracer) -> AbstractContextManager[Processing]:
         known = received(self._message_id, headers=self._headers)
         return processing(tracer, [known], self._consumer)
 
-    def _note(self, error: BaseException | None) -> None:
+    def _record_error(self, error: BaseException | None) -> None:
         if self._span is not None and error is not None:
             self._span.failed(error)

@@ -9,26 +9,25 @@ from typing import (
     Any,
     Final,
     Generic,
-    Literal,
     Protocol,
     TypeAlias,
     TypeVar,
     cast,
-    get_args,
     overload,
 )
 
 from sqlalchemy.orm import Session
 
-from inbox.errors import DeadLetter, DuplicateMessageError
-from inbox.handlers.signature import Takes, check_signature, is_async, refuse_unrun
+from inbox.errors import DeadLetter
+from inbox.handlers.arguments import arguments_of
+from inbox.handlers.signature import Takes, is_async, refuse_unrun
 from inbox.processing import processing, received
-from inbox.receipt import MessageId, check_text, handling, record_for_call
-from inbox.transaction import lent
+from inbox.receipt import MessageId, check_text, record_receipt
+from inbox.transaction import protected
 from outbox import tracing
-from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
+from outbox.errors import CodecError, NotASessionError, shorten
 from outbox.message import Message
-from outbox.payload_codec import PayloadCodec, decoded
+from outbox.payload.payload_codec import PayloadCodec, decoded
 from outbox.session import AnySession, is_async_scoped_session, is_async_session
 from outbox.writer import sync_session
 
@@ -37,9 +36,11 @@ if TYPE_CHECKING:
 
 
 M = TypeVar("M")
+M_contra = TypeVar("M_contra", contravariant=True)
 R = TypeVar("R")
 
-OnDuplicate: TypeAlias = Literal["skip", "raise"]
+Call: TypeAlias = Callable[[Any, Any], Any]
+"""Calls a handler with its own arguments."""
 
 _MARK: Final = "__idempotent__"
 _CALLED: Final = "inbox.idempotent_called"
@@ -50,18 +51,21 @@ def message_id(message: Message) -> MessageId:
     return message.id
 
 
-class Guard(Protocol[M]):
-    """The return type of `idempotent`: a decorator that makes a handler idempotent."""
+class Guard(Protocol[M_contra]):
+    """The return type of `idempotent`: a decorator that makes a handler idempotent.
+
+    The handler's own arguments can have any order, and be a decoded payload.
+    """
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function matches both
+        self, handler: Callable[..., Awaitable[R]], /
+    ) -> Callable[["AsyncSession", M_contra], Coroutine[Any, Any, R | None]]: ...
 
     @overload
     def __call__(
-        self, handler: Callable[["AsyncSession", M], Awaitable[R]], /
-    ) -> Callable[["AsyncSession", M], Coroutine[Any, Any, R | None]]: ...
-
-    @overload
-    def __call__(
-        self, handler: Callable[[Session, M], R], /
-    ) -> Callable[[Session, M], R | None]: ...
+        self, handler: Callable[..., R], /
+    ) -> Callable[[Session, M_contra], R | None]: ...
 
 
 @overload
@@ -69,7 +73,6 @@ def idempotent(
     *,
     consumer: str,
     codec: PayloadCodec | None = None,
-    on_duplicate: OnDuplicate = "skip",
 ) -> Guard[Message]: ...
 
 
@@ -78,7 +81,6 @@ def idempotent(
     *,
     consumer: str,
     key: Callable[[M], MessageId],
-    on_duplicate: OnDuplicate = "skip",
 ) -> Guard[M]: ...
 
 
@@ -87,7 +89,6 @@ def idempotent(
     consumer: str,
     key: Callable[[Any], MessageId] = message_id,
     codec: PayloadCodec | None = None,
-    on_duplicate: OnDuplicate = "skip",
 ) -> Guard[Any]:
     """Make a handler `(session, message)` run once for each message and consumer.
 
@@ -102,26 +103,18 @@ def idempotent(
         consumer: the name on the receipt: each consumer handles a message once.
         key: returns the id of the message: a UUIDv7, or a `ForeignId`.
         codec: decodes the payload for the handler.
-        on_duplicate: `"skip"` it, or `"raise"` a `DuplicateMessageError`.
 
     Raises:
         InvalidReceiptError: `consumer` is invalid; on a call, whatever `record_receipt`
             raises.
-        ConfigError: `on_duplicate` is invalid, or the handler has the wrong signature.
-        DuplicateMessageError: when called for a duplicate, with `"raise"`.
+        ConfigError: the handler has the wrong signature.
         DeadLetter: when called, if the payload can't be decoded.
-        TransactionControlError: when called, if the handler ended the transaction, or
-            tried to.
-        UnexpectedRollbackError: when called, or from the caller's commit: a database
-            error was caught without a savepoint.
+        HandlerTransactionError: when called, or from the caller's commit: the handler
+            ended the transaction or tried to, or caught a database error without a
+            savepoint.
     """
     check_text("consumer", consumer)
-    known = get_args(OnDuplicate)
-    if on_duplicate not in known:
-        raise ConfigError(
-            f"on_duplicate={on_duplicate!r}: use one of {', '.join(known)}"
-        )
-    return cast("Guard[Any]", _Guard(consumer, key, codec, on_duplicate))
+    return cast("Guard[Any]", _Guard(consumer, key, codec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +123,6 @@ class _Mark:
 
     consumer: str
     key: Callable[[Any], MessageId]
-    on_duplicate: OnDuplicate
 
 
 class _Guard(Generic[M]):
@@ -139,26 +131,28 @@ class _Guard(Generic[M]):
         consumer: str,
         key: Callable[[M], MessageId],
         codec: PayloadCodec | None,
-        on_duplicate: OnDuplicate,
     ) -> None:
         self._consumer = consumer
-        self._on_duplicate = on_duplicate
         self._key = key
         self._codec = codec
 
-    def __call__(self, handler: Callable[[Any, M], Any]) -> Callable[[Any, M], Any]:
-        check_signature(handler, Takes.ONE)
-        guarded = self._async(handler) if is_async(handler) else self._sync(handler)
-        setattr(guarded, _MARK, _Mark(self._consumer, self._key, self._on_duplicate))
+    def __call__(self, handler: Callable[..., Any]) -> Callable[[Any, M], Any]:
+        arguments = arguments_of(handler, Takes.ONE, is_lenient=True).of
+
+        def call(session: AnySession, message: M) -> Any:
+            return handler(*arguments(session, self._read(message)))
+
+        make = self._async if is_async(handler) else self._sync
+        guarded = functools.wraps(handler)(make(handler, call))
+        setattr(guarded, _MARK, _Mark(self._consumer, self._key))
         return guarded
 
-    def _sync(self, handler: Callable[[Session, M], Any]) -> Callable[..., Any]:
-        @functools.wraps(handler)
+    def _sync(self, handler: Callable[..., Any], call: Call) -> Callable[..., Any]:
         def handle_once(session: Session, message: M) -> Any:
             if tracing.tracer is None:
-                return self._handle(handler, session, message)[1]
+                return self._handle(handler, call, session, message)[1]
             with self._processing(tracing.tracer, message) as span:
-                is_new, result = self._handle(handler, session, message)
+                is_new, result = self._handle(handler, call, session, message)
                 if not is_new:
                     span.skipped()
             return result
@@ -166,26 +160,25 @@ class _Guard(Generic[M]):
         return handle_once
 
     def _handle(
-        self, handler: Callable[[Session, M], Any], session: Session, message: M
+        self, handler: Callable[..., Any], call: Call, session: Session, message: M
     ) -> tuple[bool, Any]:
-        key, function = self._key(message), id(handler)
-        is_new = record_for_call(session, key, self._consumer, function)
-        _note_call(session)
+        key = self._key(message)
+        is_new = record_receipt(session, key, self._consumer)
+        _record_call(session)
         if not is_new:
-            self._refuse_duplicate(key)
             return False, None
-        with lent(session), handling(session, [key], self._consumer, function):
-            result = handler(session, self._read(message))
+        with protected(session, (key, self._consumer)):
+            result = call(session, message)
             refuse_unrun(handler, result)
         return True, result
 
-    def _async(self, handler: Callable[["AsyncSession", M], Any]) -> Callable[..., Any]:
-        @functools.wraps(handler)
+    def _async(self, handler: Callable[..., Any], call: Call) -> Callable[..., Any]:
         async def handle_once(session: "AsyncSession", message: M) -> Any:
             if tracing.tracer is None:
-                return (await self._handle_async(handler, session, message))[1]
+                return (await self._handle_async(handler, call, session, message))[1]
             with self._processing(tracing.tracer, message) as span:
-                is_new, result = await self._handle_async(handler, session, message)
+                done = await self._handle_async(handler, call, session, message)
+                is_new, result = done
                 if not is_new:
                     span.skipped()
             return result
@@ -194,19 +187,18 @@ class _Guard(Generic[M]):
 
     async def _handle_async(
         self,
-        handler: Callable[["AsyncSession", M], Any],
+        handler: Callable[..., Any],
+        call: Call,
         session: "AsyncSession",
         message: M,
     ) -> tuple[bool, Any]:
-        key, function = self._key(message), id(handler)
-        is_new = await record_receipt_async(session, key, self._consumer, function)
-        _note_call(session)
+        key = self._key(message)
+        is_new = await record_receipt_async(session, key, self._consumer)
+        _record_call(session)
         if not is_new:
-            self._refuse_duplicate(key)
             return False, None
-        async with lent(session):
-            with handling(session, [key], self._consumer, function):
-                result = await handler(session, self._read(message))
+        async with protected(session, (key, self._consumer)):
+            result = await call(session, message)
             refuse_unrun(handler, result)
         return True, result
 
@@ -215,10 +207,6 @@ class _Guard(Generic[M]):
     ) -> AbstractContextManager[tracing.Processing]:
         known = received(self._key(message), message=message)
         return processing(tracer, [known], self._consumer)
-
-    def _refuse_duplicate(self, key: MessageId) -> None:
-        if self._on_duplicate == "raise":
-            raise DuplicateMessageError(key, self._consumer)
 
     def _read(self, message: M) -> M:
         if self._codec is None or not isinstance(message, Message):
@@ -242,13 +230,12 @@ async def record_receipt_async(
     session: "AsyncSession | async_scoped_session[Any]",
     message_id: MessageId,
     consumer: str,
-    function: object = None,
 ) -> bool:
-    """Call `record_for_call` with an `AsyncSession`.
+    """Call `record_receipt` with an `AsyncSession`.
 
     Raises:
         NotASessionError: `session` isn't an `AsyncSession`.
-        Exception: whatever `record_for_call` raises.
+        Exception: whatever `record_receipt` raises.
     """
     if is_async_scoped_session(session):
         session = session()
@@ -257,7 +244,7 @@ async def record_receipt_async(
             f"session {shorten(session)}: isn't a SQLAlchemy AsyncSession, which an "
             "async handler needs; pass one, or make the handler a plain function"
         )
-    return await session.run_sync(record_for_call, message_id, consumer, function)
+    return await session.run_sync(record_receipt, message_id, consumer)
 
 
 def is_idempotent(handler: Callable[..., Any]) -> bool:
@@ -265,7 +252,7 @@ def is_idempotent(handler: Callable[..., Any]) -> bool:
     return _mark_of(handler) is not None
 
 
-def _note_call(session: AnySession) -> None:
+def _record_call(session: AnySession) -> None:
     called = sync_session(session)
     called.info[_CALLED] = called.get_transaction()
 
@@ -277,12 +264,6 @@ def was_called(session: Session) -> bool:
     """
     called = session.info.get(_CALLED)
     return called is not None and called is session.get_transaction()
-
-
-def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:
-    """Return a handler's `on_duplicate` policy; None if it isn't `@idempotent`."""
-    mark = _mark_of(handler)
-    return None if mark is None else mark.on_duplicate
 
 
 def receipt_of(
@@ -302,13 +283,15 @@ def receipt_of(
     return mark.key(message), mark.consumer
 
 
-def note_lift(handler: Callable[..., Any], lift: Callable[[Message], Message]) -> None:
-    """Make a handler's `key` read messages as upcast by `lift`."""
+def set_upcast(
+    handler: Callable[..., Any], upcast: Callable[[Message], Message]
+) -> None:
+    """Make a handler's `key` read messages as upcast by `upcast`."""
     mark = _mark_of(handler)
     if mark is not None:
         key = mark.key
-        lifted = replace(mark, key=lambda message: key(lift(message)))
-        setattr(handler, _MARK, lifted)
+        upcasting = replace(mark, key=lambda message: key(upcast(message)))
+        setattr(handler, _MARK, upcasting)
 
 
 def _mark_of(handler: object) -> _Mark | None:

@@ -6,7 +6,7 @@ message's id. So the id alone is unique, at a cost that doesn't grow with the nu
 partitions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -28,14 +28,14 @@ from sqlalchemy.orm import Session, scoped_session
 
 from inbox.connection import connection_of
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
+from inbox.idle import max_idle_of
 from inbox.schema import foreign_receipt_table, receipt_table
-from inbox.transaction import LIMITS_IDLE, MARKS, Held, hold, max_idle_of
+from inbox.transaction import MARKS, Held, hold
 from outbox.array_literal import moment_array, plain_array
 from outbox.errors import ConfigError, NotASessionError, shorten
 from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.sql_files import load
-from outbox.session import AnySession
-from outbox.tracing import note_cause
+from outbox.tracing import set_cause
 from outbox.writer import sync_session
 
 # Together they form an index key, which is limited to about 2.7 KB.
@@ -70,33 +70,22 @@ class _Insert:
     # Built once, since building the statement costs as much as running it. Without
     # RETURNING, so that INSERT is the only privilege that the role needs.
     def __init__(self, table: Table, *names: str) -> None:
-        values = {name: bindparam(name, type_=table.c[name].type) for name in names}
-        marking = select(*values.values()).where(MARKS)
-        self._plain, self._limiting = (
-            insert(table)
-            .from_select(list(names), row)
-            .on_conflict_do_nothing()
-            .inline()
-            for row in (marking, marking.where(LIMITS_IDLE))
-        )
+        values = [bindparam(name, type_=table.c[name].type) for name in names]
+        row = select(*values).where(MARKS)
+        inserting = insert(table).from_select(list(names), row)
+        self._statement = inserting.on_conflict_do_nothing().inline()
 
     def is_new(self, session: Session, held: Held, values: dict[str, Any]) -> bool:
-        max_idle = max_idle_of(session)
-        # Bypass the session, which would look up this connection again.
-        result = held.connection.execute(
-            self._plain if max_idle is None else self._limiting,
-            values if max_idle is None else {**values, "max_idle": max_idle},
-            execution_options={"preserve_rowcount": True},
-        )
-        held.begun()
+        values = {**values, "max_idle": max_idle_of(session)}
+        result = held.execute(self._statement, values, preserve_rowcount=True)
         count = result.rowcount
         held.has_receipt |= count == 1
         if count < 0:
             # Treating this as a duplicate would silently skip every message.
             raise ConfigError(
-                f"rowcount={count} of an INSERT: SQLAlchemy {__version__} doesn't say "
-                "whether the receipt is new; use 2.0.31 or newer, with psycopg or "
-                "asyncpg"
+                f"rowcount={count} of an INSERT: SQLAlchemy {__version__} doesn't "
+                "report whether the receipt is new; use 2.0.31 or newer, with psycopg "
+                "or asyncpg"
             )
         return count == 1
 
@@ -121,28 +110,14 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     Raises:
         MessageTooOldError: its day is older than the retention of `inbox.receipt`.
         MessageTooNewError: there is no partition for its day yet.
-        InvalidReceiptError: the id is a `str` or not a UUIDv7, or an argument is
-            invalid.
+        InvalidReceiptError: the id is a `str` or not a UUIDv7, an argument is invalid,
+            or the receipt is that of a handler which is running in the transaction.
         NotASessionError: `session` isn't a `Session`.
         AutocommitError: its connection is in AUTOCOMMIT mode.
 
     After either of the first two errors, the transaction can only be rolled back, as
     after any statement that PostgreSQL rejects: its commit raises
-    `UnexpectedRollbackError`.
-    """
-    return record_for_call(session, message_id, consumer, None)
-
-
-def record_for_call(
-    session: Session, message_id: MessageId, consumer: str, function: object
-) -> bool:
-    """Record a receipt for a call of a function; see `record_receipt`.
-
-    Also returns True if the receipt is that of a handler which is running in this
-    transaction, and the handler has not called the function before; see `handling`.
-
-    Args:
-        function: any hashable value that identifies it.
+    `HandlerTransactionError`.
     """
     if not isinstance(session, Session | scoped_session):
         raise NotASessionError(
@@ -168,18 +143,12 @@ def record_for_call(
         }
         inserting = _INSERT
     held = hold(session)
-    receipt = message_id, consumer
-    if held.refused_receipt == receipt:
+    if (message_id, consumer) in held.handled:
         raise InvalidReceiptError(
-            f"message id {message_id}: a receipt of consumer {shorten(consumer)} would "
-            "say that the job is finished; call the function in job.finish(), or give "
-            "it a consumer name of its own"
+            f"message id {message_id}: consumer {shorten(consumer)} is handling it in "
+            "this transaction, with one receipt; give the function that its handler "
+            "calls a consumer name of its own"
         )
-    if (calls := held.calls.get(receipt)) is not None:
-        if function in calls:
-            return False
-        held.note_call(receipt, function)
-        return True
     if isinstance(message_id, ForeignId):
         return inserting.is_new(session, held, values)
     try:
@@ -190,47 +159,8 @@ def record_for_call(
             raise
         raise refused from error
     if is_new:
-        note_cause(session, message_id)
+        set_cause(session, message_id)
     return is_new
-
-
-class handling:  # noqa: N801 (reads as a statement: with handling(…))
-    """Let the functions that a handler calls take part in handling its message.
-
-    In the block, `record_receipt` and `@idempotent` functions with the handler's own
-    consumer name don't take its receipt for that of a duplicate: each function runs
-    once. After a rollback to a savepoint in which it ran, it can run again.
-
-    Args:
-        message_ids: those whose receipts were just recorded in the transaction.
-        function: the handler itself, if it could be called again in the block.
-    """
-
-    __slots__ = ("_function", "_held", "_receipts")
-
-    def __init__(
-        self,
-        session: AnySession,
-        message_ids: Iterable[MessageId],
-        consumer: str,
-        *function: object,
-    ) -> None:
-        self._held = hold(sync_session(session))
-        self._receipts = [(id, consumer) for id in message_ids]
-        self._function = function
-
-    def __enter__(self) -> None:
-        """Accept calls from now on."""
-        calls = self._held.calls
-        # A function that takes part in handling a message must not end it.
-        self._receipts = [each for each in self._receipts if each not in calls]
-        for receipt in self._receipts:
-            calls[receipt] = dict.fromkeys(self._function, ())
-
-    def __exit__(self, *_: object) -> None:
-        """Take the receipts for those of duplicates again."""
-        for receipt in self._receipts:
-            self._held.calls.pop(receipt, None)
 
 
 def has_receipt(message_id: MessageId, consumer: str, session: Session) -> bool:
@@ -275,7 +205,7 @@ def record_receipts(
     }
     held = hold(session)
     try:
-        found = held.connection.execute(_insert_receipts(), values).scalars()
+        found = held.execute(_insert_receipts(), values).scalars()
     except DBAPIError as error:
         if _sqlstate(error) != _CHECK_VIOLATION:
             raise
@@ -284,9 +214,8 @@ def record_receipts(
         why = _constraint(error) or "there is no partition for its day"
         raise InvalidReceiptError(
             f"{len(ids)} receipts: one of them was refused ({why}); handle them one by "
-            "one to learn which"
+            "one to find it"
         ) from error
-    held.begun()
     return set(found)
 
 

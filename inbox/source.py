@@ -1,8 +1,9 @@
 """The contract between a consumer and a broker."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Generic, Protocol, Self, TypeVar
 
 from inbox.poison.history import History
 from outbox.message import Message
@@ -33,6 +34,18 @@ class Delivery(Protocol):
         A delivery with a problem is never handled: it becomes a dead letter.
         """
 
+    @property
+    def history(self) -> History | None:
+        """Whether the message may have been started before; None: attempts count that.
+
+        With it, the consumer itself counts starts, for messages that may have been
+        started before by a process that died; see `inbox.poison`.
+        """
+
+    @property
+    def published_at(self) -> float | None:
+        """When the broker accepted it, in seconds since 1970; None if unknown."""
+
     async def ack(self) -> None:
         """Settle the delivery: the broker must not deliver it again.
 
@@ -48,26 +61,6 @@ class Delivery(Protocol):
         attempt is counted, and the message is not delivered again before the delay has
         passed. Nor are, if the broker keeps order, later messages of its key.
         """
-
-
-class DatedDelivery(Delivery, Protocol):
-    """A delivery from a broker that records when a message was published."""
-
-    @property
-    def published_at(self) -> float | None:
-        """When the broker accepted it, in seconds since 1970; None if unknown."""
-
-
-class DeliveryWithHistory(Delivery, Protocol):
-    """A delivery from a broker that doesn't count starts.
-
-    The consumer itself counts them, for messages that may have been started before by a
-    process that died; see `inbox.poison`.
-    """
-
-    @property
-    def history(self) -> History:
-        """What the source knows about earlier starts of the message."""
 
 
 class Settling(Protocol[E]):
@@ -116,6 +109,24 @@ class EntryDelivery(Generic[T]):
             self._source.nacked(self._entry, delay)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What only some sources can do; by default, calls have no effect.
+
+    Attributes:
+        leave_out: receive no messages of these tenants until the next call. Without it,
+            a tenant whose messages fill a queue's room holds up other tenants' messages
+            behind them.
+        reclaimed: return the number of deliveries so far that another replica had left
+            or returned.
+        foreign_holders: describe the sessions other than consumers that hold lanes.
+    """
+
+    leave_out: Callable[[Collection[str]], None] = lambda _: None
+    reclaimed: Callable[[], int] = lambda: 0
+    foreign_holders: Callable[[], Sequence[str]] = tuple
+
+
 class Source(Protocol):
     """Delivers the messages of one consumer's topics.
 
@@ -123,6 +134,10 @@ class Source(Protocol):
     nor nacked to the broker, and leaves no task behind. For one event loop; call
     `receive` from one task at a time, `ack` and `nack` from any task.
     """
+
+    @property
+    def abilities(self) -> Abilities:
+        """What else it can do."""
 
     async def __aenter__(self) -> Self:
         """Connect; raise `BrokerUnavailableError` if the broker is unavailable."""
@@ -139,33 +154,3 @@ class Source(Protocol):
         Raises:
             BrokerUnavailableError: the broker is unavailable; the next call reconnects.
         """
-
-
-@runtime_checkable
-class SelectiveSource(Protocol):
-    """A source that can skip tenants in its backlog.
-
-    With other sources, a tenant whose messages fill a queue's room holds up other
-    tenants' messages behind them.
-    """
-
-    def leave_out(self, tenants: Collection[str]) -> None:
-        """Receive no messages of these tenants until the next call."""
-
-
-@runtime_checkable
-class ReclaimingSource(Protocol):
-    """A source that counts the messages that another replica held before."""
-
-    @property
-    def reclaimed(self) -> int:
-        """The number of deliveries so far that another replica had left or returned."""
-
-
-@runtime_checkable
-class LeasingSource(Protocol):
-    """A source that leases lanes, which other clients of the server can hold, too."""
-
-    @property
-    def foreign_holders(self) -> Sequence[str]:
-        """Descriptions of the sessions other than consumers that hold lanes."""

@@ -10,7 +10,6 @@ objects. No lock request waits longer than lock_timeout, since writers queue beh
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -20,12 +19,11 @@ from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
+from outbox.administration.migrate import DAYS_AHEAD, LOCK_TIMEOUT
 from outbox.administration.names import Names
-from outbox.migrations.grants import list_grants
-from outbox.migrations.script import run
+from outbox.migrations.script import Part, run
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
-_LOCK_TIMEOUT = timedelta(seconds=10)
 _TURNS = 12
 _settings: dict[str, Any] = {
     "version_table": "alembic_version",
@@ -46,48 +44,55 @@ def _run_all() -> None:
         context.execute(_lock_timeout())
         if options.get("remove", False):
             _remove()
-        else:
-            _make(options.get("from_version"), with_cron=options.get("with_cron", True))
-    if options.get("remove", False):
-        return
+            return
+        _make(options.get("from_version"), with_cron=options.get("with_cron", True))
     if not options.get("with_cron", True):
+        days = options.get("days_ahead", DAYS_AHEAD)
         for schema in ("outbox", "inbox"):
             # Apart, because a transaction can hold a limited number of locks.
             with context.begin_transaction(), _pinned_settings():
-                run_now("premake.sql", schema=schema)
+                run_now("premake.sql", schema=schema, days=str(days))
     if is_ours:
         with context.begin_transaction(), _pinned_settings():
             run_now("validate.sql")
 
 
 def _lock_timeout(times: int = 1) -> str:
-    timeout = context.config.attributes.get("lock_timeout", _LOCK_TIMEOUT)
-    return f"SET LOCAL lock_timeout = {round(timeout.total_seconds() * 1000) * times}"
+    milliseconds = round(LOCK_TIMEOUT.total_seconds() * 1000)
+    return f"SET LOCAL lock_timeout = {milliseconds * times}"
 
 
 def _make(from_version: str | None, *, with_cron: bool) -> None:
-    run_now("check.sql")
+    cron = str(with_cron).lower()
+    run_now("check.sql", with_cron=cron)
     # An event trigger would run before there is anything to refuse in the schemas.
     run_now("refuse_foreign.sql")
+    part = context.config.attributes.get("part")
     names = context.config.attributes.get("names", Names())
     for schema in ("outbox", "inbox", names.partman_schema):
-        context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        if part != Part.OWNER and schema is not None:
+            context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
     run_now("revoke_defaults.sql")
     run_now("refuse_foreign.sql")
-    run_now("partman.sql")
+    run_now("extensions.sql", with_cron=cron)
     run_now("roles.sql")
+    run_now("schemas.sql")
+    run_now("grants_on_partman.sql", grant="GRANT", to="TO")
     if from_version is not None:
         run_now("check_version.sql", from_version=from_version)
-    context.run_migrations()
+    if part != Part.ADMINISTRATOR:
+        context.run_migrations()
+    if names.partman_schema is None:
+        run_now("without_partman.sql")
+    else:
+        run_now("with_partman.sql")
     run_now("own.sql")
     run_now("revoke_defaults.sql")
-    run_now("grants_on_partman.sql")
-    for file in list_grants():
-        run_now(f"versions/{file.name}")
+    run_now("grants.sql")
     run_now("restore.sql")
+    run_now("rebase.sql")
     if with_cron:
-        dropped = context.config.attributes.get("drop_jobs_of") or ""
-        run_now("schedule.sql", drop_jobs_of=dropped.replace("'", "''"))
+        run_now("schedule.sql")
 
 
 def _remove() -> None:
@@ -96,6 +101,8 @@ def _remove() -> None:
     run_now("roles.sql")
     run_now("unschedule.sql")
     run_now("remove.sql")
+    run_now("grants_on_partman.sql", grant="REVOKE", to="FROM")
+    run_now("remove_roles.sql")
 
 
 def run_now(file: str, **values: str) -> None:
@@ -115,6 +122,9 @@ def _pinned_settings() -> Iterator[None]:
     if context.is_offline_mode():
         context.execute(PIN_SEARCH_PATH_LOCALLY)
         context.execute(_lock_timeout())
+        if context.config.attributes.get("part") == Part.OWNER:
+            names = context.config.attributes["names"]
+            context.execute(names.fill("SET LOCAL ROLE {owner}"))
         yield
         return
     connection = context.get_bind()

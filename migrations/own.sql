@@ -8,16 +8,14 @@ DECLARE
     v_owner oid := (SELECT r.oid FROM pg_roles r WHERE r.rolname = {owner_name});
     v_object text;
 BEGIN
-    IF to_regclass('outbox.index_promise') IS NULL THEN
+    IF to_regclass('outbox.promise') IS NULL THEN
         RETURN;
     END IF;
     FOR v_object IN
-        SELECT format('SCHEMA %I', n.nspname) FROM pg_namespace n WHERE n.nspname IN ('outbox', 'inbox') AND n.nspowner <> v_owner
-         UNION ALL
         SELECT format('%s %s', CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid::regclass)
           FROM pg_class c
          WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relowner <> v_owner
-           AND (c.relkind = 'S' OR c.relname LIKE '%\_template' OR c.oid IN (SELECT to_regclass(p.on_table) FROM outbox.index_promise p))
+           AND c.oid::regclass::text IN (SELECT p.relation FROM outbox.promise p)
          UNION ALL
         SELECT format('FUNCTION %s', f.oid::regprocedure) FROM pg_proc f
          WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.proowner <> v_owner

@@ -16,7 +16,7 @@ BEGIN
             SELECT format('TRIGGER ON %s', c.oid::regclass), 'TRIGGER', c.relacl FROM pg_class c
              WHERE c.oid = to_regclass('outbox.alembic_version')
                 OR c.oid IN (SELECT d.objid FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_partman'
-                              WHERE d.refclassid = 'pg_extension'::regclass AND d.classid = 'pg_class'::regclass)
+                              WHERE {partman_name} IS NOT NULL AND d.refclassid = 'pg_extension'::regclass AND d.classid = 'pg_class'::regclass)
         )
         SELECT DISTINCT format('REVOKE %s FROM %s', c.what, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
           FROM created c CROSS JOIN LATERAL aclexplode(c.acl) AS a

@@ -42,7 +42,7 @@ BEGIN
         GRANT {monitor} TO {web};
     END IF;
 EXCEPTION WHEN insufficient_privilege THEN
-    RAISE EXCEPTION 'role "%" may not become "%": %', current_user, v_role, SQLERRM
-        USING HINT = format('let an administrator run: GRANT {owner}, {maintainer}, {detacher} TO %I', current_user);
+    RAISE EXCEPTION 'role "%" may not create "%", or become it: %', current_user, v_role, SQLERRM
+        USING HINT = format('let an administrator run what pillarbox migrate --sql administrator prints, or: GRANT {owner}, {maintainer}, {detacher} TO %I', current_user);
 END
 $roles$;

@@ -2,31 +2,17 @@
 -- detaches every hour, as the detacher, and then runs the upkeep, as the maintainer.
 DO $schedule$
 DECLARE
-    v_database text := current_setting('cron.database_name', true);
     -- Databases can share the table of jobs, whose names have at most 63 bytes.
     v_of text := ' of ' || CASE WHEN octet_length(current_database()) > 36 THEN left(md5(current_database()), 8) ELSE current_database() END;
     -- Background workers need no address.
     v_heeds_nodes boolean := coalesce(current_setting('cron.use_background_workers', true) = 'off', false);
     v_role text;
 BEGIN
-    IF v_database IS NULL THEN
-        RAISE EXCEPTION 'pg_cron is not loaded by this server'
-            USING HINT = format('install it (on Debian: apt install postgresql-%s-cron), set shared_preload_libraries = ''pg_cron'' and'
-                ' cron.database_name = ''%s'' and restart, or migrate with --without-cron and run pillarbox maintain hourly',
-                current_setting('server_version_num')::int / 10000, current_database());
-    END IF;
-    IF v_database <> current_database() THEN
-        RAISE EXCEPTION 'pg_cron runs in database "%", this is "%"', v_database, current_database()
-            USING HINT = format('set cron.database_name = ''%s'' and restart, or migrate with --without-cron and run in database "%s":'
-                ' CREATE EXTENSION IF NOT EXISTS pg_cron; SELECT cron.schedule_in_database(%L, ''7 * * * *'', ''CALL outbox.maintain()'', %L, %L)',
-                current_database(), v_database, 'pillarbox maintain ' || current_database(), current_database(), {maintainer_name});
-    END IF;
     BEGIN
-        CREATE EXTENSION IF NOT EXISTS pg_cron;
         GRANT USAGE ON SCHEMA cron TO {maintainer}, {detacher};
     EXCEPTION WHEN insufficient_privilege THEN
-        RAISE EXCEPTION 'role "%" may not install pg_cron or grant its use', current_user
-            USING HINT = format('let an administrator run: CREATE EXTENSION pg_cron; GRANT USAGE ON SCHEMA cron TO %I, %I', {maintainer_name}, {detacher_name});
+        RAISE EXCEPTION 'role "%" may not grant the use of pg_cron', current_user
+            USING HINT = format('let an administrator run: GRANT USAGE ON SCHEMA cron TO %I, %I; or add --without-cron', {maintainer_name}, {detacher_name});
     END;
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET timezone = ''UTC''', current_database());
     -- A job starts outside our routines: it must not use objects of other schemas.
@@ -38,9 +24,9 @@ BEGIN
     -- It would end the whole upkeep, whose steps have limits of their own.
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET statement_timeout = 0', current_database());
     -- Renaming the database leaves its jobs with the old name, and a dump takes them to other servers. Jobs
-    -- of other databases may be theirs: only --drop-jobs-of removes them.
+    -- of other databases that exist may be theirs; the doctor reports them.
     SET LOCAL row_security = on;  -- pg_cron's policies show each role its own jobs
-    FOREACH v_role IN ARRAY ARRAY[{maintainer_name}, {detacher_name}, current_user] LOOP
+    FOREACH v_role IN ARRAY ARRAY[{maintainer_name}, {detacher_name}] LOOP
         EXECUTE format('SET LOCAL ROLE %I', v_role);
         PERFORM cron.unschedule(j.jobid)
            FROM cron.job j
@@ -48,8 +34,7 @@ BEGIN
                 SELECT NOT v_heeds_nodes
                     OR j.nodeport = current_setting('port')::int
                        AND (j.nodename IN ('', 'localhost', '127.0.0.1', '::1') OR j.nodename LIKE '/%')) AS node (is_this)
-          WHERE j.database = {drop_jobs_of} AND (j.jobname LIKE 'pillarbox %' OR j.command LIKE '%outbox.maintain(%')
-             OR j.username = v_role AND v_role IN ({maintainer_name}, {detacher_name}) AND j.jobname LIKE 'pillarbox %'
+          WHERE j.username = v_role AND j.jobname LIKE 'pillarbox %'
                 AND CASE WHEN j.database = current_database()
                          THEN NOT node.is_this
                               OR j.jobname NOT LIKE 'pillarbox detach %'
@@ -58,7 +43,7 @@ BEGIN
     END LOOP;
     -- cron.schedule() records the current user as the job's role, and replaces a job of the same name.
     SET LOCAL ROLE {maintainer};
-    PERFORM cron.schedule('pillarbox upkeep' || v_of, '7 * * * *', 'CALL outbox.maintain(patience => ''6 hours'')');
+    PERFORM cron.schedule('pillarbox upkeep' || v_of, '7 * * * *', 'CALL outbox.maintain()');
     PERFORM cron.schedule('pillarbox trim cron log' || v_of, '23 3 * * *', 'SELECT outbox.trim_cron_log()');
     SET LOCAL ROLE {detacher};
     PERFORM cron.schedule('pillarbox plan detaches' || v_of, '2 * * * *', 'SELECT outbox.schedule_detaches()');

@@ -24,10 +24,7 @@ BEGIN
             RESET ROLE;
         END LOOP;
     END IF;
-    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET timezone', current_database());
-    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET search_path', current_database());
-    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET statement_timeout', current_database());
-    EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET search_path', current_database());
-    EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET statement_timeout', current_database());
+    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET ALL', current_database());
+    EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET ALL', current_database());
 END
 $schedule$;

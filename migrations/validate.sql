@@ -11,14 +11,14 @@ BEGIN
         SELECT c.conrelid::regclass AS on_table, c.conname
           FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid
          WHERE t.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
-           AND c.contype = 'c' AND NOT c.convalidated
+           AND c.contype IN ('c', 'f') AND NOT c.convalidated
          -- Partitions first: then the table itself has nothing left to read.
          ORDER BY t.relispartition DESC, t.relname, c.conname
     LOOP
         BEGIN
             EXECUTE format('ALTER TABLE %s VALIDATE CONSTRAINT %I', v_constraint.on_table, v_constraint.conname);
         EXCEPTION
-            WHEN check_violation THEN
+            WHEN integrity_constraint_violation THEN
                 RAISE WARNING 'rows of % violate its constraint %', v_constraint.on_table, v_constraint.conname
                     USING HINT = 'they are kept; correct them, then run pillarbox migrate again';
             WHEN lock_not_available THEN

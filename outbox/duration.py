@@ -1,7 +1,7 @@
-"""Durations and rates as people write them: 90s, 15m, 6h, 7d, 2w; 10/s, 500/h."""
+"""Durations, moments and rates as people write them: 90s, 6h, 7d, 2w; 10/s, 500/h."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from outbox.errors import ConfigError, shorten
@@ -42,6 +42,28 @@ def read_duration(field: str, text: str) -> timedelta:
     return timedelta(**{name: float(number or 0) for name, number in numbers})
 
 
+def read_moment(field: str, text: str) -> datetime:
+    """Read a moment: `2026-01-31T14:00Z`, or how long ago it was, such as `6h`.
+
+    Raises:
+        ConfigError: it has another form, or no time zone; the message begins with
+            `field`.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return datetime.now(UTC) - read_duration(field, text)
+        except (ConfigError, OverflowError):
+            moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ConfigError(
+            f"{field} {shorten(text)}: write a moment with its time zone such as "
+            "2026-01-31T14:00Z, or how long ago: 90s, 15m, 6h, 7d, 2w or 1h30m"
+        )
+    return moment
+
+
 def write_duration(duration: timedelta) -> str:
     """Write a duration in its largest unit up to days, rounded down, for display."""
     seconds = max(0.0, duration.total_seconds())
@@ -77,14 +99,14 @@ def exact_duration(duration: timedelta) -> str:
         count, rest = divmod(duration, size)
         if duration and not rest and (unit == "d" or count < _MANY):
             return f"{count}{unit}"
-    said = ""
+    text = ""
     for size, unit in _SIZES[:-1]:
         count, duration = divmod(duration, size)
-        said += f"{count}{unit}" if count else ""
-    if duration or not said:
+        text += f"{count}{unit}" if count else ""
+    if duration or not text:
         seconds, rest = divmod(duration, timedelta(seconds=1))
-        said += f"{seconds}.{rest.microseconds:06}".rstrip("0").rstrip(".") + "s"
-    return said
+        text += f"{seconds}.{rest.microseconds:06}".rstrip("0").rstrip(".") + "s"
+    return text
 
 
 def read_rate(field: str, text: str) -> float:

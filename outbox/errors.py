@@ -149,7 +149,7 @@ def without_values(text: str, error: BaseException) -> str:
     text = text[:_MOST_CHARS]
     for behind, is_below in _behind(error):
         if _is_hidden(behind, is_below):
-            start = _start_of_quotation(text, _said(behind))
+            start = _start_of_quotation(text, _str(behind))
             if start is not None:
                 text = text[:start] + _text_of(behind, is_below)
     if (row := _ROW.search(text)) is None:
@@ -203,8 +203,8 @@ def _traceback_lines(
         kind = type(error)
         yield f"{kind.__module__}.{kind.__qualname__}: {_text_of(error, is_below)}\n"
     else:
-        said = "".join(traceback.format_exception_only(error))
-        yield without_values(said, error).rstrip("\n") + "\n"
+        text = "".join(traceback.format_exception_only(error))
+        yield without_values(text, error).rstrip("\n") + "\n"
     if isinstance(error, BaseExceptionGroup):
         for number, member in enumerate(error.exceptions, 1):
             if id(member) not in seen:
@@ -238,7 +238,7 @@ def _text_of(error: BaseException, is_below: bool) -> str:
         return f"{_cut_value(primary, sqlstate)} ({', '.join(about)})"
     if _is_of_validation(error):
         return _kinds_of(error)
-    return _LEFT_OUT if is_below else without_values(_said(error), error)
+    return _LEFT_OUT if is_below else without_values(_str(error), error)
 
 
 def _is_of_validation(error: BaseException) -> bool:
@@ -250,7 +250,7 @@ def _is_of_validation(error: BaseException) -> bool:
 
 
 def _kinds_of(error: Any) -> str:
-    """Return the model and the broken rules, which only pydantic 2 tells without input.
+    """Return the model and the broken rules, which only pydantic 2 gives without input.
 
     Places are left out, too: they name the keys of dicts.
     """
@@ -279,7 +279,7 @@ def _report_of(error: BaseException) -> _Report | None:
         return None
     if hasattr(error, "constraint_name"):  # asyncpg
         return _Report(
-            _said(error.args[0]) if error.args else "", sqlstate, error.constraint_name
+            _str(error.args[0]) if error.args else "", sqlstate, error.constraint_name
         )
     # SQLAlchemy's translation of an asyncpg error.
     return None if error.__cause__ is None else _report_of(error.__cause__)
@@ -341,7 +341,7 @@ def _cut_value(primary: str, sqlstate: str) -> str:
     return _ARGUMENT.sub(r"\1", _QUOTED.sub('"…"', primary))
 
 
-def _said(value: object) -> str:
+def _str(value: object) -> str:
     """Return an error's text, even if its own code fails."""
     try:
         return str(value)

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import ClassVar, Final, TypeAlias
+from datetime import datetime, timedelta
+from typing import ClassVar, TypeAlias
 
 from outbox import tracing
 
@@ -29,43 +29,47 @@ class Event:
     usually end without help, and need an operator if they don't."""
 
     ends: ClassVar["tuple[type[Event], ...]"] = ()
-    """The events whose repetitions end with this one."""
+    """The events whose condition ends with this one, and their repetitions."""
 
     advice: ClassVar[str | None] = None
     """What an operator should do. A log shows it as `remedy`, at WARNING. An event
     whose remedy depends on the case has a field of that name instead."""
+
+    waits_for: ClassVar[str | None] = None
+    """What the process waits for from this event until one that `ends` it; until then
+    it isn't ready, and counts as failing."""
 
     settles: ClassVar[str | None] = None
     """How the event settled a message, such as `"retry"`: traces show the event under
     this name. Such events have the fields `id`, `topic`, `reason` and `traceparent`."""
 
 
-MEASURE_INTERVAL: Final = 5.0
-"""Seconds between two measurements by the same process."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockedKeysMeasured(Event):
-    """The number of blocked keys, and how long the first one has waited, if any.
+class ProcessMeasured(Event):
+    """How a relay or a consumer does, reported every few seconds.
 
-    Each process measures its own keys.
+    Attributes:
+        name: the consumer's name; `main` for a relay.
+        in_flight: batches that are being published, or running handlers.
+        held: a consumer's messages that were fetched and are not settled yet, including
+            those in flight; the lanes that a relay leases.
+        blocked_keys: keys whose first message waits for its retry. For a lane of a
+            relay with more of them than a claim can carry, that maximum.
+        blocked_for: how long the first of a consumer's keys has waited.
+        failing_since: since when something has kept failing; None if nothing fails.
+        reason: the last failure.
     """
 
     level = logging.DEBUG
 
-    consumer: str
-    keys: int
-    age: timedelta | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepFailed(Event):
-    """The upkeep of the partitions failed, or didn't trust the server's clock."""
-
-    level = logging.WARNING
-    advice = "run pillarbox doctor, which names the cause; then pillarbox maintain"
-
-    reason: str
+    kind: str
+    name: str
+    in_flight: int
+    held: int
+    blocked_keys: int
+    blocked_for: timedelta | None = None
+    failing_since: datetime | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +86,6 @@ class TracingFailed(Event):
         "check the span processors and the exporter, and the function that instrument()"
         " was given as attributes"
     )
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracingRefused(Event):
-    """A tracing setting is invalid, so this process traces no messages.
-
-    Attributes:
-        reason: the variable, its value, and the allowed values.
-    """
-
-    level = logging.WARNING
-    advice = "correct the variable and restart the process"
 
     reason: str
 

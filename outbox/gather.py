@@ -1,9 +1,10 @@
 """Run calls concurrently, all or nothing, and let them be cancelled at any time."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -24,6 +25,70 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseException:
         await end(tasks)
         raise
+
+
+async def start(
+    run: Coroutine[Any, Any, None], started: asyncio.Event
+) -> asyncio.Task[None]:
+    """Run a process in a task of its own; return once it has started.
+
+    Raises:
+        Exception: what `run` raised before it had started.
+    """
+    task = asyncio.create_task(run)
+    waiting = asyncio.create_task(started.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        await end([task])
+        raise
+    finally:
+        await end([waiting])
+    if task.done():
+        await task
+    return task
+
+
+class Process(ABC):
+    """What `async with` runs in the background, as in FastAPI's lifespan.
+
+    Entering returns once it has started, or raises what `run` does if it can't start.
+    Leaving drains and stops it.
+    """
+
+    def __init__(self) -> None:
+        self._started = asyncio.Event()
+        self._embedded: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Run until `stop` or cancellation; set `_started` after the start."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Make `run` drain and return."""
+
+    async def __aenter__(self) -> Self:
+        """Run in the background until the block ends."""
+        self._started.clear()
+        self._embedded = await start(self.run(), self._started)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Drain and stop."""
+        self.stop()
+        if self._embedded is not None:
+            await self._embedded
+
+    async def _drained(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run to the end; a cancellation stops it, a second one ends the drain."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.stop()
+            await task
+            raise
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -158,7 +158,7 @@ class Limits:
             raise InvalidMessageError(
                 "available_at",
                 moment.isoformat(),
-                f"lies more than {exact_duration(self.max_delay)} ahead",
+                f"is more than {exact_duration(self.max_delay)} ahead",
                 "add it later, or raise Limits(max_delay=…) and the retention:"
                 " pillarbox retention set inbox.receipt 45d --minimum 31d",
             )

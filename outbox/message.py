@@ -8,10 +8,10 @@ from uuid import UUID
 
 from typing_extensions import override
 
-from outbox import json_codec as codec
 from outbox.errors import InvalidMessageError
 from outbox.lane import Priority
 from outbox.message_id import uuid7
+from outbox.payload import json_codec as codec
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -44,17 +44,22 @@ class FrozenDict(dict[K, V]):
 _NO_HEADERS: Final[FrozenDict[str, str]] = FrozenDict()
 
 
-class _Changes(TypedDict, total=False):
-    topic: str
-    payload: object
+class Details(TypedDict, total=False):
+    """What a message has besides its topic and payload; see `Message`."""
+
     key: str | None
     tenant: str | None
     headers: Mapping[str, str]
     id: UUID
-    content_type: str
-    schema_version: int
     priority: Priority
     available_at: datetime | None
+
+
+class _Changes(Details, total=False):
+    topic: str
+    payload: object
+    content_type: str
+    schema_version: int
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -103,7 +108,10 @@ class Message:
         """Create a message; `add` checks it.
 
         Args:
-            payload: bytes are used as they are; anything else is encoded as JSON now.
+            payload: bytes are used as they are. Anything else is encoded as JSON now:
+                see `jsonable` for models, dataclasses, dates and others. So a str
+                becomes a JSON string, whatever it contains: pass text that is JSON to
+                `from_json`.
             headers: they are copied, so a later change doesn't reach the message.
             content_type: by default `application/octet-stream` for bytes and
                 `application/json` for the rest.
@@ -124,7 +132,8 @@ class Message:
         assign(self, "key", key)
         assign(self, "tenant", tenant)
         if type(headers) is not FrozenDict:
-            if not isinstance(headers, Mapping):
+            # An abstract class takes as long to ask as all the rest together.
+            if type(headers) is not dict and not isinstance(headers, Mapping):
                 raise InvalidMessageError(
                     "headers", headers, "isn't a mapping", "pass a dict of str to str"
                 )
@@ -134,6 +143,34 @@ class Message:
         assign(self, "schema_version", schema_version)
         assign(self, "priority", priority)
         assign(self, "available_at", available_at)
+
+    @classmethod
+    def from_json(
+        cls,
+        topic: str,
+        payload: str | bytes,
+        *,
+        schema_version: int = 1,
+        **details: Unpack[Details],
+    ) -> Self:
+        """Create a message whose payload is JSON already.
+
+        Args:
+            payload: JSON, which is checked and used as it is.
+            details: as for `Message`.
+
+        Raises:
+            CodecError: it isn't JSON in UTF-8.
+        """
+        encoded = payload.encode() if isinstance(payload, str) else payload
+        codec.decode(encoded)
+        return cls(
+            topic,
+            encoded,
+            content_type=codec.JSON,
+            schema_version=schema_version,
+            **details,
+        )
 
     def replace(self, **changes: Unpack[_Changes]) -> Self:
         """Return a copy with some attributes changed.

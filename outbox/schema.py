@@ -135,9 +135,19 @@ def insert_of(messages: Sequence[Message]) -> MessageInsert:
     return _from_arrays(
         {
             name: bindparam(None, literal, Text(), unique=True)
-            for name, literal in _arrays([_row(m) for m in messages]).items()
+            for name, literal in arrays_of(messages).items()
         },
     )
+
+
+def insert_many() -> MessageInsert:
+    """Return the INSERT of any number of messages, whose parameters are `arrays_of`."""
+    return _INSERT_MANY
+
+
+def arrays_of(messages: Sequence[Message]) -> dict[str, str]:
+    """Return the columns of messages as array literals, by name."""
+    return _arrays([_row(message) for message in messages])
 
 
 def _row(message: Message) -> dict[str, Any]:

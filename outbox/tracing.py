@@ -24,18 +24,18 @@ TRACESTATE: Final = "tracestate"
 _CAUSE: Final = "outbox.cause"
 
 
-def note_cause(session: "Session", id: UUID) -> None:
+def set_cause(session: "Session", id: UUID) -> None:
     """Record which message a session's transaction handles, until it ends."""
     session.info[_CAUSE] = (_root(session), id)
 
 
 def cause_of(session: "Session") -> UUID | None:
     """Return the id of the message that a session's transaction handles, if known."""
-    noted: tuple[Any, UUID] | None = session.info.get(_CAUSE)
-    if noted is None:
+    cause: tuple[Any, UUID] | None = session.info.get(_CAUSE)
+    if cause is None:
         return None
-    if noted[0] is _root(session):
-        return noted[1]
+    if cause[0] is _root(session):
+        return cause[1]
     del session.info[_CAUSE]
     return None
 

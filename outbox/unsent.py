@@ -2,14 +2,14 @@
 
 A rollback, or an exception that ends the session, discards messages on purpose. A
 forgotten commit doesn't, nor does a commit after `expunge_all`, so it is reported: as
-the event `MessagesUnsent`, which is logged, and as an `UnsentMessagesWarning`, which
-Python shows where it shows a `ResourceWarning`.
+the event `MessagesUnsent`, which is logged, and as an `UnsentMessagesWarning`, a
+`RuntimeWarning` like that for a coroutine that was never awaited.
 """
 
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ _UNCOMMITTED: Final = "outbox.messages_uncommitted"
 _END_IS_KNOWN: Final = "outbox.session_end_is_known"
 
 
-class UnsentMessagesWarning(ResourceWarning):
+class UnsentMessagesWarning(RuntimeWarning):
     """Messages were added to a session that ended without sending them."""
 
 
@@ -40,7 +40,7 @@ class MessagesUnsent(Event):
     """A session was closed without a commit, or expunged its messages before one."""
 
     level = logging.WARNING
-    advice = "commit the session that outbox.add was given, or roll it back on purpose"
+    advice = "commit the session that add was given, or roll it back on purpose"
 
     messages: int
     topics: tuple[str, ...]
@@ -55,13 +55,9 @@ class MessagesUnsent(Event):
         return (
             f"lost {self.messages} message{many} of topic {', '.join(topics)}: their "
             "session was closed without a commit, or expunged before a flush; commit "
-            "the session that outbox.add was given (with Session.begin() as session: "
+            "the session that add was given (with Session.begin() as session: "
             "…), or roll it back on purpose"
         )
-
-
-on_unsent: Final[list[Callable[[MessagesUnsent], None]]] = []
-"""Listeners that replace the log and the warning, for `outbox.testing`."""
 
 
 class Batch:
@@ -131,7 +127,7 @@ def _close(outer: "ref[Any]") -> Coroutine[Any, Any, None]:
 
 
 @event.listens_for(Session, "before_commit")
-def _note_attempt(session: Session) -> None:
+def _record_attempt(session: Session) -> None:
     # If this commit fails, its caller gets the error.
     if not session.in_nested_transaction():
         session.info[_END_IS_KNOWN] = True
@@ -169,10 +165,6 @@ def _report_lost(batches: Iterable[Batch]) -> None:
 
 
 def _report(unsent: MessagesUnsent) -> None:
-    if on_unsent:
-        for listener in on_unsent:
-            listener(unsent)
-        return
     log_event(logging.getLogger("pillarbox"), unsent)
     try:
         warnings.warn(str(unsent), UnsentMessagesWarning, stacklevel=2)

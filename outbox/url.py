@@ -1,10 +1,12 @@
 """Split broker and database URLs, and print them without secrets."""
 
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
 from outbox.errors import ConfigError
+
+_OF_POSTGRESQL: Final = ("postgresql", "postgres")
 
 
 class FileUrl(str):
@@ -41,6 +43,13 @@ class FileUrl(str):
             ConfigError: it can't be read.
         """
         return str(self.read(self.variable, self._path))
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a URL, without the driver that SQLAlchemy puts into it."""
+    scheme = url.partition(":")[0]
+    name = scheme.partition("+")[0]
+    return name if name in _OF_POSTGRESQL else scheme
 
 
 def split(url: str) -> SplitResult:

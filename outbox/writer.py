@@ -5,9 +5,8 @@ unit of work inserts. So whatever follows it sees a write like any other, and sa
 keep or discard it. An object for each message would take as long as its insert.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Never
-from typing import cast as typing_cast
+from collections.abc import Coroutine, Iterator
+from typing import Any, Final, Unpack, overload
 
 from sqlalchemy import Connection, Insert, event, inspect
 from sqlalchemy.exc import UnboundExecutionError
@@ -19,15 +18,20 @@ from sqlalchemy.orm import (
     sessionmaker,
 )
 from sqlalchemy.orm import registry as orm_registry
-from typing_extensions import override
 
 from outbox import tracing
+from outbox.connections import (
+    AsyncConnectionOf,
+    SyncConnection,
+    insert_on,
+    is_connection,
+)
 from outbox.errors import ConfigError, InvalidMessageError, NotASessionError, shorten
 from outbox.limits import Limits, check_reserved
-from outbox.message import Message
-from outbox.payload_codec import PayloadCodec, encoded
+from outbox.message import Details, Message
+from outbox.payload.payload_codec import PayloadCodec, encoded
+from outbox.payload.schema_registry import REGISTRY, SchemaRegistry
 from outbox.schema import insert_of, message_table, metadata
-from outbox.schema_registry import REGISTRY, SchemaRegistry
 from outbox.session import (
     AnySession,
     is_async_scoped_session,
@@ -67,13 +71,36 @@ class AddedMessages:
         self.messages = messages
 
 
+@overload
 def add(
-    session: AnySession,
-    *messages: Message,
+    session: "AnySession | SyncConnection",
+    *messages: object,
     limits: Limits = _LIMITS,
     registry: SchemaRegistry = REGISTRY,
     codec: PayloadCodec | None = None,
-) -> None:
+    **details: Unpack[Details],
+) -> None: ...
+
+
+@overload
+def add(
+    session: AsyncConnectionOf,
+    *messages: object,
+    limits: Limits = _LIMITS,
+    registry: SchemaRegistry = REGISTRY,
+    codec: PayloadCodec | None = None,
+    **details: Unpack[Details],
+) -> Coroutine[Any, Any, None]: ...
+
+
+def add(
+    session: "AnySession | SyncConnection | AsyncConnectionOf",
+    *messages: object,
+    limits: Limits = _LIMITS,
+    registry: SchemaRegistry = REGISTRY,
+    codec: PayloadCodec | None = None,
+    **details: Unpack[Details],
+) -> Coroutine[Any, Any, None] | None:
     """Add messages to the transaction of `session`.
 
     They are published if and only if that transaction commits. `add` does no I/O, so
@@ -86,12 +113,18 @@ def add(
     A session that is closed without a commit, a rollback or an exception loses its
     messages. That is logged, and an `UnsentMessagesWarning` is issued.
 
+    Instead of a session it can be a connection of SQLAlchemy Core or of psycopg. Then
+    the rows are inserted at once, and an async connection's call must be awaited.
+
     Adding no message does nothing, so `add(session, *events)` needs no prior check.
 
     Args:
+        messages: each is a `Message`, or an instance of a class that `@event` has bound
+            to a topic.
         limits: the limits of a message, checked before and after it is encoded.
         registry: the schemas that payloads must match before they are encoded.
         codec: encodes the payloads at once, so that no table holds the originals.
+        details: the key and other attributes of the messages that are made of events.
 
     Raises:
         InvalidMessageError: a message breaks a rule, doesn't match the schema that is
@@ -99,24 +132,25 @@ def add(
             added, and the session is unchanged.
         NotASessionError: `session` isn't one.
         ConfigError: it is a `ShardedSession`.
-        TypeError: `add` was awaited; the messages were added nevertheless.
 
     The flush that writes them raises `AutocommitError` if the session's connection is
     in AUTOCOMMIT mode, where a rollback would keep them, and `ConfigError` if the
     session has no bind for their table; then nothing was written.
     """
+    if is_connection(session):
+        made = tuple(_message(message, registry, details) for message in messages)
+        return insert_on(session, _checked(made, limits, registry, codec))
     target = sync_session(session)
     if is_sharded_session(target):
         raise ConfigError(
-            f"session {shorten(target)}: is a ShardedSession, which can't know the "
-            "shard of a message; name that of the rows that belong to it: session."
-            "execute(outbox.insert_statement(…), bind_arguments={'shard_id': …})"
+            f"session {shorten(target)}: is a ShardedSession, but a message has no "
+            "shard; name that of the rows that belong to it: session."
+            "execute(insert_statement(…), bind_arguments={'shard_id': …})"
         )
-    messages = _checked(messages, limits, registry, codec)
-    if messages:
-        _add(target, messages)
-    # To type checkers it is None, so that they reject an await, too.
-    return typing_cast("None", ADDED)
+    made = tuple(_message(message, registry, details) for message in messages)
+    if made:
+        _add(target, _checked(made, limits, registry, codec))
+    return None
 
 
 def _add(target: Session, messages: tuple[Message, ...]) -> None:
@@ -157,8 +191,25 @@ def insert_statement(
     """
     if not messages:
         raise InvalidMessageError("messages", (), "is empty", "pass at least one")
-    messages = _checked(messages, limits, registry, codec)
-    return insert_of(messages)
+    messages = tuple(_message(message, registry, {}) for message in messages)
+    return insert_of(_checked(messages, limits, registry, codec))
+
+
+def _message(given: object, registry: SchemaRegistry, details: Details) -> Message:
+    if isinstance(given, Message):
+        if details:
+            raise InvalidMessageError(
+                next(iter(details)),
+                given.topic,
+                "was passed beside a Message",
+                "pass it to Message(…), or an event instead of the message",
+            )
+        return given
+    bound = registry.topic_of(type(given))
+    if bound is None:
+        raise _not_a_message(given)
+    topic, version = bound
+    return Message(topic, given, schema_version=version, **details)
 
 
 def _checked(
@@ -168,8 +219,6 @@ def _checked(
     codec: PayloadCodec | None,
 ) -> tuple[Message, ...]:
     for message in messages:
-        if not isinstance(message, Message):
-            raise _not_a_message(message)
         limits.check(message)
         check_reserved(message.headers)
         registry.check(message)
@@ -220,14 +269,11 @@ def sync_session(session: object) -> Session:
         remedy = (
             "it makes sessions: async with sessions.begin() as session: add(session, …)"
         )
-    elif isinstance(session, Connection):
-        remedy = "on a connection execute(outbox.insert_statement(…))"
     elif isinstance(session, Message):
         remedy = "it is the first argument: add(session, message)"
     else:
         remedy = (
-            "pass the Session or AsyncSession of your transaction,"
-            " or execute outbox.insert_statement(…) on a connection"
+            "pass the Session or AsyncSession of your transaction, or its connection"
         )
     raise NotASessionError(
         f"session {shorten(session)}: isn't a SQLAlchemy session; {remedy}"
@@ -235,30 +281,10 @@ def sync_session(session: object) -> Session:
 
 
 def _not_a_message(given: object) -> InvalidMessageError:
-    remedy = "pass outbox.Message(topic, payload, …)"
-    if not isinstance(given, str | bytes | Mapping) and isinstance(given, Iterable):
+    remedy = "pass Message(topic, payload, …), or bind its class to a topic: @event"
+    if isinstance(given, list | tuple | set | Iterator):
         remedy = "pass messages one by one, add(session, *messages)"
     return InvalidMessageError("object", type(given), "isn't a Message", remedy)
-
-
-class _Added:
-    """The return value of `add`, which raises an error if it is awaited."""
-
-    @override
-    def __repr__(self) -> str:
-        return "<added>"
-
-    if not TYPE_CHECKING:
-
-        def __await__(self) -> Never:
-            raise TypeError(
-                "outbox.add does no I/O and can't be awaited: write "
-                "outbox.add(session, message), with an AsyncSession, too"
-            )
-
-
-ADDED: Final[object] = _Added()
-"""What `add` returns: there is nothing to await."""
 
 
 @event.listens_for(Session, "before_flush")

@@ -5,17 +5,3 @@ another through `claim`, `publish` and `settle`. `lanes/` tracks which messages 
 claimed, `wakeup` decides when to look for them, and `sweep` does the periodic work.
 `publisher` is the contract with brokers; `publishers/` contains the implementations.
 """
-
-from relay.config import RelayConfig
-from relay.publisher import Acked, Checkable, Confirmation, Nacked, Publisher
-from relay.relay import Relay
-
-__all__ = [
-    "Acked",
-    "Checkable",
-    "Confirmation",
-    "Nacked",
-    "Publisher",
-    "Relay",
-    "RelayConfig",
-]

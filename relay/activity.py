@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from outbox.events import Event
+from outbox.events import Event, ProcessMeasured
 from outbox.observability.latency import Latencies
 from relay.events import (
     BatchPublished,
@@ -12,7 +12,6 @@ from relay.events import (
     MessageDeadLettered,
     MessageDelayed,
     RelayActive,
-    RelayMeasured,
 )
 
 
@@ -42,7 +41,7 @@ class RelayCounts:
                 self._refused += 1
             case MessageDeadLettered():
                 self._dead_lettered += 1
-            case RelayMeasured():
+            case ProcessMeasured():
                 self._blocked_keys = event.blocked_keys
             case LeaseTaken():
                 self._lanes.update(event.lanes)

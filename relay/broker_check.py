@@ -6,13 +6,16 @@ from typing import Final
 from outbox.errors import BrokerUnavailableError, one_line
 from relay.breaker import Breaker
 from relay.lanes.board import LaneBoard
-from relay.publisher import Checkable, Publisher
+from relay.publisher import Checkable, Handling, Publisher
 
 _TIMEOUT: Final = 10.0
 
 
 async def check_broker(
-    publisher: Publisher, board: LaneBoard, breaker: Breaker, seconds: float
+    publisher: Publisher | Handling,
+    board: LaneBoard,
+    breaker: Breaker,
+    seconds: float,
 ) -> None:
     """Check an idle broker, and open or close the breaker accordingly, until cancelled.
 

@@ -1,15 +1,17 @@
 """Claim: read the next messages of leased lanes, without locking or writing them."""
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
+
+import psycopg
 
 from outbox.errors import CodecError, InvalidMessageError
-from outbox.json_codec import read_headers
 from outbox.lane import priority_of
 from outbox.limits import (
     MAX_CONTENT_TYPE_BYTES,
@@ -20,16 +22,18 @@ from outbox.limits import (
     check_reserved,
     reserved_header,
 )
+from outbox.log.hidden import Floors
+from outbox.log.reader import Clock, Look
 from outbox.message import Message
 from outbox.message_id import is_uuid7
-from outbox.payload_codec import PayloadCodec, decoded, is_encoded
+from outbox.payload.json_codec import read_headers
+from outbox.payload.payload_codec import PayloadCodec, decoded, is_encoded
 from outbox.postgres.connection import Connection
-from outbox.postgres.lane_cursor import Snapshot
-from outbox.postgres.sql_files import load
+from outbox.postgres.sql_files import load, load_numbered
 from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
 from relay.lanes.deferrals import LONG_AGO, Draining, KeyEnd, LogOfKey, WaitingMessage
-from relay.lanes.lane import BEGINNING, Lane
+from relay.lanes.lane import Lane
 
 # The limit counts JSON text; as jsonb the headers are at most a few bytes longer.
 _MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
@@ -40,19 +44,10 @@ _MAX_COPIED: Final = 1024 * 1024
 The payload counts with its stored size, because it is copied in that form; the headers
 count with their decompressed size.
 """
-BIN: Final = timedelta(minutes=15)
-"""A mark has the time of its messages, rounded down to a multiple of this."""
-_STEP: Final = 1 << 18
-"""Number of seqs that one statement examines. Their marks are held in memory."""
-_MOST_UNWRITTEN: Final = 1 << 16
-"""Watermarks are raised after this many seqs (of all lanes), or after some time."""
-_RAISED_EVERY: Final = timedelta(minutes=1)
-_MOST_AHEAD: Final = 1 << 20
-"""How many seqs (of all lanes) a claim can be ahead of its floor.
+_MOST_SKIPPED: Final = 1000
+"""After so many messages of other topics, a lane's position is stored without others.
 
-The marks above the floor are held in memory. While a transaction that wrote stays open,
-no floor rises. Beyond this limit, the relay looks for the first message without a mark
-before each claim.
+They are read again after a takeover, and by whoever counts the backlog.
 """
 _MOST_ENTRIES: Final = 10_000
 """How many entries in the log of its lanes a claim reads.
@@ -60,8 +55,6 @@ _MOST_ENTRIES: Final = 10_000
 With a million blocked keys, reading the whole log before the first claim made all
 messages wait for 6.2 s; reading it in portions, 10,000 entries take 0.1 s.
 """
-_NO_END: Final = 2**63 - 1
-_ENDED: Final = {"published", "dead_lettered"}
 
 
 class Claimed(NamedTuple):
@@ -86,7 +79,7 @@ class Claimed(NamedTuple):
     due_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """The messages of one claim, lane by lane, each lane in order.
 
@@ -96,100 +89,20 @@ class Batch:
             the dead letters. Their `problem` says what is too large.
         scheduled: rows that are not due yet.
         held: rows whose key is blocked.
-        ended: messages in the log that needn't be published, each with its outcome;
-            None if the message doesn't exist.
+        ended: messages in the log that don't exist.
+        unread: rows that are claimed, although they could not be loaded.
+        reads: how far lanes were read whose positions are to be stored.
+        reached: the lanes that the claim reached.
     """
 
     lanes: Sequence[Lane]
-    rows: Sequence[Claimed] = ()
-    oversized: Sequence[Claimed] = ()
-    scheduled: Sequence[Claimed] = ()
-    held: Sequence[Claimed] = ()
-    ended: Sequence[tuple[Claimed, str | None]] = ()
-
-
-async def claim_batch(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
-) -> Batch:
-    """Read the next messages of these lanes and move their floors.
-
-    A claim is limited to `batch_size` rows and `max_batch_bytes`, counting all columns;
-    a single message is always claimed. A row with a column over its limit isn't loaded.
-    Messages that waited come first, in order of seq, and fill at most half of the
-    batch. They are followed by each lane's first messages without a mark.
-    """
-    floors = [lane.floor for lane in lanes]
-    try:
-        found = await _claim_lanes(connection, board, lanes, config)
-    except BaseException:
-        # One of several statements failed, and what the others read is lost.
-        for lane, floor in zip(lanes, floors, strict=True):
-            lane.go_back_to(floor)
-        raise
-    board.served(found.reached)
-    rows = found.rows
-    if config.codec is not None:
-        rows = [decode_row(row, config.codec) for row in rows]
-    return Batch(lanes, rows, found.oversized, found.scheduled, found.held, found.ended)
-
-
-async def raise_watermarks(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane]
-) -> None:
-    """Verify how far the lanes are marked, and record it for their next owner."""
-    lanes = [lane for lane in lanes if not lane.is_new]
-    clock = await _note_clock(connection, board)
-    async with connection.transaction():
-        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        heads, snapshot = await _find_unmarked(connection, lanes)
-    _look_up_to_heads(board, lanes, clock, heads, snapshot)
-    while await _verify(connection, lanes):
-        pass
-    await _raise_watermarks(connection, lanes, clock.now)
-
-
-async def _note_clock(connection: Connection, board: LaneBoard) -> "_Clock":
-    # Read before the snapshot, so that it covers the transactions that drew these seqs.
-    clock = await _read_clock(connection)
-    board.set_clock(clock.now)
-    board.horizon.note(clock.transaction_id, clock.now)
-    board.horizon.note_drawn(clock.transaction_id, clock.seq)
-    board.log_horizon.note_drawn(clock.transaction_id, clock.entry)
-    return clock
-
-
-async def _claim_lanes(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
-) -> "_Found":
-    stale = [lane for lane in lanes if lane.needs_refresh]
-    if not stale:
-        return await _claim(connection, board, lanes, {}, config)
-    clock = await _note_clock(connection, board)
-    # A lane's previous owner may settle late. Waiting messages, head and batch must
-    # come from one snapshot, or a key's next message could be claimed before its first.
-    async with connection.transaction():
-        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        heads = await _refresh(connection, board, stale, clock)
-        found = await _claim(connection, board, lanes, heads, config)
-    # This verifies refreshed lanes up to their heads, nothing that was just claimed.
-    await _verify(connection, stale)
-    await _raise_watermarks(
-        connection,
-        [lane for lane in stale if _is_worth_raising(lane, clock)],
-        clock.now,
-    )
-    return found
-
-
-@dataclass(slots=True)
-class _Found:
-    """The claimed messages, and the lanes that the claim reached."""
-
     rows: list[Claimed] = field(default_factory=list)
     oversized: list[Claimed] = field(default_factory=list)
     scheduled: list[Claimed] = field(default_factory=list)
     held: list[Claimed] = field(default_factory=list)
-    ended: list[tuple[Claimed, str | None]] = field(default_factory=list)
+    ended: list[Claimed] = field(default_factory=list)
+    unread: list[Claimed] = field(default_factory=list)
+    reads: dict[int, "Read"] = field(default_factory=dict)
     reached: Sequence[Lane] = ()
 
     @property
@@ -198,26 +111,78 @@ class _Found:
         return len(self.rows) + len(self.oversized) + len(self.ended)
 
 
+class Read(NamedTuple):
+    """How far a claim has read a lane; see `Progress.claimed`."""
+
+    up_to: int
+    look: Look
+    is_cut: bool
+
+
+async def claim_batch(
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
+) -> Batch:
+    """Read the next messages of these lanes.
+
+    A claim is limited to `batch_size` rows and `max_batch_bytes`, counting all columns;
+    a single message is always claimed. A row with a column over its limit isn't loaded.
+    Messages that waited come first, in order of seq, and fill at most half of the
+    batch. They are followed by each lane's rows that its position doesn't cover. The
+    positions advance with the settlement.
+    """
+    batch = await _claim_lanes(connection, board, lanes, config)
+    board.served(batch.reached)
+    if config.codec is not None:
+        batch.rows = [decode_row(row, config.codec) for row in batch.rows]
+    return batch
+
+
+class _MustLookError(Exception):
+    """The claim may have missed rows, or has found some of a day that is not listed."""
+
+
+async def _claim_lanes(
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
+) -> Batch:
+    stale = [lane for lane in lanes if lane.needs_refresh]
+    if not stale:
+        try:
+            return await _claim(connection, board, lanes, config)
+        except _MustLookError:
+            stale = list(lanes)
+    clock = await board.reader.read_clock(connection)
+    await board.reader.move_fences(connection, stale, clock)
+    # A lane's previous owner may settle late. Waiting messages, positions and batch
+    # must come from one snapshot, or a key's next message could be claimed before its
+    # first.
+    async with connection.transaction():
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        await _refresh(connection, board, stale, clock)
+        batch = await _claim(connection, board, lanes, config, has_looked=True)
+    board.forget_floors()
+    return batch
+
+
 async def _claim(
     connection: Connection,
     board: LaneBoard,
     lanes: Sequence[Lane],
-    heads: "_Heads",
     config: RelayConfig,
-) -> _Found:
-    """Claim from lanes; those in `heads` were read in the same snapshot."""
-    found = _Found()
+    *,
+    has_looked: bool = False,
+) -> Batch:
+    found = Batch(lanes)
     if not any(lane.deferrals.has_work for lane in lanes):
-        await _claim_next(connection, board, lanes, heads, config, found)
+        await _claim_next(connection, board, lanes, config, found, has_looked)
         return found
     half = replace(
         config,
         batch_size=math.ceil(config.batch_size / 2),
         max_batch_bytes=math.ceil(config.max_batch_bytes / 2),
     )
-    drained, changes = await _claim_deferred(connection, lanes, half, found)
+    drained, changes = await _claim_deferred(connection, board, lanes, half, found)
     rest = replace(half, batch_size=max(config.batch_size - found.size, 1))
-    await _claim_next(connection, board, lanes, heads, rest, found, drained)
+    await _claim_next(connection, board, lanes, rest, found, has_looked, drained)
     for change in changes:
         change()
     if any(
@@ -232,41 +197,52 @@ async def _claim_next(
     connection: Connection,
     board: LaneBoard,
     lanes: Sequence[Lane],
-    heads: "_Heads",
     config: RelayConfig,
-    found: _Found,
+    found: Batch,
+    has_looked: bool,
     drained: Set[tuple[int, str]] = frozenset(),
 ) -> None:
-    """Claim messages without a mark, above the floors.
+    """Claim rows that the positions don't cover.
 
     Args:
+        has_looked: whether a look has found the rows of transactions that ended.
         drained: the blocked keys, with their lanes, whose waiting messages are all in
             this claim.
     """
     worth_reading = board.rows_worth_reading(config.batch_size)
-    oldest, newest = board.bounds(lanes)
-    cursor = connection.cursor(binary=True)
-    await cursor.execute(
-        load("relay", "claim_batch"),
-        {
-            "lanes": [lane.number for lane in lanes],
-            "floors": [_start(lane, heads) for lane in lanes],
-            # A mark has the time of its messages, rounded down.
-            "oldest": bin_of(oldest),
-            "newest": newest,
-            "max_rows": worth_reading,
-            "aside": list(board.aside),
-            **_limits(config),
-        },
-    )
+    claiming = board.reader.prepare(lanes)
+    parameters = {
+        **claiming.parameters,
+        **board.topics.parameters,
+        # One more, to see whether it has the seq of the last one.
+        "max_rows": worth_reading + 1,
+        **_limits(config),
+    }
+    text, names = load_numbered("relay", "claim_batch")
+    cursor = psycopg.AsyncRawCursor(connection)
+    await cursor.execute(text, [parameters[name] for name in names], binary=True)
     rows = await cursor.fetchall()
+    look = Look.parse(rows[0][-1])
+    drawn = int(rows[0][-1].rpartition("/")[2])
+    taken, following = _cut(rows if rows[0][0] is not None else [], worth_reading)
+    by_number = {lane.number: lane for lane in lanes}
+    strange = _find_strange(taken, by_number)
+    if not has_looked and (strange or claiming.lanes_to_look(look.snapshot)):
+        for row in strange:
+            by_number[row[0]].progress = None
+        raise _MustLookError
+    # A DEFAULT partition has them, which the doctor reports: no position can be stored.
+    passed = {row[0]: row[1] for row in strange}
+    skipped: Counter[int] = Counter()
     last: dict[int, int] = {}
     due: list[Claimed] = []
-    cut = False
-    for row in rows:
+    for row in taken:
+        if row in strange:
+            continue
         verdict = row[_VERDICT]
-        if verdict == "next":
-            cut = True
+        if verdict == "other":
+            skipped[row[0]] += 1
+            passed[row[0]] = row[1]
             continue
         claimed = _read(row) if verdict is None else _refuse(row, config)
         last[claimed.lane] = claimed.seq
@@ -274,49 +250,85 @@ async def _claim_next(
             found.scheduled.append(claimed)
         elif verdict == "aside":
             found.oversized.append(claimed)
+        elif verdict == "next":
+            found.unread.append(claimed)
         else:
             due.append(claimed)
-    blocked = await _find_blocked(connection, lanes, due) - drained
+    blocked = await _find_blocked(connection, board, lanes, due) - drained
     if blocked:
         found.held += [row for row in due if (row.lane, row.key) in blocked]
         due = [row for row in due if (row.lane, row.key) not in blocked]
     found.rows += due
-    full = cut or len(rows) >= worth_reading
-    board.note_claim(len(rows), cut=cut)
-    if last:
-        snapshot = Snapshot.read(rows[0][-1])
-        drawn = board.horizon.drawn_before(snapshot.xmin)
-        for lane in lanes:
-            if lane.number not in last:
-                continue
-            # The lanes in `heads` were already examined in the same snapshot.
-            if lane.number not in heads:
-                lane.looked_up_to(last[lane.number], snapshot, drawn)
-            if last[lane.number] - lane.floor > _MOST_AHEAD:
-                lane.needs_refresh = True
-    found.reached = list(_reached(lanes, last) if full else lanes)
+    board.note_claim(
+        len(taken), cut=following is not None and len(taken) < worth_reading
+    )
+    seen = max([*last.values(), *passed.values()], default=-1)
+    if seen <= drawn:  # the table's owner can have chosen a higher one
+        board.reader.note(look.next_xid, seen)
+    end = None if following is None else following[0]
+    found.reached = _reached(lanes, end)
     waits = {row.lane for row in found.rows}
     for lane in found.reached:
-        if lane.number not in last and lane.number not in waits:
+        is_cut = lane.number == end
+        up_to = max(passed.get(lane.number, -1), last.get(lane.number, -1))
+        lane.skipped += skipped[lane.number]
+        if lane.number in last or lane.skipped >= _MOST_SKIPPED:
+            found.reads[lane.number] = Read(up_to, look, is_cut)
+            if board.writers_ring and not is_cut:
+                lane.found_empty()
+            continue
+        if lane.progress is not None and (up_to >= 0 or not is_cut):
+            lane.progress = lane.progress.claimed(up_to, *look, is_cut=is_cut)
+        # Where others find messages, more will follow.
+        if not (is_cut or skipped[lane.number] or lane.number in waits):
             lane.found_empty()
 
 
-def _start(lane: Lane, heads: "_Heads") -> int:
-    """Return a seq up to which the snapshot contains nothing to claim in the lane."""
-    if lane.number not in heads:
-        return lane.floor
-    head = heads[lane.number]
-    return max(lane.floor, _NO_END if head is None else head[0] - 1)
+def _find_strange(
+    rows: Sequence[Sequence[Any]], lanes: Mapping[int, Lane]
+) -> Sequence[Sequence[Any]]:
+    """Return the rows of days that these lanes don't read."""
+    moments = [row[3] for row in rows]
+    # Almost always there are none, and one question for each lane shows it.
+    if moments:
+        first, last = min(moments), max(moments)
+        if all(lanes[number].reads(first, last) for number in {r[0] for r in rows}):
+            return ()
+    return [row for row in rows if not lanes[row[0]].reads(row[3])]
 
 
-def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
-    """Return the lanes up to the last row; a full claim says nothing about the rest."""
-    end = max((i for i, lane in enumerate(lanes) if lane.number in found), default=-1)
-    return lanes[: end + 1]
+def _cut(
+    rows: Sequence[Sequence[Any]], most: int
+) -> tuple[Sequence[Sequence[Any]], Sequence[Any] | None]:
+    """Return the rows that the claim takes, and the one that follows, if any.
+
+    A position can't pass one of several rows with the same seq, which only exist after
+    the sequence was set back: they are left together for the next claim.
+    """
+    end = next((i for i, row in enumerate(rows) if row[_VERDICT] == "next"), len(rows))
+    end = min(end, most)
+    if end == len(rows):
+        return rows, None
+    following = rows[end]
+    before = [row for row in rows[:end] if row[:2] != following[:2]]
+    if before or not end:
+        return before, following
+    # They fill a claim.
+    return rows[: end + 1], following
+
+
+def _reached(lanes: Sequence[Lane], end: int | None) -> Sequence[Lane]:
+    """Return the lanes up to the one that a full claim didn't read to its end."""
+    numbers = [lane.number for lane in lanes]
+    return lanes if end is None else lanes[: numbers.index(end) + 1]
 
 
 async def _claim_deferred(
-    connection: Connection, lanes: Sequence[Lane], config: RelayConfig, found: _Found
+    connection: Connection,
+    board: LaneBoard,
+    lanes: Sequence[Lane],
+    config: RelayConfig,
+    found: Batch,
 ) -> tuple[set[tuple[int, str]], list[Callable[[], None]]]:
     """Claim messages that waited: those that are due, and those of draining keys.
 
@@ -331,21 +343,23 @@ async def _claim_deferred(
     for lane in lanes:
         lane.deferrals.begin_claim()
         places += lane.deferrals.next_due(share - len(places))
-    keys = await _find_next_of_keys(connection, lanes, config.batch_size - len(places))
+    keys = await _find_next_of_keys(
+        connection, board, lanes, config.batch_size - len(places)
+    )
     drained = {
         (lane.number, key.key) for lane, key in keys if key.end is KeyEnd.NOTHING
     }
     order = {lane.number: index for index, lane in enumerate(lanes)}
     held = []
     wanted = [place for _, key in keys for place in key.places]
-    blocked = await _find_blocked(connection, lanes, places) - drained
+    blocked = await _find_blocked(connection, board, lanes, places) - drained
     for place in places:
         if (place.lane, place.key) in blocked:
             held.append(place)
         else:
             wanted.append(place)
     wanted.sort(key=lambda place: (order[place.lane], place.seq))
-    unread = wanted[await _load(connection, wanted, config, found) :]
+    unread = wanted[await _load(connection, board, wanted, config, found) :]
     left = {place.id for place in unread}
     # A new message must not overtake an unread one, whatever the latter waited for.
     drained -= {(place.lane, place.key) for place in unread if place.key is not None}
@@ -362,7 +376,7 @@ async def _claim_deferred(
 
 
 async def _find_next_of_keys(
-    connection: Connection, lanes: Sequence[Lane], max_rows: int
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], max_rows: int
 ) -> list[tuple[Lane, Draining]]:
     """Read the log of draining keys, each up to its head."""
     wanted = [
@@ -375,6 +389,7 @@ async def _find_next_of_keys(
     cursor = await connection.execute(
         load("relay", "find_next_of_keys"),
         {
+            "reader": board.reader.reader,
             "lanes": [lane.number for lane, _, _ in wanted],
             "keys": [key for _, key, _ in wanted],
             "seqs": [seq for _, _, seq in wanted],
@@ -407,9 +422,10 @@ def _since(lanes: Iterable[Lane]) -> datetime:
 
 async def _load(
     connection: Connection,
+    board: LaneBoard,
     places: Sequence[WaitingMessage],
     config: RelayConfig,
-    found: _Found,
+    found: Batch,
 ) -> int:
     """Load the messages at these places; return how many places were processed."""
     if not places:
@@ -419,6 +435,7 @@ async def _load(
     await cursor.execute(
         load("relay", "claim_deferred"),
         {
+            "reader": board.reader.reader,
             "ids": [place.id for place in places],
             "created_ats": moments,
             "lanes": [place.lane for place in places],
@@ -439,11 +456,8 @@ async def _load(
         row = (*place[:4], *fields, verdict, too_large, None)
         if verdict is None:
             claimed = _read(row)
-        elif verdict in _ENDED:
-            found.ended.append((_unread(place), verdict))
-            continue
         elif verdict == "missing":
-            found.ended.append((_unread(place), None))
+            found.ended.append(_unread(place))
             continue
         elif verdict == "gone":
             continue
@@ -481,115 +495,27 @@ def _limits(config: RelayConfig) -> dict[str, int]:
     }
 
 
-def bin_of(moment: datetime) -> datetime:
-    """Return the time of a mark: round down as `date_bin('15 minutes', …)` does."""
-    return moment - (moment - BEGINNING) % BIN
-
-
-class _Clock(NamedTuple):
-    now: datetime
-    seq: int
-    entry: int
-    transaction_id: int
-
-
-async def _read_clock(connection: Connection) -> _Clock:
-    cursor = await connection.execute(load("relay", "read_clock"))
-    (row,) = await cursor.fetchall()
-    return _Clock(*row)
-
-
-_Heads: TypeAlias = dict[int, tuple[int, datetime] | None]
-"""For each lane, seq and `created_at` of its first message without a mark, or None."""
-
-
 async def _refresh(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], clock: _Clock
-) -> _Heads:
-    """Read the log and the heads of lanes that are new or may have changed."""
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], clock: Clock
+) -> None:
+    """Read positions, other days and the log of lanes that may have changed."""
+    look = await board.reader.refresh(connection, lanes, clock)
     for lane in lanes:
-        if lane.floor > clock.seq:
-            lane.restart()
         if lane.deferrals.read_up_to > clock.entry:
             lane.deferrals.restart_log()
-    await _read_watermarks(connection, lanes, clock)
-    heads, snapshot = await _find_unmarked(connection, lanes)
-    drawn = board.log_horizon.drawn_before(snapshot.xmin)
-    cuts = await _read_deferrals(connection, lanes)
+            board.entry_floors = Floors()
+    floors = board.entry_floors.note(look.next_xid, clock.entry)
+    board.entry_floors = floors.forget(look.snapshot.xmin)
+    drawn = floors.of(look.snapshot.xmin)
+    cuts = await _read_deferrals(connection, board, lanes)
     for lane in lanes:
         cut = cuts.get(lane.number)
-        lane.deferrals.portion_read(cut, clock.entry, snapshot, drawn)
-    since = min(clock.now, board.horizon.since(snapshot.xmin))
-    for lane in lanes:
-        lane.refresh(heads[lane.number], since)
-    _look_up_to_heads(board, lanes, clock, heads, snapshot)
-    return heads
-
-
-def _look_up_to_heads(
-    board: LaneBoard,
-    lanes: Sequence[Lane],
-    clock: _Clock,
-    heads: _Heads,
-    snapshot: Snapshot,
-) -> None:
-    drawn = board.horizon.drawn_before(snapshot.xmin)
-    for lane in lanes:
-        head = heads[lane.number]
-        seen = clock.seq if head is None else head[0] - 1
-        lane.looked_up_to(seen, snapshot, drawn)
-
-
-async def _read_watermarks(
-    connection: Connection, lanes: Sequence[Lane], clock: _Clock
-) -> None:
-    new = {lane.number: lane for lane in lanes if lane.is_new}
-    if not new:
-        return
-    cursor = await connection.execute(
-        load("relay", "read_watermarks"), {"lanes": list(new), "drawn": clock.seq}
-    )
-    for number, seq in await cursor.fetchall():
-        new[number].start_at(seq)
-
-
-async def _find_unmarked(
-    connection: Connection, lanes: Sequence[Lane]
-) -> tuple[_Heads, Snapshot]:
-    """Find each lane's first message without a mark above its floor."""
-    heads: _Heads = {}
-    aboves = {lane.number: lane.floor for lane in lanes}
-    snapshot = Snapshot(0, 0)
-    while aboves:
-        # In steps, because the marks are held in memory.
-        rows = await _look_for_unmarked(connection, aboves, _STEP)
-        for number, seq, created_at, following, text in rows:
-            snapshot = Snapshot.read(text)
-            if seq is None and following is not None:
-                aboves[number] = following - 1
-                continue
-            heads[number] = None if seq is None else (seq, created_at)
-            del aboves[number]
-    return heads, snapshot
-
-
-async def _look_for_unmarked(
-    connection: Connection, aboves: Mapping[int, int], step: int
-) -> list[tuple[Any, ...]]:
-    """Run `find_unmarked.sql`; `aboves` maps each lane to a seq."""
-    cursor = await connection.execute(
-        load("relay", "find_unmarked"),
-        {
-            "lanes": list(aboves),
-            "aboves": list(aboves.values()),
-            "up_tos": [above + step for above in aboves.values()],
-        },
-    )
-    return await cursor.fetchall()
+        lane.deferrals.portion_read(cut, drawn)
+        lane.needs_refresh = lane.deferrals.is_partly_read
 
 
 async def _read_deferrals(
-    connection: Connection, lanes: Sequence[Lane]
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane]
 ) -> dict[int, int]:
     """Read the next entries in the log of these lanes.
 
@@ -601,6 +527,7 @@ async def _read_deferrals(
     await cursor.execute(
         load("relay", "read_deferrals"),
         {
+            "reader": board.reader.reader,
             "lanes": list(by_number),
             "entries": [lane.deferrals.read_up_to for lane in lanes],
             "max_rows": math.ceil(_MOST_ENTRIES / len(lanes)),
@@ -617,6 +544,7 @@ async def _read_deferrals(
 
 async def _find_blocked(
     connection: Connection,
+    board: LaneBoard,
     lanes: Sequence[Lane],
     messages: Iterable[Claimed | WaitingMessage],
 ) -> set[tuple[int, str]]:
@@ -643,6 +571,7 @@ async def _find_blocked(
         cursor = await connection.execute(
             load("relay", "find_waiting_keys"),
             {
+                "reader": board.reader.reader,
                 "lanes": [number for number, _ in unsure],
                 "keys": [key for _, key in unsure],
             },
@@ -651,103 +580,6 @@ async def _find_blocked(
             by_number[number].deferrals.found_waiting(key)
             blocked.add((number, key))
     return blocked
-
-
-async def _verify(connection: Connection, lanes: Sequence[Lane]) -> bool:
-    """Verify that messages up to the floors have marks, and count them.
-
-    A floor may have passed messages that were inserted by hand into days that no claim
-    has read. If a message lacks a mark, the next claim examines its lane again.
-
-    Returns:
-        Whether messages are left to verify: each step is limited, because it holds
-        their marks in memory.
-    """
-    for lane in lanes:
-        if lane.verified_by is not connection:
-            # A server crash may have lost marks that this relay has seen.
-            lane.forget_verified()
-            lane.verified_by = connection
-    behind = [lane for lane in lanes if lane.verified < lane.floor]
-    if not behind:
-        return False
-    above = min(lane.verified for lane in behind)
-    end = above + _STEP
-    behind = [lane for lane in behind if lane.verified < end]
-    up_tos = {lane.number: min(lane.floor, end) for lane in behind}
-    places = range(max(up_tos) + 1)
-    aboves = {lane.number: lane.verified for lane in behind}
-    cursor = await connection.execute(
-        load("relay", "verify_marks"),
-        {
-            "lanes": list(up_tos),
-            "aboves": [aboves.get(number, 0) for number in places],
-            "up_tos": [up_tos.get(number, 0) for number in places],
-            "above": above,
-            "up_to": max(up_tos.values()),
-        },
-    )
-    counts: dict[int, dict[datetime, int]] = {}
-    unmarked: dict[int, int] = {}
-    for number, starts_at, messages, first in await cursor.fetchall():
-        if first is not None:
-            unmarked[number] = min(first, unmarked.get(number, first))
-        if starts_at is not None:
-            counts.setdefault(number, {})[starts_at] = messages
-    for lane in behind:
-        if lane.number in unmarked:
-            lane.passed_by(unmarked[lane.number])
-        else:
-            lane.note_verified(up_tos[lane.number], counts.get(lane.number, {}))
-    left = [lane for lane in behind if lane.verified < lane.floor]
-    if left:
-        await _skip_gaps(connection, left)
-    return bool(left)
-
-
-async def _skip_gaps(connection: Connection, lanes: Sequence[Lane]) -> None:
-    """Skip seqs that no message of the lane has, since the sequence may have jumped."""
-    aboves = {lane.number: lane.verified for lane in lanes}
-    rows = await _look_for_unmarked(connection, aboves, 0)
-    following = {number: seq for number, _, _, seq, _ in rows}
-    for lane in lanes:
-        seq = following[lane.number]
-        lane.note_verified(lane.floor if seq is None else min(lane.floor, seq - 1), {})
-
-
-def _is_worth_raising(lane: Lane, clock: _Clock) -> bool:
-    return (
-        lane.verified - lane.watermark >= _MOST_UNWRITTEN
-        or clock.now - lane.raised_at >= _RAISED_EVERY
-    )
-
-
-async def _raise_watermarks(
-    connection: Connection, lanes: Sequence[Lane], now: datetime
-) -> None:
-    """Record the verified stretches in a separate transaction.
-
-    A transaction that also reads would keep all floors from rising until it ends.
-    """
-    stretches = [
-        (lane, starts_at, messages)
-        for lane in lanes
-        for starts_at, messages in lane.unwritten.items()
-    ]
-    if not stretches:
-        return
-    await connection.execute(
-        load("relay", "raise_watermarks"),
-        {
-            "lanes": [lane.number for lane, _, _ in stretches],
-            "starts": [starts_at for _, starts_at, _ in stretches],
-            "aboves": [lane.watermark for lane, _, _ in stretches],
-            "up_tos": [lane.verified for lane, _, _ in stretches],
-            "messages": [messages for _, _, messages in stretches],
-        },
-    )
-    for lane in {lane for lane, _, _ in stretches}:
-        lane.watermark_written(now)
 
 
 def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:

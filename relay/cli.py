@@ -2,62 +2,58 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
 from outbox.administration.connection import administration
-from outbox.administration.sides import RetryOptions, Side
-from outbox.brokers.plugins import implementation
+from outbox.administration.sides import RetryOptions
 from outbox.cli.command import (
     Broker,
     Codec,
     Database,
+    DryRun,
     Duration,
     Json,
+    Key,
+    Limit,
+    Rate,
+    Tenant,
+    Topic,
+    Until,
     broker_url,
     command,
     database_url,
     duration_option,
+    moment_option,
     new_app,
-    rate_option,
 )
 from outbox.cli.output import progress, write_json, write_line, write_table
-from outbox.cli.supervisor import Schedule, Watching, run_until_stopped
-from outbox.dead_letters import Retrier, RetryCounts, RetrySchedule, Scheduler
+from outbox.cli.supervisor import (
+    Schedule,
+    Watching,
+    run_until_stopped,
+)
+from outbox.dead_letters import Scheduler
 from outbox.dead_letters.measure import Measure
-from outbox.duration import read_duration
-from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.observability.activity import Activity
 from outbox.observability.database_measure import DatabaseMeasure
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
-from outbox.payload_codec import PayloadCodec, load_codec
-from outbox.postgres.sql_files import load
+from outbox.payload.payload_codec import load_codec
+from outbox.postgres.advisory_lock import MAIN
 from outbox.retry import RetryPolicy
-from outbox.url import FileUrl
+from outbox.url import scheme_of
 from relay.activity import RelayCounts
 from relay.config import RelayConfig
-from relay.dead_letters.retry import publishing_retrier
-from relay.events import (
-    BrokerDiffers,
-    BrokerLost,
-    BrokerMatches,
-    BrokerRecovered,
-    DatabaseLost,
-    DatabaseRecovered,
-    LanesFree,
-    LanesWithheld,
-    RelayStarted,
-)
-from relay.publisher import Publisher
+from relay.dead_letters.side import SIDE
+from relay.events import RelayStarted
 from relay.relay import Relay
-from relay.renewed_publisher import RenewedPublisher
+from relay.renewed_publisher import publisher_of
 from relay.replay import Published, ReplayCriteria, count_published, replay_published
 
 _DEFAULT: Final = RelayConfig()
@@ -65,6 +61,16 @@ _PUBLISHED_COLUMNS: Final = ("topic", "messages", "oldest", "newest")
 
 relay_app = new_app()
 replay_app = new_app()
+
+
+ReaderName: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--reader",
+        metavar="NAME",
+        help="Whose messages to publish; pillarbox readers adds readers.",
+    ),
+]
 
 
 def _number(name: str, meaning: str) -> Any:
@@ -78,6 +84,7 @@ def _number(name: str, meaning: str) -> Any:
 )
 def relay(
     *,
+    reader: ReaderName = MAIN,
     broker: Broker = None,
     database: Database = None,
     codec: Codec = None,
@@ -87,9 +94,6 @@ def relay(
     concurrency: Annotated[
         int, _number("concurrency", "Batches in flight at once.")
     ] = _DEFAULT.concurrency,
-    max_batch_bytes: Annotated[
-        int, _number("max-batch-bytes", "Bytes in one claim.")
-    ] = _DEFAULT.max_batch_bytes,
     max_payload_bytes: Annotated[
         int,
         _number(
@@ -100,22 +104,10 @@ def relay(
     ] = _DEFAULT.max_payload_bytes,
     lease: Annotated[
         timedelta,
-        duration_option("--lease", help="How long a relay that hangs keeps its lanes."),
+        duration_option(
+            "--lease", help="How long a relay that hangs keeps its share of the keys."
+        ),
     ] = Duration.of(_DEFAULT.lease),
-    poll_interval: Annotated[
-        timedelta,
-        duration_option(
-            "--poll-interval",
-            help="How often to look for messages without being woken.",
-        ),
-    ] = Duration.of(_DEFAULT.poll_interval),
-    broker_check_interval: Annotated[
-        timedelta,
-        duration_option(
-            "--broker-check-interval",
-            help="How often an idle relay checks that the broker responds.",
-        ),
-    ] = Duration.of(_DEFAULT.broker_check_interval),
     publish_timeout: Annotated[
         timedelta,
         duration_option(
@@ -162,42 +154,33 @@ def relay(
         broker=broker_url(broker),
         codec=codec,
         consumer=None,
+        reader=reader,
         schedule=schedule.read(),
     )
     config = RelayConfig(
         batch_size=batch_size,
         concurrency=concurrency,
-        max_batch_bytes=max_batch_bytes,
         max_payload_bytes=max_payload_bytes,
         lease=lease,
-        poll_interval=poll_interval,
-        broker_check_interval=broker_check_interval,
         publish_timeout=publish_timeout,
         drain=drain,
         strict_order=strict_order,
         retry=RetryPolicy(max_attempts=max_attempts),
-        codec=_load_codec(codec),
+        codec=load_codec(codec) if codec else None,
     )
-    return _run(options, config, watching, switch_broker=switch_broker)
+    return _run(options, config, watching, reader, switch_broker=switch_broker)
 
 
 def _run(
     options: RetryOptions,
     config: RelayConfig,
     watching: Watching,
+    reader: str,
     *,
     switch_broker: bool,
 ) -> int:
     broker = broker_url(options.broker)
-    health = Health(
-        RelayStarted,
-        {
-            BrokerLost: BrokerRecovered,
-            DatabaseLost: DatabaseRecovered,
-            LanesWithheld: LanesFree,
-            BrokerDiffers: BrokerMatches,
-        },
-    )
+    health = Health(RelayStarted)
     counts = RelayCounts()
     metrics = watching.metrics()
     observers: list[Observer] = [LogEvents()]
@@ -212,27 +195,35 @@ def _run(
         ]
     notify = Observers(observers).notify
     process = Relay(
-        database_url(options.database),
-        _make_publisher(broker),
+        options.database,
+        publisher_of(broker),
         config,
         observers=[*observers, health, counts],
-        name=broker.partition(":")[0],
+        name=scheme_of(broker),
+        reader=reader,
         broker=broker,
         switch_broker=switch_broker,
     )
     background = [Activity(counts, watching.log_interval, notify).run]
     if options.schedule is not None:
-        background.append(_scheduler(options, options.schedule, notify).run)
+        scheduler = Scheduler(
+            partial(SIDE.open_retrier, options, notify),
+            options.schedule,
+            schema="outbox",
+            origin=f"relay:{reader}",
+            notify=notify,
+        )
+        background.append(scheduler.run)
     if metrics is not None:
         measure = Measure(
-            partial(_open_retrier, options),
+            partial(SIDE.open_retrier, options, lambda _: None),
             schema="outbox",
             origin=None,
             seconds=watching.metrics_interval.total_seconds(),
             notify=notify,
         )
         database = DatabaseMeasure(
-            database_url(options.database),
+            options.database,
             seconds=watching.metrics_interval.total_seconds(),
             notify=notify,
         )
@@ -240,130 +231,36 @@ def _run(
     return run_until_stopped(process, background, watching, health, metrics)
 
 
-def _load_codec(path: str | None) -> PayloadCodec | None:
-    return load_codec(path) if path else None
-
-
-def _make_publisher(broker: str) -> Publisher:
-    if isinstance(broker, FileUrl):
-        return RenewedPublisher(broker, _make_publisher)
-    found = implementation("relay.publishers", broker)
-    return cast("Publisher", found.from_url(broker))
-
-
-def _lacks(options: RetryOptions) -> str | None:
-    try:
-        broker_url(options.broker)
-    except ConfigError as error:
-        return f"dead letters of the outbox are published again: {error}"
-    return None
-
-
-def _open_retrier(
-    options: RetryOptions, notify: Observer = lambda _: None
-) -> AbstractAsyncContextManager[Retrier]:
-    broker = broker_url(options.broker)
-    return publishing_retrier(
-        database_url(options.database),
-        # A separate publisher: the relay's may be publishing a message of the same key.
-        partial(_make_publisher, broker),
-        broker=broker,
-        config=RelayConfig(codec=_load_codec(options.codec)),
-        schedule=options.schedule,
-        notify=notify,
-    )
-
-
-def _scheduler(
-    options: RetryOptions, schedule: RetrySchedule, notify: Observer
-) -> Scheduler:
-    return Scheduler(
-        partial(_open_retrier, options, notify),
-        schedule,
-        schema="outbox",
-        origin=None,
-        notify=notify,
-    )
-
-
-async def _run_due(options: RetryOptions, notify: Observer) -> RetryCounts | None:
-    schedule = options.schedule or RetrySchedule()
-    notify = Observers([LogEvents(), notify]).notify
-    return await _scheduler(options, schedule, notify).run_due()
-
-
-SIDE: Final = Side(
-    schema="outbox",
-    lacks=_lacks,
-    open_retrier=_open_retrier,
-    run_due=_run_due,
-    list_blocked=load("relay", "list_refused"),
-    count_blocked=load("relay", "count_refused"),
-)
-
-
 @command(replay_app)
 def replay(
     *,
-    since: Annotated[
-        str,
-        typer.Option(
-            "--since",
-            metavar="MOMENT",
-            help="Added then or later: a moment with its time zone, such as "
-            "2026-01-31T14:00Z, or how long ago: 90s, 6h, 7d.",
-        ),
-    ],
-    until: Annotated[
-        str | None,
-        typer.Option(
-            "--until", metavar="MOMENT", help="Added before.", show_default="now"
-        ),
-    ] = None,
-    topic: Annotated[
-        str | None,
-        typer.Option(
-            "--topic",
-            metavar="TOPIC",
-            help="Topic, or prefix followed by a star: 'orders.*'.",
-        ),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", help="Key.")
-    ] = None,
-    tenant: Annotated[
-        str | None, typer.Option("--tenant", metavar="TENANT", help="Tenant.")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit", metavar="N", min=1, help="Maximum number, the oldest first."
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None, rate_option("Maximum rate: 10/s, 90/m or 500/h.")
-    ] = None,
+    since: Annotated[datetime, moment_option("--since", help="Added then or later")],
+    reader: ReaderName = MAIN,
+    until: Until = None,
+    topic: Topic = None,
+    key: Key = None,
+    tenant: Tenant = None,
+    limit: Limit = None,
+    rate: Rate = None,
     batch_size: Annotated[
         int,
         typer.Option(
             "--batch-size", metavar="N", min=1, help="Messages in one transaction."
         ),
     ] = 1000,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count them without changing anything.")
-    ] = False,
+    dry_run: DryRun = False,
     database: Database = None,
     json: Json = False,
 ) -> None:
     """Publish messages again, selected by topic, key and time."""
-    now = datetime.now(UTC)
     choice = ReplayCriteria(
-        since=_moment("--since", since, now),
-        until=now if until is None else _moment("--until", until, now),
+        since=since,
+        until=until or datetime.now(UTC),
         topic=topic,
         key=key,
         tenant=tenant,
         max_rows=limit,
+        reader=reader,
     )
     with administration(
         database_url(database),
@@ -400,22 +297,6 @@ def replay(
         write_json({"replayed": replayed})
     else:
         write_line(f"{replayed} replayed: ready to be published again")
-
-
-def _moment(option: str, text: str, now: datetime) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        try:
-            return now - read_duration(option, text)
-        except (ConfigError, OverflowError):
-            moment = None
-    if moment is None or moment.tzinfo is None:
-        raise ConfigError(
-            f"{option} {text!r}: write a moment with its time zone such as "
-            "2026-01-31T14:00Z, or how long ago: 90s, 15m, 6h, 7d, 2w or 1h30m"
-        )
-    return moment
 
 
 def _write(found: Sequence[Published], *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from outbox.duration import exact_duration
 from outbox.errors import ConfigError
 from outbox.lane import Priority
 from outbox.message import FrozenDict
-from outbox.payload_codec import PayloadCodec
+from outbox.payload.payload_codec import PayloadCodec
 from outbox.retry import RetryPolicy
 
 _WEIGHTS = FrozenDict({Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1})

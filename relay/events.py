@@ -42,7 +42,7 @@ class RelayActive(Event):
             from the time it was due, a replayed one from its replay.
         slowest: the longest such time.
         lanes: how many lanes it holds.
-        blocked_keys: how many blocked keys it tracks; see `RelayMeasured`.
+        blocked_keys: how many blocked keys it tracks; see `ProcessMeasured`.
         period: the time since the last report.
     """
 
@@ -54,21 +54,6 @@ class RelayActive(Event):
     lanes: int
     blocked_keys: int
     period: timedelta
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayMeasured(Event):
-    """How much the relay holds, sent every few seconds.
-
-    Attributes:
-        lanes: leased lanes.
-        blocked_keys: keys of these lanes whose first message waits for its retry; for a
-            lane with more of them than a claim can carry, that maximum.
-    """
-
-    level = logging.DEBUG
-    lanes: int
-    blocked_keys: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +92,8 @@ class LanesWithheld(Event):
 class LanesFree(Event):
     """Sessions that kept this relay from leasing lanes have released them."""
 
+    ends = (LanesWithheld,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDiffers(Event):
@@ -126,10 +113,41 @@ class BrokerDiffers(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderDropped(Event):
+    """The reader of this relay was dropped, so it holds no lanes: stop it."""
+
+    level = logging.WARNING
+    waits_for = "nothing: its reader was dropped"
+    advice = "stop this relay; pillarbox readers list shows the readers that are left"
+    reader: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerMatches(Event):
     """The recorded broker was switched to the one of this relay, which takes lanes."""
 
+    ends = (BrokerDiffers, ReaderDropped)
+
     broker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesUnrouted(Event):
+    """No reader gets messages of these topics: their days are kept until one does.
+
+    Attributes:
+        messages: how many were found since the last report.
+        topics: their topics, some of them if there are many.
+        remedy: what to do.
+    """
+
+    level = logging.WARNING
+    messages: int
+    topics: Sequence[str]
+    remedy: str = (
+        "add a reader for them with pillarbox readers add NAME --topic TOPIC"
+        " --from-oldest, or one that discards them with --discard"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +305,7 @@ class BrokerLost(Event):
 
     about = ()
     lasting_level = logging.WARNING
+    waits_for = "broker"
     advice = (
         "check that the broker is running, that this host can reach it, and that it"
         " accepts the credentials of --broker"
@@ -314,6 +333,7 @@ class DatabaseLost(Event):
 
     about = ()
     lasting_level = logging.WARNING
+    waits_for = "database"
     reason: str
     remedy: str
     seconds: float

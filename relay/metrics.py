@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from outbox.events import Event
+from outbox.events import Event, ProcessMeasured
 from outbox.observability.latency import LONG, SHORT
 from outbox.observability.prometheus import LatencyHistogram, TopicLabels
 from relay.activity import RelayCounts
@@ -17,11 +17,9 @@ from relay.events import (
     BrokerLost,
     BrokerRecovered,
     KeyBlocked,
-    LeaseLost,
-    LeaseTaken,
     MessageDeadLettered,
     MessageDelayed,
-    RelayMeasured,
+    RelayStopped,
 )
 
 
@@ -86,12 +84,12 @@ class RelayMetrics:
         )
         self._lanes = Gauge(
             "pillarbox_relay_lanes",
-            "Lanes that this relay holds.",
+            "Lanes that this relay holds, of 48 in all replicas.",
             registry=registry,
         )
         self._blocked_keys = Gauge(
             "pillarbox_relay_blocked_keys",
-            "Keys in these lanes whose first message waits for its retry.",
+            "Keys whose first message waits for its retry.",
             registry=registry,
         )
         self._breaker_open = Gauge(
@@ -99,20 +97,18 @@ class RelayMetrics:
             "1 while the broker is unavailable and nothing is claimed.",
             registry=registry,
         )
-        self._held: set[int] = set()
         self._counters: dict[str, _Counters] = {}
         self._learn: dict[type[Event], Callable[[Any], None]] = {
             BatchClaimed: lambda event: self._claims.of().add(event.seconds),
-            BatchPublished: self._note_published,
+            BatchPublished: self._record_published,
             BatchSettled: lambda event: self._settlements.of().add(event.seconds),
-            KeyBlocked: self._note_refused,
-            MessageDelayed: self._note_refused,
-            MessageDeadLettered: self._note_dead_lettered,
-            LeaseTaken: self._note_taken,
-            LeaseLost: self._note_lost,
+            KeyBlocked: self._record_refused,
+            MessageDelayed: self._record_refused,
+            MessageDeadLettered: self._record_dead_lettered,
             BrokerLost: lambda _: self._breaker_open.set(1),
             BrokerRecovered: lambda _: self._breaker_open.set(0),
-            RelayMeasured: lambda event: self._blocked_keys.set(event.blocked_keys),
+            ProcessMeasured: self._record_measured,
+            RelayStopped: lambda _: self._lanes.set(0),
         }
 
     def __call__(self, event: Event) -> None:
@@ -121,15 +117,15 @@ class RelayMetrics:
         if learn is not None:
             learn(event)
 
-    def _note_published(self, event: BatchPublished) -> None:
+    def _record_published(self, event: BatchPublished) -> None:
         self._publishes.of().add(event.seconds)
         for topic, count in Tally(event.topics).items():
             self._of(topic).published.inc(count)
 
-    def _note_refused(self, event: KeyBlocked | MessageDelayed) -> None:
+    def _record_refused(self, event: KeyBlocked | MessageDelayed) -> None:
         self._of(event.topic).refused.inc()
 
-    def _note_dead_lettered(self, event: MessageDeadLettered) -> None:
+    def _record_dead_lettered(self, event: MessageDeadLettered) -> None:
         self._of(event.topic).dead_lettered.inc()
 
     def _of(self, topic: str) -> "_Counters":
@@ -145,10 +141,6 @@ class RelayMetrics:
             )
         return counters
 
-    def _note_taken(self, event: LeaseTaken) -> None:
-        self._held.update(event.lanes)
-        self._lanes.set(len(self._held))
-
-    def _note_lost(self, event: LeaseLost) -> None:
-        self._held.difference_update(event.lanes)
-        self._lanes.set(len(self._held))
+    def _record_measured(self, event: ProcessMeasured) -> None:
+        self._lanes.set(event.held)
+        self._blocked_keys.set(event.blocked_keys)

@@ -1,15 +1,17 @@
 """Rows that are too large to load: the server moves them to the dead letters.
 
-Rows are moved one at a time and in parallel with the claims, which leave these rows
-out: copying 60 MB takes the server a second, and no lane should wait for that. No lease
-is needed, because a row is moved only once, whichever relay does it. Rows that couldn't
-be moved are retried after the others.
+Rows are moved one at a time and in parallel with the claims: copying 60 MB takes the
+server a second, and no lane should wait for that. Their settlement has logged them
+before, so they are not lost if the relay ends. No lease is needed, because a row is
+moved only once, whichever relay does it. Rows that couldn't be moved are retried after
+the others.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
+from uuid import UUID
 
 import psycopg
 
@@ -18,7 +20,6 @@ from outbox.events import Event
 from outbox.postgres.connection import Link
 from relay.claim import Claimed
 from relay.events import DatabaseLost, DatabaseRecovered, MessageDeadLettered
-from relay.lanes.board import LaneBoard
 from relay.settle import move_to_dead_letters
 
 _FIRST_PAUSE: Final = 0.1
@@ -32,30 +33,28 @@ class OversizedRows:
 
     Args:
         link: a connection for this purpose alone.
-        board: holds the ids that claims leave out.
-        origin: the origin of the dead letters.
+        reader: whose messages they are.
     """
 
     def __init__(
         self,
         link: Link,
-        board: LaneBoard,
         *,
-        origin: str,
+        reader: str,
         notify: Callable[[Event], None],
     ) -> None:
         self._link = link
-        self._board = board
-        self._origin = origin
+        self._reader = reader
         self._notify = notify
         self._rows: deque[Claimed] = deque()
+        self._ids: set[UUID] = set()
         self._some = asyncio.Event()
 
     def add(self, rows: Iterable[Claimed]) -> None:
-        """Queue rows that a claim found; `run` moves them."""
+        """Queue rows whose settlement is recorded; `run` moves them."""
         for row in rows:
-            if row.id not in self._board.aside:
-                self._board.aside.add(row.id)
+            if row.id not in self._ids:
+                self._ids.add(row.id)
                 self._rows.append(row)
                 self._some.set()
 
@@ -75,7 +74,7 @@ class OversizedRows:
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, _LAST_PAUSE)
                 else:
-                    self._board.aside.discard(row.id)
+                    self._ids.discard(row.id)
                     if pause > _FIRST_PAUSE:
                         self._notify(DatabaseRecovered())
                     pause = _FIRST_PAUSE
@@ -87,7 +86,7 @@ class OversizedRows:
     async def _move(self, row: Claimed) -> None:
         assert row.problem is not None
         connection = await self._link.connection()
-        await move_to_dead_letters(connection, [(row, row.problem)], self._origin)
+        await move_to_dead_letters(connection, [(row, row.problem)], self._reader)
         self._notify(
             MessageDeadLettered(
                 id=row.id,

@@ -9,12 +9,13 @@ from typing import Final, TypeAlias
 from outbox import tracing
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, one_line
 from outbox.events import Event
+from outbox.logs.printable import count
 from outbox.message import Message
 from relay.adaptive_batch import BatchLimit
 from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import BatchPublished, StaleBatchDropped
-from relay.publisher import Acked, Confirmation, Nacked, Publisher
+from relay.publisher import Acked, Confirmation, Handling, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None
 """None: the message wasn't sent, or its outcome is unknown; nothing is recorded."""
@@ -24,7 +25,7 @@ _MAX_REASON: Final = 2000
 
 async def publish_batch(
     rows: Sequence[Claimed],
-    publisher: Publisher,
+    publisher: Publisher | Handling,
     config: RelayConfig,
     *,
     batch_limit: BatchLimit,
@@ -59,7 +60,15 @@ async def publish_batch(
             return answers, None
         started = time.monotonic()
         try:
-            confirmations = await _publish(messages, publisher, config)
+            confirmations: Sequence[Answer]
+            if isinstance(publisher, Handling):
+                confirmations = await publisher.hand_over(
+                    messages,
+                    [rows[i].attempts for i in wave],
+                    [rows[i].created_at for i in wave],
+                )
+            else:
+                confirmations = await _publish(messages, publisher, config)
         except BrokerUnavailableError as error:
             if isinstance(error, BrokerTimeoutError):
                 batch_limit.record_timeout(len(messages))
@@ -138,13 +147,13 @@ async def _confirmed(
         size = sum(len(message.payload) for message in messages)
         raise BrokerTimeoutError(
             f"no answer within {config.publish_timeout.total_seconds():g} s for "
-            f"{len(messages)} messages of {size} bytes in total"
+            f"{count(len(messages), 'message')} of {size} bytes in total"
         ) from None
     except OSError as error:
         raise BrokerUnavailableError(str(error)) from error
     if len(confirmations) != len(messages):
         raise ValueError(
-            f"the publisher returned {len(confirmations)} answers for"
-            f" {len(messages)} messages"
+            f"the publisher returned {count(len(confirmations), 'answer')} for"
+            f" {count(len(messages), 'message')}"
         )
     return confirmations

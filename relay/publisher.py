@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 from outbox.message import Message
@@ -22,11 +22,14 @@ class Nacked:
         permanent: no later attempt can succeed, so the message isn't retried.
         retry_after: the message wasn't refused but postponed: it is retried after
             this long, and no attempt is counted, however often that happens.
+        is_attempt: with `retry_after`: it was refused, and an attempt is counted, but
+            when it is retried and how often is not for the relay to decide.
     """
 
     reason: str
     permanent: bool = False
     retry_after: timedelta | None = None
+    is_attempt: bool = False
 
 
 Confirmation: TypeAlias = Acked | Nacked
@@ -76,6 +79,30 @@ class Checkable(Protocol):
         Raises:
             BrokerUnavailableError: the broker is unavailable, or accepts no messages at
                 the moment.
+        """
+
+
+@runtime_checkable
+class Handling(Protocol):
+    """What a relay publishes to if the handlers are in its own process."""
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """End."""
+
+    async def hand_over(
+        self,
+        batch: Sequence[Message],
+        attempts: Sequence[int],
+        created_at: Sequence[datetime],
+    ) -> Sequence[Confirmation | None]:
+        """Do as `Publisher.publish`; None means that a message was not started.
+
+        Args:
+            attempts: how often each message has failed.
+            created_at: when each was added.
         """
 
 

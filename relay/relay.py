@@ -10,17 +10,26 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 import psycopg
+from typing_extensions import override
 
 from outbox import tracing
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
-from outbox.events import MEASURE_INTERVAL, Observer, Observers
-from outbox.gather import end
+from outbox.events import Observer, Observers, ProcessMeasured
+from outbox.gather import Process, end
 from outbox.lane import PRIORITIES, lanes_of
-from outbox.postgres.advisory_lock import END_FOREIGN, LOCK_CLASS, Lock, LockHolder
+from outbox.observability.health import Outages
+from outbox.observability.presence import Presence
+from outbox.postgres.advisory_lock import (
+    END_FOREIGN,
+    MAIN,
+    Lock,
+    LockHolder,
+    reader_class,
+)
 from outbox.postgres.connection import Connection, Link, connect
 from outbox.postgres.days import MAKE_DAYS, Days
 from outbox.postgres.doorbell import Doorbell
@@ -28,10 +37,11 @@ from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
 from outbox.postgres.lease import RETRY, Lease, Obstruction
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
+from outbox.postgres.sql_files import load
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
 from relay.broker_check import check_broker
-from relay.claim import claim_batch, raise_watermarks
+from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import (
     DatabaseLost,
@@ -41,14 +51,13 @@ from relay.events import (
     LanesWithheld,
     LeaseLost,
     LeaseTaken,
-    RelayMeasured,
     RelayStarted,
     RelayStopped,
 )
 from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
-from relay.publisher import Publisher
-from relay.recorded_broker import RecordedBroker
+from relay.publisher import Handling, Publisher
+from relay.reader import ALL, Reader
 from relay.settle import OUTCOMES
 from relay.sweep import sweep_lanes
 from relay.wakeup import wake_lanes
@@ -81,12 +90,10 @@ WORKER_SETTINGS: Final = {
 _GRANT: Final = "GRANT pillarbox_relay TO its role"
 _DAYS_DELAY: Final = 1.0
 """Seconds before missing days are made, which takes longer than the first claims."""
-_LAST_RAISE: Final = 5.0
-"""Maximum number of seconds that a stopping relay takes to raise its watermarks."""
 _END_RELAYS: Final = "restart the relays that hold more lanes than their share"
 
 
-class Relay:
+class Relay(Process):
     """Publishes committed messages until stopped. For one event loop; runs once.
 
     Args:
@@ -94,8 +101,8 @@ class Relay:
         publisher: publishes the messages; the relay enters and leaves it.
         config: the settings; see `RelayConfig`.
         observers: called with every event.
-        name: the publisher's name, for the origin of dead letters; by default, the name
-            of its class.
+        name: the publisher's name, for events; by default, the name of its class.
+        reader: whose messages it publishes; see `pillarbox readers`.
         broker: the URL or another name of where the publisher publishes, for the
             comparison with other relays; by default its own `identity`.
         switch_broker: whether other relays have to follow this one to its broker.
@@ -104,27 +111,30 @@ class Relay:
     def __init__(
         self,
         url: str,
-        publisher: Publisher,
+        publisher: Publisher | Handling,
         config: RelayConfig | None = None,
         *,
         observers: Iterable[Observer] = (),
         name: str | None = None,
+        reader: str = MAIN,
         broker: str | None = None,
         switch_broker: bool = False,
     ) -> None:
+        super().__init__()
         self._url = url
         self._publisher = publisher
         self._config = config or RelayConfig()
-        self._notify = Observers(observers).notify
+        self._outages = Outages()
+        self._notify = Observers([self._outages, *observers]).notify
         self._name = name or type(publisher).__name__
-        self._broker = RecordedBroker(broker, publisher, self._notify)
+        self._reader = Reader(reader, broker, publisher, self._notify)
         self._switch_broker = switch_broker
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
         host = socket.gethostname()[:30]
         self._application = f"pillarbox relay {host} {os.getpid()}"
         self._lease = Lease(
             url,
-            lock_class=LOCK_CLASS,
+            lock_class=reader_class(reader),
             groups=[lanes_of(priority) for priority in PRIORITIES],
             limit=self._config.lease,
             application_name=f"{self._application} lease",
@@ -133,7 +143,7 @@ class Relay:
             doorbell=Lock.OUTBOX_DOORBELL,
             # Lanes in flight are released once their batch is published and settled.
             patience=2 * self._config.lease + self._config.publish_timeout,
-            may_hold=self._broker.matches,
+            may_hold=self._reader.may_publish,
             on_obstruct=self._on_obstruct,
             on_take=self._on_take,
             on_lose=self._on_lose,
@@ -146,15 +156,13 @@ class Relay:
             writes=OUTCOMES,
         )
         self._lanes = LaneBoard(
-            self._lease, self._config.weights, self._config.concurrency
+            self._lease, self._config.weights, self._config.concurrency, reader
         )
         self._breaker = Breaker(self._notify)
         self._batch_limit = BatchLimit(self._config.publish_timeout)
-        self._origin = f"publisher:{self._name}"
         self._oversized = OversizedRows(
             Link(url, application_name=f"{self._application} oversized"),
-            self._lanes,
-            origin=self._origin,
+            reader=reader,
             notify=self._notify,
         )
         self._days = Days(self._make_days, self._notify)
@@ -163,10 +171,12 @@ class Relay:
         self._stop = asyncio.Event()
         self._in_flight: set[asyncio.Task[Any]] = set()
 
+    @override
     def stop(self) -> None:
         """Ask the relay to finish the batches in flight and stop. Returns at once."""
         self._stop.set()
 
+    @override
     async def run(self) -> None:
         """Publish until `stop` or cancellation, then drain and release the lanes.
 
@@ -179,13 +189,7 @@ class Relay:
             DatabaseUnavailableError: the database is unreachable or read-only.
             BrokerUnavailableError: the broker is unreachable.
         """
-        running = asyncio.create_task(self._run())
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            self.stop()
-            await running
-            raise
+        await self._drained(self._run())
 
     async def _run(self) -> None:
         if tracing.tracer is not None:
@@ -193,8 +197,9 @@ class Relay:
         async with AsyncExitStack() as stack:
             async with self._checked() as connection:
                 await stack.enter_async_context(self._publisher)
-                await self._broker.matches(connection, switch=self._switch_broker)
+                await self._reader.may_publish(connection, switch=self._switch_broker)
             self._notify(RelayStarted(publisher=self._name))
+            self._started.set()
             async with asyncio.TaskGroup() as group:
                 upkeep = [
                     group.create_task(self._lease.run()),
@@ -203,7 +208,6 @@ class Relay:
                     group.create_task(self._keep_days()),
                     group.create_task(self._check_broker()),
                     group.create_task(self._oversized.run()),
-                    group.create_task(self._measure()),
                 ]
                 workers = [
                     group.create_task(worker.run())
@@ -211,9 +215,9 @@ class Relay:
                         self._worker() for _ in range(self._config.concurrency)
                     )
                 ]
-                await self._stop.wait()
-                await self._drain(workers)
-                await self._raise_watermarks()
+                async with self._presence().recorded():
+                    await self._stop.wait()
+                    await self._drain(workers)
                 await end(upkeep)
             self._notify(RelayStopped())
 
@@ -227,6 +231,11 @@ class Relay:
                 settings=WORKER_SETTINGS,
                 writes=OUTCOMES,
             ) as connection:
+                record = await self._reader.read(connection)
+                self._lanes.reader.since = record.since
+                self._lanes.topics = record.topics or ALL
+                await self._lanes.reader.read_clock(connection)
+                await self._lanes.reader.find_changed(connection, {})
                 await claim_batch(connection, self._lanes, [], self._config)
                 cursor = await connection.execute(LIST_MINIMUMS)
                 minimums = await cursor.fetchall()
@@ -280,15 +289,25 @@ class Relay:
             self._config.broker_check_interval.total_seconds(),
         )
 
-    async def _measure(self) -> None:
-        while True:
-            self._notify(
-                RelayMeasured(
-                    lanes=len(self._lanes.numbers()),
-                    blocked_keys=self._lanes.count_blocked_keys(),
-                )
-            )
-            await asyncio.sleep(MEASURE_INTERVAL)
+    def _presence(self) -> Presence:
+        async def write(values: dict[str, Any]) -> None:
+            link = self._sweep_link
+            async with link.lock:
+                await (await link.connection()).execute(load("relay", "beat"), values)
+
+        return Presence(self._reader.own, self._measure, write, self._notify)
+
+    def _measure(self) -> ProcessMeasured:
+        outages = self._outages.longest_first()
+        return ProcessMeasured(
+            kind="relay",
+            name=self._reader.name,
+            in_flight=len(self._in_flight),
+            held=len(self._lanes.numbers()),
+            blocked_keys=self._lanes.count_blocked_keys(),
+            failing_since=outages[0].since if outages else None,
+            reason=outages[0].reason if outages else None,
+        )
 
     def _worker(self) -> Worker:
         return Worker(
@@ -305,7 +324,6 @@ class Relay:
             self._batch_limit,
             self._oversized,
             self._config,
-            origin=self._origin,
             in_flight=self._in_flight,
             stop=self._stop,
             notify=self._notify,
@@ -320,15 +338,6 @@ class Relay:
             await asyncio.wait(in_flight, timeout=self._config.drain.total_seconds())
         for task in in_flight:
             task.cancel()
-
-    async def _raise_watermarks(self) -> None:
-        """Save the next relay from reading what this one settled."""
-        lanes = [n for n in self._lanes.numbers() if n in self._lease.lanes]
-        held = [lane for n in lanes if (lane := self._lanes.find(n)) is not None]
-        with suppress(TimeoutError, psycopg.Error, DatabaseUnavailableError):
-            async with asyncio.timeout(_LAST_RAISE), self._sweep_link.lock:
-                connection = await self._sweep_link.connection()
-                await raise_watermarks(connection, self._lanes, held)
 
     def _on_take(self, lanes: Collection[int]) -> None:
         self._lanes.take(lanes)

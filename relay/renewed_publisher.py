@@ -3,14 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Self, cast
 
 from outbox import tracing
 from outbox.brokers.options import identity_of
+from outbox.brokers.plugins import implementation
 from outbox.errors import BrokerUnavailableError, OutboxError
 from outbox.message import Message
 from outbox.url import FileUrl
 from relay.publisher import Checkable, Confirmation, Publisher
+
+
+def publisher_of(broker: str) -> Publisher:
+    """Create the publisher of a broker's URL; it is renewed if that is in a file."""
+    if isinstance(broker, FileUrl):
+        return RenewedPublisher(broker, publisher_of)
+    found = implementation("relay.publishers", broker)
+    return cast("Publisher", found(broker))
 
 
 class RenewedPublisher:

@@ -11,6 +11,7 @@ from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.errors import ConfigError
+from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.sql_files import load
 
 
@@ -23,6 +24,7 @@ class ReplayCriteria:
         until: added before.
         topic: a topic, or a prefix followed by `*`.
         max_rows: the maximum number of messages, oldest first.
+        reader: by which reader.
     """
 
     since: datetime
@@ -31,6 +33,7 @@ class ReplayCriteria:
     key: str | None = None
     tenant: str | None = None
     max_rows: int | None = None
+    reader: str = MAIN
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -55,6 +58,7 @@ class ReplayCriteria:
             "key": self.key,
             "tenant": self.tenant,
             "max_rows": self.max_rows,
+            "reader": self.reader,
         }
 
 
@@ -104,6 +108,7 @@ def replay_published(
         replayed += connection.execute(
             load("relay", "replay_published"),
             {
+                "reader": choice.reader,
                 "ids": [id for id, _ in batch],
                 "first": min(moments),
                 "last": max(moments),

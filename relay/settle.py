@@ -1,40 +1,44 @@
 """Settle: record the outcome of a batch.
 
-no mark ──claim──▶ (in flight, nothing written) ──ack──▶ a mark: published
-                         │
-                         ├─last nack, or a permanent one─▶ a mark: dead_lettered
-                         │
-    ┌──a mark: deferred──┴─nack, or not due, or behind a nacked one
-    ▼
-the log ──claim──▶ (in flight, nothing written) ──ack, last nack──▶ entry: settled
-    ▲                    │
-    └───entry: refused───┴─nack
+not covered ──claim──▶ (in flight, nothing written) ──ack──▶ covered
+                            │
+                            ├─last nack, or a permanent one─▶ covered, entry settled
+                            │
+         ┌──covered, entry──┴─nack, no answer, not due, or behind one of these
+         ▼
+      the log ──claim──▶ (in flight, nothing written) ──ack, last nack─▶ entry settled
+         ▲                    │
+         └───entry: refused───┴─nack
+
+One transaction stores the positions that cover the messages and the entries of those
+that were not published. Its positions have the next number of their lanes, which is
+unique: of two relays that both claimed the messages, one settles.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import accumulate
 from typing import Final, NamedTuple
 
 from outbox.cloudevents.raw_text import storable
 from outbox.dead_letters import TOPIC_HEADER
 from outbox.limits import MAX_INDEXED_BYTES
+from outbox.log.progress import Day
+from outbox.log.reader import LogReader, Settled
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
-from relay.claim import BIN, Batch, Claimed, bin_of
-from relay.lanes.lane import BEGINNING
+from relay.claim import Batch, Claimed, Read
+from relay.lanes.lane import Lane
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
 
-OUTCOMES: Final = ("outbox.settlement", "outbox.deferral", "outbox.dead_letter")
+OUTCOMES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
 """The tables into which a relay inserts what became of its messages."""
 
 _MAX_ATTEMPTS: Final = 2**31 - 2
 """One less than the column's maximum, so that adding one still fits."""
-_LONGEST: Final = 4096
-"""A mark covers fewer seqs than this; `outbox.settlement` has the same limit."""
 
 
 @dataclass(slots=True)
@@ -44,8 +48,10 @@ class Settlement:
     Attributes:
         held: messages that wait because their key is blocked.
         scheduled: messages that are not due yet.
-        ended: messages in the log that needn't be published, each with its outcome;
-            None if the message doesn't exist.
+        aside: messages too large to be loaded, which are moved to the dead letters.
+        unknown: messages without an answer, which are published again.
+        ended: messages in the log that don't exist.
+        positions: what the settlement stores of its lanes.
     """
 
     published: list[Claimed] = field(default_factory=list)
@@ -54,40 +60,155 @@ class Settlement:
     dead_lettered: list[tuple[Claimed, str]] = field(default_factory=list)
     held: list[Claimed] = field(default_factory=list)
     scheduled: list[Claimed] = field(default_factory=list)
-    ended: list[tuple[Claimed, str | None]] = field(default_factory=list)
+    aside: list[Claimed] = field(default_factory=list)
+    unknown: list[Claimed] = field(default_factory=list)
+    ended: list[Claimed] = field(default_factory=list)
     untouched: list[Claimed] = field(default_factory=list)
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to record."""
-        return not (self.published or self.dead_lettered or self.ended or self.deferred)
+    positions: list[Settled[Lane]] = field(default_factory=list)
 
     @property
     def waiting(self) -> list[tuple[Claimed, str, float]]:
         """The messages to retry later, which block their keys until then."""
         return [*self.retried, *self.put_off]
 
-    @property
-    def deferred(self) -> bool:
-        """Whether any messages have to wait."""
-        return bool(self.retried or self.put_off or self.held or self.scheduled)
-
-    def add_unpublished(self, batch: Batch) -> None:
-        """Add the messages of a claim that are not published."""
-        self.held += batch.held
-        self.scheduled += batch.scheduled
-        self.ended += batch.ended
-
-    def withdraw_deferrals(self, lanes: Collection[int]) -> None:
-        """Leave messages of these lanes untouched if they would have to wait."""
+    def keep(self, keeps: Callable[[Claimed], bool]) -> None:
+        """Leave out the messages for which this doesn't hold."""
+        for rows in (
+            *(self.published, self.held, self.scheduled, self.aside),
+            *(self.unknown, self.ended, self.untouched),
+        ):
+            rows[:] = filter(keeps, rows)
         for refused in (self.retried, self.put_off):
-            for one in [one for one in refused if one[0].lane in lanes]:
-                refused.remove(one)
-                self.untouched.append(one[0])
-        for rows in (self.held, self.scheduled):
-            for row in [row for row in rows if row.lane in lanes]:
-                rows.remove(row)
-                self.untouched.append(row)
+            refused[:] = [one for one in refused if keeps(one[0])]
+        self.dead_lettered[:] = [one for one in self.dead_lettered if keeps(one[0])]
+
+    def drop(self, lanes: Collection[int]) -> None:
+        """Leave out what belongs to these lanes."""
+        self.keep(lambda row: row.lane not in lanes)
+        self.positions[:] = [
+            one for one in self.positions if one.lane.number not in lanes
+        ]
+
+
+def complete(settlement: Settlement, batch: Batch) -> None:
+    """Add the messages that were not published, and the positions that cover all.
+
+    A position passes rows in order of seq. Of the rows without an answer, those behind
+    the last answer of their lane are left for the next claim; the others get an entry.
+    """
+    answered = [
+        *settlement.published,
+        *(row for row, *_ in settlement.waiting),
+        *(row for row, _ in settlement.dead_lettered),
+    ]
+    last: dict[int, int] = {}
+    for row in answered:
+        if row.place is None:
+            last[row.lane] = max(row.seq, last.get(row.lane, row.seq))
+    cuts: dict[int, int] = {}
+    waits: set[str | None] = set()
+    for row in settlement.untouched:
+        if row.place is not None:
+            continue
+        if row.lane not in last or row.seq > last[row.lane]:
+            cuts[row.lane] = min(row.seq, cuts.get(row.lane, row.seq))
+        elif row.key in waits:
+            settlement.held.append(row)
+        else:
+            settlement.unknown.append(row)
+            waits |= {row.key} - {None}
+    settlement.untouched[:] = [row for row in settlement.untouched if row.place]
+    settlement.held += batch.held
+    settlement.scheduled += batch.scheduled
+    settlement.aside += batch.oversized
+    settlement.unknown += batch.unread
+    settlement.ended += batch.ended
+    if cuts:
+        settlement.keep(
+            lambda row: (
+                row.place is not None or row.seq < cuts.get(row.lane, row.seq + 1)
+            )
+        )
+    rows: dict[int, list[tuple[Claimed, bool]]] = {}
+    for row in settlement.published:
+        rows.setdefault(row.lane, []).append((row, True))
+    for row in _logged(settlement):
+        rows.setdefault(row.lane, []).append((row, False))
+    for lane in batch.lanes:
+        if lane.number in cuts:
+            lane.wake()
+        elif lane.number in batch.reads:
+            rows.setdefault(lane.number, [])
+        if lane.number in rows:
+            settlement.positions.append(
+                _advance(
+                    lane,
+                    rows[lane.number],
+                    batch.reads.get(lane.number),
+                    is_cut=lane.number in cuts,
+                )
+            )
+
+
+def remember(settlement: Settlement, batch: Batch) -> None:
+    """Block the keys that must wait; make messages of the log claimable again.
+
+    The settlement is not recorded yet, but no claim of these lanes comes before that.
+    """
+    lanes = {lane.number: lane for lane in batch.lanes}
+    for row in settlement.untouched:
+        assert row.place is not None
+        lanes[row.lane].deferrals.release(row.place)
+        lanes[row.lane].wake()
+    waiting = [row for row, *_ in settlement.waiting]
+    for row in (
+        *waiting,
+        *settlement.held,
+        *settlement.scheduled,
+        *settlement.aside,
+        *settlement.unknown,
+    ):
+        lanes[row.lane].deferrals.note_created(row.created_at)
+    for row in settlement.held:
+        assert row.key is not None
+        lanes[row.lane].deferrals.hold(row.key, row.seq)
+    for row in (*waiting, *settlement.unknown):
+        if row.key is not None:
+            lanes[row.lane].deferrals.block(row.key)
+
+
+def _advance(
+    lane: Lane,
+    rows: Iterable[tuple[Claimed, bool]],
+    read: Read | None,
+    *,
+    is_cut: bool,
+) -> Settled[Lane]:
+    progress = lane.progress
+    assert progress is not None
+    new = [(row, is_published) for row, is_published in rows if row.place is None]
+    if read is not None and (new or not is_cut):
+        up_to = max(row.seq for row, _ in new) if is_cut else read.up_to
+        is_cut = is_cut or read.is_cut
+        progress = progress.claimed(up_to, *read.look, is_cut=is_cut)
+    lane.skipped = 0
+    messages: Counter[Day] = Counter()
+    deferred: Counter[Day] = Counter()
+    moments = [row.created_at for row, _ in new]
+    same = progress.day_of(min(moments), max(moments)) if moments else None
+    for row, is_published in new:
+        day = same or progress.day_of(row.created_at)
+        assert day is not None
+        messages[day] += 1
+        deferred[day] += not is_published
+    return Settled(lane, *progress.settle(messages.keys()), messages, deferred)
+
+
+def _logged(settlement: Settlement) -> Iterator[Claimed]:
+    """Yield the messages that get an entry."""
+    yield from (row for row, _ in settlement.dead_lettered)
+    yield from (row for row, _ in _reasons(settlement))
+    yield from settlement.ended
 
 
 def decide(
@@ -105,6 +226,12 @@ def decide(
         match answer:
             case Acked():
                 settlement.published.append(row)
+            case Nacked(reason, retry_after=timedelta() as after, is_attempt=True) if (
+                row.key not in charged
+            ):
+                settlement.retried.append((row, reason, after.total_seconds()))
+                waits |= {row.key} - {None}
+                charged |= {row.key} - {None}
             case Nacked(reason, permanent=False, retry_after=timedelta() as after) if (
                 row.key not in charged
             ):
@@ -133,106 +260,33 @@ def decide(
 
 
 async def settle_batch(
-    connection: Connection, settlement: Settlement, *, origin: str
+    connection: Connection, reader: LogReader, settlement: Settlement
 ) -> dict[int, datetime]:
     """Record a settlement.
 
-    Safe to repeat, and safe if another relay settled a row in the meantime.
-
     Returns:
         The earliest due time of each lane with messages that wait for a point in time.
+
+    Raises:
+        psycopg.errors.UniqueViolation: see `LogReader.store`.
     """
-    first = [row for row in settlement.published if row.place is None]
-    again = [row for row in settlement.published if row.place is not None]
-    if (
-        first
-        and len(first) == len(settlement.published)
-        and not (settlement.deferred or settlement.dead_lettered or settlement.ended)
-    ):
-        await mark_settled(connection, marks(first, "published"))
+    ended = [
+        *((row, "published") for row in settlement.published if row.place is not None),
+        *((row, None) for row in settlement.ended),
+    ]
+    if not (ended or settlement.dead_lettered or any(_reasons(settlement))):
+        await reader.store(connection, settlement.positions)
         return {}
     async with connection.transaction():
+        await reader.store(connection, settlement.positions)
         if settlement.dead_lettered:
             await _move_to_dead_letters(
-                connection, settlement.dead_lettered, origin, by_hand=False
+                connection, settlement.dead_lettered, reader.reader, by_hand=False
             )
-        due = await _defer(connection, settlement)
-        await mark_settled(
-            connection,
-            [
-                *marks(first, "published"),
-                *marks(
-                    _unmarked(r for r, _ in settlement.dead_lettered), "dead_lettered"
-                ),
-                *marks(_unmarked(row for row, _ in _reasons(settlement)), "deferred"),
-            ],
-        )
-        ended = [*((row, "published") for row in again), *settlement.ended]
+        due = await _defer(connection, settlement, reader.reader)
         if ended:
-            await _end_runs(connection, ended)
+            await _end_runs(connection, ended, reader.reader)
     return due
-
-
-def _unmarked(rows: Iterable[Claimed]) -> list[Claimed]:
-    return [row for row in rows if row.place is None]
-
-
-class Mark(NamedTuple):
-    """The outcome of messages of one lane that were created in the same bin."""
-
-    bin: datetime
-    lane: int
-    outcome: str
-    rows: Sequence[Claimed]
-
-
-def marks(rows: Iterable[Claimed], outcome: str) -> Iterator[Mark]:
-    """Group rows that share a mark."""
-    groups: dict[tuple[int, int, datetime], list[Claimed]] = {}
-    group: list[Claimed] = []
-    lane = block = -1
-    starts = ends = BEGINNING
-    for row in sorted(rows, key=_position):
-        if (
-            row.lane != lane
-            or row.seq // _LONGEST != block
-            or not starts <= row.created_at < ends
-        ):
-            lane, block = row.lane, row.seq // _LONGEST
-            starts = bin_of(row.created_at)
-            ends = starts + BIN
-            group = groups.setdefault((lane, block, starts), [])
-        group.append(row)
-    for (lane, _, bin), members in groups.items():
-        yield Mark(bin, lane, outcome, members)
-
-
-def _position(row: Claimed) -> tuple[int, int]:
-    return row.lane, row.seq
-
-
-async def mark_settled(connection: Connection, marks: Iterable[Mark]) -> None:
-    """Run `mark_settled.sql`."""
-    marks = list(marks)
-    if not marks:
-        return
-    ends = list(accumulate(len(mark.rows) for mark in marks))
-    await connection.execute(
-        load("relay", "mark_settled"),
-        {
-            "ids": [row.id for mark in marks for row in mark.rows],
-            "bins": [mark.bin for mark in marks],
-            "lanes": [mark.lane for mark in marks],
-            "first_seqs": [mark.rows[0].seq for mark in marks],
-            "last_seqs": [mark.rows[-1].seq for mark in marks],
-            "outcomes": [mark.outcome for mark in marks],
-            "starts": [
-                end - len(m.rows) + 1 for m, end in zip(marks, ends, strict=True)
-            ],
-            "ends": ends,
-        },
-        binary=True,
-    )
 
 
 class _Entry(NamedTuple):
@@ -255,9 +309,16 @@ def _reasons(settlement: Settlement) -> Iterator[tuple[Claimed, _Entry]]:
         # A message that was held before is already in the log as blocked.
         if row.place is None or row.place.cause != "blocked":
             yield row, _Entry("blocked")
+    for row in settlement.aside:
+        if row.place is None:
+            yield row, _Entry("aside", delay=0)
+    for row in settlement.unknown:
+        yield row, _Entry("unknown", delay=0)
 
 
-async def _defer(connection: Connection, settlement: Settlement) -> dict[int, datetime]:
+async def _defer(
+    connection: Connection, settlement: Settlement, reader: str
+) -> dict[int, datetime]:
     entries = list(_reasons(settlement))
     if not entries:
         return {}
@@ -265,6 +326,7 @@ async def _defer(connection: Connection, settlement: Settlement) -> dict[int, da
     cursor = await connection.execute(
         load("relay", "defer"),
         {
+            "reader": reader,
             **_log(rows),
             "attempts": [
                 min(row.attempts, _MAX_ATTEMPTS) + entry.charge
@@ -280,12 +342,15 @@ async def _defer(connection: Connection, settlement: Settlement) -> dict[int, da
 
 
 async def _end_runs(
-    connection: Connection, ended: Sequence[tuple[Claimed, str | None]]
+    connection: Connection,
+    ended: Sequence[tuple[Claimed, str | None]],
+    reader: str,
 ) -> None:
     rows = [row for row, _ in ended]
     await connection.execute(
         load("relay", "end_runs"),
         {
+            "reader": reader,
             **_log(rows),
             "attempts": [row.attempts for row in rows],
             "outcomes": [outcome for _, outcome in ended],
@@ -295,20 +360,16 @@ async def _end_runs(
 
 
 async def move_to_dead_letters(
-    connection: Connection, nacked: Sequence[tuple[Claimed, str]], origin: str
+    connection: Connection, nacked: Sequence[tuple[Claimed, str]], reader: str
 ) -> None:
     """Move messages of any lanes to the dead letters, for retry by hand only."""
-    async with connection.transaction():
-        await _move_to_dead_letters(connection, nacked, origin, by_hand=True)
-        await mark_settled(
-            connection, marks(_unmarked(row for row, _ in nacked), "dead_lettered")
-        )
+    await _move_to_dead_letters(connection, nacked, reader, by_hand=True)
 
 
 async def _move_to_dead_letters(
     connection: Connection,
     nacked: Sequence[tuple[Claimed, str]],
-    origin: str,
+    reader: str,
     *,
     by_hand: bool,
 ) -> None:
@@ -319,7 +380,7 @@ async def _move_to_dead_letters(
             **_log(rows),
             "reasons": [storable(reason) for _, reason in nacked],
             "attempts": [min(row.attempts, _MAX_ATTEMPTS) + 1 for row in rows],
-            "origin": origin,
+            "reader": reader,
             "by_hand": by_hand,
             "max_topic_bytes": MAX_INDEXED_BYTES,
             "topic_header": TOPIC_HEADER,

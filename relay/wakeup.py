@@ -3,13 +3,13 @@
 import asyncio
 from typing import Final
 
-from outbox.postgres.doorbell import Doorbell
+from outbox.postgres.doorbell import Armed, Doorbell
 from relay.lanes.board import LaneBoard
 
 _BUSY: Final = 0.02
-_FIRST_LOOK: Final = 0.005
-_LAST_LOOK: Final = 0.05
-_ASIDE: Final = 0.2
+_FIRST_PAUSE: Final = 0.005
+_LAST_PAUSE: Final = 0.05
+_ASIDE: Final = 0.02
 
 
 async def wake_lanes(
@@ -17,30 +17,36 @@ async def wake_lanes(
 ) -> None:
     """Wake lanes whenever they may contain messages, until cancelled.
 
-    Once all lanes are idle, arm the doorbell, check once more, and sleep. While a
-    writer's transaction is open, the doorbell can't be armed, so check every few
-    milliseconds, which collects small batches without the cost of a NOTIFY for each.
+    Once all lanes are idle, arm the doorbell, check once more if it was not armed all
+    the time, and sleep. While a writer's transaction is open, the doorbell can't be
+    armed, so check every few milliseconds, which collects small batches without the
+    cost of a NOTIFY for each.
     """
-    look = _FIRST_LOOK
+    pause = _FIRST_PAUSE
     try:
         while True:
             while not await _idle_within(board, min(poll_interval, _ASIDE)):
                 # Writers don't ring while there is work, and an idle lane must not wait
                 # for a busy one to become empty.
                 board.look_aside()
-            if not await doorbell.arm():
-                await asyncio.sleep(look)
-                look = min(look * 2, _LAST_LOOK)
+            armed = await doorbell.arm()
+            board.writers_ring = bool(armed)
+            if not armed:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LAST_PAUSE)
                 board.wake()
                 continue
-            look = _FIRST_LOOK
-            board.wake()
+            pause = _FIRST_PAUSE
+            if armed is Armed.ANEW:
+                board.wake()
             if await _idle_within(board, _BUSY):
                 await doorbell.wait(poll_interval)
                 board.wake()
             if not await _idle_within(board, _BUSY):
                 # Writers needn't ring while there is work to do.
+                board.writers_ring = False
                 await doorbell.disarm()
+                board.wake()
     finally:
         await doorbell.close()
 

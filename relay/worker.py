@@ -10,10 +10,10 @@ import psycopg
 
 from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
-from outbox.postgres.connection import Link, check_writable
+from outbox.postgres.connection import Connection, Link, check_writable
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
-from relay.claim import Batch, claim_batch, traceparent_of
+from relay.claim import Batch, Claimed, claim_batch, traceparent_of
 from relay.config import RelayConfig
 from relay.events import (
     BatchClaimed,
@@ -28,8 +28,15 @@ from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from relay.oversized import OversizedRows
 from relay.publish import Answer, publish_batch
-from relay.publisher import Publisher
-from relay.settle import OUTCOMES, Settlement, decide, settle_batch
+from relay.publisher import Handling, Publisher
+from relay.settle import (
+    OUTCOMES,
+    Settlement,
+    complete,
+    decide,
+    remember,
+    settle_batch,
+)
 
 _DATABASE_ERRORS: Final = (psycopg.Error, DatabaseUnavailableError)
 _FIRST_PAUSE: Final = 0.1
@@ -53,13 +60,12 @@ class Worker:
         link: Link,
         sweep_link: Link,
         lanes: LaneBoard,
-        publisher: Publisher,
+        publisher: Publisher | Handling,
         breaker: Breaker,
         batch_limit: BatchLimit,
         oversized: OversizedRows,
         config: RelayConfig,
         *,
-        origin: str,
         in_flight: set[asyncio.Task[Any]],
         stop: asyncio.Event,
         notify: Callable[[Event], None],
@@ -72,7 +78,6 @@ class Worker:
         self._batch_limit = batch_limit
         self._oversized = oversized
         self._config = config
-        self._origin = origin
         self._in_flight = in_flight
         self._stop = stop
         self._notify = notify
@@ -103,7 +108,6 @@ class Worker:
         batch = await self._claim(lanes)
         if batch is None:
             return
-        self._oversized.add(batch.oversized)
         answers: Sequence[Answer] = []
         if batch.rows:
             if await self._can_record():
@@ -111,10 +115,11 @@ class Worker:
             else:
                 answers = [None] * len(batch.rows)
         settlement = decide(batch.rows, answers, self._config.retry)
-        settlement.add_unpublished(batch)
-        self._withdraw(lanes, settlement)
-        self._remember(batch, settlement)
-        await self._settle(lanes, settlement)
+        complete(settlement, batch)
+        remember(settlement, batch)
+        await self._settle(settlement)
+        # Only now, so that their entries exist.
+        self._oversized.add(settlement.aside)
 
     async def _publish(self, batch: Batch) -> Sequence[Answer]:
         answers, lost = await publish_batch(
@@ -134,17 +139,6 @@ class Worker:
                 lane.needs_refresh = True
         return answers
 
-    def _withdraw(self, lanes: Sequence[Lane], settlement: Settlement) -> None:
-        """Withdraw deferrals in lanes that another relay may have leased by now.
-
-        That relay may have read the log already, so it would not notice a key blocked
-        now and would publish later messages of that key.
-        """
-        if settlement.deferred:
-            settlement.withdraw_deferrals(
-                {lane.number for lane in lanes if not self._lanes.owns([lane])}
-            )
-
     async def _claim(self, lanes: Sequence[Lane]) -> Batch | None:
         started = time.monotonic()
         is_sweep = any(lane.needs_refresh for lane in lanes)
@@ -152,6 +146,7 @@ class Worker:
         try:
             async with link.lock:
                 connection = await link.connection()
+                await self._doubt(connection, link, lanes)
                 batch = await claim_batch(connection, self._lanes, lanes, self._config)
         except _DATABASE_ERRORS as error:
             for lane in lanes:
@@ -171,6 +166,32 @@ class Worker:
             )
         return batch
 
+    async def _doubt(
+        self, connection: Connection, link: Link, lanes: Sequence[Lane]
+    ) -> None:
+        """Forget the lanes of which a crash of the server lost a settlement.
+
+        It has not crashed since the session began.
+        """
+        started = time.monotonic()
+        doubtful = {
+            lane.number: lane
+            for lane in lanes
+            if lane.progress is not None and lane.known_at < link.opened_at
+        }
+        if not doubtful:
+            return
+        numbers = {
+            number: lane.progress.number
+            for number, lane in doubtful.items()
+            if lane.progress is not None
+        }
+        changed, _ = await self._lanes.reader.find_changed(connection, numbers)
+        for number, lane in doubtful.items():
+            lane.known_at = started
+            if number in changed:
+                lane.doubt()
+
     async def _can_record(self) -> bool:
         """Return whether the session that records what is published can do so.
 
@@ -187,75 +208,41 @@ class Worker:
         self._end_pauses()
         return True
 
-    def _remember(self, batch: Batch, settlement: Settlement) -> None:
-        """Block the keys that must wait; make untouched messages claimable again."""
-        lanes = {lane.number: lane for lane in batch.lanes}
-        for row in settlement.untouched:
-            lane = lanes[row.lane]
-            if row.place is None:
-                lane.rewind(row.seq, row.created_at)
-            else:
-                lane.deferrals.release(row.place)
-                lane.wake()
-        for row in settlement.scheduled:
-            lanes[row.lane].deferrals.note_created(row.created_at)
-        for row in settlement.held:
-            assert row.key is not None
-            deferrals = lanes[row.lane].deferrals
-            deferrals.note_created(row.created_at)
-            deferrals.hold(row.key, row.seq)
-        for row, reason, _ in settlement.waiting:
-            deferrals = lanes[row.lane].deferrals
-            deferrals.note_created(row.created_at)
-            attempts = row.attempts + 1
-            if row.key is None:
-                self._notify(
-                    MessageDelayed(
-                        id=row.id,
-                        topic=row.topic,
-                        attempts=attempts,
-                        reason=reason,
-                        traceparent=traceparent_of(row),
-                    )
-                )
-                continue
-            deferrals.block(row.key)
-            self._notify(
-                KeyBlocked(
-                    id=row.id,
-                    topic=row.topic,
-                    key=row.key,
-                    attempts=attempts,
-                    reason=reason,
-                    traceparent=traceparent_of(row),
-                )
-            )
-
-    async def _settle(self, lanes: Sequence[Lane], settlement: Settlement) -> None:
+    async def _settle(self, settlement: Settlement) -> None:
         """Retry until the settlement is recorded; otherwise a claim would republish.
 
         This also applies if the lease is lost, because messages that the broker acked
-        are published in any case.
+        are published in any case. If another process has settled a lane in the
+        meantime, it has published its messages, too.
         """
-        if settlement.empty:
+        if not settlement.positions:
             return
         started = time.monotonic()
         pause = _FIRST_PAUSE
         due: dict[int, datetime] = {}
-        while True:
+        while settlement.positions:
+            began = time.monotonic()
             try:
                 connection = await self._link.connection()
-                due = await settle_batch(connection, settlement, origin=self._origin)
+                if await self._is_settled(connection, settlement):
+                    break
+                due = await settle_batch(connection, self._lanes.reader, settlement)
+            except psycopg.errors.UniqueViolation:
+                for one in settlement.positions:
+                    one.lane.known_at = 0
             except _DATABASE_ERRORS as error:
                 await self._pause(error, pause, self._link)
                 pause = min(pause * 2, _LAST_PAUSE)
-                # The lease may have been lost in the meantime.
-                self._withdraw(lanes, settlement)
             else:
+                for one in settlement.positions:
+                    one.lane.known_at = began
                 break
-        for lane in lanes:
-            if lane.number in due:
-                lane.deferrals.expect(due[lane.number])
+        for one in settlement.positions:
+            one.lane.progress = one.after
+            if one.lane.number in due:
+                one.lane.deferrals.expect(due[one.lane.number])
+        if not settlement.positions:
+            return
         self._found_after(pause)
         self._notify(
             BatchSettled(
@@ -265,6 +252,8 @@ class Worker:
                 seconds=time.monotonic() - started,
             )
         )
+        for row, reason, _ in settlement.waiting:
+            self._notify(_event_of(row, reason))
         for row, reason in settlement.dead_lettered:
             self._notify(
                 MessageDeadLettered(
@@ -275,6 +264,28 @@ class Worker:
                     traceparent=traceparent_of(row),
                 )
             )
+
+    async def _is_settled(self, connection: Connection, settlement: Settlement) -> bool:
+        """After a doubt, find out whether an earlier try to settle has committed.
+
+        If not, drop the lanes that have another settlement than when they were claimed.
+        """
+        started = time.monotonic()
+        positions = settlement.positions
+        if all(one.lane.known_at >= self._link.opened_at for one in positions):
+            return False
+        changed, own = await self._lanes.reader.find_changed(
+            connection, {one.lane.number: one.after.number - 1 for one in positions}
+        )
+        for one in positions:
+            one.lane.known_at = started
+            # What it logged may be due.
+            one.lane.needs_refresh = one.lane.needs_refresh or bool(own)
+            if not own and one.lane.number in changed:
+                one.lane.doubt()
+        if not own:
+            settlement.drop(changed)
+        return bool(own)
 
     def _end_pauses(self) -> None:
         self._found_after(self._claim_pause)
@@ -294,3 +305,24 @@ class Worker:
     def _found_after(self, pause: float) -> None:
         if pause > _FIRST_PAUSE:
             self._notify(DatabaseRecovered())
+
+
+def _event_of(row: Claimed, reason: str) -> Event:
+    """Return the event of a message that is to be retried."""
+    attempts, traceparent = row.attempts + 1, traceparent_of(row)
+    if row.key is None:
+        return MessageDelayed(
+            id=row.id,
+            topic=row.topic,
+            attempts=attempts,
+            reason=reason,
+            traceparent=traceparent,
+        )
+    return KeyBlocked(
+        id=row.id,
+        topic=row.topic,
+        key=row.key,
+        attempts=attempts,
+        reason=reason,
+        traceparent=traceparent,
+    )

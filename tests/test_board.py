@@ -17,12 +17,12 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from docs.reference import board
 from docs.reference.events import events
-from outbox import Message
+from pillarbox import Message
 from tests.acceptance.relays import Relays
 from tests.fixtures.prometheus import Prometheus, running_prometheus
 from tests.fixtures.relay import insert
-from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
+from tests.fixtures.upkeep import run_upkeep
 from tests.fixtures.waiting import wait_for
 from tests.test_alerts import ALERTS, RULES, samples
 
@@ -139,12 +139,13 @@ def has_data(prometheus: Prometheus, target: dict[str, Any]) -> bool:
 async def test_each_panel_has_data_from_a_running_relay_and_consumer(
     site: Site, tmp_path: Path
 ) -> None:
-    execute(site.url, "CALL outbox.maintain()")
-    listen = ("--metrics-listen=127.0.0.1:0", "--metrics-interval=1s")
+    run_upkeep(site.url)
+    listen = "--listen=127.0.0.1:0"
+    often = {"INTERVALS": "metrics=1"}
     with Relays(site.url, tmp_path) as relays:
         processes = {
-            "relay": relays.start(site.url, *listen),
-            "consumer": site.run("shop_app:consumer", *listen),
+            "relay": relays.start(site.url, listen, **often),
+            "consumer": site.run("shop_app:consumer", listen, **often),
         }
         rules = running_prometheus(tmp_path / "prometheus", processes, RULES)
         with rules as prometheus:

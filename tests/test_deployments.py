@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-from inbox.consuming.limits import DEFAULT_HELD_BYTES, MIB, ConsumerLimits
+from inbox.consuming.limits import MIB, ConsumerLimits
 from outbox.cli.main import main
 from relay.config import RelayConfig
 
 DEFAULTS = ConsumerLimits(
     max_in_flight=64,
     max_in_flight_per_tenant=None,
-    max_prefetched=None,
     max_waiting=1024,
-    max_held_bytes=DEFAULT_HELD_BYTES,
     max_idle=None,
     drain=timedelta(seconds=20),
 )
@@ -143,7 +141,6 @@ def test_a_relays_memory_limit_covers_its_batches(
     default = RelayConfig()
     config = RelayConfig(
         concurrency=int(given.get("--concurrency", default.concurrency)),
-        max_batch_bytes=int(given.get("--max-batch-bytes", default.max_batch_bytes)),
         max_payload_bytes=int(
             given.get("--max-payload-bytes", default.max_payload_bytes)
         ),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import outbox
+import pillarbox
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
-ADD = "from outbox import add"
+ADD = "from pillarbox import add"
 WRITER = "the writer imports only its own modules"
 
 
@@ -43,16 +43,20 @@ def test_add_loads_the_writers_modules_and_no_others() -> None:
 
 def test_add_loads_sqlalchemy_and_the_standard_library() -> None:
     others = loaded(ADD) - loaded("import sqlalchemy")
-    assert packages(others) == {"outbox", "sqlalchemy"}
+    assert packages(others) == {"outbox", "pillarbox", "sqlalchemy"}
 
 
 def test_add_loads_no_driver() -> None:
     assert not {"psycopg", "asyncpg", "sqlalchemy.ext.asyncio"} & loaded(ADD)
 
 
-def test_import_outbox_loads_the_standard_library_alone() -> None:
-    others = loaded("import outbox") - loaded("import typing_extensions")
-    assert packages(others) == {"outbox"}
+def test_import_pillarbox_loads_the_standard_library_alone() -> None:
+    assert packages(loaded("import pillarbox") - loaded()) == {"pillarbox"}
+
+
+@pytest.mark.parametrize("name", pillarbox.__all__)
+def test_every_public_name_can_be_imported(name: str) -> None:
+    assert getattr(pillarbox, name).__module__ != "pillarbox"
 
 
 @pytest.mark.parametrize("module", ["relay", "relay.cli", "outbox.cli.main"])
@@ -60,18 +64,16 @@ def test_a_process_that_writes_no_messages_loads_no_sqlalchemy(module: str) -> N
     assert "sqlalchemy" not in loaded(f"import {module}")
 
 
-def test_names_that_need_sqlalchemy_are_listed_before_they_are_used() -> None:
+def test_public_names_are_listed_before_they_are_used() -> None:
     said = subprocess.run(
-        [sys.executable, "-c", "import outbox; print(*dir(outbox))"],
+        [sys.executable, "-c", "import pillarbox; print(*dir(pillarbox))"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert {"add", "insert_statement", "UnsentMessagesWarning"} <= set(
-        said.stdout.split()
-    )
+    assert set(pillarbox.__all__) <= set(said.stdout.split())
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'outbox' has no attribute 'Massage'"):
-        _ = outbox.Massage
+    with pytest.raises(AttributeError, match="'pillarbox' has no attribute 'Massage'"):
+        _ = pillarbox.Massage

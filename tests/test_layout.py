@@ -13,9 +13,12 @@ from tests.clock.__main__ import DATABASE, LEFT_OUT
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("outbox", "relay", "inbox")
-FOLDERS = (*PACKAGES, "migrations", "examples", "benchmarks", "tests")
+SHIPPED = (*PACKAGES, "migrations")
+FOLDERS = (*SHIPPED, "examples", "benchmarks", "tests")
 SQL_FILES = sorted(
-    chain.from_iterable((ROOT / p / "sql").glob("*.sql") for p in PACKAGES)
+    chain.from_iterable(
+        (ROOT / p / "sql").glob("*.sql") for p in (*PACKAGES, "outbox/log")
+    )
 )
 
 SAYS_NOTHING = re.compile(r"(utils?|helpers?|commons?|cores?|bases?|misc|types?|..?)")
@@ -48,7 +51,7 @@ def name_of(path: Path) -> str:
 
 
 def folders() -> Iterator[Path]:
-    for package in (*PACKAGES, "migrations"):
+    for package in SHIPPED:
         for init in (ROOT / package).rglob("__init__.py"):
             yield init.parent
 
@@ -116,16 +119,17 @@ def callers_of_sql(package: str) -> list[tuple[Path, str]]:
     code = {
         path: (ROOT / path).read_text()
         for path in files(".py")
-        if path.parts[0] == package
+        if path.parts[0] == package.partition(".")[0]
     }
-    return [item for item in code.items() if f'load("{package}", ' in item[1]]
+    loads = (f'load("{package}", ', f'load_numbered("{package}", ')
+    return [item for item in code.items() if any(load in item[1] for load in loads)]
 
 
 @pytest.mark.parametrize("path", SQL_FILES, ids=name_of)
 def test_each_sql_file_is_loaded_by_one_module(path: Path) -> None:
     callers = [
         module
-        for module, code in callers_of_sql(path.parts[-3])
+        for module, code in callers_of_sql(".".join(path.relative_to(ROOT).parts[:-2]))
         for _ in range(code.count(f'"{path.stem}"'))
     ]
     assert len(callers) == 1, callers

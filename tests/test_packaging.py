@@ -39,8 +39,9 @@ ADD_WITHOUT_GREENLET = """
 import sys
 
 sys.modules["greenlet"] = None
-import inbox, inbox.cli, inbox.webhook, outbox, outbox.cli, relay, relay.cli
-from outbox import Message, NotASessionError, add
+import pillarbox, inbox.cli, inbox.webhook, outbox, outbox.cli, relay, relay.cli
+from outbox.errors import NotASessionError
+from pillarbox import Message, add
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -49,7 +50,7 @@ for session in (Session(engine), scoped_session(sessionmaker(engine))):
     add(session, Message("t", 1))
     session.rollback()
 sessions = sessionmaker(engine)
-inbox.Consumer("memory://", sessions, name="c").handles("t")(lambda s, m: None)
+pillarbox.Consumer("memory://", sessions, name="c").handles("t")(lambda s, m: None)
 try:
     add(object(), Message("t", 1))
 except NotASessionError:
@@ -101,8 +102,6 @@ def test_the_wheel_and_the_editable_install_give_the_same_files(
 def test_an_entry_point_loads(entry_point: EntryPoint) -> None:
     found = entry_point.load()
     match entry_point.group:
-        case "pytest11":  # a module
-            assert found.pytest_configure
         case "pillarbox.sides":
             assert found.schema == entry_point.name
         case _:

@@ -1,19 +1,29 @@
 """The pytest plugin, in a separate run as in an application's tests."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import psycopg
 import pytest
+
+from outbox.testing.postgres import PostgresServer
 
 pytest_plugins = ["pytester"]
 
+ROOT = Path(__file__).parent.parent
 TESTS = """
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-import outbox
+import pillarbox
+from pillarbox import Message
 from outbox.events import Event
 from outbox.testing import added
+
+COUNT = text("SELECT count(*) FROM outbox.message")
 
 
 class Happened(Event):
@@ -32,29 +42,153 @@ async def test_events(recorded_events):
 def test_database(pillarbox_database_url, n):
     engine = create_engine(pillarbox_database_url)
     with Session(engine) as session, session.begin():
-        outbox.add(session, outbox.Message("orders.placed", {"order": n}))
+        pillarbox.add(session, Message("orders.placed", {"order": n}))
         [message] = added(session, "orders.placed")
         assert message.json() == {"order": n}
     with engine.connect() as connection:
-        count = text("SELECT count(*) FROM outbox.message")
-        assert connection.scalar(count) == 1
+        assert connection.scalar(COUNT) == 1
     engine.dispose()
+
+
+@pytest.mark.asyncio
+async def test_async(pillarbox_database_url):
+    engine = create_async_engine(pillarbox_database_url)
+    async with AsyncSession(engine) as session:
+        pillarbox.add(session, Message("orders.placed", b""))
+        assert await session.scalar(COUNT) == 1
+    await engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def with_orders(pillarbox_databases):
+    with pillarbox_databases.new() as url:
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE shop_order (id int)"))
+        engine.dispose()
+        yield url
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_own_tables(pillarbox_databases, with_orders, n):
+    with pillarbox_databases.new(like=with_orders) as url:
+        engine = create_engine(url)
+        with Session(engine) as session, session.begin():
+            session.execute(text("INSERT INTO shop_order VALUES (1)"))
+            count = text("SELECT count(*) FROM shop_order")
+            assert session.scalar(count) == 1
+        engine.dispose()
+"""
+WITHOUT_PYTEST = """
+import unittest
+
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+import pillarbox
+from outbox.testing import added
+from outbox.testing.databases import databases
+from pillarbox import Message
+
+
+def setUpModule():
+    global made
+    made = unittest.enterModuleContext(databases())
+
+
+class OrderTest(unittest.TestCase):
+    def setUp(self):
+        engine = create_engine(self.enterContext(made.new()))
+        self.addCleanup(engine.dispose)
+        self.session = self.enterContext(Session(engine))
+
+    def test_placed(self):
+        pillarbox.add(self.session, Message("orders.placed", b""))
+        self.session.flush()
+        self.assertEqual(1, len(added(self.session)))
+"""
+STALE = "pillarbox_template_20200101_0123456789ab"
+TEMPLATES = """
+SELECT datname, oid FROM pg_database WHERE datname ^@ 'pillarbox_template_2'
 """
 
 
-def test_fixtures_work_in_another_project(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that keeps the template of private servers."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def project(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> pytest.Pytester:
+    """The tests of an application."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("PILLARBOX_DATABASE_URL", "postgresql://production.invalid/shop")
     # The result must not depend on whether this tree is installed.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest('pytest_plugins = ["outbox.testing.plugin"]')
     pytester.makepyfile(TESTS)
+    return pytester
 
-    result = pytester.runpytest_subprocess(
-        *("-q", "-p", "outbox.testing.plugin", "-p", "pytest_asyncio.plugin")
+
+def run(project: pytest.Pytester, *options: str) -> None:
+    plugins = ("-p", "pytest_asyncio.plugin", "-p", "xdist.plugin")
+    result = project.runpytest_subprocess("-q", *plugins, *options)
+    result.assert_outcomes(passed=6)
+
+
+def stamps(cache: Path) -> list[tuple[int, int]]:
+    kept = (path.stat() for path in (cache / "pillarbox").glob("2*"))
+    return [(found.st_ino, found.st_mtime_ns) for found in kept]
+
+
+def templates(server: PostgresServer) -> dict[str, int]:
+    with psycopg.connect(server.url) as connection:
+        return dict(connection.execute(TEMPLATES).fetchall())
+
+
+def test_fixtures_work_in_another_project_and_keep_their_template(
+    project: pytest.Pytester, cache: Path
+) -> None:
+    run(project)
+    kept = stamps(cache)
+
+    run(project, "-n2")
+
+    assert len(kept) == 1
+    assert stamps(cache) == kept
+
+
+def test_databases_need_no_pytest(project: pytest.Pytester) -> None:
+    project.makepyfile(test_orders=WITHOUT_PYTEST)
+    done = subprocess.run(
+        [sys.executable, "-m", "unittest", "-v", "test_orders"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
+    assert "Ran 1 test" in done.stderr
 
-    result.assert_outcomes(passed=3)
+
+def test_a_server_of_yours_keeps_one_template_of_today(
+    project: pytest.Pytester, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILLARBOX_TEST_DATABASE_URL", server.url)
+    server.create_database(STALE)
+    try:
+        run(project, "-n2")
+        kept = templates(server)
+        run(project)
+        assert templates(server) == kept
+    finally:
+        for template in templates(server):
+            server.drop_database(template)
+    assert len(kept) == 1
+    assert STALE not in kept
 
 
 UNSENT = """
@@ -64,70 +198,60 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-import outbox
+import pillarbox
 from outbox.testing import added
-
-
-@pytest.fixture
-def session():
-    with Session() as session:
-        yield session
+from pillarbox import Message
 
 
 def test_closed():
     with Session() as session:
-        outbox.add(session, outbox.Message("closed", b""))
+        pillarbox.add(session, Message("closed", b""))
 
 
 def test_async():
     async def handle():
         async with AsyncSession() as session:
-            outbox.add(session, outbox.Message("async", b""))
+            pillarbox.add(session, Message("async", b""))
 
     asyncio.run(handle())
 
 
-@pytest.mark.pillarbox_allow_unsent
-def test_a_marked_test_may_leave_messages_unsent():
-    test_closed()
-
-
 def test_asked_for():
     with Session() as session:
-        outbox.add(session, outbox.Message("asked", b""))
+        pillarbox.add(session, Message("asked", b""))
         assert added(session, "asked")
-
-
-def test_messages_of_a_fixture_do_not_count(session):
-    outbox.add(session, outbox.Message("fixture", b""))
 
 
 def test_rolled_back():
     with pytest.raises(ValueError), Session() as session:
-        outbox.add(session, outbox.Message("rolled back", b""))
+        pillarbox.add(session, Message("rolled back", b""))
         raise ValueError
 """
+FAIL = (
+    *("-W", "error::pillarbox.UnsentMessagesWarning"),
+    *("-W", "error::pytest.PytestUnraisableExceptionWarning"),
+)
 
 
-def test_a_test_that_leaves_messages_unsent_fails(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "failed"), [((), 0), (FAIL, 2)], ids=["as it is", "as an error"]
+)
+def test_messages_left_unsent_are_warnings_which_can_be_errors(
+    options: tuple[str, ...],
+    failed: int,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(UNSENT)
 
-    result = pytester.runpytest_subprocess("-q", "-p", "outbox.testing.plugin")
+    result = pytester.runpytest_subprocess("-q", *options)
 
-    result.assert_outcomes(failed=2, passed=4)
+    result.assert_outcomes(failed=failed, passed=4 - failed, warnings=2 - failed)
     result.stdout.fnmatch_lines_random(
         [
-            "lost 1 message of topic 'closed': their session was closed without *",
-            "lost 1 message of topic 'async': their session was closed without *",
+            "*lost 1 message of topic 'closed': their session was closed without *",
+            "*lost 1 message of topic 'async': their session was closed without *",
         ]
     )
-
-
-def test_the_distribution_registers_the_plugin() -> None:
-    pyproject = (Path(__file__).parent.parent / "pyproject.toml").read_text()
-
-    assert 'pillarbox = "outbox.testing.plugin"' in pyproject

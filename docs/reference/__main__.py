@@ -1,4 +1,4 @@
-"""Write the reference pages of commands and events, and the Grafana board."""
+"""Write the pages of the reference, and the Grafana board."""
 
 import re
 from collections.abc import Iterator
@@ -8,12 +8,13 @@ from typing import Any, Final
 from rich.text import Text
 from typer.main import get_command
 
-from docs.reference import board, events
+from docs.reference import board, events, metrics
 from outbox.brokers.options import brokers
 from outbox.cli.command import LOGGING
 from outbox.cli.main import CLOSED_PIPE, INTERRUPTED, app
 
 PAGE: Final = Path(__file__).parent / "commands.md"
+BROKERS_PAGE: Final = Path(__file__).parent / "brokers.md"
 
 _INTRODUCTION: Final = f"""\
 # Commands
@@ -42,6 +43,14 @@ If a command has other exit statuses, its section lists them.
 ## Options of every command
 
 """
+_BROKERS: Final = """\
+# Options of broker URLs
+
+<!-- Written by `make reference` from the code. -->
+
+`pillarbox brokers NAME` shows the same. One URL serves both sides: relay and consumer
+each use their own options.
+"""
 _COLUMNS: Final = "| option | variable | default | |\n|---|---|---|---|\n"
 
 
@@ -53,6 +62,16 @@ def page() -> str:
     parts = [_INTRODUCTION + _COLUMNS + "".join(_row(it, ()) for it in logging)]
     parts += [_section(words, command) for words, command in commands]
     return "\n".join(parts)
+
+
+def brokers_page() -> str:
+    """Return the page with the options of each broker's URL."""
+    parts = [
+        f"## {name}\n\n[What it promises](../brokers/{name}.md).\n\n{kind.markdown()}"
+        for name, kind in brokers().items()
+        if kind.table()
+    ]
+    return "\n".join([_BROKERS, *parts])
 
 
 def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
@@ -68,21 +87,20 @@ def _section(words: tuple[str, ...], command: Any) -> str:
     arguments = [it for it in command.params if it.param_type_name == "argument"]
     options = [it for it in command.params if it.param_type_name == "option"]
     usage = " ".join([*words, "[OPTIONS]", *map(_usage_of, arguments)])
-    said = [f"## `{' '.join(words)}`\n", f"{_plain(command.help)}\n", f"    {usage}\n"]
+    parts = [f"## `{' '.join(words)}`\n", f"{_plain(command.help)}\n", f"    {usage}\n"]
     if arguments:
         rows = (
             _line(f"`{_cell(_usage_of(it))}`", _default_of(it), _help_of(it))
             for it in arguments
         )
-        said.append("| argument | default | |\n|---|---|---|\n" + "".join(rows))
+        parts.append("| argument | default | |\n|---|---|---|\n" + "".join(rows))
     rows = (_row(it, words) for it in options if _panel_of(it) != LOGGING)
-    said.append(_COLUMNS + "".join(rows))
+    parts.append(_COLUMNS + "".join(rows))
     if command.epilog:
-        said.append(f"{_plain(command.epilog)}\n")
+        parts.append(f"{_plain(command.epilog)}\n")
     if words[1] == "brokers":
-        links = (f"[{name}](../brokers/{name}.md)" for name in brokers())
-        said.append(f"The same tables are on the brokers' pages: {', '.join(links)}.\n")
-    return "\n".join(said)
+        parts.append("The same tables: [options of broker URLs](brokers.md).\n")
+    return "\n".join(parts)
 
 
 def _row(option: Any, words: tuple[str, ...]) -> str:
@@ -119,13 +137,13 @@ def _default_of(parameter: Any) -> str:
 
 def _help_of(parameter: Any) -> str:
     choices = getattr(parameter.type, "choices", None)
-    said = _plain(parameter.help)
+    text = _plain(parameter.help)
     if parameter.param_type_name == "argument":
         if choices:
-            said += f" One of {', '.join(f'`{it}`' for it in choices)}."
+            text += f" One of {', '.join(f'`{it}`' for it in choices)}."
         if parameter.envvar:
-            said += f" Its variable is `{parameter.envvar}`."
-    return _cell(said)
+            text += f" Its variable is `{parameter.envvar}`."
+    return _cell(text)
 
 
 def _panel_of(parameter: Any) -> str | None:
@@ -144,5 +162,7 @@ def _plain(text: str | None) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    BROKERS_PAGE.write_text(brokers_page())
     events.PAGE.write_text(events.page())
+    metrics.PAGE.write_text(metrics.page())
     board.PAGE.write_text(board.page())

@@ -1,7 +1,7 @@
 """The Grafana board of docker/grafana: its panels and their queries.
 
 `make reference` writes the board. Its last row is the runbook: the section about each
-alert of docs/monitoring.md, so that the remedy is next to the symptom.
+alert of docs/runbook.md, so that the remedy is next to the symptom.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 _ROOT: Final = Path(__file__).parent.parent.parent
 PAGE: Final = _ROOT / "docker" / "grafana" / "pillarbox.json"
-RUNBOOK: Final = _ROOT / "docs" / "monitoring.md"
+RUNBOOK: Final = _ROOT / "docs" / "runbook.md"
 UID: Final = "pillarbox"
 
 _WIDTH: Final = 24
@@ -208,7 +208,7 @@ _ANSWER: Final = (
     Panel(
         title="Pending dead letters",
         description="Dead-lettered messages that wait for a decision. Fix the cause,"
-        " then retry or discard them: pillarbox dead-letters list --newer-than 1h.",
+        " then retry or discard them: pillarbox dead-letters list --since 1h.",
         kind="stat",
         queries=[
             Query(
@@ -565,7 +565,7 @@ _LETTERS: Final = (
     Panel(
         title="Oldest pending",
         description="If over a day, the schedule has retried it without success."
-        " pillarbox dead-letters list --older-than 1d shows it: fix its cause, or"
+        " pillarbox dead-letters list --until 1d shows it: fix its cause, or"
         " discard it with a reason.",
         queries=[
             Query(
@@ -717,8 +717,8 @@ ROWS: Final = (
 
 
 def runbook() -> Mapping[str, str]:
-    """Return the section of docs/monitoring.md about each alert."""
-    _, _, alerts = RUNBOOK.read_text().partition("\n## Alerts\n")
+    """Return the section of docs/runbook.md about each alert."""
+    _, _, alerts = RUNBOOK.read_text().partition("\n## By alert\n")
     sections = re.split(r"^### (\w+)\n", alerts, flags=re.MULTILINE)[1:]
     named = zip(sections[::2], sections[1::2], strict=True)
     return {
@@ -814,7 +814,7 @@ def _panels() -> Iterator[Json]:
             "id": _RUNBOOK_ID + number,
             "type": "text",
             "title": name,
-            "description": "The section of docs/monitoring.md about this alert.",
+            "description": "The section of docs/runbook.md about this alert.",
             "gridPos": {
                 "x": 12 * (number % 2),
                 "y": y + 1 + 9 * (number // 2),

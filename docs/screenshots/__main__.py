@@ -12,16 +12,16 @@ import psycopg
 import uvicorn
 from playwright.sync_api import Browser, Page
 
-from outbox import Message
 from outbox.administration.migrate import migrate
 from outbox.administration.upkeep import maintain
 from outbox.postgres.advisory_lock import LOCK_CLASS, consumer_class
 from outbox.postgres.connection import conninfo
 from outbox.testing.postgres import postgres_server
 from outbox.web import Settings, TokenLogin, Viewer, web_app
+from pillarbox import Message
 from tests.fixtures.chromium import chromium
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.marks import defer, publish
+from tests.fixtures.positions import defer, publish
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -48,7 +48,7 @@ INSERT INTO outbox.operation (kind, selection, reason, asked_by, asked_at, expec
                               state, succeeded, failed, skipped, finished_at)
 VALUES ('discard', '{"topic": "test.*"}', 'probes of Monday', 'ann',
         now() - interval '3 h', 12, 'done', 12, 0, 0, now() - interval '3 h'),
-       ('retry', '{"origin": "publisher:kafka"}', '', 'bob', now() - interval '1 h',
+       ('retry', '{"origin": "relay:main"}', '', 'bob', now() - interval '1 h',
         3181, 'done', 3102, 77, 2, now() - interval '50 min'),
        ('retry', '{"topic": "orders.*"}', '', 'ann', now() - interval '20 min',
         40, 'stopped', 12, 0, 0, now() - interval '19 min')
@@ -79,14 +79,16 @@ WITH moment AS (
       FROM moment, LATERAL (SELECT md5(second || ' ' || n)) AS made (hash)
      ORDER BY at
     RETURNING id, created_at, seq, lane
-), mark AS (
-    INSERT INTO outbox.settlement (created_at, settled_at, lane, first_seq, last_seq,
-                                   outcome, ids)
-    SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'),
-           max(created_at) + interval '40 ms', lane, min(seq), max(seq), 'published',
-           array_agg(id ORDER BY seq)
-      FROM message
-     GROUP BY 1, lane, date_trunc('second', created_at), seq / 4096
+), settled AS (
+    INSERT INTO outbox.position (created_at, ends_at, settled_at, number, up_to,
+                                 messages, lane, reader, owner, snapshot)
+    SELECT day, day + interval '24 hours', max(at) + interval '40 ms', max(seq),
+           max(seq), count(*), lane, 'relay', gen_random_uuid(),
+           format('1:%s:', pg_current_xact_id()::text::bigint + 1)::pg_snapshot
+      FROM (SELECT lane, seq, created_at AS at,
+                   date_trunc('day', created_at, 'UTC') AS day
+              FROM message) AS of_day
+     GROUP BY day, lane, date_trunc('second', at)
 )
 INSERT INTO inbox.receipt (message_id, message_at, received_at, consumer)
 SELECT id, inbox.moment_of(id), created_at + interval '60 ms', consumer
@@ -102,7 +104,7 @@ LookupError: no such customer
 _REASONS: Final = (
     ("inbox", "consumer:billing", "LookupError: no such customer", "orders.placed", 37),
     ("inbox", "consumer:mail", "TimeoutError: smtp.example", "customers.joined", 12),
-    ("outbox", "publisher:kafka", "MSG_SIZE_TOO_LARGE", "catalogue.changed", 5),
+    ("outbox", "relay:main", "MSG_SIZE_TOO_LARGE", "catalogue.changed", 5),
     ("outbox", "publisher:https", "HTTP 422: unknown currency", "orders.paid", 3),
 )
 
@@ -128,7 +130,7 @@ def _seed(url: str) -> None:
                 age=timedelta(minutes=chance.randrange(1, 4000)),
             )
     with psycopg.connect(conninfo(url), autocommit=True) as connection:
-        maintain(connection, tell=lambda _: None)
+        maintain(connection, report=lambda _: None)
         for statement in (
             *("SET ROLE pillarbox_owner", _HELD_DAY, "RESET ROLE"),
             *(_JOBS, _ASKED, _SUBSCRIBED, _HOUR),
@@ -195,7 +197,7 @@ def _connected(url: str) -> Iterator[None]:
 @contextmanager
 def _served(url: str) -> Iterator[str]:
     ann = Viewer(name="ann", may_act=True, sees_payloads=True)
-    settings = Settings(database=url, allow_actions=True, show_payloads=True)
+    settings = Settings(database=url)
     app = web_app(settings, TokenLogin({_TOKEN: ann}))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
@@ -226,7 +228,7 @@ def _open(browser: Browser, address: str, size: tuple[int, int], *, dark: bool) 
 def _shoot(page: Page, name: str, *, whole: bool = False) -> None:
     status = page.locator("#status")
     if status.count():
-        page.get_by_text("Live. What is shown").wait_for()
+        page.get_by_text("Live", exact=True).wait_for()
     page.screenshot(path=HERE / f"{name}.png", full_page=whole)
 
 
@@ -247,7 +249,6 @@ def main() -> None:
             "overview",
             "dead-letters",
             "blocked",
-            "processes",
             "jobs",
             "partitions",
             "operations",

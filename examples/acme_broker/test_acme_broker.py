@@ -13,8 +13,8 @@ from acme_broker.source import AcmeSource
 from inbox.source import Source
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
-from outbox import Message
 from outbox.brokers.plugins import implementation
+from pillarbox import Message
 from relay.publisher import Acked, Publisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 
@@ -42,7 +42,7 @@ class TestAcmePublisher(Broker, PublisherSuite):
     @override
     def publisher(self) -> Publisher:
         found = implementation("relay.publishers", self.url)
-        made: Publisher = found.from_url(self.url)
+        made: Publisher = found(self.url)
         return made
 
     @override
@@ -58,6 +58,7 @@ class TestAcmeSource(Broker, SourceSuite):
     capabilities = SourceCapabilities(
         takes_bytes=False,
         takes_bytes_as_topic=False,
+        counts_reclaimed=False,
         dates_deliveries=False,
         stalls=False,
     )
@@ -76,7 +77,7 @@ class TestAcmeSource(Broker, SourceSuite):
     @override
     async def put(self, *messages: Message) -> None:
         found = implementation("relay.publishers", self.url)
-        async with found.from_url(self.url) as publisher:
+        async with found(self.url) as publisher:
             assert await publisher.publish(messages) == [Acked()] * len(messages)
 
     @override

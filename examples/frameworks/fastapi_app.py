@@ -20,8 +20,9 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from examples.frameworks.billing import invoice
-from inbox import ForeignId, guard
+from inbox.receipt import ForeignId
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import guard
 
 app = FastAPI()
 engine = create_async_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))

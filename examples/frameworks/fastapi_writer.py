@@ -20,9 +20,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-import outbox
-from outbox import Message
+import pillarbox
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Message
 
 UNIQUE_VIOLATION = "23505"
 
@@ -81,5 +81,5 @@ async def place(order: NewOrder, session: Transaction) -> dict[str, str]:
     """Save an order and its message, or neither."""
     session.add(Order(reference=order.reference))
     body = {"reference": order.reference}
-    outbox.add(session, Message("orders.placed", body, key=order.reference))
+    pillarbox.add(session, Message("orders.placed", body, key=order.reference))
     return body

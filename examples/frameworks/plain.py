@@ -16,8 +16,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from examples.frameworks.billing import invoice
-from inbox import idempotent
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import idempotent
 
 STREAM: Final = "orders.placed"
 GROUP: Final = "billing"

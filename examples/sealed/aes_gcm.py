@@ -2,7 +2,7 @@
 
     codec = AesGcm.from_environment()
 
-    outbox.add(session, message, codec=codec)                      # application
+    add(session, message, codec=codec)                      # application
     Consumer(source, sessions, name="billing", codec=codec)        # consumer
     pillarbox relay --codec app:codec                                    # or the relay
 
@@ -18,8 +18,8 @@ from typing import Self
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from outbox import Message
 from outbox.errors import ConfigError
+from pillarbox import Message
 
 _NONCE = 12
 

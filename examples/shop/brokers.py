@@ -2,13 +2,13 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Final
 
-from examples.shop.orders import TOPIC
 from examples.shop.topics import make_topic
+from inbox.demo.broker import Broker
+from inbox.demo.orders import TOPIC
 from outbox.brokers.sqs.options import SqsOptions
 from outbox.errors import ConfigError
 from outbox.testing.lifetime import free_port
@@ -19,34 +19,6 @@ _ONE_QUEUE: Final = (
     "broker sqs: a queue has one consumer, and the shop has two; use sns, which "
     "feeds a queue of each"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Broker:
-    """Where the relay publishes, and where the consumers listen.
-
-    Attributes:
-        url: for the relay, and for the consumers unless they are called over HTTP.
-        repeats: whether a message published twice arrives twice; some brokers
-            remove duplicates.
-        options: only for the consumers' URL: how soon another replica gets the
-            messages that a killed one was handling.
-        port: the port on which the consumers listen for HTTP.
-        environment: additional environment variables of the processes.
-    """
-
-    url: str
-    repeats: bool = True
-    options: str = ""
-    port: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def source_url(self) -> str:
-        """Where the consumers listen."""
-        if not self.options:
-            return self.url
-        return f"{self.url}{'&' if '?' in self.url else '?'}{self.options}"
 
 
 @contextmanager
@@ -96,6 +68,7 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
         port = free_port()
         yield Broker(
             f"http://127.0.0.1:{port}/?secret_env=SHOP_SECRET&allow_private=true",
+            hook="examples.shop.hook:app",
             port=port,
             environment={"SHOP_SECRET": "whsec_c2hvcC1zaG9wLXNob3Atc2hvcC1zaG9w"},
         )

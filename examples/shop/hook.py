@@ -8,14 +8,13 @@ import os
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from examples.shop.effects import effect
-from examples.shop.orders import TOPIC
-from inbox import guard
+from inbox.demo.effects import effect
+from inbox.demo.orders import TOPIC
 from inbox.webhook import webhook_app
-from outbox import Message
 from outbox.cli.command import DATABASE_VARIABLE, url_of
 from outbox.observability.logging import LogEvents
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Message, guard
 
 _database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))
 

@@ -13,12 +13,12 @@ from typing import Final
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import sessionmaker
 
-from examples.shop import tally
-from examples.shop.model import Base, Handled, Order
-from examples.shop.orders import Shop
-from outbox import uuid7
+from inbox.demo import tally
+from inbox.demo.model import Base, Handled, Order
+from inbox.demo.orders import Shop
 from outbox.cli.command import DATABASE_VARIABLE, url_of
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import uuid7
 
 _TICK: Final = 0.5
 

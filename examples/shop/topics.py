@@ -5,12 +5,10 @@ queue for each consumer.
 """
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
-from examples.shop.orders import TOPIC
+from inbox.demo.orders import CONSUMERS, TOPIC
 from outbox.cli.command import BROKER_VARIABLE, url_of
-
-CONSUMERS: Final = ("billing", "shipping")
 
 
 async def make_topic(url: str) -> None:

@@ -2,9 +2,7 @@
 
 import logging
 import os
-import sys
 import threading
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Final
@@ -13,25 +11,18 @@ import typer
 
 from inbox.consumer import Consumer
 from inbox.consuming.activity import ConsumerCounts
-from inbox.consuming.blocked_keys import BlockedKeys
-from inbox.events import (
-    ConsumerStarted,
-    DeliveryLanesFree,
-    DeliveryLanesWithheld,
-    HandlerDatabaseLost,
-    HandlerDatabaseRecovered,
-    HandlersAbandoned,
-    MessageDeadLettered,
-    SourceLost,
-    SourceRecovered,
+from inbox.consuming.load import load_consumer, queues_of
+from inbox.events import ConsumerStarted, HandlersAbandoned, MessageDeadLettered
+from outbox.cli.command import command, new_app
+from outbox.cli.supervisor import (
+    Background,
+    Schedule,
+    Watching,
+    run_until_stopped,
 )
-from outbox.cli.command import Duration, command, duration_option, new_app
-from outbox.cli.supervisor import Background, Schedule, Watching, run_until_stopped
 from outbox.dead_letters import RetrySchedule, Scheduler
 from outbox.dead_letters.measure import Measure
-from outbox.errors import ConfigError, one_line
 from outbox.events import Event, Observer, Observers
-from outbox.import_path import import_object, where
 from outbox.observability.activity import Activity
 from outbox.observability.database_measure import CONSUMER, DatabaseMeasure
 from outbox.observability.health import Health
@@ -40,6 +31,8 @@ from outbox.observability.logging import LogEvents
 GAVE_UP: Final = 1
 """The exit status with `--once` when a message was dead-lettered."""
 _LAST_WAIT: Final = 1.0
+IDLE: Final = timedelta(seconds=5)
+"""Longer than a broker takes to deliver what waits, also after a rebalance."""
 
 app = new_app()
 
@@ -71,21 +64,9 @@ def consume(
     ] = None,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Handle the waiting messages and exit when idle."),
-    ] = False,
-    idle: Annotated[
-        timedelta,
-        duration_option(
-            "--idle",
-            help="With --once: exit when no message has arrived for this long.",
-        ),
-    ] = Duration(seconds=5),
-    show_blocked_keys: Annotated[
-        bool,
         typer.Option(
-            "--show-blocked-keys",
-            help="Name the keys in /blocked, not only their number. Anyone who reaches "
-            "the port can read them.",
+            "--once",
+            help="Exit when no message has arrived for 5 seconds.",
         ),
     ] = False,
     schedule: Schedule,
@@ -96,15 +77,9 @@ def consume(
     found = load_consumer(consumer)
     if queues:
         found.serve(queues)
-    process = Once(found, idle.total_seconds() if once else None)
-    status = _run(
-        found,
-        process,
-        schedule.read(),
-        watching,
-        show_blocked_keys=show_blocked_keys,
-    )
-    if once and process.gave_up:
+    process = Once(found, IDLE if once else None)
+    status = _run(found, process, schedule.read(), watching)
+    if once and process.dead_lettered:
         status = GAVE_UP
     _leave_stuck_handlers(found.name, status, found.notify)
     return status
@@ -115,19 +90,8 @@ def _run(
     process: "Once",
     schedule: RetrySchedule | None,
     watching: Watching,
-    *,
-    show_blocked_keys: bool,
 ) -> int:
-    blocked = BlockedKeys(consumer.name)
-    health = Health(
-        ConsumerStarted,
-        {
-            SourceLost: SourceRecovered,
-            HandlerDatabaseLost: HandlerDatabaseRecovered,
-            DeliveryLanesWithheld: DeliveryLanesFree,
-        },
-        {"/blocked": blocked.tell if show_blocked_keys else blocked.count},
-    )
+    health = Health(ConsumerStarted, {"/blocked": consumer.blocked.listed})
     counts = ConsumerCounts(consumer.name)
     metrics = watching.metrics()
     observers: list[Observer] = [LogEvents()]
@@ -141,7 +105,7 @@ def _run(
             DatabaseMetrics(metrics.registry),
         ]
     notify = Observers(observers).notify
-    everybody: list[Observer] = [*observers, health, blocked, counts]
+    everybody: list[Observer] = [*observers, health, counts]
     for observer in everybody:
         consumer.observe(observer)
     background: list[Background] = [Activity(counts, watching.log_interval, notify).run]
@@ -163,7 +127,6 @@ def _run(
             measurer=CONSUMER,
         )
         background += [measure.run, database.run]
-        background.append(partial(blocked.measure, seconds, notify))
     return run_until_stopped(process, background, watching, health, metrics)
 
 
@@ -181,18 +144,16 @@ def scheduler_of(
 
 
 class Once:
-    """Runs a consumer until it is stopped or, with `seconds`, has been idle that long.
+    """Runs a consumer until it is stopped or, with `idle`, has been idle that long.
 
     Attributes:
-        gave_up: whether a message was dead-lettered.
+        dead_lettered: whether a message was dead-lettered.
     """
 
-    def __init__(self, consumer: Consumer, seconds: float | None) -> None:
-        if seconds is not None and not 0 < seconds < threading.TIMEOUT_MAX:
-            raise ConfigError(f"idle={seconds:g}s: must be above 0s and finite")
-        self.gave_up = False
+    def __init__(self, consumer: Consumer, idle: timedelta | None) -> None:
+        self.dead_lettered = False
         self._consumer = consumer
-        self._idle = None if seconds is None else timedelta(seconds=seconds)
+        self._idle = idle
         consumer.observe(self._watch)
 
     def stop(self) -> None:
@@ -204,54 +165,7 @@ class Once:
         await self._consumer.run(idle=self._idle)
 
     def _watch(self, event: Event) -> None:
-        self.gave_up = self.gave_up or isinstance(event, MessageDeadLettered)
-
-
-def queues_of(options: Sequence[str]) -> dict[str, int]:
-    """Parse `NAME=WEIGHT`, or `NAME` for a weight of 1.
-
-    Raises:
-        ConfigError: a weight isn't a whole number, or a name is repeated.
-    """
-    queues: dict[str, int] = {}
-    for option in options:
-        name, separator, weight = option.partition("=")
-        if name in queues:
-            raise ConfigError(f"--queue {option}: {name!r} was named before")
-        try:
-            queues[name] = int(weight) if separator else 1
-        except ValueError:
-            raise ConfigError(
-                f"--queue {option}: weight {weight!r} is not a whole number; "
-                "write NAME=WEIGHT, e.g. realtime=2"
-            ) from None
-    return queues
-
-
-def load_consumer(path: str) -> Consumer:
-    """Import the consumer `module:name`, also from the working directory.
-
-    Raises:
-        ConfigError: as `import_object`, or it is neither a consumer nor a function that
-            returns one.
-    """
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does, to find the user's modules
-    found = import_object("consumer", path)
-    if callable(found) and not isinstance(found, Consumer):
-        try:
-            found = found()
-        except Exception as error:
-            raise ConfigError(
-                f"consumer {path!r}: {path.partition(':')[2]!r} raised "
-                f"{one_line(error)} ({where(error)})"
-            ) from error
-    if not isinstance(found, Consumer):
-        raise ConfigError(
-            f"consumer {path!r}: is a {type(found).__name__}, and should be an "
-            "inbox.Consumer, or a function that returns one"
-        )
-    return found
+        self.dead_lettered |= isinstance(event, MessageDeadLettered)
 
 
 def _leave_stuck_handlers(consumer: str, status: int, notify: Observer) -> None:

@@ -53,7 +53,7 @@ def _unsubscribe(
             return f"{consumer} was subscribed to none of {', '.join(topics)}"
         return (
             f"{consumer} is no longer subscribed to {', '.join(ended)}; "
-            "what was delivered stays"
+            "it gets no more of them, and none holds its day"
         )
 
     return _change(consumer, topics, database, change)
@@ -75,7 +75,7 @@ def _change(
             async with await connect(
                 url, application_name="pillarbox subscribe", shared=True
             ) as connection:
-                said = await change(connection)
-        write_line(said)
+                result = await change(connection)
+        write_line(result)
 
     return run_coroutine(run())

@@ -5,14 +5,13 @@ from datetime import timedelta
 
 from inbox.events import (
     ConsumerActive,
-    ConsumerMeasured,
     DuplicateSkipped,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
-from outbox.events import Event
+from outbox.events import Event, ProcessMeasured
 from outbox.message_id import seconds_since_epoch
 from outbox.observability.latency import Latencies
 
@@ -53,7 +52,7 @@ class ConsumerCounts:
                 self._retried += 1
             case MessageDeadLettered():
                 self._dead_lettered += 1
-            case ConsumerMeasured():
+            case ProcessMeasured():
                 self._in_flight, self._held = event.in_flight, event.held
 
     @property

@@ -37,28 +37,28 @@ class Backlog(Generic[T]):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ready: list[tuple[int, int, T]] = []
-        self._aside: dict[str | int, list[tuple[int, int, T]]] = {}
+        self._deferred: dict[str | int, list[tuple[int, int, T]]] = {}
         self._due: dict[str | int, float] = {}
         self._timers: list[tuple[float, int, str | int]] = []
         self._number = count()
 
     def __len__(self) -> int:
         """Count all items, including those that are waiting."""
-        return len(self._ready) + sum(map(len, self._aside.values()))
+        return len(self._ready) + sum(map(len, self._deferred.values()))
 
     def add(self, item: T) -> None:
         """Add an item at its place; if its key is waiting, the item waits, too."""
         name = _name(item)
-        where = self._aside.get(name, self._ready)
+        where = self._deferred.get(name, self._ready)
         self._push(where, item)
 
-    def put_aside(self, item: T, delay: float) -> None:
+    def defer(self, item: T, delay: float) -> None:
         """Make an item and its key wait for at least `delay` seconds."""
         name = _name(item)
         due = max(self._clock() + delay, self._due.get(name, 0.0))
         self._due[name] = due
         heapq.heappush(self._timers, (due, next(self._number), name))
-        self._push(self._aside.setdefault(name, []), item)
+        self._push(self._deferred.setdefault(name, []), item)
 
     def take(self, limit: int) -> list[T]:
         """Remove and return up to `limit` items, in order, skipping those that wait."""
@@ -67,7 +67,7 @@ class Backlog(Generic[T]):
         while self._ready and len(taken) < limit:
             entry = heapq.heappop(self._ready)
             item = entry[-1]
-            waiting = self._aside.get(_name(item))
+            waiting = self._deferred.get(_name(item))
             if waiting is None:
                 taken.append(item)
             else:
@@ -93,14 +93,14 @@ class Backlog(Generic[T]):
         behind = [entry for entry in self._ready if _name(entry[-1]) in self._due]
         return [
             (item, self._due[_name(item)] - now)
-            for entries in (behind, *self._aside.values())
+            for entries in (behind, *self._deferred.values())
             for *_, item in entries
         ]
 
     def clear(self) -> None:
         """Remove all items."""
         self._ready.clear()
-        self._aside.clear()
+        self._deferred.clear()
         self._due.clear()
         self._timers.clear()
 
@@ -109,9 +109,9 @@ class Backlog(Generic[T]):
         while self._timers and self._timers[0][0] <= now:
             due, _, name = heapq.heappop(self._timers)
             if self._due.get(name) != due:
-                continue  # it was put aside again, for longer
+                continue  # it was deferred again, for longer
             del self._due[name]
-            for entry in self._aside.pop(name):
+            for entry in self._deferred.pop(name):
                 heapq.heappush(self._ready, entry)
 
     def _push(self, heap: list[tuple[int, int, T]], item: T) -> None:

@@ -1,9 +1,8 @@
-"""The blocked keys of a consumer: those whose first message waits for a retry.
+"""The messages of a consumer that wait for a retry, and the keys that they block.
 
-The message waits in the process, so no table shows it; the events do.
+Such a message waits in the process, so no table shows it; the events do.
 """
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,9 +17,11 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from outbox.events import BlockedKeysMeasured, Event, Observer
+from outbox.events import Event
 
-MOST_TOLD: Final = 1000
+MOST_LISTED: Final = 1000
+_MOST_OVERDUE: Final = timedelta(minutes=5)
+_SECRET: Final = ("key", "reason")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +29,21 @@ class BlockedKey:
     """A key and its head: the message that failed and will be retried.
 
     Attributes:
+        key: None if the message blocks no other one.
         head: the id of that message.
         attempts: how often it has failed, as far as this process knows.
         since: when it first failed.
         next_at: when it will be retried, or was last retried.
+        reason: the last failure; None if the handler only asked for a retry.
     """
 
-    key: str
+    key: str | None
     topic: str
     head: UUID
     attempts: int
     since: datetime
     next_at: datetime
+    reason: str | None = None
 
 
 class BlockedKeys:
@@ -49,72 +53,78 @@ class BlockedKeys:
         clock: returns the time, in seconds since 1970.
     """
 
-    def __init__(self, consumer: str, clock: Callable[[], float] = time.time) -> None:
-        self._consumer = consumer
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._keys: dict[UUID, BlockedKey] = {}
+        self._heads: dict[UUID, BlockedKey] = {}
 
     def __call__(self, event: Event) -> None:
         """Update the blocked keys from an event."""
-        if not self._keys and type(event) is MessageHandled:
+        if not self._heads and type(event) is MessageHandled:
             return
         match event:
-            case HandlerFailed(attempts=attempts):
-                self._block(event, attempts)
+            case HandlerFailed():
+                self._block(event, event.attempts, event.reason)
             case RetryRequested():
-                self._block(event, None)
+                before = self._heads.get(event.id)
+                self._block(
+                    event,
+                    0 if before is None else before.attempts,
+                    None if before is None else before.reason,
+                )
             case DeliveryEvent(id=id):
-                self._keys.pop(id, None)
+                self._heads.pop(id, None)
             case ConsumerStopped():
-                self._keys.clear()
+                self._heads.clear()
 
     def oldest_first(self) -> list[BlockedKey]:
         """Return the blocked keys, starting with the one that has waited longest."""
-        return sorted(self._keys.values(), key=lambda blocked: blocked.since)
+        return [it for it in self._oldest_first() if it.key is not None]
 
-    def count(self) -> dict[str, Any]:
-        """Return the number of keys, and since when the oldest has been waiting."""
-        since = min((blocked.since for blocked in self._keys.values()), default=None)
-        return {"count": len(self._keys), "since": _plain(since)}
+    def failing(self) -> list[BlockedKey]:
+        """Return the messages that failed and wait, those without a key included."""
+        return [it for it in self._oldest_first() if it.reason is not None]
 
-    def tell(self) -> dict[str, Any]:
-        """Return `count` and at most `MOST_TOLD` keys, which can identify customers."""
+    def listed(self) -> dict[str, Any]:
+        """Return their number, and the heads that have waited longest.
+
+        Not the keys, which can identify customers: anyone who reaches the port could
+        read them. `pillarbox trace` shows the key of a message.
+        """
+        heads = self.oldest_first()
         return {
-            **self.count(),
-            "keys": [
-                {name: _plain(value) for name, value in asdict(blocked).items()}
-                for blocked in self.oldest_first()[:MOST_TOLD]
+            "count": len(heads),
+            "since": _plain(heads[0].since) if heads else None,
+            "heads": [
+                {
+                    name: _plain(value)
+                    for name, value in asdict(blocked).items()
+                    if name not in _SECRET
+                }
+                for blocked in heads[:MOST_LISTED]
             ],
         }
 
-    async def measure(self, seconds: float, notify: Observer) -> None:
-        """Report the number of keys every `seconds` seconds, until cancelled."""
-        while True:
-            oldest = min((b.since for b in self._keys.values()), default=None)
-            notify(
-                BlockedKeysMeasured(
-                    consumer=self._consumer,
-                    keys=len(self._keys),
-                    age=None if oldest is None else self._now() - oldest,
-                )
-            )
-            await asyncio.sleep(seconds)
+    def _oldest_first(self) -> list[BlockedKey]:
+        # The broker may have given one that is overdue to another replica.
+        overdue = self._now() - _MOST_OVERDUE
+        self._heads = {k: it for k, it in self._heads.items() if it.next_at > overdue}
+        return sorted(self._heads.values(), key=lambda blocked: blocked.since)
 
     def _block(
-        self, event: HandlerFailed | RetryRequested, attempts: int | None
+        self,
+        event: HandlerFailed | RetryRequested,
+        attempts: int,
+        reason: str | None,
     ) -> None:
-        if event.key is None:
-            return
-        now, before = self._now(), self._keys.get(event.id)
-        if attempts is None:
-            attempts = 0 if before is None else before.attempts
-        self._keys[event.id] = BlockedKey(
+        now, before = self._now(), self._heads.get(event.id)
+        self._heads[event.id] = BlockedKey(
             key=event.key,
             topic=event.topic,
             head=event.id,
             attempts=attempts,
             since=now if before is None else before.since,
             next_at=now + timedelta(seconds=event.seconds_until_retry),
+            reason=reason,
         )
 
     def _now(self) -> datetime:

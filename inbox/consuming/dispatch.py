@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from inbox.consuming.fair_scheduler import FairScheduler
-from inbox.consuming.limits import DEFAULT_HELD_BYTES
+from inbox.consuming.limits import HELD_BYTES
 from inbox.source import Delivery
 from outbox.gather import end
 from outbox.message import Message
@@ -47,7 +47,7 @@ class Dispatcher:
         queue: str,
         max_lines: int,
         max_waiting: int,
-        max_bytes: int = DEFAULT_HELD_BYTES,
+        max_bytes: int = HELD_BYTES,
         in_order: bool = True,
     ) -> None:
         self.stopping = asyncio.Event()

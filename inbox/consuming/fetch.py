@@ -20,13 +20,7 @@ from inbox.events import (
     SourceLost,
     SourceRecovered,
 )
-from inbox.source import (
-    Delivery,
-    LeasingSource,
-    ReclaimingSource,
-    SelectiveSource,
-    Source,
-)
+from inbox.source import Delivery, Source
 from outbox.errors import BrokerUnavailableError
 from outbox.events import Observers
 from outbox.gather import end
@@ -57,10 +51,8 @@ class Fetcher:
     ) -> None:
         self._about = {"consumer": consumer, "queue": queue}
         self._source = source
-        self._selective = source if isinstance(source, SelectiveSource) else None
-        self._reclaiming = source if isinstance(source, ReclaimingSource) else None
+        self._abilities = source.abilities
         self._reclaimed = 0
-        self._leasing = source if isinstance(source, LeasingSource) else None
         self._holders: tuple[str, ...] = ()
         self._dispatcher = dispatcher
         self._notify = observers.notify
@@ -76,8 +68,7 @@ class Fetcher:
         last = time.monotonic()
         while True:
             room = await self._dispatcher.wait_for_room()
-            if self._selective is not None:
-                self._selective.leave_out(self._dispatcher.tenants_over_share)
+            self._abilities.leave_out(self._dispatcher.tenants_over_share)
             try:
                 deliveries = await self._source.receive(limit=room)
             except BrokerUnavailableError as error:
@@ -93,8 +84,8 @@ class Fetcher:
             if failures:
                 failures = 0
                 self._notify(SourceRecovered(**self._about))
-            self._tell_reclaimed()
-            self._tell_withheld()
+            self._notify_reclaimed()
+            self._notify_withheld()
             now = time.monotonic()
             if deliveries:
                 self._dispatcher.accept(deliveries)
@@ -107,18 +98,14 @@ class Fetcher:
                 continue
             last = now
 
-    def _tell_reclaimed(self) -> None:
-        if self._reclaiming is None:
-            return
-        so_far = self._reclaiming.reclaimed
+    def _notify_reclaimed(self) -> None:
+        so_far = self._abilities.reclaimed()
         if so_far > self._reclaimed:
             messages, self._reclaimed = so_far - self._reclaimed, so_far
             self._notify(DeliveriesReclaimed(**self._about, messages=messages))
 
-    def _tell_withheld(self) -> None:
-        if self._leasing is None:
-            return
-        holders = tuple(self._leasing.foreign_holders)
+    def _notify_withheld(self) -> None:
+        holders = tuple(self._abilities.foreign_holders())
         if holders == self._holders:
             return
         self._holders = holders

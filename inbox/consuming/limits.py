@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from inbox.transaction import check_max_idle
+from inbox.idle import check_max_idle
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError
 
 MIB: Final = 1024 * 1024
-DEFAULT_HELD_BYTES: Final = 64 * MIB
+HELD_BYTES: Final = 64 * MIB
+"""The payloads that a queue holds before it stops fetching: as much as thousands of
+ordinary messages have, and a few dozen of the largest."""
 _FETCH_BYTES: Final = 8 * MIB
 """The most that the `postgres` broker delivers at once; see docs/containers.md."""
 
@@ -24,9 +26,7 @@ class ConsumerLimits:
 
     max_in_flight: int
     max_in_flight_per_tenant: int | None
-    max_prefetched: int | None
     max_waiting: int
-    max_held_bytes: int
     max_idle: timedelta | None
     drain: timedelta
 
@@ -35,9 +35,7 @@ class ConsumerLimits:
         for field, value, least in (
             ("max_in_flight", self.max_in_flight, 1),
             ("max_in_flight_per_tenant", self.max_in_flight_per_tenant, 1),
-            ("max_prefetched", self.max_prefetched, 0),
             ("max_waiting", self.max_waiting, 0),
-            ("max_held_bytes", self.max_held_bytes, 1),
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{field}={value}: must be at least {least}")
@@ -50,9 +48,7 @@ class ConsumerLimits:
     @property
     def max_lines(self) -> int:
         """The number of messages that each queue can hold, running or ready."""
-        if self.max_prefetched is None:
-            return 2 * self.max_in_flight
-        return self.max_in_flight + self.max_prefetched
+        return self.max_in_flight + min(self.max_in_flight, self.max_waiting)
 
     def memory_bytes(self, queues: int = 1) -> int:
         """Estimate the maximum memory that a consumer needs, not counting its handlers.
@@ -60,5 +56,5 @@ class ConsumerLimits:
         Held payloads are in memory twice, as read by the broker's library and in the
         messages; payloads being fetched, up to five times.
         """
-        each = 2 * self.max_held_bytes + 5 * _FETCH_BYTES
+        each = 2 * HELD_BYTES + 5 * _FETCH_BYTES
         return 64 * MIB + queues * each

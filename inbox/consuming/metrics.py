@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from inbox.consuming.activity import ConsumerCounts
 from inbox.events import (
-    ConsumerMeasured,
     ConsumerStarted,
     ConsumerStopped,
     DuplicateSkipped,
@@ -17,7 +16,7 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from outbox.events import BlockedKeysMeasured, Event
+from outbox.events import Event, ProcessMeasured
 from outbox.observability.latency import LONG, Latencies
 from outbox.observability.prometheus import (
     OTHER,
@@ -61,7 +60,7 @@ class ConsumerMetrics:
                 ("handled", "Messages whose effects and receipt are committed."),
                 ("failed", "Calls of a handler that raised and that is retried."),
                 ("duplicate", "Messages that were handled before, and skipped."),
-                ("retried", "Retries, after a failure or as the handler asked."),
+                ("retried", "Retries, after a failure or at the handler's request."),
                 ("dead_lettered", "Messages that became dead letters of the inbox."),
             )
         ]
@@ -74,8 +73,8 @@ class ConsumerMetrics:
         )
         self._publish_to_handle = LatencyHistogram(
             "pillarbox_consumer_publish_to_handle_seconds",
-            "Time from publishing a message until its handler was called, where the"
-            " broker says when that was.",
+            "Time from publishing a message until its handler was called, if the"
+            " broker records that time.",
             ["consumer"],
             LONG,
             registry,
@@ -107,7 +106,7 @@ class ConsumerMetrics:
         )
         self._blocked_age = Gauge(
             "pillarbox_consumer_blocked_key_age_seconds",
-            "How long the longest of them has been waiting.",
+            "How long the first message of a blocked key has waited at most.",
             ["consumer"],
             registry=registry,
         )
@@ -116,15 +115,14 @@ class ConsumerMetrics:
         # label are left out.
         self._by_name: dict[tuple[str, str], _OfTopic] = {}
         self._learn: dict[type[Event], Callable[[Any], None]] = {
-            ConsumerStarted: self._note_started,
-            MessageHandled: self._note_handled,
-            DuplicateSkipped: self._note_duplicate,
-            HandlerFailed: self._note_failed,
-            RetryRequested: self._note_retry,
-            MessageDeadLettered: self._note_dead_lettered,
-            ConsumerMeasured: self._note_measured,
-            ConsumerStopped: self._note_stopped,
-            BlockedKeysMeasured: self._note_blocked,
+            ConsumerStarted: self._record_started,
+            MessageHandled: self._record_handled,
+            DuplicateSkipped: self._record_duplicate,
+            HandlerFailed: self._record_failed,
+            RetryRequested: self._record_retry,
+            MessageDeadLettered: self._record_dead_lettered,
+            ProcessMeasured: self._record_measured,
+            ConsumerStopped: self._record_stopped,
         }
 
     def __call__(self, event: Event) -> None:
@@ -150,12 +148,12 @@ class ConsumerMetrics:
             self._by_name[consumer, topic] = known
         return known
 
-    def _note_started(self, event: ConsumerStarted) -> None:
+    def _record_started(self, event: ConsumerStarted) -> None:
         for topic in event.topics:
             if not topic.endswith("*"):
                 self._of(event.consumer, topic)
 
-    def _note_handled(self, event: MessageHandled) -> None:
+    def _record_handled(self, event: MessageHandled) -> None:
         known = self._of(event.consumer, event.topic)
         known.handled.count += 1
         known.handler_duration.add(event.seconds)
@@ -163,30 +161,29 @@ class ConsumerMetrics:
             waited = time.time() - event.seconds - event.published_at
             self._publish_to_handle.of(event.consumer).add(waited)
 
-    def _note_duplicate(self, event: DuplicateSkipped) -> None:
+    def _record_duplicate(self, event: DuplicateSkipped) -> None:
         self._of(event.consumer, event.topic).duplicate.count += 1
 
-    def _note_retry(self, event: RetryRequested) -> None:
+    def _record_retry(self, event: RetryRequested) -> None:
         self._of(event.consumer, event.topic).retried.count += 1
 
-    def _note_dead_lettered(self, event: MessageDeadLettered) -> None:
+    def _record_dead_lettered(self, event: MessageDeadLettered) -> None:
         self._of(event.consumer, event.topic).dead_lettered.count += 1
 
-    def _note_failed(self, event: HandlerFailed) -> None:
+    def _record_failed(self, event: HandlerFailed) -> None:
         known = self._of(event.consumer, event.topic)
         known.failed.count += 1
         known.retried.count += 1
 
-    def _note_measured(self, event: ConsumerMeasured) -> None:
-        self._in_flight.labels(event.consumer).set(event.in_flight)
-        self._held.labels(event.consumer).set(event.held)
+    def _record_measured(self, event: ProcessMeasured) -> None:
+        self._in_flight.labels(event.name).set(event.in_flight)
+        self._held.labels(event.name).set(event.held)
+        self._blocked.labels(event.name).set(event.blocked_keys)
+        self._blocked_age.clear()
+        if event.blocked_for is not None:
+            age = event.blocked_for.total_seconds()
+            self._blocked_age.labels(event.name).set(age)
 
-    def _note_stopped(self, event: ConsumerStopped) -> None:
+    def _record_stopped(self, event: ConsumerStopped) -> None:
         self._in_flight.labels(event.consumer).set(0)
         self._held.labels(event.consumer).set(0)
-
-    def _note_blocked(self, event: BlockedKeysMeasured) -> None:
-        self._blocked.labels(event.consumer).set(event.keys)
-        self._blocked_age.clear()
-        if event.age is not None:
-            self._blocked_age.labels(event.consumer).set(event.age.total_seconds())

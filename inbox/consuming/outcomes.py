@@ -95,16 +95,16 @@ class Outcomes(Generic[T]):
                     await self._write(batch)
             except BrokerUnavailableError as error:
                 self._failures += 1
-                self._tell(error)
+                self._record(error)
                 await self._pause()
             else:
                 self._failures = 0
-                self._tell(None)
+                self._record(None)
                 del self._waiting[: len(batch)]
             if self._waiting or self._closing.is_set():
                 self._added.set()
 
-    def _tell(self, failure: BrokerUnavailableError | None) -> None:
+    def _record(self, failure: BrokerUnavailableError | None) -> None:
         self._failure = failure
         self._tried.set()
         self._tried = asyncio.Event()

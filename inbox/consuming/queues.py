@@ -1,11 +1,12 @@
 """The queues that a process serves: their weights, order and sources."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from inbox.handlers.registration import AnyHandler
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes
 from inbox.source import Source
+from outbox.brokers.options import identity_of
 from outbox.brokers.plugins import implementation
 from outbox.errors import ConfigError, shorten
 from outbox.message import FrozenDict
@@ -38,10 +39,10 @@ class ServedQueues:
         self._source = FrozenDict(source) if isinstance(source, Mapping) else source
         self._order = FrozenDict(order) if isinstance(order, Mapping) else order
         self._weights: dict[str, int] = {}
-        for said in order.values() if isinstance(order, Mapping) else (order,):
-            if said not in _ORDERS:
+        for each in order.values() if isinstance(order, Mapping) else (order,):
+            if each not in _ORDERS:
                 raise ConfigError(
-                    f"order={shorten(said)}: write one of {', '.join(_ORDERS)}"
+                    f"order={shorten(each)}: write one of {', '.join(_ORDERS)}"
                 )
 
     def choose(self, queues: Mapping[str, int]) -> None:
@@ -88,6 +89,12 @@ class ServedQueues:
             return self._order.get(queue, "key") == "key"
         return self._order == "key"
 
+    def broker(self, systems: Iterable[str]) -> str:
+        """Return the broker without credentials, or the names of these systems."""
+        if isinstance(self._source, str):
+            return identity_of(self._source)
+        return ", ".join(sorted({*systems}))
+
     def source_of(self, queue: str) -> Source:
         """Create or find the source of a queue.
 
@@ -96,7 +103,7 @@ class ServedQueues:
         """
         if isinstance(self._source, str):
             found = implementation("inbox.sources", self._source)
-            made: Source = found.from_url(
+            made: Source = found(
                 self._source,
                 consumer=group_of(self._consumer, queue),
                 topics=self._routes.queues[queue],

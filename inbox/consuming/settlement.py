@@ -17,9 +17,9 @@ A dead letter is written before the ack, whatever the message contains:
     row refused ──▶ at once a spare row, which can store any message
 """
 
-import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -29,6 +29,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from inbox.consuming.dispatch import Dispatcher
+from inbox.consuming.outage import DatabaseOutage
 from inbox.dead_letters.write import (
     DeadLetterWriter,
     Failure,
@@ -45,8 +46,6 @@ from inbox.errors import (
 from inbox.events import (
     DeadLetterRepeated,
     DuplicateSkipped,
-    HandlerDatabaseLost,
-    HandlerDatabaseRecovered,
     HandlerFailed,
     MessageCancelled,
     MessageDeadLettered,
@@ -55,11 +54,25 @@ from inbox.events import (
 )
 from inbox.handlers.batch import Batches, Batching
 from inbox.handlers.executor import Executor, call_alone, connection_broke
+from inbox.handlers.outcome import (
+    Again,
+    Cancelled,
+    Dead,
+    Failed,
+    Handled,
+    Later,
+    Nacked,
+    Outage,
+    Outcome,
+    Spent,
+    Stopped,
+    Taken,
+)
 from inbox.handlers.registration import AnyHandler, retry_of
 from inbox.handlers.routes import Routes
 from inbox.idempotent import receipt_of
-from inbox.jobs.runner import JobCancelled, JobReturned, JobRunner, LongHandler
-from inbox.poison.policy import PoisonPolicy, StartCounter, StartedTooOften
+from inbox.jobs.runner import JobRunner, LongHandler
+from inbox.poison.policy import PoisonPolicy, Start, StartCounter
 from inbox.poison.store import find_last_error
 from inbox.receipt import has_receipt
 from inbox.source import Delivery
@@ -68,14 +81,12 @@ from outbox.errors import (
     DatabaseUnavailableError,
     InvalidMessageError,
     OutboxError,
-    one_line,
     shorten,
     without_values,
 )
 from outbox.events import Observers
 from outbox.limits import check_received
 from outbox.message import Message
-from outbox.postgres.remedy import remedy_of
 from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -102,7 +113,7 @@ class DeliverySettlement:
         self._notify = observers.notify
         self._poison = PoisonPolicy(executor, dead_letters.consumer)
         self._outage = DatabaseOutage(dead_letters.consumer, observers)
-        self._give_up = GiveUp(dead_letters, self._outage, observers)
+        self._dead_lettering = DeadLettering(dead_letters, self._outage, observers)
 
     async def settle(self, delivery: Delivery, dispatcher: Dispatcher) -> bool:
         """Settle a delivery; return False if the consumer stops first."""
@@ -118,7 +129,7 @@ class DeliverySettlement:
             )
         else:
             return await self._try(handler, delivery, dispatcher)
-        return await self._give_up.give_up(
+        return await self._dead_lettering.write(
             delivery, dispatcher, failure, delivery.attempts
         )
 
@@ -129,39 +140,53 @@ class DeliverySettlement:
         counter = self._poison.counter_of(
             delivery, retry_of(handler) or self._retry, is_long=is_long
         )
-        settled = False
+        has_ended = False
         try:
-            outcome = await self._handle(handler, delivery, dispatcher, counter)
-            if isinstance(outcome, bool):
-                settled = outcome
-            else:
-                settled = await self._give_up.give_up(delivery, dispatcher, *outcome)
-        except StartedTooOften as started:
-            settled = await self._give_up_spent(handler, delivery, dispatcher, started)
+            match await self._handle(handler, delivery, dispatcher, counter):
+                case Nacked():
+                    return True
+                case Handled() as handled:
+                    await self._handled(delivery, handled)
+                    has_ended = True
+                case Cancelled():
+                    await self._cancelled(delivery)
+                    has_ended = True
+                case Dead(failure, attempts):
+                    has_ended = await self._dead_lettering.write(
+                        delivery, dispatcher, failure, attempts
+                    )
+                case Spent() as spent:
+                    has_ended = await self._end_spent(
+                        handler, delivery, dispatcher, spent
+                    )
+                case Stopped():
+                    pass
         finally:
-            await (counter.end() if settled else counter.take_back())
-        return settled
+            await (counter.end() if has_ended else counter.uncount())
+        return has_ended
 
-    async def _give_up_spent(
+    async def _end_spent(
         self,
         handler: AnyHandler,
         delivery: Delivery,
         dispatcher: Dispatcher,
-        started: StartedTooOften,
+        spent: Spent,
     ) -> bool:
         was_handled = await self._was_handled(handler, delivery.message, dispatcher)
         if was_handled is None:
             return False
         if was_handled:
-            await self._handled(delivery, False, 0.0)
+            await self._handled(delivery, Handled(is_new=False))
             return True
-        unknown, message = str(started), delivery.message
-        look = partial(find_last_error, message.id, self._consumer, unknown)
+        unknown, message = str(spent), delivery.message
+        find = partial(find_last_error, message.id, self._consumer, unknown)
         error: StoredFailure | str | None
-        error = await self._ask(look, unknown, message, dispatcher)
+        error = await self._ask(find, unknown, message, dispatcher)
         if error is None:
             return False
-        return await self._give_up.give_up(delivery, dispatcher, error, started.starts)
+        return await self._dead_lettering.write(
+            delivery, dispatcher, error, spent.starts
+        )
 
     async def _was_handled(
         self, handler: AnyHandler, message: Message, dispatcher: Dispatcher
@@ -172,12 +197,12 @@ class DeliverySettlement:
             receipt = call_alone(receipt_of, handler, message, self._consumer)
         except Exception:  # noqa: BLE001 (upcasters and keys are the user's)
             return False  # the handler couldn't record a receipt either
-        look = partial(has_receipt, *receipt)
-        return await self._ask(look, False, message, dispatcher)
+        find = partial(has_receipt, *receipt)
+        return await self._ask(find, False, message, dispatcher)
 
     async def _ask(
         self,
-        look: Callable[[Session], T],
+        find: Callable[[Session], T],
         impossible: T,
         message: Message,
         dispatcher: Dispatcher,
@@ -191,7 +216,7 @@ class DeliverySettlement:
         while True:
             try:
                 async with dispatcher.slot(message):
-                    return await self._executor.transact(look)
+                    return await self._executor.transact(find)
             except Exception as error:  # noqa: BLE001 (waits until it gets an answer)
                 if refusal_of(error) is not None:
                     return impossible
@@ -205,82 +230,77 @@ class DeliverySettlement:
         delivery: Delivery,
         dispatcher: Dispatcher,
         counter: StartCounter,
-    ) -> bool | tuple[str | BaseException, int]:
+    ) -> Outcome:
+        """Call the handler until the message has its outcome."""
         message = delivery.message
         lost = 0
         while True:
-            failure: Exception
-            try:
-                slot, start = (
-                    dispatcher.slot(message),
-                    counter.start(dispatcher.stopping),
-                )
-                async with slot, start as is_started:
-                    if not is_started:
-                        return False
-                    started = time.monotonic()
-                    is_new = await self._call(handler, message, dispatcher, counter)
-            except StartedTooOften:
-                raise
-            except JobReturned:
-                return False
-            except JobCancelled:
-                await self._cancelled(delivery)
-                return True
-            except RetryLater as decision:
-                await counter.take_back()
-                self._notify(
-                    RetryRequested(
-                        **self._about(message),
-                        reason=without_values(decision.reason, decision),
-                        seconds_until_retry=decision.delay.total_seconds(),
-                    )
-                )
-                if not await dispatcher.park(decision.delay):
-                    return False
-                continue
-            except DeadLetter as decision:
-                return decision, counter.attempts + 1
-            except InvalidReceiptError as error:
-                return error, counter.attempts
-            except DatabaseUnavailableError as error:
-                lost += 1
-                if not await self._outage.wait(error, lost, dispatcher):
-                    return False
-                continue
-            except TransactionEndedError as error:
-                if isinstance(handler, LongHandler):
-                    return error, counter.attempts + 1
-                was_committed = await self._was_handled(handler, message, dispatcher)
-                if was_committed is None:
-                    return False
-                if was_committed:
-                    return error, counter.attempts + 1
-                failure = error
-            except Exception as error:  # noqa: BLE001 (a handler may raise anything)
-                if counter.excuses(error):
-                    counter.broken_connections += 1
-                    if not await self._outage.wait(
-                        error, counter.broken_connections, dispatcher
-                    ):
-                        return False
+            attempted = await self._attempt(handler, message, dispatcher, counter)
+            match attempted:
+                case Failed(error):
+                    outcome = await self._failed(delivery, counter, error, dispatcher)
+                    if outcome is not None:
+                        return outcome
                     continue
-                failure = error
-            else:
-                if counter.late_error is not None:
+                case Later(delay, reason):
+                    await counter.uncount()
                     self._notify(
-                        finished_job_failed(
-                            self._dead_letters, message, counter.late_error
+                        RetryRequested(
+                            **self._about(message),
+                            reason=reason,
+                            seconds_until_retry=delay.total_seconds(),
                         )
                     )
-                await self._handled(delivery, is_new, time.monotonic() - started)
-                return True
-            said = self._dead_letters.describe(failure)
-            await counter.failed(said)
-            if counter.retry.spent(counter.attempts):
-                return failure, counter.attempts
-            if not await self._back_off(delivery, counter, said, dispatcher):
-                return True
+                    goes_on = await dispatcher.park(delay)
+                case Outage(error):
+                    lost += 1
+                    goes_on = await self._outage.wait(error, lost, dispatcher)
+                case _:
+                    return attempted
+            if not goes_on:
+                return Stopped()
+
+    async def _attempt(
+        self,
+        handler: AnyHandler,
+        message: Message,
+        dispatcher: Dispatcher,
+        counter: StartCounter,
+    ) -> Outcome | Again:
+        try:
+            slot, starting = (
+                dispatcher.slot(message),
+                counter.start(dispatcher.stopping),
+            )
+            async with slot, starting as start:
+                match start:
+                    case Start.STOPPED:
+                        return Stopped()
+                    case Start.SPENT:
+                        return Spent(counter.attempts)
+                return await self._call(handler, message, dispatcher, counter)
+        except RetryLater as decision:
+            reason = without_values(decision.reason, decision)
+            return Later(decision.delay, reason)
+        except DeadLetter as decision:
+            return Dead(decision, counter.attempts + 1)
+        except InvalidReceiptError as error:
+            return Dead(error, counter.attempts)
+        except DatabaseUnavailableError as error:
+            return Outage(error)
+        except TransactionEndedError as error:
+            # A long handler's blocks have no receipt that would show it.
+            was_committed = isinstance(handler, LongHandler) or (
+                await self._was_handled(handler, message, dispatcher)
+            )
+            if was_committed is None:
+                return Stopped()
+            return Dead(error, counter.attempts + 1) if was_committed else Failed(error)
+        except Exception as error:  # noqa: BLE001 (a handler may raise anything)
+            if counter.excuses(error):
+                counter.broken_connections += 1
+                return Outage(error)
+            return Failed(error)
 
     async def _call(
         self,
@@ -288,52 +308,79 @@ class DeliverySettlement:
         message: Message,
         dispatcher: Dispatcher,
         counter: StartCounter,
-    ) -> bool:
+    ) -> Outcome | Later:
+        started = time.monotonic()
         if isinstance(handler, LongHandler):
-            return await self._long.run(handler, message, dispatcher.stopping, counter)
-        if isinstance(handler, Batching):
+            ended = await self._long.run(handler, message, dispatcher.stopping, counter)
+        elif isinstance(handler, Batching):
             batches = self._batches.get(handler)
             if batches is None:
                 batches = self._batches[handler] = Batches(handler, self._executor)
-            return await batches.handle(message)
-        return await self._executor.handle(handler, message)
+            ended = Handled(await batches.handle(message))
+        else:
+            ended = Handled(await self._executor.handle(handler, message))
+        match ended:
+            case Handled():
+                return replace(ended, seconds=time.monotonic() - started)
+            case Taken(delay):
+                return Later(delay, "another process has this job")
+        return ended
 
     async def _cancelled(self, delivery: Delivery) -> None:
         self._outage.end()
         self._notify(MessageCancelled(**self._about(delivery.message)))
         await ack(delivery)
 
-    async def _handled(self, delivery: Delivery, is_new: bool, seconds: float) -> None:
+    async def _handled(self, delivery: Delivery, handled: Handled) -> None:
         self._outage.end()
         about = self._about(delivery.message)
-        if is_new:
+        if handled.late_error is not None:
+            late = (self._dead_letters, delivery.message, handled.late_error)
+            self._notify(finished_job_failed(*late))
+        if handled.is_new:
             self._notify(
                 MessageHandled(
                     **about,
-                    seconds=seconds,
-                    published_at=getattr(delivery, "published_at", None),
+                    seconds=handled.seconds,
+                    published_at=delivery.published_at,
                 )
             )
         else:
             self._notify(DuplicateSkipped(**about))
         await ack(delivery)
 
+    async def _failed(
+        self,
+        delivery: Delivery,
+        counter: StartCounter,
+        error: Exception,
+        dispatcher: Dispatcher,
+    ) -> Dead | Nacked | None:
+        """Count an attempt; return the outcome if there is no other one here."""
+        failure = self._dead_letters.describe(error)
+        await counter.failed(failure)
+        if counter.retry.spent(counter.attempts):
+            return Dead(error, counter.attempts)
+        if await self._back_off(delivery, counter, failure, dispatcher):
+            return None
+        return Nacked()
+
     async def _back_off(
         self,
         delivery: Delivery,
         counter: StartCounter,
-        said: StoredFailure,
+        failure: StoredFailure,
         dispatcher: Dispatcher,
     ) -> bool:
         delay = counter.retry.delay(counter.attempts)
-        traces = self._give_up.stacktraces
+        traces = self._dead_lettering.stacktraces
         self._notify(
             HandlerFailed(
                 **self._about(delivery.message),
                 attempts=counter.attempts,
-                reason=said.reason,
+                reason=failure.reason,
                 seconds_until_retry=delay.total_seconds(),
-                stacktrace=traces.first(delivery.message, said, said),
+                stacktrace=traces.first(delivery.message, failure, failure),
             )
         )
         due = time.monotonic() + delay.total_seconds()
@@ -360,7 +407,7 @@ _AWAY: Final = (
 _OF_THE_ROW: Final = ("22", "23", "54", "XX000")
 
 
-class GiveUp:
+class DeadLettering:
     """Writes the dead letters of one run of a consumer, and acks their messages.
 
     Attributes:
@@ -370,7 +417,7 @@ class GiveUp:
     def __init__(
         self,
         dead_letters: DeadLetterWriter,
-        outage: "DatabaseOutage",
+        outage: DatabaseOutage,
         observers: Observers,
     ) -> None:
         self._dead_letters = dead_letters
@@ -378,7 +425,7 @@ class GiveUp:
         self._outage = outage
         self._notify = observers.notify
 
-    async def give_up(
+    async def write(
         self,
         delivery: Delivery,
         dispatcher: Dispatcher,
@@ -475,47 +522,3 @@ async def ack(delivery: Delivery) -> None:
         await delivery.ack()
     except BrokerUnavailableError:
         return
-
-
-_RECOVERY: Final = RetryPolicy(
-    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
-)
-_TELL_AGAIN: Final = 20.0
-"""Seconds after which a continuing outage is reported again."""
-
-
-class DatabaseOutage:
-    """Waits while the handlers' database is unavailable, and reports the outage."""
-
-    def __init__(self, consumer: str, observers: Observers) -> None:
-        self._consumer = consumer
-        self._notify = observers.notify
-        self._is_lost = False
-        self._tell_at = -math.inf
-
-    async def wait(
-        self, error: BaseException, times: int, dispatcher: Dispatcher
-    ) -> bool:
-        """Wait with backoff after an error; return False if the consumer stops."""
-        delay = _RECOVERY.delay(times)
-        now = time.monotonic()
-        if now >= self._tell_at:
-            self._is_lost = True
-            self._tell_at = now + _TELL_AGAIN
-            self._notify(
-                HandlerDatabaseLost(
-                    consumer=self._consumer,
-                    reason=one_line(error),
-                    remedy=remedy_of(error),
-                    seconds=delay.total_seconds(),
-                )
-            )
-        # Still in flight, so that fetching pauses during an outage.
-        return await dispatcher.pause(delay)
-
-    def end(self) -> None:
-        """Report that the database is back, if it was unavailable."""
-        if self._is_lost:
-            self._is_lost = False
-            self._tell_at = -math.inf
-            self._notify(HandlerDatabaseRecovered(consumer=self._consumer))

@@ -21,7 +21,7 @@ from inbox.handlers.batch import Batching
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler
 from inbox.handlers.sessions import Sessions
 from inbox.handlers.signature import is_async
-from inbox.transaction import lent
+from inbox.transaction import protected
 from outbox.dead_letters import Candidate, Statement, lost_turn, statement
 from outbox.message import Message
 from outbox.postgres.advisory_lock import Lock, consumer_class
@@ -36,10 +36,7 @@ _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 _READABLE: Final = text("SET LOCAL DateStyle = 'ISO'")
 _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
     Statement.READ: {"id": UUID(), "headers": JSONB(), "payload": LargeBinary()},
-    Statement.LIST: {"id": UUID()},
-    Statement.FIND: {"id": UUID()},
     Statement.FIND_DUE: {"id": UUID()},
-    Statement.FIND_BY_PREFIX: {"id": UUID()},
 }
 
 
@@ -66,7 +63,7 @@ def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler
         @functools.wraps(handler)
         async def handle_async_once(session: "AsyncSession", message: Message) -> None:
             await session.run_sync(lock)
-            async with lent(session):
+            async with protected(session):
                 await handle_async(session, message)
             await session.run_sync(succeed)
 
@@ -76,7 +73,7 @@ def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler
     @functools.wraps(handler)
     def handle_once(session: Session, message: Message) -> None:
         lock(session)
-        with lent(session):
+        with protected(session):
             handle_sync(session, message)
         succeed(session)
 
@@ -127,7 +124,7 @@ async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool
         DatabaseUnavailableError: the lock can't be requested, or was lost in the block.
     """
     lock = {"lock_class": consumer_class(consumer), "lock": int(Lock.DEAD_LETTERS)}
-    async with _aside(sessions) as run:
+    async with _own_session(sessions) as run:
         try:
             taken = await run(
                 lambda s: connection_of(s).scalar(text_of(Statement.TRY_LOCK), lock)
@@ -142,7 +139,7 @@ async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool
 
 
 @asynccontextmanager
-async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
+async def _own_session(sessions: Sessions) -> AsyncIterator[_Run]:
     """Open a session, and yield a function that calls another function with it."""
     if is_async_sessionmaker(sessions):
         session = sessions()

@@ -36,14 +36,14 @@ from inbox.dead_letters.write import (
 )
 from inbox.errors import RetryLater, TransactionEndedError
 from inbox.events import MessageCancelled
+from inbox.handlers.outcome import Cancelled, Handled, Spent, Stopped, Taken
 from inbox.handlers.registration import AnyHandler
 from inbox.handlers.routes import Routes
 from inbox.handlers.sessions import Sessions, make_executor
 from inbox.idempotent import is_idempotent
-from inbox.jobs.runner import JobBusy, JobCancelled, JobRunner, LongHandler
+from inbox.idle import DEFAULT_MAX_IDLE
+from inbox.jobs.runner import JobOutcome, JobRunner, LongHandler
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
-from inbox.poison.policy import StartedTooOften
-from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.dead_letters import (
     Candidate,
     Failure,
@@ -78,7 +78,6 @@ class _OneAttempt:
 
     attempts: int = 0
     retry: RetryPolicy = field(default_factory=partial(RetryPolicy, max_attempts=1))
-    late_error: Exception | None = None
 
     def excuses(self, error: BaseException) -> bool:
         return False
@@ -125,10 +124,7 @@ class HandlerRetrier:
         self, name: Statement, parameters: Mapping[str, Any]
     ) -> Sequence[Sequence[Any]]:
         """Run a statement in its own transaction, and return its rows."""
-        values = dict(parameters)
-        if name in {Statement.FIND, Statement.LIST}:
-            values["origin"] = self.origin
-        return await self._transact(partial(run_statement, name, values))
+        return await self._transact(partial(run_statement, name, parameters))
 
     async def retry(self, candidate: Candidate) -> Outcome:
         """Handle one dead letter and record the outcome."""
@@ -140,11 +136,8 @@ class HandlerRetrier:
         except (InvalidMessageError, _NoHandlerError) as error:
             return await self._fail(letter, str(error))
         try:
-            is_new = await self._handle(handler, message, candidate)
-        except (TakenError, JobBusy):
-            return Outcome.SKIPPED
-        except JobCancelled:
-            await self._discard(letter, message)
+            handled = await self._handle(handler, message, candidate)
+        except TakenError:
             return Outcome.SKIPPED
         except RetryLater as decision:
             delay = decision.delay
@@ -152,12 +145,25 @@ class HandlerRetrier:
             return await self._fail(letter, reason, delay=delay)
         except DatabaseUnavailableError:
             raise
-        except StartedTooOften:  # a retry's process died
-            known = StoredFailure(letter.error_reason, letter.error_stacktrace)
-            return await self._fail(letter, known)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             return await self._fail(letter, error)
-        if not is_new and not await self.fetch(
+        match handled:
+            case Taken() | Stopped():
+                return Outcome.SKIPPED
+            case Cancelled():
+                await self._discard(letter, message)
+                return Outcome.SKIPPED
+            case Spent():  # a retry's process died
+                known = StoredFailure(letter.error_reason, letter.error_stacktrace)
+                return await self._fail(letter, known)
+            case Handled(late_error=Exception() as late):
+                self._notify(finished_job_failed(self._writer, message, late))
+        # An @idempotent handler is called for a duplicate, too, so the wrapper has
+        # already written the new state; a job has no wrapper.
+        is_written = not isinstance(handler, LongHandler) and (
+            handled.is_new or is_idempotent(handler)
+        )
+        if not is_written and not await self.fetch(
             Statement.MARK_SUCCEEDED, candidate.parameters()
         ):
             return Outcome.SKIPPED
@@ -179,13 +185,10 @@ class HandlerRetrier:
 
     async def _handle(
         self, handler: AnyHandler, message: Message, candidate: Candidate
-    ) -> bool:
+    ) -> JobOutcome:
         if not isinstance(handler, LongHandler):
             locked = locked_handler(handler, candidate)
-            is_new = await self._executor.handle(locked, message)
-            # An @idempotent handler is called for a duplicate, too, so the wrapper has
-            # already written the new state.
-            return is_new or is_idempotent(handler)
+            return Handled(await self._executor.handle(locked, message))
         key = JobKey(message.id, self._consumer)
 
         def claim(session: Session) -> None:
@@ -193,11 +196,7 @@ class HandlerRetrier:
             reopen_job(session, key)
 
         long = JobRunner(self._executor, self._consumer, returns_to=JobState.FAILURE)
-        never, attempt = asyncio.Event(), _OneAttempt()
-        await long.run(handler, message, never, attempt, claim)
-        if attempt.late_error is not None:
-            self._notify(finished_job_failed(self._writer, message, attempt.late_error))
-        return False  # makes the caller write the new state
+        return await long.run(handler, message, asyncio.Event(), _OneAttempt(), claim)
 
     async def _discard(self, letter: Letter, message: Message) -> None:
         """Discard the dead letter whose job was cancelled."""
@@ -219,8 +218,13 @@ class HandlerRetrier:
 
     async def _read(self, candidate: Candidate) -> Letter | None:
         rows = await self.fetch(Statement.READ, {"id": str(candidate.id)})
-        letter = Letter.of(rows[0]) if rows else None
-        if letter is None or letter.status is not Status.PENDING:
+        if not rows:
+            raise ConfigError(
+                f"dead letter {candidate.id}: isn't in the database of the sessions of "
+                f"{self.origin}; choose that one with --database"
+            )
+        letter = Letter.of(rows[0])
+        if letter.status is not Status.PENDING:
             return None
         if letter.origin != self.origin:
             raise ConfigError(
@@ -245,8 +249,10 @@ class HandlerRetrier:
         *,
         delay: timedelta | None = None,
     ) -> Outcome:
-        said = self._writer.describe(failure)
-        failed = Failure(reason=said.reason, stacktrace=said.stacktrace, delay=delay)
+        described = self._writer.describe(failure)
+        failed = Failure(
+            reason=described.reason, stacktrace=described.stacktrace, delay=delay
+        )
         # The handler may have committed all of its effects: a retry would find a
         # duplicate and report success.
         by_hand = isinstance(failure, TransactionEndedError)

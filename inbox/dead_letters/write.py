@@ -19,15 +19,15 @@ from inbox.connection import connection_of
 from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
 from inbox.events import FinishedJobFailed
 from inbox.handlers.executor import Executor, call_alone
+from inbox.idle import limit_idle_now
 from inbox.schema import dead_letter_table
-from inbox.transaction import limit_idle_now
-from outbox import json_codec as codec
 from outbox.bounded_dict import BoundedDict
 from outbox.cloudevents.raw_text import storable
 from outbox.dead_letters import SHORTENED, TOPIC_HEADER
 from outbox.errors import one_line, traceback_of
 from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
+from outbox.payload import json_codec as codec
 
 Redact: TypeAlias = Callable[[str], str]
 """Returns a reason or a stack trace without its confidential parts."""
@@ -96,20 +96,20 @@ class Stacktraces:
     """
 
     def __init__(self) -> None:
-        self._told: BoundedDict[UUID, bool] = BoundedDict()
+        self._reported: BoundedDict[UUID, bool] = BoundedDict()
 
     def first(
-        self, message: Message, failure: Failure, said: StoredFailure
+        self, message: Message, failure: Failure, described: StoredFailure
     ) -> str | None:
         """Return the stack trace, unless one was returned before or it says nothing."""
         if isinstance(failure, DeadLetter) and failure.__cause__ is None:
             return None  # a decision, not a failure
-        if isinstance(failure, InvalidReceiptError) or said.stacktrace is None:
+        if isinstance(failure, InvalidReceiptError) or described.stacktrace is None:
             return None
-        if self._told.get(message.id):
+        if self._reported.get(message.id):
             return None
-        self._told[message.id] = True
-        return said.stacktrace
+        self._reported[message.id] = True
+        return described.stacktrace
 
 
 class DeadLetterWriter:
@@ -148,26 +148,26 @@ class DeadLetterWriter:
             refusal: why the row was refused. Then everything but the payload is stored
                 as JSON in one header, and the digest identifies the message.
         """
-        said = self.describe(failure)
+        described = self.describe(failure)
         if refusal is not None:
             refused = f" (stored in a spare row, since the row was refused: {refusal})"
-            reason = said.reason[: _MAX_REASON_CHARS - len(refused)] + refused
-            said = StoredFailure(reason, said.stacktrace)
+            reason = described.reason[: _MAX_REASON_CHARS - len(refused)] + refused
+            described = StoredFailure(reason, described.stacktrace)
         is_whole = readable and refusal is None
         values = {
             "origin": f"consumer:{self.consumer}",
             "message_id": str(message.id) if is_whole else _digest(message),
             "attempts": min(attempts, _MAX_INTEGER),
             "payload": message.payload,
-            "error_reason": said.reason,
-            "error_stacktrace": said.stacktrace,
+            "error_reason": described.reason,
+            "error_stacktrace": described.stacktrace,
             **(_columns(message) if refusal is None else _spare_columns(message)),
         }
         is_scheduled = not isinstance(failure, TransactionEndedError)
         is_new = await self._executor.transact(
             partial(insert_dead_letter, values, is_scheduled=is_scheduled)
         )
-        return StoredFailure(said.reason, said.stacktrace, is_new)
+        return StoredFailure(described.reason, described.stacktrace, is_new)
 
     def describe(self, failure: Failure) -> StoredFailure:
         """Describe a failure in text that is redacted, shortened and storable."""
@@ -183,11 +183,11 @@ class DeadLetterWriter:
             _bounded(_storable(stacktrace)),
         )
 
-    def _redacted(self, said: str) -> str:
+    def _redacted(self, text: str) -> str:
         if self._redact is None:
-            return said
+            return text
         try:
-            return str(call_alone(self._redact, said))
+            return str(call_alone(self._redact, text))
         except Exception as error:  # noqa: BLE001 (what it should hide stays hidden)
             return f"left out: redact raised {type(error).__name__}"
 
@@ -196,15 +196,15 @@ def finished_job_failed(
     writer: DeadLetterWriter, message: Message, error: Exception
 ) -> FinishedJobFailed:
     """Describe what a long handler raised after its job had finished."""
-    said = writer.describe(error)
+    described = writer.describe(error)
     return FinishedJobFailed(
         consumer=writer.consumer,
         id=message.id,
         topic=message.topic,
         key=message.key,
         traceparent=message.headers.get("traceparent"),
-        reason=said.reason,
-        stacktrace=said.stacktrace,
+        reason=described.reason,
+        stacktrace=described.stacktrace,
     )
 
 
@@ -285,9 +285,9 @@ def _bounded(trace: str | None) -> str | None:
     if trace is None or len(trace) <= MAX_STACKTRACE_CHARS:
         return trace
     # The end shows what was raised, the beginning where it came from.
-    head = MAX_STACKTRACE_CHARS // 4
-    tail = MAX_STACKTRACE_CHARS - head - len(_CUT)
-    return f"{trace[:head]}{_CUT}{trace[-tail:]}"
+    start = MAX_STACKTRACE_CHARS // 4
+    tail = MAX_STACKTRACE_CHARS - start - len(_CUT)
+    return f"{trace[:start]}{_CUT}{trace[-tail:]}"
 
 
 def _storable(value: str | None) -> str | None:

@@ -33,9 +33,10 @@ from typing_extensions import override
 
 from inbox.errors import InvalidReceiptError
 from inbox.idempotent import record_receipt_async
+from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle, limit_idle
 from inbox.processing import processing, received
-from inbox.receipt import MessageId, check_text, handling
-from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle, lent, limit_idle
+from inbox.receipt import MessageId, check_text
+from inbox.transaction import protected
 from outbox import tracing
 from outbox.cloudevents.fields import PAYLOAD, from_fields
 from outbox.cloudevents.headers import to_headers
@@ -240,11 +241,8 @@ class _Once(BaseMiddleware[Any, Any]):
             if not await record_receipt_async(session, id, self._consumer):
                 self._is_duplicate = True
                 return None
-            async with lent(session):
-                with (
-                    handling(session, [id], self._consumer),
-                    self.context.scope("session", session),
-                ):
+            async with protected(session, (id, self._consumer)):
+                with self.context.scope("session", session):
                     return await call_next(msg)
 
     @override

@@ -4,31 +4,21 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from inbox.errors import InvalidReceiptError
+from inbox.handlers.attempt import Attempt
 from inbox.handlers.executor import TABLES, as_failure
-from inbox.handlers.routes import AsyncHandler, BatchHandler, Handler, name_of
+from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
-from inbox.idempotent import (
-    is_idempotent,
-    receipt_of,
-    record_receipt_async,
-    was_called,
-)
+from inbox.idle import limit_idle
 from inbox.jobs.job import AsyncJob
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import traced
-from inbox.receipt import handling, record_receipt, record_receipts
-from inbox.transaction import hold, lent, limit_idle
-from outbox.errors import (
-    ConfigError,
-    DatabaseUnavailableError,
-    one_line,
-)
+from inbox.transaction import hold, protected
+from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.message import Message
 
 if TYPE_CHECKING:
@@ -61,65 +51,35 @@ class AsyncExecutor:
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in a task of its own."""
-        attempt = _run_alone(self._handle(handler, message, as_failure()))
-        return await traced([message], self._consumer, attempt)
-
-    async def _handle(
-        self, handler: Handler, message: Message, failing: as_failure
-    ) -> bool:
-        async with self._sessions() as session, session.begin():
-            limit_idle(session, self._max_idle)
-            try:
-                held = await session.run_sync(hold)
-                is_new = is_idempotent(handler) or await session.run_sync(
-                    record_receipt, message.id, self._consumer
-                )
-            except (InvalidReceiptError, ConfigError):
-                raise
-            except Exception as error:
-                # A task of an earlier handler may have left it in a transaction.
-                await session.invalidate()
-                raise DatabaseUnavailableError(one_line(error)) from error
-            if is_new:
-                ids = [] if is_idempotent(handler) else [message.id]
-                async with lent(session):
-                    with failing, handling(session, ids, self._consumer):
-                        await _call(cast("AsyncHandler", handler), session, message)
-            if is_idempotent(handler) and not was_called(session.sync_session):
-                receipt = receipt_of(handler, message, self._consumer)
-                await record_receipt_async(session, *receipt)
-            # Only the @idempotent handler itself detects duplicates.
-            return held.has_receipt
+        return bool(
+            await self._run(Attempt(handler, [message], self._consumer, self._max_idle))
+        )
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
         """Run the handler in a task of its own."""
-        attempt = _run_alone(self._handle_batch(handler, messages, as_failure()))
-        return await traced(messages, self._consumer, attempt)
+        return await self._run(
+            Attempt(handler, messages, self._consumer, self._max_idle, is_batch=True)
+        )
 
-    async def _handle_batch(
-        self, handler: BatchHandler, messages: Sequence[Message], failing: as_failure
-    ) -> set[UUID]:
+    async def _run(self, attempt: Attempt) -> set[UUID]:
+        running = _run_alone(self._attempt(attempt, as_failure()))
+        return await traced(attempt.messages, self._consumer, running)
+
+    async def _attempt(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
         async with self._sessions() as session, session.begin():
-            limit_idle(session, self._max_idle)
             try:
-                await session.run_sync(hold)
-                new = await session.run_sync(
-                    record_receipts, [m.id for m in messages], self._consumer
-                )
-            except (InvalidReceiptError, ConfigError):
-                raise
-            except Exception as error:
+                new = await session.run_sync(attempt.begin)
+            except DatabaseUnavailableError:
                 # A task of an earlier handler may have left it in a transaction.
                 await session.invalidate()
-                raise DatabaseUnavailableError(one_line(error)) from error
+                raise
             if new:
-                async with lent(session):
-                    new_ones = [m for m in messages if m.id in new]
-                    with failing, handling(session, new, self._consumer):
-                        await _call(handler, session, new_ones)
-        return new
+                async with protected(session, *attempt.receipts(new)):
+                    with failing:
+                        await _call(attempt.handler, session, attempt.argument(new))
+            return await session.run_sync(attempt.end, new)
 
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Run in the current task."""
@@ -137,7 +97,9 @@ class AsyncExecutor:
 
         async def call() -> Any:
             with failing:
-                return await _call(handler, *arguments)
+                result = await _call(handler, *arguments)
+                refuse_unrun(handler, result)
+                return result
 
         return await _run_alone(call())
 
@@ -159,7 +121,6 @@ async def _call(handler: Callable[..., Any], *arguments: Any) -> Any:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         await asyncio.sleep(0)  # a pending cancellation must not arrive in COMMIT
-    refuse_unrun(handler, result)
     return result
 
 

@@ -29,17 +29,17 @@ class Batching:
 
     def __init__(self, handler: BatchHandler, terms: Terms, size: int) -> None:
         if size < 2:
-            raise ConfigError(f"batch={size}: must be at least 2")
+            raise ConfigError(f"max_size={size}: must be at least 2")
         self.terms = terms
         self.size = size
         self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
         # Upcast before messages join a batch, so one that can't be upcast fails alone.
-        limited = Terms(_same, terms.time_limit)
+        limited = Terms(_same, terms.time_limit, arguments=terms.arguments)
         self.handler: Any = prepare(cast("Handler", handler), limited)
 
     def __call__(self, session: Any, message: Message) -> Any:
         """Handle a single message, like any handler."""
-        return self.handler(session, [self.terms.lift(message)])
+        return self.handler(session, [self.terms.upcast(message)])
 
 
 class Batches:
@@ -59,7 +59,7 @@ class Batches:
             Exception: whatever the handler raised for this message alone, or
                 `Executor.handle` raises.
         """
-        message = call_alone(self._batching.terms.lift, message)
+        message = call_alone(self._batching.terms.upcast, message)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((message, answer))
         if self._work is None or self._work.done():
@@ -93,7 +93,7 @@ class Batches:
             self._fail(batch, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             if len(batch) == 1:
-                self._fail(batch, self._judged(error))
+                self._fail(batch, self._classified(error))
                 return
             for one in batch:
                 await self._handle([one])
@@ -107,9 +107,9 @@ class Batches:
             if not answer.done():
                 answer.set_exception(error)
 
-    def _judged(self, error: Exception) -> Exception:
+    def _classified(self, error: Exception) -> Exception:
         try:
-            self._batching.terms.judge(error)
+            self._batching.terms.classify(error)
         except Exception as decision:  # noqa: BLE001 (or whatever `permanent` raised)
             return decision
         return error

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
 from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
+from inbox.handlers.arguments import AS_THEY_ARE, Arguments
 from inbox.handlers.routes import (
     AsyncHandler,
     BatchHandler,
@@ -129,7 +130,7 @@ async def check_database(
     """
     try:
         await executor.probe()
-        rights = await executor.transact(partial(_look_at_rights, is_long))
+        rights = await executor.transact(partial(_read_rights, is_long))
         minimums = await executor.transact(_list_minimums)
     except ConfigError:
         raise
@@ -153,8 +154,8 @@ async def check_database(
         notify(event)
 
 
-def _look_at_rights(is_long: bool, session: Session) -> Row[Any]:
-    statement = text(load("inbox", "look_at_rights"))
+def _read_rights(is_long: bool, session: Session) -> Row[Any]:
+    statement = text(load("inbox", "read_rights"))
     return connection_of(session).execute(statement, {"is_long": is_long}).one()
 
 
@@ -167,7 +168,7 @@ def _check_rights(rights: Row[Any]) -> None:
     if rights.is_read_only:
         raise ConfigError(
             "the database of sessions: transactions are read-only, and a consumer "
-            "writes receipts; look for default_transaction_read_only in the role "
+            "writes receipts; check default_transaction_read_only of the role "
             f"{rights.role!r}, in the database and in the URL"
         )
     if rights.missing:
@@ -248,8 +249,8 @@ class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
                     return
             case Exception() if not isinstance(error, _SPECIAL):
                 return
-        said = one_line(error).rstrip(": ")
-        raise RuntimeError(f"the handler raised {said}") from error
+        text = one_line(error).rstrip(": ")
+        raise RuntimeError(f"the handler raised {text}") from error
 
 
 def call_alone(function: Callable[..., T], *arguments: Any) -> T:
@@ -283,18 +284,20 @@ class Terms:
     """How a handler is called.
 
     Attributes:
-        lift: upcasts a message to the version that the handler understands.
+        upcast: upcasts a message to the version that the handler understands.
         time_limit: after this time the handler's work is rolled back, and the attempt
             fails. A plain function can't be stopped: it keeps its slot until it
             returns.
         permanent: the exceptions that no retry would fix.
         retry: the number of attempts and the backoff; None: the consumer's.
+        arguments: what the handler takes, in its order.
     """
 
-    lift: Callable[[Message], Message]
+    upcast: Callable[[Message], Message]
     time_limit: timedelta | None = None
     permanent: Permanent = ()
     retry: RetryPolicy | None = None
+    arguments: Arguments = AS_THEY_ARE
 
     def __post_init__(self) -> None:
         """Refuse invalid terms."""
@@ -312,7 +315,7 @@ class Terms:
                     "classes, or a predicate"
                 )
 
-    def judge(self, error: Exception) -> None:
+    def classify(self, error: Exception) -> None:
         """Raise `DeadLetter` for an error that no retry would fix.
 
         Never raises it for decisions and lost connections, whatever `permanent` says.
@@ -341,22 +344,23 @@ def prepare(handler: Handler, terms: Terms) -> Handler:
 
 
 def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
+    call, arguments = cast("Callable[..., Any]", handler), terms.arguments.of
     seconds = None if terms.time_limit is None else terms.time_limit.total_seconds()
 
     @functools.wraps(handler)
     async def prepared(session: "AsyncSession", message: Message) -> Any:
-        message = terms.lift(message)
+        message = terms.upcast(message)
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                result = await handler(session, message)
+                result = await call(*arguments(session, message))
         except (Exception, asyncio.CancelledError) as error:
             # In Python 3.11, a limit ends with CancelledError after a failed TaskGroup.
             is_timeout = isinstance(error, TimeoutError | asyncio.CancelledError)
             if is_timeout and limit.expired() and terms.time_limit is not None:
                 raise HandlerTimeoutError(name_of(handler), terms.time_limit) from error
             if isinstance(error, Exception):
-                terms.judge(error)
+                terms.classify(error)
             raise
         refuse_unrun(handler, result)
         return result
@@ -365,14 +369,16 @@ def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
 
 
 def _prepare_sync(handler: SyncHandler, terms: Terms) -> SyncHandler:
+    call, arguments = cast("Callable[..., Any]", handler), terms.arguments.of
+
     @functools.wraps(handler)
     def prepared(session: Session, message: Message) -> Any:
-        message = terms.lift(message)
+        message = terms.upcast(message)
         started = time.monotonic()
         try:
-            result = handler(session, message)
+            result = call(*arguments(session, message))
         except Exception as error:
-            terms.judge(error)
+            terms.classify(error)
             raise
         refuse_unrun(handler, result)
         terms.check_time(handler, time.monotonic() - started)

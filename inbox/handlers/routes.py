@@ -74,12 +74,29 @@ class Routes(Generic[H]):
         kind[name] = handler
         self._queues[topic] = queue
 
+    def take(self, other: "Routes[H]") -> None:
+        """Register all handlers of another one."""
+        self._exact |= other._exact
+        self._prefixes |= other._prefixes
+        self._queues |= other._queues
+
     def find(self, topic: str) -> H | None:
         """Return the handler of this topic, or of the longest matching prefix."""
+        known = self._match(topic)
+        if known is None:
+            return None
+        return self._prefixes[known[:-1]] if known.endswith("*") else self._exact[known]
+
+    def queue_of(self, topic: str) -> str | None:
+        """Return the queue of a topic; None if no handler takes it."""
+        known = self._match(topic)
+        return None if known is None else self._queues[known]
+
+    def _match(self, topic: str) -> str | None:
         if topic in self._exact:
-            return self._exact[topic]
+            return topic
         matching = [prefix for prefix in self._prefixes if topic.startswith(prefix)]
-        return self._prefixes[max(matching, key=len)] if matching else None
+        return f"{max(matching, key=len)}*" if matching else None
 
 
 def check_topic(topic: object) -> None:

@@ -14,7 +14,7 @@ from inbox.connection import bind_of
 from inbox.handlers.async_executor import AsyncExecutor
 from inbox.handlers.executor import Executor
 from inbox.handlers.thread_executor import ThreadExecutor
-from inbox.transaction import DEFAULT_MAX_IDLE
+from inbox.idle import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError, shorten
 from outbox.postgres.connection import conninfo
 from outbox.session import is_async_sessionmaker
@@ -78,6 +78,14 @@ def pool_limit(sessions: object) -> PoolLimit | None:
                 f"pool_size={pool.size()}, max_overflow={overflow}",
             )
     return None
+
+
+def has_other_connections(sessions: object) -> bool:
+    """Return whether another session uses another connection than a handler's."""
+    engine = _find_engine(sessions)
+    return engine is not None and not isinstance(
+        engine.pool, StaticPool | AssertionPool
+    )
 
 
 def database_url(sessions: object) -> str:

@@ -11,21 +11,16 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.errors import InvalidReceiptError
+from inbox.handlers.attempt import Attempt
 from inbox.handlers.executor import TABLES, as_failure
-from inbox.handlers.routes import BatchHandler, Handler, SyncHandler, name_of
+from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
-from inbox.idempotent import is_idempotent, receipt_of, was_called
+from inbox.idle import limit_idle
 from inbox.jobs.job import Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import traced
-from inbox.receipt import handling, record_receipt, record_receipts
-from inbox.transaction import hold, lent, limit_idle
-from outbox.errors import (
-    ConfigError,
-    DatabaseUnavailableError,
-    one_line,
-)
+from inbox.transaction import hold, protected
+from outbox.errors import ConfigError
 from outbox.message import Message
 
 T = TypeVar("T")
@@ -67,15 +62,23 @@ class ThreadExecutor:
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in a thread."""
-        attempt = self._handlers.run(self._handle, handler, message)
-        return cast("bool", await traced([message], self._consumer, attempt))
+        return bool(
+            await self._run(Attempt(handler, [message], self._consumer, self._max_idle))
+        )
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
         """Run the handler in a thread."""
-        attempt = self._handlers.run(self._handle_batch, handler, messages)
-        return cast("set[UUID]", await traced(messages, self._consumer, attempt))
+        return await self._run(
+            Attempt(handler, messages, self._consumer, self._max_idle, is_batch=True)
+        )
+
+    async def _run(self, attempt: Attempt) -> set[UUID]:
+        running = self._handlers.run(self._attempt, attempt)
+        return cast(
+            "set[UUID]", await traced(attempt.messages, self._consumer, running)
+        )
 
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Run in a thread."""
@@ -104,44 +107,14 @@ class ThreadExecutor:
         await self._handlers.close()
         await self._books.close(patience=_LAST_BOOK)
 
-    def _handle(self, handler: SyncHandler, message: Message) -> bool:
+    def _attempt(self, attempt: Attempt) -> set[UUID]:
         with self._sessions() as session, session.begin():
-            limit_idle(session, self._max_idle)
-            try:
-                held = hold(session)
-                is_new = is_idempotent(handler) or record_receipt(
-                    session, message.id, self._consumer
-                )
-            except (InvalidReceiptError, ConfigError):
-                raise
-            except Exception as error:
-                raise DatabaseUnavailableError(one_line(error)) from error
-            if is_new:
-                ids = [] if is_idempotent(handler) else [message.id]
-                with lent(session), handling(session, ids, self._consumer):
-                    refuse_unrun(handler, handler(session, message))
-            if is_idempotent(handler) and not was_called(session):
-                record_receipt(session, *receipt_of(handler, message, self._consumer))
-            # Only the @idempotent handler itself detects duplicates.
-            return held.has_receipt
-
-    def _handle_batch(
-        self, handler: BatchHandler, messages: Sequence[Message]
-    ) -> set[UUID]:
-        with self._sessions() as session, session.begin():
-            limit_idle(session, self._max_idle)
-            try:
-                hold(session)
-                new = record_receipts(session, [m.id for m in messages], self._consumer)
-            except (InvalidReceiptError, ConfigError):
-                raise
-            except Exception as error:
-                raise DatabaseUnavailableError(one_line(error)) from error
+            new = attempt.begin(session)
             if new:
-                with lent(session), handling(session, new, self._consumer):
-                    result = handler(session, [m for m in messages if m.id in new])
-                    refuse_unrun(handler, result)
-        return new
+                handler = cast("Callable[..., Any]", attempt.handler)
+                with protected(session, *attempt.receipts(new)):
+                    handler(session, attempt.argument(new))
+            return attempt.end(session, new)
 
     def _transact(self, function: Callable[[Session], T]) -> T:
         with self._sessions() as session, session.begin():

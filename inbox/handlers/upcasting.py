@@ -6,12 +6,12 @@ v4 ──▶ dead letter, until there is a handler that understands it
 
 import re
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from inbox.errors import DeadLetter
+from inbox.handlers.arguments import reader_of
 from inbox.handlers.executor import as_failure
 from inbox.idempotent import readable
-from outbox import json_codec as codec
 from outbox.errors import (
     CodecError,
     ConfigError,
@@ -20,11 +20,13 @@ from outbox.errors import (
     shorten,
 )
 from outbox.message import Message
-from outbox.payload_codec import PayloadCodec
-from outbox.schema_registry import SchemaRegistry
+from outbox.payload import json_codec as codec
+from outbox.payload.payload_codec import PayloadCodec
+from outbox.payload.schema_registry import SchemaRegistry
 
-Upcaster: TypeAlias = Callable[[Message], object]
-"""Returns the payload of the next version: bytes, or an object to encode as JSON."""
+Upcaster: TypeAlias = Callable[[Any], object]
+"""Takes a message, or its payload as its annotation says; returns the payload of the
+next version: bytes, or an object to encode as JSON."""
 
 
 class Versions:
@@ -42,6 +44,8 @@ class Versions:
         self._codec = codec
         self._understood: dict[str, int | None] = {}
         self._upcasters: dict[str, dict[int, Upcaster]] = {}
+        self._decoded: set[str] = set()
+        self._readers: dict[Upcaster, Callable[[Message], Any]] = {}
 
     def understands(self, topic: str, version: int | None) -> None:
         """Record the version that the handler of a topic understands; None means any.
@@ -52,6 +56,14 @@ class Versions:
         if version is not None:
             _check(version, 1)
         self._understood[topic] = version
+
+    def understood(self, topic: str) -> int | None:
+        """Return the version that the handler of a topic understands; None: any."""
+        return self._understood[topic]
+
+    def decodes(self, topic: str) -> None:
+        """Record that the handler of a topic gets its payloads decoded."""
+        self._decoded.add(topic)
 
     def add(self, topic: str, to: int, upcaster: Upcaster) -> None:
         """Register an upcaster of a topic from version `to - 1` to version `to`.
@@ -67,6 +79,7 @@ class Versions:
                 f"version {to} already"
             )
         known[to] = upcaster
+        self._readers[upcaster] = reader_of(upcaster)
 
     def check(self) -> None:
         """Refuse incomplete chains of upcasters. Call it once all are registered.
@@ -95,7 +108,7 @@ class Versions:
                         f"by upcasts({topic!r}, to={step})"
                     )
 
-    def lift(self, topic: str, message: Message) -> Message:
+    def upcast(self, topic: str, message: Message) -> Message:
         """Return a message in the version that the handler of `topic` understands.
 
         Raises:
@@ -105,7 +118,7 @@ class Versions:
         """
         if self._codec is not None:
             message = readable(message, self._codec)
-        if not self._registry.knows(message):
+        if topic not in self._decoded and not self._registry.knows(message):
             check_content(message)
         version = self._understood[topic]
         if version is not None and message.schema_version != version:
@@ -134,7 +147,7 @@ class Versions:
                 )
             try:
                 with as_failure():
-                    payload = known[step](message)
+                    payload = known[step](self._readers[known[step]](message))
                 message = message.replace(
                     payload=payload, schema_version=message.schema_version + 1
                 )
@@ -175,8 +188,8 @@ def check_content(message: Message) -> None:
     try:
         if codec.is_json(kind):
             codec.decode(message.payload)
-        elif said := _CHARSET.match(kind):
-            message.payload.decode(said[1])
+        elif declared := _CHARSET.match(kind):
+            message.payload.decode(declared[1])
     except (CodecError, UnicodeError) as error:
         problem = error
     except LookupError:
@@ -184,7 +197,7 @@ def check_content(message: Message) -> None:
     if problem is not None and not _is_encoded(message):
         reason = problem.problem if isinstance(problem, CodecError) else str(problem)
         raise DeadLetter(
-            f"the payload isn't what its content type {shorten(kind)} says: {reason}"
+            f"the payload doesn't match its content type {shorten(kind)}: {reason}"
         ) from problem
 
 

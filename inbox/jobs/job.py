@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.orm import Session
 
 from inbox.errors import HandlerTimeoutError, JobLostError, TransactionEndedError
+from inbox.idle import limit_idle
 from inbox.jobs.store import (
     JobKey,
     JobState,
@@ -24,11 +25,10 @@ from inbox.jobs.store import (
     hold_job,
     save_checkpoint,
 )
-from inbox.receipt import handling, record_receipt
-from inbox.transaction import begin_held, hold, lent, limit_idle
+from inbox.receipt import record_receipt
+from inbox.transaction import Receipt, begin_held, protected
 from outbox.message import Message
-from outbox.session import AnySession
-from outbox.tracing import note_cause
+from outbox.tracing import set_cause
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -50,14 +50,17 @@ class AnyJob:
 
     def __init__(
         self,
+        sessions: Callable[[], Any],
         key: JobKey,
         leased: Leased,
         message: Message,
         max_idle: timedelta | None,
     ) -> None:
+        self._sessions = sessions
         self.message = message
         self.attempts = leased.attempts
         self.checkpoint: Any = leased.checkpoint
+        self.is_finishing = False
         self.is_finished = False
         self.has_seen_end = False
         self.broken: TransactionEndedError | None = None
@@ -73,7 +76,7 @@ class AnyJob:
 
         A plain function must check this from time to time, and then save a checkpoint
         if it has one, and return or raise. A coroutine is also cancelled. A handler
-        that was told to stop and returns counts as unfinished: the job is returned to
+        that was asked to stop and returns counts as unfinished: the job is returned to
         the queue, or ends as cancelled. A handler that has nevertheless done its work
         must call `finish`.
         """
@@ -92,7 +95,7 @@ class AnyJob:
         self._ending.set()
 
     @contextmanager
-    def _noting_end(self) -> Iterator[None]:
+    def _recording_end(self) -> Iterator[None]:
         try:
             yield
         except TransactionEndedError as error:
@@ -104,14 +107,11 @@ class AnyJob:
             raise self.broken
         limit_idle(session, self._max_idle)
         begin_held(session)
-        note_cause(session, self._key.id)
+        set_cause(session, self._key.id)
 
-    def _begin_part(self, session: Session) -> None:
-        self._begin(session)
-        hold(session).refused_receipt = self._key.id, self._key.consumer
-
-    def _handling(self, session: AnySession) -> handling:
-        return handling(session, [self._key.id], self._key.consumer)
+    @property
+    def _receipt(self) -> Receipt:
+        return self._key.id, self._key.consumer
 
     def _hold(self, session: Session) -> None:
         if not hold_job(session, self._key, self._lease):
@@ -132,6 +132,7 @@ class AnyJob:
         done, attempts = JobState.SUCCESS, self.attempts
         if not finish_job(session, self._key, self._lease, done, attempts=attempts):
             raise JobLostError(self._key.id)
+        self.is_finishing = True
 
     def _save(self, session: Session, checkpoint: object) -> None:
         if not save_checkpoint(session, self._key, self._lease, checkpoint):
@@ -141,16 +142,7 @@ class AnyJob:
 class Job(AnyJob):
     """The job of a long handler that is a plain function."""
 
-    def __init__(
-        self,
-        sessions: Callable[[], Session],
-        key: JobKey,
-        leased: Leased,
-        message: Message,
-        max_idle: timedelta | None,
-    ) -> None:
-        super().__init__(key, leased, message, max_idle)
-        self._sessions = sessions
+    _sessions: Callable[[], Session]
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -160,18 +152,17 @@ class Job(AnyJob):
 
         Raises:
             InvalidReceiptError: from an `@idempotent` function with the consumer's own
-                name, which the block calls for the job's message: its receipt would say
-                that the job is finished.
+                name, which the block calls for the job's message: both have one
+                receipt.
             JobLostError: another process holds the job; nothing was committed.
-            TransactionControlError: the block ended the transaction, or tried to.
-            TransactionEndedError: the block ended it bypassing the session, or an
-                earlier block did. The job fails, even if the handler catches this.
-            UnexpectedRollbackError: a database error was caught without a savepoint;
-                nothing was committed.
+            HandlerTransactionError: the block ended the transaction or tried to, or
+                caught a database error without a savepoint. If it ended it bypassing
+                the session, or an earlier block did, the job fails even if the handler
+                catches this.
         """
-        with self._noting_end(), self._sessions() as session, session.begin():
-            self._begin_part(session)
-            with lent(session):
+        with self._recording_end(), self._sessions() as session, session.begin():
+            self._begin(session)
+            with protected(session, self._receipt):
                 yield session
                 session.flush()
             self._hold(session)
@@ -182,16 +173,16 @@ class Job(AnyJob):
 
         Return after this block: an error raised later is only reported. If a handler
         returns without calling it, its job is finished right afterwards, unless the
-        handler was told to stop.
+        handler was asked to stop.
 
         Raises:
             JobLostError: as `transaction`.
             HandlerTimeoutError: the time limit has passed; nothing was committed, and
                 the attempt has failed.
         """
-        with self._noting_end(), self._sessions() as session, session.begin():
+        with self._recording_end(), self._sessions() as session, session.begin():
             self._begin_last(session)
-            with lent(session), self._handling(session):
+            with protected(session, self._receipt):
                 yield session
                 session.flush()
             self._finish(session)
@@ -212,24 +203,15 @@ class Job(AnyJob):
 class AsyncJob(AnyJob):
     """The job of a long handler that is a coroutine function."""
 
-    def __init__(
-        self,
-        sessions: "Callable[[], AsyncSession]",
-        key: JobKey,
-        leased: Leased,
-        message: Message,
-        max_idle: timedelta | None,
-    ) -> None:
-        super().__init__(key, leased, message, max_idle)
-        self._sessions = sessions
+    _sessions: "Callable[[], AsyncSession]"
 
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[AsyncSession]":
         """See `Job.transaction`."""
-        with self._noting_end():
+        with self._recording_end():
             async with self._sessions() as session, session.begin():
-                await session.run_sync(self._begin_part)
-                async with lent(session):
+                await session.run_sync(self._begin)
+                async with protected(session, self._receipt):
                     yield session
                     await session.flush()
                 await session.run_sync(self._hold)
@@ -237,12 +219,11 @@ class AsyncJob(AnyJob):
     @asynccontextmanager
     async def finish(self) -> "AsyncIterator[AsyncSession]":
         """See `Job.finish`."""
-        with self._noting_end():
+        with self._recording_end():
             async with self._sessions() as session, session.begin():
                 await session.run_sync(self._begin_last)
-                async with lent(session):
-                    with self._handling(session):
-                        yield session
+                async with protected(session, self._receipt):
+                    yield session
                     await session.flush()
                 await session.run_sync(self._finish)
         self.is_finished = True

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.orm import Session
 
 from inbox.handlers.executor import Executor, connection_broke
+from inbox.idle import limit_idle_now
 from inbox.jobs.store import (
     JobKey,
     JobState,
@@ -24,7 +25,6 @@ from inbox.jobs.store import (
     return_job,
 )
 from inbox.receipt import record_receipt
-from inbox.transaction import limit_idle_now
 from outbox.errors import DatabaseUnavailableError, OutboxError, one_line, sqlstate_of
 
 T = TypeVar("T")
@@ -74,15 +74,21 @@ class JobLease:
         self._safe_until = asked + _SAFE * seconds
         self._returns_to = returns_to
 
-    async def keep(self) -> None:
+    async def keep(self, is_finishing: Callable[[], bool]) -> None:
         """Renew the lease until it is lost, or the current task is cancelled.
 
-        The lease is also renewed while a handler that was told to stop is still
+        The lease is also renewed while a handler that was asked to stop is still
         running.
+
+        Args:
+            is_finishing: whether the handler ends its job itself, which looks to a
+                renewal as if the lease were lost.
         """
         while True:
             await asyncio.sleep(self.seconds / _BEATS)
             end = await self._renew()
+            if end is StopReason.LOST and is_finishing():
+                return
             if end is not None and not self.ended.done():
                 self.ended.set_result(end)
             if end is StopReason.LOST:

@@ -9,11 +9,11 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -26,6 +26,7 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.handlers.executor import Executor, Terms, call_alone
+from inbox.handlers.outcome import Cancelled, Handled, Spent, Stopped, Taken
 from inbox.handlers.routes import name_of
 from inbox.jobs.job import AnyJob
 from inbox.jobs.lease import JobLease, StopReason, transact
@@ -40,13 +41,13 @@ from inbox.jobs.store import (
     queue_job,
     take_job,
 )
-from inbox.poison.policy import StartedTooOften
 from inbox.processing import processing
 from inbox.receipt import check_id, refusal
 from outbox import tracing
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.gather import end
+from outbox.logs.printable import count
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
@@ -69,16 +70,7 @@ class LongHandler:
         self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
 
 
-class JobCancelled(Exception):  # noqa: N818 (an outcome, no error)
-    """The job was cancelled and has ended."""
-
-
-class JobBusy(RetryLater):
-    """Another process holds the job."""
-
-
-class JobReturned(Exception):  # noqa: N818 (an outcome, no error)
-    """The process is stopping, and the job was released."""
+JobOutcome: TypeAlias = Handled | Taken | Spent | Cancelled | Stopped
 
 
 class Attempts(Protocol):
@@ -89,9 +81,6 @@ class Attempts(Protocol):
 
     attempts: int
     """The number of earlier attempts, as far as known."""
-
-    late_error: Exception | None
-    """What the handler raised after its job had finished."""
 
     @property
     def retry(self) -> RetryPolicy:
@@ -128,19 +117,17 @@ class JobRunner:
         stopping: asyncio.Event,
         attempts: Attempts,
         claim: Callable[[Session], None] = lambda _: None,
-    ) -> bool:
-        """Run the handler; return whether the message was new.
+    ) -> JobOutcome:
+        """Run the handler; return how its job ended.
 
         Args:
             claim: locks and prepares other rows in the transaction that takes the job;
                 can raise `TakenError`.
 
         Raises:
-            JobCancelled, JobReturned: the job ended that way.
-            JobBusy: another process holds the job.
             TakenError: raised by `claim`.
-            StartedTooOften: it used up its starts before.
             DatabaseUnavailableError: the handler was not called.
+            RetryLater: the lease was lost.
             Exception: what the handler raised; the attempt is recorded.
         """
         check_id(message.id)
@@ -148,16 +135,15 @@ class JobRunner:
         taken, asked = await self._take(key, message, long.lease, claim)
         match taken:
             case Busy(seconds):
-                delay = timedelta(seconds=seconds + _AGAIN)
-                raise JobBusy(delay, "another process has this job")
+                return Taken(timedelta(seconds=seconds + _AGAIN))
             case Finished(JobState.CANCELLED):
-                raise JobCancelled
+                return Cancelled()
             case Finished(JobState.FAILURE | JobState.TIMED_OUT, starts, reason):
                 # The process may have died before it wrote the dead letter.
                 attempts.attempts = starts
-                raise StartedTooOften(starts, reason)
+                return Spent(starts, reason)
             case Finished():
-                return False
+                return Handled(is_new=False)
             case Leased() as leased:
                 lease = JobLease(
                     self._executor,
@@ -168,14 +154,16 @@ class JobRunner:
                     self._returns_to,
                 )
                 attempts.attempts = leased.attempts - 1
-                await self._refuse_poison(lease, attempts)
+                if attempts.attempts and attempts.retry.spent(attempts.attempts):
+                    return await self._spent(lease, attempts.attempts)
                 try:
-                    message = call_alone(long.terms.lift, message)
+                    message = call_alone(long.terms.upcast, message)
+                    job = self._executor.job(key, leased, message)
+                    given = call_alone(long.terms.arguments.of, job, message)
                 except Exception as error:  # noqa: BLE001 (upcasters are the user's)
-                    await self._fail(long, lease, attempts, error)
-                job = self._executor.job(key, leased, message)
+                    return await self._fail(long, lease, attempts, error)
                 calling = call_until_end(
-                    self._executor, long.handler, job, lease, long.terms, stopping
+                    self._executor, long, given, job, lease, stopping
                 )
                 if tracing.tracer is None:
                     ended = await calling
@@ -184,8 +172,7 @@ class JobRunner:
                         ended = await calling
                         if (failure := _failure_of(long, job, ended)) is not None:
                             span.failed(failure)
-                await self._settle(long, job, lease, attempts, ended)
-                return True
+                return await self._settle(long, job, lease, attempts, ended)
 
     async def _take(
         self,
@@ -215,13 +202,11 @@ class JobRunner:
             raise DatabaseUnavailableError(one_line(error)) from error
         return taken, asked
 
-    async def _refuse_poison(self, lease: JobLease, attempts: Attempts) -> None:
-        started = lease.attempts - 1
-        if started and attempts.retry.spent(started):
-            reason = f"was started {started} times before"
-            if not await lease.end(JobState.FAILURE, reason, is_attempt=False):
-                raise _lost(lease)
-            raise StartedTooOften(started)
+    async def _spent(self, lease: JobLease, starts: int) -> Spent:
+        reason = f"was started {count(starts, 'time')} before"
+        if not await lease.end(JobState.FAILURE, reason, is_attempt=False):
+            raise _lost(lease)
+        return Spent(starts)
 
     async def _settle(
         self,
@@ -230,29 +215,28 @@ class JobRunner:
         lease: JobLease,
         attempts: Attempts,
         ended: "Ended",
-    ) -> None:
+    ) -> JobOutcome:
         if job.is_finished:
-            if isinstance(ended.error, Exception):
-                attempts.late_error = ended.error
-            return
+            late = ended.error if isinstance(ended.error, Exception) else None
+            return Handled(is_new=True, late_error=late)
         if job.broken is not None:
             await self._fail(long, lease, attempts, job.broken)
         if ended.is_done:
             if not await lease.succeed():
                 raise _lost(lease)
-            return
+            return Handled(is_new=True)
         match ended.end:
             case StopReason.LOST:
                 raise _lost(lease)
             case StopReason.STOPPED:
                 await lease.give_back(None, is_failed=False)
-                raise JobReturned
+                return Stopped()
             case StopReason.CANCELLED:
                 if not await lease.end(JobState.CANCELLED):
                     raise _lost(lease)
-                raise JobCancelled
-        error = _failure_of(long, job, ended)
-        await self._fail(long, lease, attempts, error or asyncio.CancelledError())
+                return Cancelled()
+        error = _failure_of(long, job, ended) or asyncio.CancelledError()
+        return await self._fail(long, lease, attempts, error)
 
     async def _fail(
         self,
@@ -266,7 +250,7 @@ class JobRunner:
             raise error
         if isinstance(error, Exception):
             try:
-                long.terms.judge(error)
+                long.terms.classify(error)
             except Exception as decision:  # noqa: BLE001 (or what `permanent` raised)
                 error = decision
         # After TransactionEndedError, effects may be committed without a receipt.
@@ -331,40 +315,40 @@ _LAST_STEPS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a handler ended: its error, why it had to stop, and if it was told to."""
+    """How a handler ended: its error, why it had to stop, and if it was interrupted."""
 
     error: BaseException | None
     end: StopReason | None
-    is_told: bool
+    was_interrupted: bool
 
     @property
     def is_done(self) -> bool:
-        """Whether the handler has done its work; not if it returned when told to stop.
+        """Whether the handler has done its work; not if it returned when asked to stop.
 
         A plain function that never checked `cancelled` has done all of its work.
         """
         if self.error is not None or self.end is StopReason.TIMED_OUT:
             return False
-        return self.end is None or not self.is_told
+        return self.end is None or not self.was_interrupted
 
 
 async def call_until_end(
     executor: Executor,
-    handler: Callable[..., Any],
+    long: LongHandler,
+    given: Sequence[Any],
     job: AnyJob,
     lease: JobLease,
-    terms: Terms,
     stopping: asyncio.Event,
 ) -> Ended:
-    """Call the handler, keep its lease, and tell it to stop when there is a reason.
+    """Call the handler, keep its lease, and ask it to stop when there is a reason.
 
     When this returns or raises, the handler's task has ended.
     """
-    limit = terms.time_limit
+    handler, limit = long.handler, long.terms.time_limit
     seconds = None if limit is None else limit.total_seconds()
     started = time.monotonic()
-    work = asyncio.ensure_future(executor.call(handler, job, job.message))
-    keeping = asyncio.create_task(lease.keep())
+    work = asyncio.ensure_future(executor.call(handler, *given))
+    keeping = asyncio.create_task(lease.keep(lambda: job.is_finishing))
     stop = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait(
@@ -373,20 +357,20 @@ async def call_until_end(
             return_when=asyncio.FIRST_COMPLETED,
         )
         end: StopReason | None = None
-        is_told = False
+        was_interrupted = False
         if not work.done():
             end = _why(lease, stop)
             overrun = None
             if end is StopReason.TIMED_OUT and limit is not None:
                 overrun = HandlerTimeoutError(name_of(handler), limit)
             job.end(overrun)
-            is_told = executor.interrupt(work)
+            was_interrupted = executor.interrupt(work)
             if limit is not None and seconds is not None and overrun is None:
                 left = max(0.0, started + seconds - time.monotonic())
                 await asyncio.wait({work}, timeout=left)
                 if not work.done():
                     job.end(HandlerTimeoutError(name_of(handler), limit))
-                    is_told = True  # what it does from now on doesn't count
+                    was_interrupted = True  # what it does from now on doesn't count
                     end = StopReason.TIMED_OUT if end is StopReason.STOPPED else end
             await asyncio.wait({work})
     except BaseException:
@@ -400,7 +384,7 @@ async def call_until_end(
     finally:
         await _end(keeping, stop)
     error = asyncio.CancelledError() if work.cancelled() else work.exception()
-    return Ended(error, end, is_told or job.has_seen_end)
+    return Ended(error, end, was_interrupted or job.has_seen_end)
 
 
 async def _end(*tasks: asyncio.Future[Any]) -> None:

@@ -117,7 +117,7 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
         checkpoint = None if taken.checkpoint is None else loads(taken.checkpoint)
         return Leased(taken.lease, taken.attempts, checkpoint)
     connection_of(session).execute(_statement("end_cancelled_job"), key.values)
-    found = _look(session, key)
+    found = _read(session, key)
     state = JobState(found.state)
     if state in OPEN:
         return Busy(max(found.seconds or 0.0, 0.0))
@@ -126,7 +126,7 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
 
 def why_cancelled(session: Session, key: JobKey) -> str | None:
     """Return the reason why a job was cancelled; None if no reason was given."""
-    return cast("str | None", _look(session, key).reason)
+    return cast("str | None", _read(session, key).reason)
 
 
 def reopen_job(session: Session, key: JobKey) -> None:
@@ -195,8 +195,8 @@ def save_checkpoint(
     return _run(session, "save_checkpoint", key, lease, **values) is not None
 
 
-def _look(session: Session, key: JobKey) -> Row[Any]:
-    return connection_of(session).execute(_statement("look_at_job"), key.values).one()
+def _read(session: Session, key: JobKey) -> Row[Any]:
+    return connection_of(session).execute(_statement("read_job"), key.values).one()
 
 
 def _run(

@@ -23,13 +23,14 @@ deliveries have no `history`, its broker counts starts itself, in `attempts`.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from enum import Enum, auto
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 
 from inbox.dead_letters.write import StoredFailure
 from inbox.handlers.executor import Executor, connection_broke
-from inbox.poison.history import Delivered, History, TakenOver
+from inbox.poison.history import Delivered, TakenOver
 from inbox.poison.isolation import Isolation
 from inbox.poison.store import SuspectStore
 from inbox.receipt import refusal
@@ -43,12 +44,23 @@ _MAX_BROKEN_CONNECTIONS: Final = 5
 _ALONE_FROM: Final = 2
 
 
-class StartedTooOften(Exception):  # noqa: N818 (an outcome, no error)
-    """The message used up its starts before, for this reason if no error is known."""
+class Start(Enum):
+    """Whether a message can be started."""
 
-    def __init__(self, starts: int, reason: str | None = None) -> None:
-        self.starts = starts
-        super().__init__(reason or f"was started {starts} times and never finished")
+    NOW = auto()
+    SPENT = auto()
+    """It used up its starts before."""
+    STOPPED = auto()
+    """The consumer is stopping."""
+
+
+class _Counted(Enum):
+    """Who counts the starts of a message."""
+
+    HERE = auto()
+    BY_BROKER = auto()
+    """In its deliveries, or nobody."""
+    BY_JOB = auto()
 
 
 class PoisonPolicy:
@@ -78,7 +90,6 @@ class StartCounter:
         retry: how many attempts are allowed, and when.
         broken_connections: the number of starts that lost their connection; they don't
             count as attempts.
-        late_error: what a long handler raised after its job had finished.
     """
 
     def __init__(
@@ -92,47 +103,39 @@ class StartCounter:
         self.retry = retry
         self.attempts = delivery.attempts
         self.broken_connections = 0
-        self.late_error: Exception | None = None
         self._failure: StoredFailure | None = None
         self._policy = policy
         self._id = delivery.message.id
-        self._is_long = is_long
-        self._history: History | None = getattr(delivery, "history", None)
-        self._can_be_stored = is_uuid7(self._id)
-        self._is_stored = (
-            self._history is not None and not is_long and self._can_be_stored
-        )
+        self._history = delivery.history
+        self._counted = _Counted.BY_BROKER
+        if is_long:
+            self._counted = _Counted.BY_JOB
+        elif self._history is not None and is_uuid7(self._id):
+            self._counted = _Counted.HERE
         self._is_known = False
         self._is_open = False
         self._has_failed = False
-        self._is_returned = False
 
     @asynccontextmanager
-    async def start(self, stopping: asyncio.Event) -> AsyncIterator[bool]:
-        """Run the block as one start; yield False if the consumer is stopping.
+    async def start(self, stopping: asyncio.Event) -> AsyncIterator[Start]:
+        """Run the block as one start, if it yields `Start.NOW`.
 
         Raises:
-            StartedTooOften: the message must not be started again.
             DatabaseUnavailableError: the start couldn't be counted.
         """
         isolation = self._policy.isolation
         if self._is_spent_by_broker():
-            raise StartedTooOften(self.attempts)
+            yield Start.SPENT
+            return
         if not self._is_to_be_alone_by_broker():
-            async with isolation.shared(counts=not self._is_long):
-                if stopping.is_set():
-                    yield False
-                    return
-                if await self._count_beside_others():
-                    yield True
+            is_long = self._counted is _Counted.BY_JOB
+            async with isolation.shared(counts=not is_long):
+                start = await self._start_beside_others(stopping)
+                if start is not None:
+                    yield start
                     return
         async with isolation.exclusive():
-            if stopping.is_set():
-                yield False
-                return
-            if self._is_stored:
-                await self._count(unless_open=False)
-            yield True
+            yield await self._start_alone(stopping)
 
     def excuses(self, error: BaseException) -> bool:
         """Return whether a start lost its connection, so it doesn't count."""
@@ -146,51 +149,52 @@ class StartCounter:
         self._failure = failure
         self._is_open = False
         self._has_failed = True
-        if self._is_known or self._is_long:
-            await self._keep()
+        if self._is_known or self._counted is _Counted.BY_JOB:
+            await self._store()
 
-    async def take_back(self) -> None:
+    async def uncount(self) -> None:
         """Record that the last start was not an attempt."""
         if self._is_open:
             self._is_open = False
-            await self._policy.store.take_back(self._id)
+            await self._policy.store.uncount(self._id)
 
     async def keep(self) -> None:
-        """Record that the message is returned to the broker after failed attempts."""
+        """Keep the failed attempts for the next process that gets the message."""
         if not self._is_known:
-            await self._keep()
-        self._is_returned = True
+            await self._store()
 
-    async def end(self) -> None:
-        """Record that the message has its outcome, or was returned."""
-        # An earlier process may have kept an error, though something else counts.
-        may_be_known = self.attempts and self._can_be_stored and not self._is_stored
-        if (self._is_known or may_be_known) and not self._is_returned:
-            await self._policy.store.forget(self._id)
-
-    async def _keep(self) -> None:
-        if self._can_be_stored and self._failure is not None:
+    async def _store(self) -> None:
+        if self._failure is not None and is_uuid7(self._id):
             await self._policy.store.keep(self._id, self.attempts, self._failure)
             self._is_known = True
 
+    async def end(self) -> None:
+        """Record that the message has its outcome."""
+        # An earlier process may have kept an error, though something else counts.
+        may_be_known = (
+            self.attempts and self._counted is not _Counted.HERE and is_uuid7(self._id)
+        )
+        if self._is_known or may_be_known:
+            await self._policy.store.delete(self._id)
+
     def _is_spent_by_broker(self) -> bool:
         # Its process died, or allowed more attempts.
-        if self._is_long or self._has_failed:
+        if self._counted is _Counted.BY_JOB or self._has_failed:
             return False
-        if isinstance(self._history, Delivered) and not self._is_stored:
-            self.attempts = max(self.attempts, self._history.times)
+        self.attempts = max(self.attempts, self._times_delivered())
         return self.retry.spent(self.attempts)
 
     def _is_to_be_alone_by_broker(self) -> bool:
-        return (
-            isinstance(self._history, Delivered)
-            and not self._is_stored
-            and not self._is_long
-            and self._history.times >= _ALONE_FROM
-        )
+        return self._times_delivered() >= _ALONE_FROM
+
+    def _times_delivered(self) -> int:
+        """Return how many processes died with it, if only the broker counts that."""
+        if self._counted is _Counted.BY_BROKER and isinstance(self._history, Delivered):
+            return self._history.times
+        return 0
 
     def _is_suspect(self) -> bool:
-        if not self._is_stored:
+        if self._counted is not _Counted.HERE:
             return False
         match self._history:
             case Delivered(before=before):
@@ -200,13 +204,22 @@ class StartCounter:
             case None:
                 return False
 
-    async def _count_beside_others(self) -> bool:
-        """Count a start if necessary; return False if the message must run alone."""
+    async def _start_beside_others(self, stopping: asyncio.Event) -> Start | None:
+        """Count a start if necessary; return None if the message must run alone."""
+        if stopping.is_set():
+            return Start.STOPPED
         if self._is_open or not self._is_suspect():
-            return True
+            return Start.NOW
         return await self._count(unless_open=not self._has_failed)
 
-    async def _count(self, *, unless_open: bool) -> bool:
+    async def _start_alone(self, stopping: asyncio.Event) -> Start:
+        if stopping.is_set():
+            return Start.STOPPED
+        if self._counted is not _Counted.HERE:
+            return Start.NOW
+        return await self._count(unless_open=False) or Start.NOW
+
+    async def _count(self, *, unless_open: bool) -> Start | None:
         store = self._policy.store
         try:
             count = await store.count(self._id, unless_open=unless_open)
@@ -214,8 +227,8 @@ class StartCounter:
             if refusal(error, self._id) is None:
                 raise DatabaseUnavailableError(one_line(error)) from error
             # Its day has no partition, so a receipt, if it needs one, will also fail.
-            self._is_stored = False
-            return True
+            self._counted = _Counted.BY_BROKER
+            return Start.NOW
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
         self._is_known = True
@@ -225,5 +238,6 @@ class StartCounter:
             self._history.left -= 1
         self.attempts = max(self.attempts, earlier)
         if self.retry.spent(earlier):
-            raise StartedTooOften(earlier)
-        return count.is_counted
+            self.attempts = earlier
+            return Start.SPENT
+        return Start.NOW if count.is_counted else None

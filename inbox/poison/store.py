@@ -23,8 +23,8 @@ from sqlalchemy.orm import Session
 from inbox.connection import connection_of
 from inbox.dead_letters.write import StoredFailure
 from inbox.handlers.executor import Executor
+from inbox.idle import limit_idle_now
 from inbox.receipt import refusal
-from inbox.transaction import limit_idle_now
 from outbox.array_literal import moment_array, plain_array, text_array
 from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.sql_files import load
@@ -66,9 +66,9 @@ def count_starts(
     return counts
 
 
-def take_back_starts(session: Session, ids: Collection[UUID], consumer: str) -> None:
+def uncount_starts(session: Session, ids: Collection[UUID], consumer: str) -> None:
     """Take back a start of each message, because it was not an attempt."""
-    _run(session, "take_back_starts", consumer, _span(ids))
+    _run(session, "uncount_starts", consumer, _span(ids))
 
 
 def keep_starts(
@@ -97,9 +97,9 @@ def find_last_error(
     return unknown if row is None else StoredFailure(*row)
 
 
-def forget_starts(session: Session, ids: Collection[UUID], consumer: str) -> None:
+def delete_starts(session: Session, ids: Collection[UUID], consumer: str) -> None:
     """Delete the starts of messages that have their outcome."""
-    _run(session, "forget_starts", consumer, _span(ids))
+    _run(session, "delete_starts", consumer, _span(ids))
 
 
 class SuspectStore:
@@ -126,9 +126,9 @@ class SuspectStore:
 
         self._first = counting(unless_open=True)
         self._again = counting(unless_open=False)
-        self._taken_back: _Group[None, None] = writing(take_back_starts)
+        self._uncounted: _Group[None, None] = writing(uncount_starts)
         self._kept: _Group[tuple[int, StoredFailure], None] = writing(keep_starts)
-        self._forgotten: _Group[None, None] = writing(forget_starts)
+        self._deleted: _Group[None, None] = writing(delete_starts)
 
     async def count(self, id: UUID, *, unless_open: bool) -> Count:
         """Count a start; if cancelled, take it back if it was counted.
@@ -143,20 +143,20 @@ class SuspectStore:
         except asyncio.CancelledError:
             count = await group.withdraw(request)
             if count is not None and count.is_counted:
-                await self.take_back(id)
+                await self.uncount(id)
             raise
 
-    async def take_back(self, id: UUID) -> None:
+    async def uncount(self, id: UUID) -> None:
         """Take back a start, if possible."""
-        await self._write(self._taken_back, id, None)
+        await self._write(self._uncounted, id, None)
 
     async def keep(self, id: UUID, starts: int, failure: StoredFailure) -> None:
         """Keep the number of failed attempts and the last error, if possible."""
         await self._write(self._kept, id, (starts, failure))
 
-    async def forget(self, id: UUID) -> None:
+    async def delete(self, id: UUID) -> None:
         """Delete a message's starts, if possible."""
-        await self._write(self._forgotten, id, None)
+        await self._write(self._deleted, id, None)
 
     async def _write(self, group: "_Group[V, None]", id: UUID, value: V) -> None:
         # A lost write leaves the message with one start too many.

@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Final, Self
 
-from inbox.source import Delivery
+from inbox.source import Abilities, Delivery
 from outbox.brokers.memory import MemoryOptions
 from outbox.errors import ConfigError
 from outbox.message import Message
@@ -25,6 +25,7 @@ class MemoryDelivery:
         self.message = message
         self.attempts = attempts
         self.problem: str | None = None
+        self.history = self.published_at = None
         self._source = source
 
     async def ack(self) -> None:
@@ -51,6 +52,7 @@ class MemorySource:
     """
 
     def __init__(self, *messages: Message, poll_interval: timedelta = _POLL) -> None:
+        self.abilities = Abilities()
         self.acked: list[Message] = []
         self.held: dict[int, MemoryDelivery] = {}
         self._poll = poll_interval.total_seconds()

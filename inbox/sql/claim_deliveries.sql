@@ -1,36 +1,80 @@
--- Does:  Read the next deliveries of leased lanes, bounded in rows and in bytes. Locks nothing.
--- Takes: consumer, lanes, floors (same length), passed (seqs above the floors to skip), oldest and newest created_at, max_rows, max_bytes
--- Gives: lane, seq, created_at, message_id, attempts (0), topic, key, tenant, payload, content_type, headers, schema_version, snapshot (xmin and age, in the first row)
--- Index: delivery_lane_idx on each partition between oldest and newest
-SELECT lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, payload, content_type, headers, schema_version,
-       -- See outbox/postgres/lane_cursor.py.
-       CASE WHEN bytes_before = 0
-            THEN concat_ws(':', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()),
-                           pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid))
-        END AS snapshot
-  FROM (
-      SELECT ready.*,
-             -- In the order of the nested loop, lane by lane: no sort, and LIMIT can stop it.
-             sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) - ready.bytes AS bytes_before
-        FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS leased (lane, floor)
-       CROSS JOIN LATERAL (
-           SELECT d.lane, d.seq, d.created_at, d.message_id, d.topic, d.key, d.tenant,
-                  d.payload, d.content_type, d.schema_version,
-                  -- Most have none: a null costs the client nothing to decode.
-                  nullif(d.headers, '{}'::jsonb)::text AS headers,
-                  octet_length(d.payload) AS bytes
-             FROM inbox.delivery AS d
-            WHERE d.consumer = %(consumer)s
-              AND d.lane = leased.lane
-              AND d.seq > leased.floor
-              AND d.created_at >= %(oldest)s
-              AND d.created_at < %(newest)s
-              -- Not <> ALL, for which the planner estimates each element. An array of an array, so that it
-              -- expects few and hashes them, however many there are.
-              AND d.seq NOT IN (SELECT unnest(ARRAY(SELECT unnest(%(passed)s::bigint[]))))
-            ORDER BY d.seq
-            LIMIT %(max_rows)s
-       ) AS ready
-  ) AS claimed
- WHERE bytes_before < %(max_bytes)s
- LIMIT %(max_rows)s
+-- Does:  Read the next deliveries of leased lanes, bounded in rows, in bytes, and in the rows that are read for them. Locks nothing.
+-- Takes: consumer, lanes, starts, up_tos (null: several parts), snapshots, as_ofs (same length; see outbox/log/progress.py); part_lanes, part_oldest, part_newest, part_starts, part_up_tos, part_snapshots (of lanes with several parts); hidden (transactions) and their floors; since (they include all from this one on) and floor; base, seqs and moments (of rows to skip), oldest and newest created_at, max_read (of each lane), max_rows, max_bytes
+-- Gives: lane, seq, created_at, message_id, attempts (0), topic, key, tenant, payload, content_type, headers, schema_version, is_delivery (false: only the last row read of its lane), is_last (of its lane), place (among the rows read, from 1), look (in the first row; see look.sql of outbox/log). Without a row one of nulls except for look
+-- Index: message_lane_idx on each partition between oldest and newest
+SELECT lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, CASE WHEN is_delivery THEN payload END AS payload,
+       content_type, CASE WHEN is_delivery THEN headers::text END AS headers, schema_version, is_delivery, is_last, place,
+       CASE WHEN bytes_before > 0 THEN NULL
+            ELSE (SELECT concat_ws('/', pg_catalog.pg_current_snapshot()::text,
+                                   pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid),
+                                   coalesce(pg_catalog.pg_sequence_last_value('inbox.message_seq'::pg_catalog.regclass), -1)))
+        END AS look
+  FROM (SELECT) AS always
+  LEFT JOIN (
+      SELECT *
+        FROM (
+            SELECT m.*,
+                   -- In the order of the nested loop, lane by lane: no sort, and LIMIT can stop it.
+                   row_number() OVER read AS place,
+                   lead(m.lane) OVER read IS DISTINCT FROM m.lane AS is_last,
+                   sum(m.bytes) OVER read - m.bytes AS bytes_before
+              FROM (
+                  SELECT m.*, CASE WHEN is_delivery THEN octet_length(payload) ELSE 0 END AS bytes
+                    FROM (
+                        SELECT lane, up_to, snapshot::pg_snapshot AS snapshot, as_of::pg_snapshot AS as_of, mine.*,
+                               least(start, CASE WHEN as_of IS NULL THEN lowest.floor END) AS start
+                          FROM unnest(%(lanes)s::smallint[], %(starts)s::bigint[], %(up_tos)s::bigint[], %(snapshots)s::text[],
+                                      %(as_ofs)s::text[]) AS leased (lane, start, up_to, snapshot, as_of),
+                               (SELECT least(min(h.floor), CASE WHEN pg_snapshot_xmax(pg_current_snapshot()) > %(since)s::text::xid8
+                                                                THEN %(floor)s::bigint END)
+                                  FROM unnest(%(hidden)s::text[], %(floors)s::bigint[]) AS h (xid, floor)
+                                 WHERE pg_visible_in_snapshot(h.xid::xid8, pg_current_snapshot())) AS lowest (floor),
+                               (SELECT array_agg(s.topic) FILTER (WHERE right(s.topic, 1) <> '*') AS topics,
+                                       array_agg(left(s.topic, -1)) FILTER (WHERE right(s.topic, 1) = '*') AS prefixes,
+                                       max(s.since_seq) AS since_seq
+                                  FROM inbox.subscription AS s
+                                 WHERE s.consumer = %(consumer)s) AS mine
+                        OFFSET 0
+                    ) AS leased
+                   CROSS JOIN LATERAL (
+                       SELECT m.lane, m.seq, m.created_at, m.message_id, m.topic, m.key, m.tenant, m.payload, m.content_type,
+                              m.schema_version,
+                              -- Most have none: a null costs the client nothing to decode.
+                              nullif(m.headers, '{}'::jsonb) AS headers,
+                              ((m.topic = ANY (leased.topics) OR m.topic ^@ ANY (leased.prefixes))
+                               AND (m.seq > leased.since_seq
+                                    OR EXISTS (SELECT FROM inbox.subscription AS s
+                                                WHERE s.consumer = %(consumer)s
+                                                  AND inbox.brings(s, m.topic, m.seq, m.xid, %(base)s)))
+                               -- Not <> ALL, for which the planner estimates each element.
+                               AND (m.seq, m.created_at) NOT IN (SELECT * FROM unnest(%(seqs)s::bigint[], %(moments)s::timestamptz[]))
+                              ) IS TRUE AS is_delivery
+                         FROM inbox.message AS m
+                        WHERE m.lane = leased.lane
+                          AND m.seq > leased.start
+                          AND m.created_at >= %(oldest)s
+                          AND m.created_at < %(newest)s
+                          AND CASE WHEN leased.up_to IS NOT NULL
+                              THEN m.seq > leased.up_to
+                                   OR m.seq > %(base)s AND NOT pg_visible_in_snapshot(m.xid, leased.snapshot)
+                              ELSE (SELECT true
+                                      FROM unnest(%(part_lanes)s::smallint[], %(part_oldest)s::timestamptz[], %(part_newest)s::timestamptz[],
+                                                  %(part_starts)s::bigint[], %(part_up_tos)s::bigint[], %(part_snapshots)s::text[])
+                                           AS part (lane, oldest, newest, start, up_to, snapshot)
+                                     WHERE part.lane = m.lane
+                                       AND m.created_at >= part.oldest
+                                       AND m.created_at < part.newest
+                                       AND (leased.as_of IS NULL OR m.seq > part.start)
+                                       AND (m.seq > part.up_to
+                                            OR m.seq > %(base)s AND NOT pg_visible_in_snapshot(m.xid, part.snapshot::pg_snapshot)))
+                              END
+                          AND (leased.as_of IS NULL OR pg_visible_in_snapshot(m.xid, leased.as_of))
+                        ORDER BY m.seq
+                        LIMIT %(max_read)s
+                   ) AS m
+              ) AS m
+            WINDOW read AS (ROWS UNBOUNDED PRECEDING)
+        ) AS placed
+       WHERE is_delivery OR is_last
+       LIMIT %(max_rows)s
+  ) AS claimed ON bytes_before < %(max_bytes)s

@@ -4,7 +4,7 @@
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = CAST(:state AS text),
-       -- Who asked for a cancel has said why.
+       -- Who asked for a cancel has given the reason.
        reason = CASE WHEN CAST(:state AS text) = 'cancelled' THEN reason
                      ELSE CAST(:reason AS text) END,
        attempts = CAST(:attempts AS integer),

@@ -1,7 +1,7 @@
 -- Does:  List jobs, open ones first, then the newest; includes deliveries that are only queued.
 -- Takes: consumer (null: all), states (null: all), max_rows
 -- Gives: message_id, consumer, state, attempts, topic, key, tenant, worker, worker_is_gone (its lease has expired), reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until
--- Index: job_open_idx if only open states are requested; job_topic_idx, and the deliveries above the watermarks, for queued ones
+-- Index: job_open_idx if only open states are requested; job_topic_idx, and the messages above the positions, for queued ones
 SELECT message_id, consumer, state, attempts, topic, key, tenant, worker,
        finished_at IS NULL AND coalesce(lease_until < clock_timestamp(), false) AS worker_is_gone,
        reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until

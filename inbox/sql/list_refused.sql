@@ -1,7 +1,7 @@
 -- Does:  List the deliveries that consumers nacked and that wait for their next attempt, oldest first.
 -- Takes: max_rows
 -- Gives: the fields of outbox.cli.sides.Blocked
--- Index: none, reads the log; delivery_pkey for the topics
+-- Index: none, reads the log; message_pkey for the topics
 SELECT key, lane, message_id AS id, topic, consumer, attempts, created_at, available_at,
        NULL AS last_error
   FROM inbox.waiting_delivery

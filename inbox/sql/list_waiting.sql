@@ -1,10 +1,10 @@
 -- Does:  Find what waits in lanes: deliveries that were nacked, and keys with deliveries behind them.
 -- Takes: consumer, lanes, after (an entry; only later entries are read), with_blocked
 -- Gives: lane, key, seq, created_at, attempts, due_in (seconds); all but lane and key are null for a key whose deliveries are only blocked
--- Index: redelivery_pkey, redelivery_delivery_idx and ack_lane_idx
+-- Index: deferral_pkey and deferral_delivery_idx
 WITH live AS (
     SELECT e.lane, e.key, e.seq, e.created_at, e.attempts, e.due_at
-      FROM inbox.redelivery AS e
+      FROM inbox.deferral AS e
      WHERE e.consumer = %(consumer)s
        AND e.lane = ANY (%(lanes)s::smallint[])
        AND e.entry > %(after)s
@@ -12,22 +12,10 @@ WITH live AS (
        AND (e.due_at IS NOT NULL OR %(with_blocked)s)
        -- The last entry of each, if none says that it was acked.
        AND (SELECT bool_or(later.cause = 'acked' OR later.entry > e.entry)
-              FROM inbox.redelivery AS later
+              FROM inbox.deferral AS later
              WHERE later.seq = e.seq
-               AND later.created_at = e.created_at) IS NOT TRUE
-       -- Nor a mark: its ack was under way when the entry was written.
-       AND (e.due_at IS NULL
-            OR (SELECT true
-                  FROM inbox.ack AS a
-                 WHERE a.created_at = date_bin('15 minutes', e.created_at, '2000-01-01 00:00:00+00')
-                   AND a.consumer = e.consumer
-                   AND a.lane = e.lane
-                   AND a.last_seq >= e.seq
-                   AND a.last_seq < e.seq + 4096
-                   AND a.first_seq <= e.seq
-                   AND e.seq = ANY (a.seqs)
-                   AND e.created_at = ANY (a.moments)
-                 LIMIT 1) IS NULL)
+               AND later.created_at = e.created_at
+               AND (later.consumer = e.consumer) IS TRUE) IS NOT TRUE
 )
 SELECT lane, key, seq, created_at, attempts, extract(epoch FROM due_at - clock_timestamp())::float8 AS due_in
   FROM live

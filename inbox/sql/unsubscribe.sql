@@ -1,4 +1,4 @@
--- Does:  End subscriptions of a consumer of the postgres broker; its deliveries stay.
+-- Does:  End subscriptions of a consumer of the postgres broker, also for what it has not claimed yet.
 -- Takes: consumer, topics
 -- Gives: topic of each removed subscription
 -- Index: subscription_pkey

@@ -38,7 +38,7 @@ class SourceContent(SourceCase):
         await self.put(message)
         async with self.source("one", message.topic) as source:
             (delivery,) = await self.receive(source, 1)
-            published_at = getattr(delivery, "published_at", None)
+            published_at = delivery.published_at
             assert published_at is not None
             # The broker's clock can be slightly off, and can count whole milliseconds.
             assert began - 5 < published_at < time.time() + 5

@@ -100,7 +100,7 @@ class SourceSettling(SourceCase):
     @checks("ordered_by_key")
     async def test_the_messages_of_a_key_are_delivered_in_order(self) -> None:
         topic = await self.fresh_topic()
-        messages = numbered(topic, 120, keys=7)
+        messages = numbered(topic, 60, keys=7)
         await self.put(*messages)
         arrived: list[Message] = []
         async with self.source("one", topic) as source:
@@ -134,14 +134,14 @@ class SourceSettling(SourceCase):
     @checks()
     async def test_a_cancelled_receive_loses_nothing(self) -> None:
         topic = await self.fresh_topic()
-        messages = numbered(topic, 65, keys=65)
+        messages = numbered(topic, 20, keys=20)
         seen: set[int] = set()
         async with self.source("one", topic) as source:
             for n, message in enumerate(messages):
                 call = asyncio.ensure_future(source.receive(limit=2))
-                await asyncio.wait({call}, timeout=0.001 * (n % 5))
+                await asyncio.wait({call}, timeout=0.001 * (n % 4))
                 await self.put(message)
-                await asyncio.wait({call}, timeout=0.001 * (n % 13))
+                await asyncio.wait({call}, timeout=0.003 * (n % 5))
                 call.cancel()
                 await asyncio.wait({call})
                 if call.cancelled():
@@ -152,7 +152,7 @@ class SourceSettling(SourceCase):
                         seen.add(int(delivery.message.payload))
                         await delivery.ack()
             more = await self.handle(source, len(messages) - len(seen))
-        assert seen | {int(m.payload) for m in more} == set(range(65))
+        assert seen | {int(m.payload) for m in more} == set(range(20))
 
     @checks()
     async def test_a_task_that_receives_can_be_cancelled_at_any_moment(self) -> None:

@@ -30,7 +30,9 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
-from inbox.handlers.executor import Executor, connection_broke
+from inbox.handlers.arguments import arguments_of
+from inbox.handlers.executor import Executor, Terms, connection_broke
+from inbox.handlers.registration import make_handler
 from inbox.handlers.routes import Handler, Routes
 from inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
@@ -38,12 +40,12 @@ from inbox.handlers.sessions import (
     make_executor,
     pool_limit,
 )
-from inbox.handlers.signature import Takes, check_signature
+from inbox.handlers.signature import Takes
 from inbox.handlers.upcasting import check_content
 from inbox.idempotent import receipt_of
+from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.processing import processing
 from inbox.receipt import check_text, has_receipt
-from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
@@ -146,12 +148,16 @@ def _routes(handlers: Handlers, chosen: Executor) -> Routes[Handler]:
     routes: Routes[Handler] = Routes()
     given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
     for topic, handler in given.items():
-        check_signature(handler, Takes.ONE)
+        arguments = arguments_of(handler, Takes.ONE)
         chosen.check(handler)
-        routes.add(topic, handler)
+        routes.add(topic, make_handler(handler, Terms(_same, arguments=arguments)))
     if not routes.topics:
         raise ConfigError("handlers: empty; pass a handler, or {topic: handler}")
     return routes
+
+
+def _same(message: Message) -> Message:
+    return message
 
 
 class WebhookApp:

@@ -1,4 +1,4 @@
--- Owner part: the inbox. Receipts, the queue of the postgres broker, dead letters.
+-- Owner part: the inbox. Receipts, the log of the postgres broker, dead letters.
 
 SET LOCAL ROLE {owner};
 
@@ -41,95 +41,104 @@ CREATE INDEX foreign_receipt_age_idx ON inbox.foreign_receipt (received_at);
 COMMENT ON TABLE inbox.foreign_receipt IS
     'receipts for ids that aren''t UUIDv7 (a Stripe event, a Kafka offset): not partitioned, trimmed in small batches';
 
+CREATE SEQUENCE inbox.message_seq AS bigint CACHE 1;
+COMMENT ON SEQUENCE inbox.message_seq IS 'order within a lane';
+
 CREATE TABLE inbox.subscription (
     consumer   text        NOT NULL,
     topic      text        NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
+    since      pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
+    -- Evaluated after the statement has taken its snapshot.
+    since_seq  bigint      NOT NULL DEFAULT coalesce(pg_sequence_last_value('inbox.message_seq'::regclass), -1),
     CONSTRAINT subscription_pkey PRIMARY KEY (consumer, topic),
     CONSTRAINT names_not_empty CHECK (consumer <> '' AND topic <> ''),
     CONSTRAINT star_only_at_the_end CHECK (position('*' IN topic) IN (0, length(topic)))
 );
 COMMENT ON TABLE inbox.subscription IS 'the topics of each consumer of the postgres broker';
 COMMENT ON COLUMN inbox.subscription.topic IS 'a topic, or a prefix followed by *';
+COMMENT ON COLUMN inbox.subscription.since IS
+    'the messages that are visible in this snapshot were there before: the consumer doesn''t get them';
+COMMENT ON COLUMN inbox.subscription.since_seq IS 'the last seq that had been drawn then';
 
-CREATE SEQUENCE inbox.delivery_seq AS bigint CACHE 1;
-
-CREATE TABLE inbox.delivery (
+-- As outbox.message, but with any number of rows of one message, since relays may publish it again.
+CREATE TABLE inbox.message (
     -- As for outbox.message.seq: the transaction is assigned its id first.
     seq            bigint      NOT NULL DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL
-                                                     THEN nextval('inbox.delivery_seq'::regclass) END,
+                                                     THEN nextval('inbox.message_seq'::regclass) END,
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    xid            xid8        NOT NULL DEFAULT pg_current_xact_id(),
     message_id     uuid        NOT NULL,
     lane           smallint    NOT NULL,
     schema_version integer     NOT NULL,
-    consumer       text        NOT NULL,
     topic          text        NOT NULL,
     key            text,
     tenant         text,
     content_type   text        NOT NULL,
     headers        jsonb       NOT NULL,
     payload        bytea       NOT NULL,
-    CONSTRAINT delivery_pkey PRIMARY KEY (seq, created_at),
+    CONSTRAINT message_pkey PRIMARY KEY (seq, created_at),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15)
 ) PARTITION BY RANGE (created_at);
-COMMENT ON TABLE inbox.delivery IS
-    'the queue of the postgres broker: one row per message and subscribed consumer, never updated; inbox.ack and inbox.redelivery say what became of it';
+COMMENT ON TABLE inbox.message IS
+    'the messages of the postgres broker, one row for all consumers, never updated: inbox.position and inbox.deferral say what became of it at each';
+COMMENT ON COLUMN inbox.message.xid IS
+    'the transaction that added it, in this cluster: with a snapshot it shows whether a consumer could see the row';
 
--- The claim: the rows of a consumer's lane, in order.
-CREATE INDEX delivery_lane_idx ON inbox.delivery (consumer, lane, seq);
+-- The claim: the rows of a lane, in order.
+CREATE INDEX message_lane_idx ON inbox.message (lane, seq);
 -- For claims that take turns between tenants, so that one tenant's flood doesn't delay the others.
-CREATE INDEX delivery_tenant_idx ON inbox.delivery (consumer, tenant, lane, seq) WHERE tenant IS NOT NULL;
+CREATE INDEX message_tenant_idx ON inbox.message (tenant, lane, seq) WHERE tenant IS NOT NULL;
+-- As for outbox.message.
+CREATE INDEX message_xid_idx ON inbox.message
+    USING brin (((xid::text)::bigint)) WITH (pages_per_range = 32, autosummarize = on);
 -- For lives. UUIDv7s ascend almost in the order of the inserts, so a message is in one of a few ranges
 -- of pages. The index costs an insert next to nothing, and autovacuum summarizes it range by range.
-CREATE INDEX delivery_message_idx ON inbox.delivery USING brin (message_id uuid_minmax_multi_ops)
+CREATE INDEX message_id_idx ON inbox.message USING brin (message_id uuid_minmax_multi_ops)
     WITH (pages_per_range = 64, autosummarize = on);
-CREATE TABLE inbox.delivery_template (LIKE inbox.delivery INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
+CREATE TABLE inbox.message_template (LIKE inbox.message INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 -- Rows are only inserted, here and in the tables below: as for outbox.message.
-ALTER TABLE inbox.delivery_template SET (
+ALTER TABLE inbox.message_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
 );
 
--- A mark: deliveries of one consumer and lane that were acked together. Partitions begin and end at
--- multiples of 15 minutes in every time zone, so a mark is in the partition of its deliveries. A seq
--- and its moment are the delivery's primary key: so even after the sequence was set back, no mark can
--- be mistaken for another delivery's.
-CREATE TABLE inbox.ack (
-    created_at timestamptz   NOT NULL,
-    acked_at   timestamptz   NOT NULL DEFAULT clock_timestamp(),
-    first_seq  bigint        NOT NULL,
-    last_seq   bigint        NOT NULL,
-    lane       smallint      NOT NULL,
-    consumer   text          NOT NULL,
-    seqs       bigint[]      NOT NULL,
-    moments    timestamptz[] NOT NULL,
-    CONSTRAINT created_at_in_bins CHECK (created_at = date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00')),
-    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
-    -- Queries search for the marks of a seq no further than this.
-    CONSTRAINT stretch_limited CHECK (last_seq - first_seq BETWEEN 0 AND 4095),
-    CONSTRAINT one_moment_each CHECK (cardinality(seqs) = cardinality(moments) AND cardinality(seqs) > 0)
-) PARTITION BY RANGE (created_at);
-COMMENT ON TABLE inbox.ack IS
-    'marks: one row for the deliveries of a consumer and lane that were acked together, never updated; a second mark for a delivery changes nothing';
-COMMENT ON COLUMN inbox.ack.created_at IS 'when the deliveries were created, rounded down to 15 minutes';
-COMMENT ON COLUMN inbox.ack.moments IS 'created_at of each delivery; seqs has their seqs in the same order';
-CREATE INDEX ack_lane_idx ON inbox.ack (consumer, lane, last_seq);
-CREATE TABLE inbox.ack_template (LIKE inbox.ack INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE inbox.ack_template SET (
-    autovacuum_vacuum_insert_scale_factor = 0.02,
-    autovacuum_analyze_scale_factor = 0.05
-);
+CREATE TABLE inbox.process (LIKE outbox.process INCLUDING ALL) WITH (fillfactor = 50);
+COMMENT ON TABLE inbox.process IS 'outbox.process for consumers, on every broker: the row of a consumer is in the database of its handlers';
 
-CREATE SEQUENCE inbox.redelivery_entry_seq AS bigint CACHE 1;
-COMMENT ON SEQUENCE inbox.redelivery_entry_seq IS 'order of the entries of inbox.redelivery';
+CREATE FUNCTION inbox.beat(id uuid, kind text, name text, host text, broker text, failing_since timestamptz, reason text,
+                            blocked_keys integer, in_flight integer, ends boolean) RETURNS void
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET row_security = off
+SET lock_timeout = '1s'
+BEGIN ATOMIC
+    DELETE FROM inbox.process AS p
+     WHERE p.id IN (SELECT q.id FROM inbox.process AS q
+                     WHERE CASE WHEN q.id = beat.id THEN beat.ends AND q.role = session_user
+                                ELSE q.beat_at < now() - interval '1 minute' END
+                       FOR UPDATE SKIP LOCKED);
+    INSERT INTO inbox.process AS p (id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight)
+    SELECT beat.id, beat.kind, beat.name, beat.host, beat.broker, beat.failing_since, beat.reason, beat.blocked_keys, beat.in_flight
+     WHERE NOT beat.ends
+        ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
+       SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,
+           blocked_keys = excluded.blocked_keys, in_flight = excluded.in_flight
+     WHERE p.role = session_user;
+END;
+COMMENT ON FUNCTION inbox.beat IS 'outbox.beat for consumers';
+
+CREATE SEQUENCE inbox.deferral_entry_seq AS bigint CACHE 1;
+COMMENT ON SEQUENCE inbox.deferral_entry_seq IS 'order of the entries of inbox.deferral';
 
 -- What happened to each delivery that wasn't acked when it was first claimed. It waits until it has
--- an entry 'acked', whatever entries arrive later.
-CREATE TABLE inbox.redelivery (
+-- an entry 'acked', whatever entries arrive later. A delivery that no position covers yet can have
+-- entries, too: claims skip it.
+CREATE TABLE inbox.deferral (
     created_at timestamptz NOT NULL,
     -- As for outbox.message.seq: the transaction is assigned its id first.
     entry      bigint      NOT NULL DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL
-                                                 THEN nextval('inbox.redelivery_entry_seq'::regclass) END,
+                                                 THEN nextval('inbox.deferral_entry_seq'::regclass) END,
     entered_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     due_at     timestamptz,
     seq        bigint      NOT NULL,
@@ -138,94 +147,192 @@ CREATE TABLE inbox.redelivery (
     cause      text        NOT NULL,
     consumer   text        NOT NULL,
     key        text,
-    CONSTRAINT redelivery_pkey PRIMARY KEY (consumer, lane, entry, created_at),
+    CONSTRAINT deferral_pkey PRIMARY KEY (consumer, lane, entry, created_at),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT cause_known CHECK (cause IN ('refused', 'blocked', 'open', 'found', 'acked')),
     CONSTRAINT due_unless_blocked_or_acked CHECK ((due_at IS NULL) = (cause IN ('blocked', 'acked'))),
     CONSTRAINT blocked_by_its_key CHECK (cause <> 'blocked' OR key IS NOT NULL)
 ) PARTITION BY RANGE (created_at);
-COMMENT ON TABLE inbox.redelivery IS
-    'a log, never updated: the deliveries that were given back or wait behind another one of their key, and until when';
-COMMENT ON COLUMN inbox.redelivery.created_at IS 'when the delivery was created';
-COMMENT ON COLUMN inbox.redelivery.cause IS
-    'refused: the consumer gave it back; blocked: a delivery of its key waits; open: after a minute it had neither a mark nor an entry; found: it was inserted below a watermark; acked: it waits no longer';
-COMMENT ON COLUMN inbox.redelivery.attempts IS 'how often the consumer has failed to handle it';
-COMMENT ON COLUMN inbox.redelivery.due_at IS 'when to deliver it again; null: when its key is free, or never (acked)';
-CREATE INDEX redelivery_delivery_idx ON inbox.redelivery (seq, entry);
-CREATE INDEX redelivery_key_idx ON inbox.redelivery (consumer, lane, key, seq) WHERE key IS NOT NULL AND cause <> 'acked';
-CREATE INDEX redelivery_due_idx ON inbox.redelivery (due_at) WHERE due_at IS NOT NULL;
-CREATE TABLE inbox.redelivery_template (LIKE inbox.redelivery INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE inbox.redelivery_template SET (
+COMMENT ON TABLE inbox.deferral IS
+    'a log, never updated: the deliveries that a consumer gave back or that wait behind another one of their key, and until when';
+COMMENT ON COLUMN inbox.deferral.created_at IS 'when the message was inserted';
+COMMENT ON COLUMN inbox.deferral.cause IS
+    'refused: the consumer gave it back; blocked: a delivery of its key waits; open: it was in hand while later ones were acked; found: it had the number of another one, or was found below a position by pillarbox migrate; acked: it waits no longer';
+COMMENT ON COLUMN inbox.deferral.attempts IS 'how often the consumer has failed to handle it';
+COMMENT ON COLUMN inbox.deferral.due_at IS 'when to deliver it again; null: when its key is free, or never (acked)';
+CREATE INDEX deferral_delivery_idx ON inbox.deferral (seq, entry);
+CREATE INDEX deferral_key_idx ON inbox.deferral (consumer, lane, key, seq) WHERE key IS NOT NULL AND cause <> 'acked';
+CREATE INDEX deferral_due_idx ON inbox.deferral (due_at) WHERE due_at IS NOT NULL;
+CREATE TABLE inbox.deferral_template (LIKE inbox.deferral INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
+ALTER TABLE inbox.deferral_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
 );
 
-CREATE TABLE inbox.watermark (
-    created_at timestamptz NOT NULL,
-    raised_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    above      bigint      NOT NULL,
-    up_to      bigint      NOT NULL,
-    deliveries bigint      NOT NULL,
-    lane       smallint    NOT NULL,
-    consumer   text        NOT NULL,
-    cluster    text        NOT NULL DEFAULT outbox.cluster(),
-    -- Stretches form a chain from -1: none can be verified twice.
-    CONSTRAINT watermark_pkey PRIMARY KEY (consumer, lane, above, created_at, cluster),
-    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
-    CONSTRAINT above_its_start CHECK (above >= -1 AND up_to > above),
-    CONSTRAINT deliveries_not_negative CHECK (deliveries >= 0)
+CREATE TABLE inbox.base (LIKE outbox.base INCLUDING ALL);
+INSERT INTO inbox.base (seq) VALUES (-1);
+COMMENT ON TABLE inbox.base IS 'outbox.base for inbox.message';
+
+CREATE TABLE inbox.position (
+    LIKE outbox.position INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING COMMENTS,
+    CONSTRAINT position_pkey PRIMARY KEY (reader, lane, number, created_at)
 ) PARTITION BY RANGE (created_at);
-COMMENT ON TABLE inbox.watermark IS
-    'stretches of a consumer''s lane in one partition of inbox.delivery that were verified: each delivery has a mark or an entry in inbox.redelivery';
-COMMENT ON COLUMN inbox.watermark.created_at IS 'where the partition of inbox.delivery begins';
-COMMENT ON COLUMN inbox.watermark.above IS 'the stretch begins above this seq; -1: at the first one';
-COMMENT ON COLUMN inbox.watermark.up_to IS 'the last seq of the stretch';
-COMMENT ON COLUMN inbox.watermark.deliveries IS 'how many deliveries of the partition, the consumer and the lane the stretch has';
-COMMENT ON COLUMN inbox.watermark.cluster IS 'outbox.cluster() when it was verified: another cluster ignores it';
-CREATE TABLE inbox.watermark_template (LIKE inbox.watermark INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE inbox.watermark_template SET (
+COMMENT ON TABLE inbox.position IS
+    'how far a consumer has handled a lane and a day of inbox.message, never updated: the row with the highest number counts; a delivery that it covers is acked, unless inbox.deferral has an entry';
+COMMENT ON COLUMN inbox.position.reader IS 'the consumer';
+COMMENT ON COLUMN inbox.position.messages IS 'how many deliveries of the lane and the day ended with this settlement';
+COMMENT ON COLUMN inbox.position.deferred IS 'how many of them have an entry in inbox.deferral that says that they were in hand';
+CREATE INDEX position_seq_idx ON inbox.position (reader, lane, up_to, number);
+CREATE TABLE inbox.position_template (LIKE inbox.position INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
+ALTER TABLE inbox.position_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.05
 );
 
--- For reading one delivery or a few: each row costs a search for its mark and for its entries.
+-- These two without settings, so that the planner inlines them.
+CREATE FUNCTION inbox.covers(up_to bigint, snapshot pg_snapshot, late_up_to bigint, late_snapshot pg_snapshot,
+                             seq bigint, xid xid8, base bigint) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN seq <= up_to
+       AND (seq <= base OR pg_visible_in_snapshot(xid, snapshot)
+            OR coalesce(seq <= late_up_to AND pg_visible_in_snapshot(xid, late_snapshot), false));
+COMMENT ON FUNCTION inbox.covers IS
+    'whether a position covers a message of its lane and day; base: the highest seq of inbox.base';
+
+CREATE FUNCTION inbox.brings(s inbox.subscription, topic text, seq bigint, xid xid8, base bigint) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (topic = s.topic OR (right(s.topic, 1) = '*' AND starts_with(topic, left(s.topic, -1))))
+       AND NOT (seq <= s.since_seq AND (seq <= base OR pg_visible_in_snapshot(xid, s.since)));
+COMMENT ON FUNCTION inbox.brings IS 'whether a consumer gets a message because of this subscription';
+
+CREATE FUNCTION inbox.positions_of(starts_at timestamptz)
+RETURNS TABLE (consumer text, lane smallint, up_to bigint, snapshot pg_snapshot, late_up_to bigint, late_snapshot pg_snapshot,
+               next_xid xid8, settled_at timestamptz)
+LANGUAGE sql STABLE ROWS 50
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT c.consumer, l.lane::smallint, coalesce(p.up_to, c.since_seq), coalesce(p.snapshot, format('%1$s:%1$s:', c.xmin)::pg_snapshot),
+           p.late_up_to, p.late_snapshot, p.next_xid, p.settled_at
+      FROM (SELECT s.consumer, min(s.since_seq) AS since_seq, min(pg_snapshot_xmin(s.since)::text::bigint) AS xmin
+              FROM inbox.subscription AS s
+             GROUP BY s.consumer) AS c
+     CROSS JOIN generate_series(0, 15) AS l (lane)
+      LEFT JOIN LATERAL (
+           SELECT q.up_to, q.snapshot, q.late_up_to, q.late_snapshot, q.next_xid, q.settled_at
+             FROM inbox.position AS q
+            WHERE q.reader = c.consumer AND q.lane = l.lane AND q.created_at = positions_of.starts_at
+            ORDER BY q.number DESC
+            LIMIT 1
+           ) AS p ON true;
+END;
+COMMENT ON FUNCTION inbox.positions_of IS
+    'the position of each subscribed consumer and lane in the day that begins then: the one in force, or else that of its oldest subscription';
+
+CREATE FUNCTION inbox.last_positions()
+RETURNS TABLE (starts_at timestamptz, ends_at timestamptz, consumer text, lane smallint, up_to bigint, snapshot pg_snapshot,
+               late_up_to bigint, late_snapshot pg_snapshot, next_xid xid8, settled_at timestamptz)
+LANGUAGE sql STABLE ROWS 100
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- many partitions make the estimated cost high enough for it
+BEGIN ATOMIC
+    SELECT d.starts_at, d.ends_at, p.consumer, p.lane,
+           -- Not one from before the sequence was set back.
+           CASE WHEN p.up_to <= (SELECT q.last_value FROM inbox.message_seq AS q) THEN p.up_to ELSE -9223372036854775808 END,
+           p.snapshot, p.late_up_to, p.late_snapshot, p.next_xid, p.settled_at
+      FROM outbox.partitions('inbox.message') AS d
+     CROSS JOIN LATERAL inbox.positions_of(d.starts_at) AS p
+     WHERE NOT d.is_default;
+END;
+COMMENT ON FUNCTION inbox.last_positions IS 'inbox.positions_of for each day, and a seq: only a late message at or below it is not covered';
+
+-- Messages that committed after a consumer's position had passed them: see outbox.late_messages.
+CREATE FUNCTION inbox.late_deliveries(at_most integer DEFAULT NULL)
+RETURNS TABLE (consumer text, seq bigint, created_at timestamptz)
+LANGUAGE plpgsql STABLE ROWS 10
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET jit = off
+AS $body$
+DECLARE
+    v_base bigint := (SELECT max(b.seq) FROM inbox.base AS b);
+    v_hidden bigint[] := ARRAY(
+        SELECT DISTINCT x::text::bigint
+          FROM (SELECT p.*, max(p.settled_at) OVER (PARTITION BY p.consumer) - interval '10 minutes' AS recent
+                  FROM inbox.last_positions() AS p
+                 WHERE p.next_xid IS NOT NULL) AS p
+         CROSS JOIN LATERAL (
+               SELECT pg_snapshot_xip(p.snapshot)
+                UNION ALL
+               SELECT n::text::xid8
+                 FROM generate_series(pg_snapshot_xmax(p.snapshot)::text::bigint,
+                                      -- A transaction with many savepoints has many ids, of which the first counts.
+                                      least(p.next_xid::text::bigint, pg_snapshot_xmax(p.snapshot)::text::bigint + 10000) - 1) AS n
+               ) AS hidden (x)
+         WHERE p.up_to > v_base AND (p.settled_at > p.recent OR p.late_up_to IS NOT NULL)
+           AND x <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))));
+BEGIN
+    IF cardinality(v_hidden) > 0 THEN
+        RETURN QUERY
+        SELECT p.consumer, m.seq, m.created_at
+          FROM inbox.message AS m
+          JOIN inbox.last_positions() AS p ON p.lane = m.lane AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
+         WHERE (m.xid::text)::bigint = ANY (v_hidden)
+           AND m.seq <= p.up_to AND NOT inbox.covers(p.up_to, p.snapshot, p.late_up_to, p.late_snapshot, m.seq, m.xid, v_base)
+         LIMIT at_most;
+    END IF;
+END
+$body$;
+COMMENT ON FUNCTION inbox.late_deliveries IS
+    'messages at or below the position of a consumer that committed after its claim, and are not claimed yet';
+
+-- For reading one delivery or a few: each row costs a search for its position and for its entries.
+CREATE VIEW inbox.covered_delivery AS
+SELECT m.seq, m.created_at, m.message_id, m.lane, c.consumer, m.topic, m.key, m.tenant, p.covered_at
+  FROM inbox.message AS m
+ CROSS JOIN LATERAL (
+       SELECT DISTINCT s.consumer
+         FROM inbox.subscription AS s
+        WHERE inbox.brings(s, m.topic, m.seq, m.xid, (SELECT max(b.seq) FROM inbox.base AS b))
+       ) AS c
+  LEFT JOIN LATERAL (
+      WITH days AS MATERIALIZED (
+          SELECT array_agg(d.starts_at) FROM outbox.partitions('inbox.message') AS d WHERE d.starts_at IS NOT NULL
+      )
+      SELECT q.settled_at AS covered_at
+        FROM inbox.position AS q
+       WHERE q.reader = c.consumer AND q.lane = m.lane AND q.up_to >= m.seq AND q.ends_at > m.created_at
+         AND q.created_at = (TABLE days)[width_bucket(m.created_at, (TABLE days))]
+         AND inbox.covers(q.up_to, q.snapshot, q.late_up_to, q.late_snapshot, m.seq, m.xid, (SELECT max(b.seq) FROM inbox.base AS b))
+       ORDER BY q.up_to, q.number
+       LIMIT 1
+  ) AS p ON true;
+COMMENT ON VIEW inbox.covered_delivery IS
+    'each message of the postgres broker with each consumer that gets it, and the moment at which a position of the consumer first covered it';
+
 CREATE VIEW inbox.delivery_status AS
 SELECT d.seq, d.created_at, d.message_id, d.lane, d.consumer, d.topic, d.key, d.tenant,
-       coalesce(m.acked_at, r.acked_at) AS acked_at,
+       CASE WHEN r.entries = 0 THEN d.covered_at ELSE r.acked_at END AS acked_at,
        coalesce(r.attempts, 0) AS attempts,
-       CASE WHEN m.acked_at IS NULL AND r.acked_at IS NULL THEN r.due_at END AS available_at,
-       CASE WHEN m.acked_at IS NOT NULL OR r.acked_at IS NOT NULL THEN 'acked'
-            WHEN r.cause IS NULL THEN 'ready'
+       CASE WHEN r.acked_at IS NULL THEN r.due_at END AS available_at,
+       CASE WHEN r.acked_at IS NOT NULL OR (r.entries = 0 AND d.covered_at IS NOT NULL) THEN 'acked'
+            WHEN r.entries = 0 THEN 'ready'
             WHEN r.cause = 'blocked' THEN 'blocked'
             ELSE 'waiting' END AS state
-  FROM inbox.delivery AS d
-  LEFT JOIN LATERAL (
-       SELECT min(a.acked_at) AS acked_at
-         FROM inbox.ack AS a
-        WHERE a.created_at = date_bin('15 minutes', d.created_at, '2000-01-01 00:00:00+00')
-          AND a.consumer = d.consumer
-          AND a.lane = d.lane
-          AND a.last_seq >= d.seq
-          AND a.last_seq < d.seq + 4096
-          AND a.first_seq <= d.seq
-          AND d.seq = ANY (a.seqs)
-          AND EXISTS (SELECT FROM unnest(a.seqs, a.moments) AS marked (seq, created_at)
-                       WHERE marked.seq = d.seq AND marked.created_at = d.created_at)
-       ) AS m ON true
-  LEFT JOIN LATERAL (
-       SELECT min(e.entered_at) FILTER (WHERE e.cause = 'acked') AS acked_at,
+  FROM inbox.covered_delivery AS d
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS entries,
+              min(e.entered_at) FILTER (WHERE e.cause = 'acked') AS acked_at,
               max(e.attempts) AS attempts,
               (array_agg(e.cause ORDER BY e.entry DESC) FILTER (WHERE e.cause <> 'acked'))[1] AS cause,
               (array_agg(e.due_at ORDER BY e.entry DESC) FILTER (WHERE e.cause <> 'acked'))[1] AS due_at
-         FROM inbox.redelivery AS e
+         FROM inbox.deferral AS e
         WHERE e.seq = d.seq
           AND e.created_at = d.created_at
-          -- As in every search by seq: with row-level security, a consumer can write entries for any
-          -- seq, but only under its own name. IS TRUE hides the name from the planner, which could
-          -- otherwise search by it, and so read all entries of the consumer.
+          -- As in every search by seq: IS TRUE hides the name from the planner, which could otherwise
+          -- search by it, and so read all entries of the consumer.
           AND (e.consumer = d.consumer) IS TRUE
-       ) AS r ON true;
+       ) AS r;
 COMMENT ON VIEW inbox.delivery_status IS 'each delivery of the postgres broker with what became of it';
 COMMENT ON COLUMN inbox.delivery_status.available_at IS 'when it is delivered again, if the consumer gave it back';
 
@@ -233,284 +340,120 @@ COMMENT ON COLUMN inbox.delivery_status.available_at IS 'when it is delivered ag
 CREATE VIEW inbox.waiting_delivery AS
 SELECT e.seq, e.created_at, d.message_id, e.lane, e.consumer, d.topic, e.key, d.tenant, e.attempts,
        e.due_at AS available_at, CASE WHEN e.due_at IS NULL THEN 'blocked' ELSE 'waiting' END AS state
-  FROM inbox.redelivery AS e
+  FROM inbox.deferral AS e
  CROSS JOIN LATERAL (
        SELECT q.message_id, q.topic, q.tenant
-         FROM inbox.delivery AS q
-        WHERE q.seq = e.seq AND q.created_at = e.created_at AND (q.consumer = e.consumer) IS TRUE
+         FROM inbox.message AS q
+        WHERE q.seq = e.seq AND q.created_at = e.created_at
+          AND EXISTS (SELECT FROM inbox.subscription AS s
+                       WHERE s.consumer = e.consumer
+                         AND inbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM inbox.base AS b)))
        OFFSET 0
        ) AS d
  WHERE e.cause <> 'acked'
    AND (SELECT bool_or(later.cause = 'acked' OR later.entry > e.entry)
-          FROM inbox.redelivery AS later
+          FROM inbox.deferral AS later
          WHERE later.seq = e.seq AND later.created_at = e.created_at
-           AND (later.consumer = e.consumer) IS TRUE) IS NOT TRUE
-   -- Nor does it have a mark, of an ack that was under way when the entry was written.
-   AND (SELECT true
-          FROM inbox.ack AS a
-         WHERE a.created_at = date_bin('15 minutes', e.created_at, '2000-01-01 00:00:00+00')
-           AND a.consumer = e.consumer AND a.lane = e.lane
-           AND a.last_seq >= e.seq AND a.last_seq < e.seq + 4096 AND a.first_seq <= e.seq
-           AND e.seq = ANY (a.seqs) AND e.created_at = ANY (a.moments)
-         LIMIT 1) IS NULL;
+           AND (later.consumer = e.consumer) IS TRUE) IS NOT TRUE;
 COMMENT ON VIEW inbox.waiting_delivery IS 'deliveries that a consumer gave back, and those behind them in their key';
-
--- ROWS: few of them have deliveries above their watermark.
-CREATE FUNCTION inbox.lane_progress()
-RETURNS TABLE (starts_at timestamptz, ends_at timestamptz, consumer text, lane smallint, verified_up_to bigint, marked_up_to bigint)
-LANGUAGE plpgsql STABLE ROWS 50
-SET search_path = pg_catalog, pg_temp
-SET jit = off  -- many partitions make the estimated cost high enough for it
-AS $body$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    WITH RECURSIVE named (consumer) AS (
-        -- From consumer to consumer, one descent each; also of those that are subscribed no longer.
-        (SELECT d.consumer FROM inbox.delivery AS d ORDER BY d.consumer LIMIT 1)
-         UNION ALL
-        SELECT (SELECT d.consumer FROM inbox.delivery AS d WHERE d.consumer > n.consumer ORDER BY d.consumer LIMIT 1)
-          FROM named AS n
-         WHERE n.consumer IS NOT NULL
-    )
-    SELECT part.starts_at, part.ends_at, n.consumer, l.lane::smallint, coalesce(verified.up_to, -1), coalesce(marked.last_seq, -1)
-      FROM outbox.partitions('inbox.delivery') AS part
-     CROSS JOIN named AS n
-     CROSS JOIN generate_series(0, 15) AS l (lane)
-      LEFT JOIN LATERAL (
-          SELECT w.up_to
-            FROM inbox.watermark AS w
-           WHERE w.consumer = n.consumer AND w.lane = l.lane AND w.created_at = part.starts_at
-             AND w.cluster = (SELECT outbox.cluster())
-             -- Not one from before the sequence was set back.
-             AND w.up_to <= (SELECT q.last_value FROM inbox.delivery_seq AS q)
-           ORDER BY w.above DESC
-           LIMIT 1
-      ) AS verified ON true
-      LEFT JOIN LATERAL (
-          SELECT a.last_seq
-            FROM inbox.ack AS a
-           WHERE a.consumer = n.consumer AND a.lane = l.lane
-             AND a.created_at >= part.starts_at AND a.created_at < part.ends_at
-           ORDER BY a.last_seq DESC
-           LIMIT 1
-      ) AS marked ON true
-     WHERE NOT part.is_default AND n.consumer IS NOT NULL;
-END
-$body$;
-COMMENT ON FUNCTION inbox.lane_progress IS
-    'for each partition, consumer and lane: the watermark, up to which each delivery has a mark or an entry, and the last seq in a mark; -1: none';
 
 -- OFFSET 0 keeps this one search for each lane of a partition, however many rows the planner expects.
 CREATE VIEW inbox.unsettled_delivery AS
-SELECT fresh.seq, fresh.created_at, fresh.message_id, fresh.lane, fresh.consumer, fresh.topic, fresh.key, fresh.tenant,
+SELECT fresh.seq, fresh.created_at, fresh.message_id, fresh.lane, p.consumer, fresh.topic, fresh.key, fresh.tenant,
        0 AS attempts, CAST(NULL AS timestamptz) AS available_at, 'ready' AS state
-  FROM inbox.lane_progress() AS p
+  FROM inbox.last_positions() AS p
  CROSS JOIN LATERAL (
-      SELECT d.seq, d.created_at, d.message_id, d.lane, d.consumer, d.topic, d.key, d.tenant
-        FROM inbox.delivery AS d
+      SELECT m.seq, m.created_at, m.message_id, m.lane, m.topic, m.key, m.tenant
+        FROM inbox.message AS m
        -- Compared as a row: otherwise the planner may read the seqs of all lanes by the primary key.
-       WHERE d.consumer = p.consumer AND d.lane = p.lane AND (d.lane, d.seq) > (p.lane, p.verified_up_to)
-         AND d.created_at >= p.starts_at AND d.created_at < p.ends_at
-         AND (d.seq > p.marked_up_to
-              OR (SELECT true
-                    FROM inbox.ack AS a
-                   WHERE a.created_at = date_bin('15 minutes', d.created_at, '2000-01-01 00:00:00+00')
-                     AND a.consumer = d.consumer AND a.lane = d.lane
-                     AND a.last_seq >= d.seq AND a.last_seq < d.seq + 4096 AND a.first_seq <= d.seq
-                     AND d.seq = ANY (a.seqs) AND d.created_at = ANY (a.moments)
-                   LIMIT 1) IS NULL)
-         AND (SELECT true FROM inbox.redelivery AS e
-               WHERE e.seq = d.seq AND e.created_at = d.created_at AND (e.consumer = d.consumer) IS TRUE LIMIT 1) IS NULL
+       WHERE m.lane = p.lane AND (m.lane, m.seq) > (p.lane, p.up_to)
+         AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
+         AND inbox.covers(p.up_to, p.snapshot, p.late_up_to, p.late_snapshot, m.seq, m.xid, (SELECT max(b.seq) FROM inbox.base AS b)) IS NOT TRUE
+         AND EXISTS (SELECT FROM inbox.subscription AS s
+                      WHERE s.consumer = p.consumer
+                        AND inbox.brings(s, m.topic, m.seq, m.xid, (SELECT max(b.seq) FROM inbox.base AS b)))
+         AND (SELECT true FROM inbox.deferral AS e
+               WHERE e.seq = m.seq AND e.created_at = m.created_at AND (e.consumer = p.consumer) IS TRUE LIMIT 1) IS NULL
       OFFSET 0
   ) AS fresh
+ UNION ALL
+SELECT d.seq, d.created_at, d.message_id, d.lane, d.consumer, d.topic, d.key, d.tenant, d.attempts, d.available_at, d.state
+  FROM inbox.late_deliveries() AS late
+ CROSS JOIN LATERAL (
+      SELECT s.* FROM inbox.delivery_status AS s
+       WHERE s.seq = late.seq AND s.created_at = late.created_at AND (s.consumer = late.consumer) IS TRUE AND s.state = 'ready'
+      OFFSET 0
+  ) AS d
  UNION ALL
 SELECT w.seq, w.created_at, w.message_id, w.lane, w.consumer, w.topic, w.key, w.tenant, w.attempts, w.available_at, w.state
   FROM inbox.waiting_delivery AS w;
 COMMENT ON VIEW inbox.unsettled_delivery IS 'deliveries that are not acked, found without reading those that are';
 
--- The gate of inbox.delivery, as outbox.unsettled_messages is that of outbox.message: if
--- inbox.watermark accounts for as many rows of each consumer and lane as the partition has, only those
--- in inbox.redelivery can be open, and there are few of them. Where the numbers differ, the
--- rows are compared with the marks, stretch by stretch.
-CREATE FUNCTION inbox.unsettled_deliveries(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer DEFAULT 1000)
+-- The gate of inbox.message: the deliveries to subscribed consumers that no position covers, and those
+-- that wait. Below a position, only rows whose transaction wasn't over when the consumer looked can be
+-- uncovered.
+CREATE FUNCTION inbox.unsettled_messages(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer DEFAULT 1000)
 RETURNS TABLE (seq bigint, created_at timestamptz, message_id uuid, lane smallint, consumer text, topic text, key text, tenant text, cause text)
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off  -- the narrow indexes instead of the rows; stale statistics can make a sequential scan look cheap
-SET enable_bitmapscan = off
-SET enable_nestloop = off  -- stale statistics can make it look cheap to read all marks once per row
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
 SET jit = off  -- the estimated cost may be high enough for it
-SET work_mem = '64MB'
 AS $body$
 DECLARE
-    v_first timestamptz := date_bin('15 minutes', starts_at, '2000-01-01 00:00:00+00');
-    v_cluster text := outbox.cluster();
-    v_seqs bigint[];
-    v_moments timestamptz[];
-    v_rows bigint;
-    v_consumers text[];
-    v_lanes smallint[];
-    v_differ bigint;
-    v_aboves bigint[];
-    v_up_tos bigint[];
-    v_more_seqs bigint[];
-    v_more_moments timestamptz[];
+    v_base bigint := (SELECT max(b.seq) FROM inbox.base AS b);
+    v_found integer;
 BEGIN
-    EXECUTE format($query$
-        SELECT array_agg(w.seq), array_agg(w.created_at)
-          FROM (SELECT e.seq, e.created_at
-                  FROM (SELECT DISTINCT r.seq, r.created_at, r.consumer
-                          FROM inbox.redelivery r
-                         WHERE r.created_at >= $1 AND r.created_at < $2 AND r.cause <> 'acked'
-                           AND NOT EXISTS (
-                               SELECT FROM inbox.redelivery s
-                                WHERE s.seq = r.seq AND s.created_at = r.created_at AND s.consumer = r.consumer AND s.cause = 'acked'
-                                  AND s.created_at >= $1 AND s.created_at < $2)
-                           AND NOT EXISTS (
-                               SELECT FROM inbox.ack a
-                                WHERE a.created_at = date_bin('15 minutes', r.created_at, '2000-01-01 00:00:00+00')
-                                  AND a.consumer = r.consumer AND a.lane = r.lane
-                                  AND a.last_seq >= r.seq AND a.last_seq < r.seq + 4096 AND a.first_seq <= r.seq
-                                  AND r.seq = ANY (a.seqs) AND r.created_at = ANY (a.moments))
-                        OFFSET 0) AS e
-                 -- Entries for no delivery of the consumer could take up all of at_most.
-                 WHERE (SELECT true FROM %s AS d
-                         WHERE d.seq = e.seq AND d.created_at = e.created_at AND (d.consumer = e.consumer) IS TRUE)
-                 LIMIT $3) AS w $query$, partition)
-       INTO v_seqs, v_moments USING starts_at, ends_at, at_most;
-    -- Stretches that overlap, which nobody writes, would count rows twice.
-    EXECUTE format($query$
-        WITH RECURSIVE named (consumer) AS (
-            -- From consumer to consumer, one descent each.
-            (SELECT d.consumer FROM %1$s AS d ORDER BY d.consumer LIMIT 1)
-             UNION ALL
-            SELECT (SELECT d.consumer FROM %1$s AS d WHERE d.consumer > n.consumer ORDER BY d.consumer LIMIT 1)
-              FROM named AS n
-             WHERE n.consumer IS NOT NULL
-        )
-        SELECT sum(found.deliveries),
-               array_agg(n.consumer) FILTER (WHERE found.deliveries <> coalesce(verified.deliveries, 0)),
-               array_agg(l.lane) FILTER (WHERE found.deliveries <> coalesce(verified.deliveries, 0))
-          FROM named AS n
-         CROSS JOIN generate_series(0, 15) AS l (lane)
-          LEFT JOIN (
-               SELECT w.consumer, w.lane, sum(w.deliveries) AS deliveries
-                 FROM (SELECT q.consumer, q.lane, q.deliveries, q.above,
-                              max(q.up_to) OVER (PARTITION BY q.consumer, q.lane ORDER BY q.above
-                                                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
-                         FROM inbox.watermark q
-                        WHERE q.created_at = $1 AND q.cluster = $2) AS w
-                WHERE w.above >= coalesce(w.reached, -1)
-                GROUP BY w.consumer, w.lane
-               ) AS verified ON verified.consumer = n.consumer AND verified.lane = l.lane
-         CROSS JOIN LATERAL (SELECT count(*) FROM %1$s AS d WHERE d.consumer = n.consumer AND d.lane = l.lane) AS found (deliveries) $query$, partition)
-       INTO v_rows, v_consumers, v_lanes USING starts_at, v_cluster;
-    IF v_lanes IS NOT NULL AND coalesce(cardinality(v_seqs), 0) < at_most THEN
-        EXECUTE format($query$
-            WITH kept AS MATERIALIZED (
-                SELECT w.consumer, w.lane, w.above, w.up_to, w.deliveries
-                  FROM (SELECT q.*, max(q.up_to) OVER (PARTITION BY q.consumer, q.lane ORDER BY q.above
-                                                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
-                          FROM inbox.watermark q
-                          JOIN unnest($3, $4) AS differs (consumer, lane) ON differs.consumer = q.consumer AND differs.lane = q.lane
-                         WHERE q.created_at = $1 AND q.cluster = $2) AS w
-                 WHERE w.above >= coalesce(w.reached, -1)
-            ), part AS (
-                SELECT k.* FROM kept AS k
-                 UNION ALL
-                -- Between the stretches, below the first, and above the last: nothing there was verified.
-                SELECT g.consumer, g.lane, g.above, g.up_to, 0
-                  FROM (SELECT e.consumer, e.lane, e.above AS up_to,
-                               lag(e.up_to, 1, -9223372036854775808) OVER (PARTITION BY e.consumer, e.lane ORDER BY e.above) AS above
-                          FROM (SELECT k.consumer, k.lane, k.above, k.up_to FROM kept AS k
-                                 UNION ALL
-                                SELECT l.consumer, l.lane, 9223372036854775807, 9223372036854775807
-                                  FROM unnest($3, $4) AS l (consumer, lane)) AS e) AS g
-                 WHERE g.above < g.up_to
-            )
-            SELECT sum(found.deliveries), array_agg(part.consumer), array_agg(part.lane), array_agg(part.above), array_agg(part.up_to)
-              FROM part
-             CROSS JOIN LATERAL (SELECT count(*) FROM %s AS d
-                                  WHERE d.consumer = part.consumer AND d.lane = part.lane
-                                    AND d.seq > part.above AND d.seq <= part.up_to) AS found (deliveries)
-             WHERE found.deliveries <> part.deliveries $query$, partition)
-           INTO v_differ, v_consumers, v_lanes, v_aboves, v_up_tos USING starts_at, v_cluster, v_consumers, v_lanes;
-    END IF;
-    IF v_differ > v_rows / 4 THEN
-        EXECUTE format($query$
-            SELECT array_agg(u.seq), array_agg(u.created_at) FROM (
-                SELECT d.seq, d.created_at
-                  FROM %s AS d
-                 WHERE NOT EXISTS (
-                       SELECT FROM (SELECT unnest(a.seqs) AS seq, unnest(a.moments) AS created_at, a.consumer
-                                      FROM inbox.ack a WHERE a.created_at >= $1 AND a.created_at < $2) AS k
-                        WHERE k.seq = d.seq AND k.created_at = d.created_at AND k.consumer = d.consumer)
-                   AND NOT EXISTS (
-                       SELECT FROM inbox.redelivery s
-                        WHERE s.seq = d.seq AND s.created_at = d.created_at AND s.consumer = d.consumer AND s.cause = 'acked'
-                          AND s.created_at >= $3 AND s.created_at < $2)
-                 LIMIT $4
-            ) AS u $query$, partition)
-           INTO STRICT v_more_seqs, v_more_moments USING v_first, ends_at, starts_at, at_most;
-    ELSIF v_differ > 0 THEN
-        EXECUTE format($query$
-            SELECT array_agg(u.seq), array_agg(u.created_at) FROM (
-                SELECT d.seq, d.created_at
-                  FROM unnest($5, $6, $7, $8) AS part (consumer, lane, above, up_to)
-                 CROSS JOIN LATERAL (
-                       SELECT q.seq, q.created_at, q.consumer FROM %s AS q
-                        WHERE q.consumer = part.consumer AND q.lane = part.lane AND q.seq > part.above AND q.seq <= part.up_to
-                       OFFSET 0) AS d
-                 WHERE NOT EXISTS (
-                       SELECT FROM (SELECT unnest(s.seqs) AS seq, unnest(s.moments) AS created_at, s.consumer
-                                      FROM unnest($5, $6, $7, $8) AS part (consumer, lane, above, up_to)
-                                     CROSS JOIN LATERAL (
-                                           SELECT q.seqs, q.moments, q.consumer FROM inbox.ack AS q
-                                            WHERE q.created_at >= $1 AND q.created_at < $2
-                                              AND q.consumer = part.consumer AND q.lane = part.lane
-                                              AND q.last_seq > part.above
-                                              AND q.last_seq <= least(part.up_to, 9223372036854771712) + 4095
-                                           OFFSET 0) AS s) AS k
-                        WHERE k.seq = d.seq AND k.created_at = d.created_at AND k.consumer = d.consumer)
-                   AND NOT EXISTS (
-                       SELECT FROM inbox.redelivery s
-                        WHERE s.seq = d.seq AND s.created_at = d.created_at AND s.consumer = d.consumer AND s.cause = 'acked'
-                          AND s.created_at >= $3 AND s.created_at < $2)
-                 LIMIT $4
-            ) AS u $query$, partition)
-           INTO STRICT v_more_seqs, v_more_moments
-          USING v_first, ends_at, starts_at, at_most, v_consumers, v_lanes, v_aboves, v_up_tos;
-    END IF;
     RETURN QUERY EXECUTE format($query$
-        SELECT d.seq, d.created_at, d.message_id, d.lane, d.consumer, d.topic, d.key, d.tenant,
-               coalesce(e.cause, CASE WHEN d.seq <= (SELECT max(w.up_to) FROM inbox.watermark w
-                                                      WHERE w.consumer = d.consumer AND w.lane = d.lane AND w.created_at = $4 AND w.cluster = $5)
-                                      THEN 'inserted late' ELSE 'unclaimed' END)
-          FROM %s AS d
-          LEFT JOIN LATERAL (
-               SELECT r.cause FROM inbox.redelivery r
-                WHERE r.seq = d.seq AND r.created_at = d.created_at AND (r.consumer = d.consumer) IS TRUE
-                ORDER BY r.entry DESC LIMIT 1) AS e ON true
-         WHERE d.seq = ANY ($1) AND (d.seq, d.created_at) IN (SELECT p.seq, p.created_at FROM unnest($1, $2) AS p (seq, created_at))
-         ORDER BY d.created_at LIMIT $3 $query$, partition)
-     USING v_seqs || v_more_seqs, v_moments || v_more_moments, at_most, starts_at, v_cluster;
+        SELECT m.seq, m.created_at, m.message_id, m.lane, e.consumer, m.topic, m.key, m.tenant, e.cause
+          FROM (SELECT DISTINCT ON (r.seq, r.created_at, r.consumer) r.seq, r.created_at, r.consumer, r.cause
+                  FROM inbox.deferral AS r
+                 WHERE r.created_at >= $1 AND r.created_at < $2 AND r.cause <> 'acked'
+                   AND NOT EXISTS (
+                       SELECT FROM inbox.deferral AS s
+                        WHERE s.seq = r.seq AND s.created_at = r.created_at AND s.consumer = r.consumer AND s.cause = 'acked'
+                          AND s.created_at >= $1 AND s.created_at < $2)
+                 ORDER BY r.seq, r.created_at, r.consumer, r.entry DESC) AS e
+         CROSS JOIN LATERAL (SELECT * FROM %s AS q WHERE q.seq = e.seq AND q.created_at = e.created_at LIMIT 1) AS m
+         WHERE EXISTS (SELECT FROM inbox.subscription AS s
+                        WHERE s.consumer = e.consumer AND inbox.brings(s, m.topic, m.seq, m.xid, $4))
+         LIMIT $3 $query$, partition) USING starts_at, ends_at, at_most, v_base;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    RETURN QUERY EXECUTE format($query$
+        WITH p AS MATERIALIZED (SELECT * FROM inbox.positions_of($1)),
+        uncovered AS (
+            SELECT p.consumer, 'unclaimed' AS cause, m.*
+              FROM p
+             CROSS JOIN LATERAL (SELECT * FROM %1$s AS q WHERE q.lane = p.lane AND q.seq > p.up_to OFFSET 0) AS m
+             UNION ALL
+            SELECT p.consumer, 'inserted late', m.*
+              FROM (SELECT * FROM %1$s AS q
+                     WHERE (q.xid::text)::bigint >= (SELECT min(pg_snapshot_xmin(p.snapshot)::text::bigint) FROM p) OFFSET 0) AS m
+              JOIN p ON p.lane = m.lane AND m.seq <= p.up_to
+             WHERE NOT inbox.covers(p.up_to, p.snapshot, p.late_up_to, p.late_snapshot, m.seq, m.xid, $3)
+        )
+        SELECT m.seq, m.created_at, m.message_id, m.lane, m.consumer, m.topic, m.key, m.tenant, m.cause
+          FROM uncovered AS m
+         WHERE EXISTS (SELECT FROM inbox.subscription AS s
+                        WHERE s.consumer = m.consumer AND inbox.brings(s, m.topic, m.seq, m.xid, $3))
+           AND (SELECT true FROM inbox.deferral AS e
+                 WHERE e.seq = m.seq AND e.created_at = m.created_at AND (e.consumer = m.consumer) IS TRUE LIMIT 1) IS NULL
+         LIMIT $2 $query$, partition) USING starts_at, at_most - v_found, v_base;
 END
 $body$;
-COMMENT ON FUNCTION inbox.unsettled_deliveries IS
-    'the deliveries of a partition that are not acked, up to at_most; cause is that of the last entry in the log, or unclaimed, or inserted late (below what was verified)';
+COMMENT ON FUNCTION inbox.unsettled_messages IS
+    'the deliveries of a partition to subscribed consumers that are not acked, up to at_most; cause is that of the last entry in the log, or unclaimed, or inserted late (below the position)';
 
-CREATE TRIGGER delivery_doorbell AFTER INSERT ON inbox.delivery
+CREATE TRIGGER message_doorbell AFTER INSERT ON inbox.message
     FOR EACH STATEMENT
     WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 101)
           AND current_setting('pillarbox.two_phase', true) IS DISTINCT FROM 'on')
-    EXECUTE FUNCTION outbox.ring_doorbell('inbox_delivery');
+    EXECUTE FUNCTION outbox.ring_doorbell('inbox_message');
 
 CREATE TABLE inbox.dead_letter (
     LIKE outbox.dead_letter INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING COMMENTS,
     CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at)
 ) PARTITION BY RANGE (created_at);
-COMMENT ON TABLE inbox.dead_letter IS 'deliveries that were given up, with the reason; PENDING until retried or discarded';
+COMMENT ON TABLE inbox.dead_letter IS 'deliveries that could not be handled, with the reason; PENDING until retried or discarded';
 CREATE INDEX dead_letter_status_idx ON inbox.dead_letter (status, created_at);
 CREATE INDEX dead_letter_topic_idx ON inbox.dead_letter (topic, created_at);
 CREATE INDEX dead_letter_reason_idx ON inbox.dead_letter (left(error_reason, 80), created_at);

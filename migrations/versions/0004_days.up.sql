@@ -1,5 +1,5 @@
--- Owner part: missing partitions made without pg_partman, by relays and consumers: as long as one of
--- them runs, a forgotten scheduler lets no row be refused.
+-- Owner part: partitions made without pg_partman: where it isn't, and by relays and consumers, so that a
+-- forgotten scheduler lets no row be refused as long as one of them runs.
 
 SET LOCAL ROLE {owner};
 
@@ -14,18 +14,16 @@ SET datestyle = 'ISO, MDY'
 SET intervalstyle = 'postgres'
 AS $body$
 DECLARE
-    v_partition text;
+    v_partition text := outbox.partition_name(parent, starts_at);
     x record;
 BEGIN
-    SELECT n.nspname, c.relname, q.span, t.relpersistence = 'u' AS is_unlogged, array_to_string(t.reloptions, ', ') AS options, s.spcname
+    SELECT q.span, t.relpersistence = 'u' AS is_unlogged, array_to_string(t.reloptions, ', ') AS options, s.spcname
       INTO STRICT x
       FROM outbox.partition_policy q
       JOIN pg_class c ON c.oid = q.parent_table::regclass
-      JOIN pg_namespace n ON n.oid = c.relnamespace
       JOIN pg_class t ON t.oid = q.template::regclass
       LEFT JOIN pg_tablespace s ON s.oid = c.reltablespace
      WHERE q.parent_table = parent;
-    v_partition := format('%I.%I', x.nspname, x.relname || '_p' || to_char(starts_at, outbox.name_format(parent, x.span)));
     EXECUTE format('CREATE %s TABLE %s (LIKE %s INCLUDING ALL EXCLUDING IDENTITY EXCLUDING STATISTICS)%s%s',
                    CASE WHEN x.is_unlogged THEN 'UNLOGGED' END, v_partition, parent::regclass,
                    ' WITH (' || x.options || ')', ' TABLESPACE ' || quote_ident(x.spcname));
@@ -88,5 +86,10 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.make_days IS
     'create the missing partitions of all tables, without pg_partman; returns what could not be created, and why';
+
+-- A new consumer's first messages may be some days old.
+SELECT outbox.make_partition(p.parent_table, outbox.begin_of(p.span, now() - n * interval '24 hours'))
+  FROM outbox.partition_policy p CROSS JOIN generate_series(1, p.premake) AS n;
+SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
 
 RESET ROLE;

@@ -7,10 +7,6 @@ CREATE FUNCTION outbox.missing_partitions(parent text)
 RETURNS TABLE (starts_at timestamptz, ends_at timestamptz)
 LANGUAGE sql STABLE ROWS 10
 SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
-SET jit = off
 BEGIN ATOMIC
     WITH policy AS MATERIALIZED (
         SELECT q.span, q.follows, outbox.begin_of(q.span, now()) AS begins_at,
@@ -61,18 +57,10 @@ DECLARE
     v_table text;
     v_end timestamptz;
     v_from timestamptz;
-    v_missing timestamptz[];
     v_partition regclass;
     v_has_rows boolean;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent FOR UPDATE;
-    IF p.follows IS NOT NULL THEN
-        RAISE EXCEPTION '% follows %: its partitions are as wide as those', parent, p.follows
-            USING ERRCODE = 'invalid_parameter_value', HINT = format('set the interval of %s instead', p.follows);
-    END IF;
-    IF p.span = set_interval.span THEN
-        RETURN;
-    END IF;
     v_tables := parent || ARRAY(SELECT q.parent_table FROM outbox.partition_policy q WHERE q.follows = parent ORDER BY 1);
     -- The first partition of the new width that begins after the current ones end.
     v_from := outbox.begin_of(set_interval.span, now()) + set_interval.span;
@@ -82,12 +70,9 @@ BEGIN
         v_from := greatest(v_from, v_end);
     END LOOP;
     FOREACH v_table IN ARRAY v_tables LOOP
-        SELECT array_agg(d ORDER BY d) INTO v_missing
-          FROM generate_series(outbox.begin_of(p.span, now()), v_from - interval '1 microsecond', p.span) AS d
-         WHERE NOT EXISTS (SELECT FROM outbox.partitions(v_table) x WHERE x.starts_at < d + p.span AND x.ends_at > d);
-        IF v_missing IS NOT NULL THEN
-            PERFORM {partman}.create_partition_time(p_parent_table := v_table, p_partition_times := v_missing);
-        END IF;
+        PERFORM outbox.make_partition(v_table, d)
+           FROM generate_series(outbox.begin_of(p.span, now()), v_from - interval '1 microsecond', p.span) AS d
+          WHERE NOT EXISTS (SELECT FROM outbox.partitions(v_table) x WHERE x.starts_at < d + p.span AND x.ends_at > d);
         FOR v_partition IN SELECT x.partition FROM outbox.partitions(v_table) x WHERE x.starts_at >= v_from LOOP
             EXECUTE format('SELECT EXISTS (SELECT FROM %s)', v_partition) INTO v_has_rows;
             IF v_has_rows THEN
@@ -106,7 +91,5 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.set_interval IS
     'change the width of future partitions of a table and its followers: empty ones are replaced, the others are kept until their retention is over';
-
-SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
 
 RESET ROLE;

@@ -1,4 +1,4 @@
--- Owner part: the policy, the daily partitions made with pg_partman, and their state.
+-- Owner part: the policy, the daily partitions, and their state.
 
 SET LOCAL ROLE {owner};
 
@@ -15,6 +15,10 @@ CREATE TABLE outbox.partition_policy (
     gate         text,
     keep_table   boolean  NOT NULL DEFAULT false,
     CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
+    CONSTRAINT followed_in_all UNIQUE (parent_table, span, retention, premake, keep_table),
+    -- Followers have their leader's policy, so that none of its rows is ever without the rows that record its outcome.
+    CONSTRAINT kept_as_the_table_that_it_follows FOREIGN KEY (follows, span, retention, premake, keep_table)
+        REFERENCES outbox.partition_policy (parent_table, span, retention, premake, keep_table) ON UPDATE CASCADE,
     CONSTRAINT follows_another CHECK (follows <> parent_table),
     -- A follower's partition is held by the one that it follows, and by nothing else.
     CONSTRAINT held_in_one_way CHECK (num_nonnulls(follows, unsettled, gate) <= 1),
@@ -34,7 +38,7 @@ COMMENT ON COLUMN outbox.partition_policy.minimum IS
     'how late a message can reach its consumer, by your delays and retries: the least retention; null: no minimum';
 COMMENT ON COLUMN outbox.partition_policy.premake IS 'number of future partitions';
 COMMENT ON COLUMN outbox.partition_policy.follows IS
-    'the table whose rows this one''s rows are about: its partitions are made with those of that table, and dropped after them';
+    'the table whose rows this one''s rows are about: it has the policy of that table; its partitions are made with those, and dropped after them';
 COMMENT ON COLUMN outbox.partition_policy.unsettled IS
     'SQL condition: a partition with such a row is never dropped; an index should answer it';
 COMMENT ON COLUMN outbox.partition_policy.gate IS
@@ -42,67 +46,30 @@ COMMENT ON COLUMN outbox.partition_policy.gate IS
 COMMENT ON COLUMN outbox.partition_policy.keep_table IS
     'whether an expired partition is kept as an ordinary table after its detach, ready to be archived, instead of being dropped';
 
--- Followers have their leader's policy, so that none of its rows is ever without the rows that record
--- its outcome: a value of their own is rejected, and the leader's values are copied to them.
-CREATE FUNCTION outbox.follow_policy() RETURNS trigger
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $body$
-DECLARE
-    v_leader outbox.partition_policy;
-    v_refused record;
-BEGIN
-    SELECT f.parent_table, f.follows INTO v_refused
-      FROM written n
-      JOIN outbox.partition_policy f ON f.parent_table = n.parent_table
-      LEFT JOIN outbox.partition_policy l ON l.parent_table = f.follows AND l.follows IS NULL
-     WHERE f.follows IS NOT NULL
-       AND (f.span, f.retention, f.premake, f.keep_table) IS DISTINCT FROM (l.span, l.retention, l.premake, l.keep_table)
-     LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION '% follows %: it is partitioned and kept as that table is', v_refused.parent_table, v_refused.follows
-            USING ERRCODE = 'check_violation', HINT = format('set the policy of %s instead', v_refused.follows);
-    END IF;
-    FOR v_leader IN
-        SELECT q.* FROM outbox.partition_policy q JOIN written n ON n.parent_table = q.parent_table
-         WHERE EXISTS (SELECT FROM outbox.partition_policy f WHERE f.follows = q.parent_table)
-    LOOP
-        UPDATE outbox.partition_policy f
-           SET span = v_leader.span, retention = v_leader.retention, premake = v_leader.premake, keep_table = v_leader.keep_table
-         WHERE f.follows = v_leader.parent_table
-           AND (f.span, f.retention, f.premake, f.keep_table)
-               IS DISTINCT FROM (v_leader.span, v_leader.retention, v_leader.premake, v_leader.keep_table);
-    END LOOP;
-    RETURN NULL;
-END
-$body$;
-COMMENT ON FUNCTION outbox.follow_policy IS 'pass a table''s policy on to the tables that follow it, and refuse other values for those';
-CREATE TRIGGER partition_policy_inserted AFTER INSERT ON outbox.partition_policy
-    REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION outbox.follow_policy();
-CREATE TRIGGER partition_policy_updated AFTER UPDATE ON outbox.partition_policy
-    REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION outbox.follow_policy();
-
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled, gate) VALUES
     ('outbox.message',     'created_at', 'outbox.message_template',     '7 days',  NULL, 'outbox.unsettled_messages'),
     ('outbox.dead_letter', 'created_at', 'outbox.dead_letter_template', '30 days', 'status = ''PENDING''', NULL),
     ('inbox.receipt',      'message_at', 'inbox.receipt_template',      '14 days', NULL, NULL),
-    ('inbox.delivery',     'created_at', 'inbox.delivery_template',     '7 days',  NULL, 'inbox.unsettled_deliveries'),
-    ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''', NULL);
+    ('inbox.message',      'created_at', 'inbox.message_template',      '7 days',  NULL, 'inbox.unsettled_messages'),
+    ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''', NULL),
+    -- If a cancelled job has no topic, its message never arrived: it is settled.
+    ('inbox.job',          'message_at', 'inbox.job_template',          '14 days',
+     'finished_at IS NULL AND NOT (state = ''waiting'' AND topic IS NULL)', NULL),
+    ('inbox.suspect',      'message_at', 'inbox.suspect_template',      '14 days', NULL, NULL);
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, follows) VALUES
-    ('outbox.settlement', 'created_at', 'outbox.settlement_template', '7 days', 'outbox.message'),
     ('outbox.deferral',   'created_at', 'outbox.deferral_template',   '7 days', 'outbox.message'),
-    ('outbox.watermark',  'created_at', 'outbox.watermark_template',  '7 days', 'outbox.message'),
-    ('inbox.ack',         'created_at', 'inbox.ack_template',         '7 days', 'inbox.delivery'),
-    ('inbox.redelivery',  'created_at', 'inbox.redelivery_template',  '7 days', 'inbox.delivery'),
-    ('inbox.watermark',   'created_at', 'inbox.watermark_template',   '7 days', 'inbox.delivery');
+    ('outbox.position',   'created_at', 'outbox.position_template',   '7 days', 'outbox.message'),
+    ('inbox.deferral',    'created_at', 'inbox.deferral_template',    '7 days', 'inbox.message'),
+    ('inbox.position',    'created_at', 'inbox.position_template',    '7 days', 'inbox.message');
 -- The defaults: 6 days of delay, then 8 retries of 5 minutes by the relay, and by the consumer.
-UPDATE outbox.partition_policy SET minimum = '6 days 80 minutes' WHERE parent_table = 'inbox.receipt';
+UPDATE outbox.partition_policy SET minimum = '6 days 80 minutes' WHERE parent_table IN ('inbox.receipt', 'inbox.job');
 
 CREATE TABLE outbox.upkeep (
     is_it         boolean     NOT NULL DEFAULT true,
     awaited_at    timestamptz NOT NULL DEFAULT now(),
     succeeded_at  timestamptz,
     accepted_at   timestamptz,
+    detached_at   timestamptz,
     longest_pause interval    NOT NULL DEFAULT '3 days',
     CONSTRAINT upkeep_pkey PRIMARY KEY (is_it),
     CONSTRAINT one_row CHECK (is_it),
@@ -113,6 +80,7 @@ COMMENT ON TABLE outbox.upkeep IS 'when the upkeep last succeeded, whatever driv
 COMMENT ON COLUMN outbox.upkeep.awaited_at IS 'when the tables were created';
 COMMENT ON COLUMN outbox.upkeep.succeeded_at IS 'when it last completed; null: never';
 COMMENT ON COLUMN outbox.upkeep.accepted_at IS 'when outbox.accept_clock() was called; null: not since the last success';
+COMMENT ON COLUMN outbox.upkeep.detached_at IS 'when pg_cron or pillarbox maintain last looked for partitions to detach; null: never';
 COMMENT ON COLUMN outbox.upkeep.longest_pause IS
     'after a longer pause the clock isn''t trusted: nothing is dropped until outbox.accept_clock() is called';
 
@@ -260,16 +228,13 @@ CREATE TABLE outbox.retiring_partition (
     parent_table text        NOT NULL,
     starts_at    timestamptz NOT NULL,
     ends_at      timestamptz NOT NULL,
-    planned_at   timestamptz DEFAULT now(),
-    detach_by    text,
+    planned_at   timestamptz NOT NULL DEFAULT now(),
+    detach_by    text        NOT NULL,
     CONSTRAINT retiring_partition_pkey PRIMARY KEY (partition)
 );
 COMMENT ON TABLE outbox.retiring_partition IS
-    'expired partitions: recorded before their detach and until their drop, so that no detached one is lost';
-COMMENT ON COLUMN outbox.retiring_partition.planned_at IS
-    'when the upkeep first found it expired; null: it isn''t any more, but a planned job may still detach it';
-COMMENT ON COLUMN outbox.retiring_partition.detach_by IS
-    'what will detach it: pg_cron, pillarbox maintain or outbox.maintain(); null: nothing yet, so one that is detached was detached by hand';
+    'partitions that are about to be detached: recorded before it, and until their drop, so that no detached one is lost';
+COMMENT ON COLUMN outbox.retiring_partition.detach_by IS 'what detaches it: pg_cron or pillarbox maintain';
 
 CREATE TABLE outbox.dropped_partition (
     parent_table text        NOT NULL,
@@ -284,102 +249,37 @@ COMMENT ON TABLE outbox.dropped_partition IS
 COMMENT ON COLUMN outbox.dropped_partition.newest IS
     'for receipts, jobs and suspects: the newest message_at dropped; null: the partition was empty';
 
--- Reads the catalog: names differ between pg_partman 4 and 5.
-CREATE FUNCTION outbox.partitions(parent text)
-RETURNS TABLE (partition regclass, starts_at timestamptz, ends_at timestamptz, is_default boolean, detach_pending boolean, owner oid)
-LANGUAGE sql STABLE ROWS 100
-SET search_path = pg_catalog, pg_temp
-SET datestyle = 'ISO, MDY'  -- other styles abbreviate the time zone, which is ambiguous
-BEGIN ATOMIC
-    SELECT i.inhrelid::regclass,
-           nullif(split_part(split_part(b.bound, ' TO (', 1), '''', 2), '')::timestamptz,
-           nullif(split_part(split_part(b.bound, ' TO (', 2), '''', 2), '')::timestamptz,
-           b.bound = 'DEFAULT', i.inhdetachpending, b.owner
-      FROM pg_inherits i
-     CROSS JOIN LATERAL (
-           SELECT c.relowner, pg_get_expr(c.relpartbound, 0) FROM pg_class c WHERE c.oid = i.inhrelid
-           OFFSET 0  -- reads pg_class and the bound once per partition
-           ) AS b (owner, bound)
-     WHERE i.inhparent = to_regclass(parent)
-     ORDER BY 2;
-END;
-COMMENT ON FUNCTION outbox.partitions IS 'the partitions of a table, with their bounds, oldest first';
-
 CREATE FUNCTION outbox.begin_of(span interval, moment timestamptz) RETURNS timestamptz
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 RETURN date_trunc(CASE span WHEN interval '1 hour' THEN 'hour' WHEN interval '1 day' THEN 'day' ELSE 'week' END, moment, 'UTC');
 COMMENT ON FUNCTION outbox.begin_of IS 'the start of the hour, day or week of a time, in UTC';
 
--- For partman.part_config. The name of a partition of any width, read by the format of another
--- width, gives the start of its day: pg_partman 4 orders partitions by that.
-CREATE FUNCTION outbox.name_format(parent text, span interval) RETURNS text
+-- The name of a partition of any width, read by the format of another width, gives the start of its day:
+-- pg_partman 4 orders partitions by that.
+CREATE FUNCTION outbox.name_format(span interval) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+RETURN CASE WHEN span < interval '1 day' THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD' END;
+COMMENT ON FUNCTION outbox.name_format IS 'the format of the names of partitions of this width';
+
+CREATE FUNCTION outbox.partition_name(parent text, starts_at timestamptz) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
-BEGIN ATOMIC
-    -- Not outbox.partitions(), which reads all bounds.
-    SELECT CASE WHEN EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-                              WHERE i.inhparent = to_regclass(parent) AND c.relname ~ '_p\d{4}_\d\d_\d\d')
-                THEN CASE WHEN span < interval '1 day' THEN 'YYYY_MM_DD_HH24MI' ELSE 'YYYY_MM_DD' END
-                ELSE CASE WHEN span < interval '1 day' THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD' END END;
-END;
-COMMENT ON FUNCTION outbox.name_format IS 'the format of the names that pg_partman gives to partitions of this width';
-
--- Configures pg_partman for a new table, registers partitions restored from a dump, and restores settings that
--- were changed. pg_partman's own retention is off: pillarbox uses outbox.finish_detached(). If somebody turns it
--- on, retention_keep_table makes pg_partman detach partitions that it would otherwise drop with unsettled rows.
-CREATE FUNCTION outbox.adopt_table(parent text) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
-AS $body$
-DECLARE
-    p outbox.partition_policy;
-    v_major int := (SELECT split_part(extversion, '.', 1)::int FROM pg_extension WHERE extname = 'pg_partman');
-    v_default regclass;
-BEGIN
-    SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
-    IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
-        IF EXISTS (SELECT FROM outbox.partitions(parent)) THEN
-            -- create_parent() would fail with "would overlap partition".
-            INSERT INTO {partman}.part_config (parent_table, control, partition_type, partition_interval, premake, template_table, datetime_string)
-            SELECT parent, p.control, CASE WHEN v_major >= 5 THEN 'range' ELSE 'native' END, p.span::text, p.premake, p.template,
-                   outbox.name_format(parent, p.span);
-        ELSIF v_major >= 5 THEN
-            -- create_parent() exists in every version, its successor create_partition() only since 5.4.
-            EXECUTE 'SELECT {partman}.create_parent(p_parent_table := $1, p_control := $2, p_interval := $3, p_type := ''range'','
-                    ' p_premake := $4, p_template_table := $5, p_default_table := false, p_jobmon := false)'
-              USING p.parent_table, p.control, p.span::text, p.premake, p.template;
-        ELSE
-            EXECUTE 'SELECT {partman}.create_parent(p_parent_table := $1, p_control := $2, p_interval := $3, p_type := ''native'','
-                    ' p_premake := $4, p_template_table := $5, p_jobmon := false)'
-              USING p.parent_table, p.control, p.span::text, p.premake, p.template;
-            -- 4.x always creates a DEFAULT partition, which rules out DETACH CONCURRENTLY and hides gaps.
-            SELECT x.partition INTO v_default FROM outbox.partitions(parent) x WHERE x.is_default;
-            IF v_default IS NOT NULL THEN
-                EXECUTE format('DROP TABLE %s', v_default);
-            END IF;
-        END IF;
-    END IF;
-    UPDATE {partman}.part_config c
-       SET control = p.control, epoch = 'none', partition_interval = p.span::text, premake = p.premake,
-           datetime_string = outbox.name_format(parent, p.span), template_table = p.template,
-           infinite_time_partitions = true, undo_in_progress = false, automatic_maintenance = 'off',
-           retention = NULL, retention_schema = NULL, retention_keep_table = true, retention_keep_index = true,
-           constraint_cols = NULL, inherit_privileges = false, ignore_default_data = true, jobmon = false
-     WHERE c.parent_table = parent;
-END
-$body$;
-COMMENT ON FUNCTION outbox.adopt_table IS 'configure pg_partman for a table of the policy; safe to repeat';
+BEGIN ATOMIC
+    SELECT format('%I.%I', n.nspname, c.relname || '_p' || to_char(starts_at, outbox.name_format(p.span)))
+      FROM outbox.partition_policy p
+      JOIN pg_class c ON c.oid = p.parent_table::regclass
+      JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE p.parent_table = parent;
+END;
+COMMENT ON FUNCTION outbox.partition_name IS 'the name of the partition of a table that begins at this time';
 
 -- Created again after its drop, because the clock had jumped: dropped receipts must not count as new.
 CREATE FUNCTION outbox.keep_forgotten(parent text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
 AS $body$
 DECLARE
     v_has_older boolean;
@@ -408,7 +308,9 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.keep_forgotten IS 'refuse receipts that a partition which was created again may have held';
 
-CREATE FUNCTION outbox.make_partitions(parent text) RETURNS integer
+-- The one place that creates partitions: by pg_partman if a migration has installed it, which is what
+-- outbox.make_with_partman says, else by outbox.make_partition(), as relays and consumers do.
+CREATE FUNCTION outbox.make_partitions(parent text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'  -- pg_partman computes bounds in the session's time zone
@@ -418,42 +320,37 @@ SET lock_timeout = '5s'
 SET jit = off  -- compilation would take longer than execution
 AS $body$
 DECLARE
-    v_before int;
     v_missing timestamptz[];
     v_unmade timestamptz;
 BEGIN
-    SELECT count(*) INTO v_before FROM pg_inherits WHERE inhparent = parent::regclass;
-    PERFORM outbox.adopt_table(parent);
-    -- Trust the catalog, not run_maintenance(): 4.7 creates one more after noon, 5.0 creates none for
-    -- an empty table, 5.5 turns errors into warnings, and no version fills gaps.
-    SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
-    IF v_missing IS NOT NULL THEN
+    IF EXISTS (SELECT FROM outbox.missing_partitions(parent)) THEN
         -- Another upkeep may be creating them.
-        BEGIN
-            PERFORM pg_advisory_xact_lock(hashtextextended('outbox.make_partitions ' || parent, 0));
-        EXCEPTION WHEN lock_not_available THEN
-            RAISE EXCEPTION 'timed out waiting for the lock that creates partitions: pillarbox doctor names a session that has no right to hold it'
-                USING ERRCODE = 'lock_not_available';
-        END;
+        PERFORM pg_advisory_xact_lock(hashtextextended('outbox.make_partitions ' || parent, 0));
         SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
     END IF;
+    IF to_regprocedure('outbox.make_with_partman(text, timestamptz[])') IS NOT NULL THEN
+        PERFORM outbox.make_with_partman(parent, v_missing);
+    ELSE
+        PERFORM outbox.make_partition(parent, m.starts_at)
+           FROM unnest(v_missing) AS m (starts_at)
+          WHERE to_regclass(outbox.partition_name(parent, m.starts_at)) IS NULL;
+    END IF;
+    -- Trust the catalog: pg_partman 5.5 turns errors into warnings, and a table may have the name.
     IF v_missing IS NOT NULL THEN
-        PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
         SELECT min(m.starts_at) INTO v_unmade FROM outbox.missing_partitions(parent) m;
         IF v_unmade IS NOT NULL THEN
-            RAISE EXCEPTION 'upkeep of % created no partition that begins at %; if there is a table %, attach, rename or drop it', parent, v_unmade,
-                (SELECT parent || '_p' || to_char(v_unmade, outbox.name_format(parent, p.span)) FROM outbox.partition_policy p WHERE p.parent_table = parent);
+            RAISE EXCEPTION 'upkeep of % created no partition that begins at %; if there is a table %, attach, rename or drop it',
+                parent, v_unmade, outbox.partition_name(parent, v_unmade);
         END IF;
     END IF;
     PERFORM outbox.keep_forgotten(parent);
     -- In the same transaction: no partition of a leader is ever seen without those of its followers.
     PERFORM outbox.make_partitions(q.parent_table)
        FROM (SELECT f.parent_table FROM outbox.partition_policy f WHERE f.follows = parent ORDER BY 1) q;
-    RETURN (SELECT count(*) FROM pg_inherits WHERE inhparent = parent::regclass) - v_before;
 END
 $body$;
 COMMENT ON FUNCTION outbox.make_partitions IS
-    'create future partitions of a table and of its followers, and fill gaps; returns how many were created for the table itself';
+    'create future partitions of a table and of its followers, and fill gaps';
 
 -- While the clock is behind, now() would let the first upkeep after its correction remove a new receipt.
 CREATE FUNCTION outbox.receipt_time() RETURNS timestamptz
@@ -465,27 +362,30 @@ END;
 COMMENT ON FUNCTION outbox.receipt_time IS 'the time of a new foreign receipt: now, or that of the last upkeep if the clock is behind it';
 ALTER TABLE inbox.foreign_receipt ALTER COLUMN received_at SET DEFAULT outbox.receipt_time();
 
-CREATE FUNCTION outbox.trim_foreign_receipts_batch() RETURNS integer
+CREATE FUNCTION outbox.trim_batch(of_table text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $body$
 DECLARE
-    v_count int;
+    v_count int := 0;
 BEGIN
     IF outbox.clock_problem() IS NOT NULL THEN
         RETURN 0;
+    ELSIF of_table = 'inbox.foreign_receipt' THEN
+        DELETE FROM inbox.foreign_receipt
+         WHERE ctid = ANY (ARRAY(
+             SELECT f.ctid FROM inbox.foreign_receipt f
+              WHERE f.received_at < now() - (SELECT retention FROM outbox.partition_policy WHERE parent_table = 'inbox.receipt')
+              ORDER BY f.received_at LIMIT 1000));
+    ELSE
+        DELETE FROM outbox.operation
+         WHERE id = ANY (ARRAY(SELECT o.id FROM outbox.operation o WHERE o.asked_at < now() - interval '90 days' ORDER BY o.asked_at LIMIT 1000));
     END IF;
-    DELETE FROM inbox.foreign_receipt
-     WHERE ctid = ANY (ARRAY(
-         SELECT f.ctid FROM inbox.foreign_receipt f
-          WHERE f.received_at < now() - (SELECT retention FROM outbox.partition_policy WHERE parent_table = 'inbox.receipt')
-          ORDER BY f.received_at LIMIT 1000));
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END
 $body$;
-
-COMMENT ON FUNCTION outbox.trim_foreign_receipts_batch IS
-    'delete up to 1,000 foreign receipts past the retention of inbox.receipt; returns how many';
+COMMENT ON FUNCTION outbox.trim_batch IS
+    'delete up to 1,000 foreign receipts past the retention of inbox.receipt, or operations that were started more than 90 days ago; returns how many';
 
 RESET ROLE;

@@ -65,15 +65,6 @@ CREATE TABLE inbox.suspect_template (LIKE inbox.suspect INCLUDING DEFAULTS INCLU
 -- Rows are short-lived.
 ALTER TABLE inbox.suspect_template SET (autovacuum_vacuum_scale_factor = 0.02);
 
--- If a cancelled job has no topic, its message never arrived: it is settled.
-INSERT INTO outbox.partition_policy (parent_table, control, template, retention, minimum, unsettled) VALUES
-    ('inbox.job',     'message_at', 'inbox.job_template',     '14 days', '6 days 80 minutes',
-     'finished_at IS NULL AND NOT (state = ''waiting'' AND topic IS NULL)'),
-    ('inbox.suspect', 'message_at', 'inbox.suspect_template', '14 days', NULL, NULL);
-SELECT outbox.adopt_table(parent_table), outbox.make_partitions(parent_table)
-  FROM outbox.partition_policy
- WHERE parent_table IN ('inbox.job', 'inbox.suspect');
-
 -- A job is recorded when a worker has room for it. Until then only the postgres broker has it, as a
 -- delivery to a consumer that has had jobs of that topic.
 CREATE VIEW inbox.job_status AS
@@ -109,21 +100,20 @@ COMMENT ON COLUMN inbox.job_status.is_known IS 'whether it is in inbox.job: a wo
 -- Like outbox.message_life: the known events in the life of each message on this side.
 CREATE VIEW inbox.message_life AS
 SELECT d.message_id, d.created_at AS delivery_at, d.created_at AS at, 'delivered' AS step,
-       'inbox.delivery' AS source, d.created_at AS partition_at,
+       'inbox.message' AS source, d.created_at AS partition_at,
        d.consumer, 0 AS attempts, CAST(NULL AS timestamptz) AS due_at, CAST(NULL AS text) AS by, CAST(NULL AS text) AS reason
-  FROM inbox.delivery AS d
+  FROM inbox.covered_delivery AS d
  UNION ALL
-SELECT d.message_id, d.created_at, a.acked_at, 'acked', 'inbox.ack', a.created_at, d.consumer, 0, NULL, NULL, NULL
-  FROM inbox.delivery AS d
-  JOIN inbox.ack AS a
-    ON a.created_at = date_bin('15 minutes', d.created_at, '2000-01-01 00:00:00+00')
-   AND a.consumer = d.consumer AND a.lane = d.lane
-   AND a.last_seq >= d.seq AND a.last_seq < d.seq + 4096 AND a.first_seq <= d.seq
-   AND d.seq = ANY (a.seqs) AND d.created_at = ANY (a.moments)
+SELECT d.message_id, d.created_at, d.covered_at, 'acked', 'inbox.position', d.created_at, d.consumer, 0, NULL, NULL, NULL
+  FROM inbox.covered_delivery AS d
+ WHERE d.covered_at IS NOT NULL
+   -- Otherwise the log has what became of it.
+   AND (SELECT true FROM inbox.deferral AS e
+         WHERE e.seq = d.seq AND e.created_at = d.created_at AND (e.consumer = d.consumer) IS TRUE LIMIT 1) IS NULL
  UNION ALL
-SELECT d.message_id, d.created_at, e.entered_at, e.cause, 'inbox.redelivery', e.created_at, d.consumer, e.attempts, e.due_at, NULL, NULL
-  FROM inbox.delivery AS d
-  JOIN inbox.redelivery AS e ON e.seq = d.seq AND e.created_at = d.created_at AND (e.consumer = d.consumer) IS TRUE
+SELECT d.message_id, d.created_at, e.entered_at, e.cause, 'inbox.deferral', e.created_at, e.consumer, e.attempts, e.due_at, NULL, NULL
+  FROM inbox.message AS d
+ CROSS JOIN LATERAL (SELECT * FROM inbox.deferral AS q WHERE q.seq = d.seq AND q.created_at = d.created_at OFFSET 0) AS e
  UNION ALL
 SELECT r.message_id, NULL, r.received_at, 'handled', 'inbox.receipt', r.message_at, r.consumer, 0, NULL, NULL, NULL
   FROM inbox.receipt AS r
@@ -160,7 +150,7 @@ COMMENT ON COLUMN inbox.message_life.delivery_at IS 'when the delivery was creat
 COMMENT ON COLUMN inbox.message_life.at IS 'when it was recorded; handled: when the handler''s transaction began';
 COMMENT ON COLUMN inbox.message_life.step IS
     'delivered, refused, blocked, open, found, acked: of the postgres broker; started, handled; job_queued and so on; dead_letter, retry_failed, retry_succeeded, discarded';
-COMMENT ON COLUMN inbox.message_life.source IS 'the table that tells';
+COMMENT ON COLUMN inbox.message_life.source IS 'the table that records it';
 COMMENT ON COLUMN inbox.message_life.partition_at IS 'the moment by which that table is partitioned';
 COMMENT ON COLUMN inbox.message_life.due_at IS 'when it is delivered or retried next, or until when a worker has leased the job';
 COMMENT ON COLUMN inbox.message_life.by IS 'the worker of a job, what gave the message up, or who discarded the dead letter';

@@ -35,27 +35,6 @@ COMMENT ON COLUMN outbox.operation.stopped_by IS 'the name of the person who sto
 
 CREATE INDEX operation_asked_idx ON outbox.operation (asked_at);
 
-CREATE FUNCTION outbox.trim_operations() RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $body$
-DECLARE
-    v_count int;
-BEGIN
-    IF outbox.clock_problem() IS NOT NULL THEN
-        RETURN 0;
-    END IF;
-    DELETE FROM outbox.operation
-     WHERE id = ANY (ARRAY(
-         SELECT o.id FROM outbox.operation o
-          WHERE o.asked_at < now() - interval '90 days'
-          ORDER BY o.asked_at LIMIT 1000));
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
-END
-$body$;
-COMMENT ON FUNCTION outbox.trim_operations IS 'delete up to 1,000 operations that were started more than 90 days ago; the upkeep calls it';
-
 -- Infinity in one row would hold its partition for ever, or empty every list that shows it: Python has
 -- no datetime outside of these years. No BETWEEN, which a dump would write in another form.
 DO $moments$

@@ -11,17 +11,15 @@ depends_on = None
 def upgrade() -> None:
     """Run the SQL files."""
     for file in (
-        "versions/0001_roles.up.sql",
         "versions/0002_outbox.up.sql",
         "versions/0003_inbox.up.sql",
-        "grants_on_partman.sql",
+        "versions/0005_jobs.up.sql",
         "versions/0004_partitions.up.sql",
         "versions/0004_intervals.up.sql",
         "versions/0004_days.up.sql",
         "versions/0004_retention.up.sql",
         "versions/0004_upkeep.up.sql",
-        "versions/0005_jobs.up.sql",
-        "versions/0006_promises.up.sql",
         "versions/0007_operations.up.sql",
+        "versions/0006_promises.up.sql",
     ):
         run(file)

@@ -17,16 +17,13 @@ Alembic compares nothing, so there is nothing to leave out. pillarbox's migratio
 their own version table (`outbox.alembic_version`), so your history never branches.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
 from outbox.postgres.sql_files import load
-
-IncludeName: TypeAlias = Callable[[str | None, str, Mapping[str, Any]], bool]
-IncludeObject: TypeAlias = Callable[[Any, str | None, str, bool, Any], bool]
 
 _OUR_SCHEMAS: Final = frozenset({"outbox", "inbox"})
 
@@ -40,57 +37,36 @@ class LeaveOut:
     Args:
         connection: Alembic's connection; first queried when Alembic calls a filter, so
             that no transaction begins before Alembic's.
-        include_name, include_object: your own filters, called for everything else.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        include_name: IncludeName | None = None,
-        include_object: IncludeObject | None = None,
-    ) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._include_name = include_name
-        self._include_object = include_object
 
     def include_name(
         self, name: str | None, type_: str, parent_names: Mapping[str, Any]
     ) -> bool:
         """Return whether to compare the database object with this name."""
-        if type_ == "schema" and name in _OUR_SCHEMAS:
-            return False
-        if type_ == "table" and self._is_left_out(
-            parent_names.get("schema_name"), name
-        ):
-            return False
-        return self._include_name is None or self._include_name(
-            name, type_, parent_names
-        )
+        if type_ == "schema":
+            return name not in _OUR_SCHEMAS
+        schema = parent_names.get("schema_name")
+        return type_ != "table" or not self._is_left_out(schema, name)
 
     def include_object(
         self,
         object_: Any,
         name: str | None,
         type_: str,
-        reflected: bool,
-        compare_to: Any,
+        _reflected: bool,
+        _compare_to: Any,
     ) -> bool:
         """Return whether to compare an object of the models or of the database."""
-        if type_ == "table" and self._is_left_out(object_.schema, name):
-            return False
-        return self._include_object is None or self._include_object(
-            object_, name, type_, reflected, compare_to
-        )
+        return type_ != "table" or not self._is_left_out(object_.schema, name)
 
     def _is_left_out(self, schema: str | None, table: str | None) -> bool:
         if schema in _OUR_SCHEMAS:
             return True
-        return (schema or self._default_schema, table) in self._tables
-
-    @property
-    def _default_schema(self) -> str | None:
-        return self._connection.dialect.default_schema_name
+        default = self._connection.dialect.default_schema_name
+        return (schema or default, table) in self._tables
 
     @cached_property
     def _tables(self) -> frozenset[tuple[str | None, str | None]]:

@@ -1,9 +1,10 @@
 """The interface of the checks of `pillarbox doctor`, and their findings."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import Names
@@ -22,20 +23,26 @@ class Severity(StrEnum):
     """This role lacks the privilege to check it; the remedy names one that has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A problem, and what to paste to fix it.
 
     Attributes:
-        check: the name of the check that found it.
         remedy: SQL or a command, with a comment where it needs one; if neither
             helps, what to do instead.
+        check: the name of the check that found it.
     """
 
-    check: str
     severity: Severity
     finding: str
     remedy: str
+    check: str = ""
+
+
+error: Final = partial(Finding, Severity.ERROR)
+warning: Final = partial(Finding, Severity.WARNING)
+hint: Final = partial(Finding, Severity.HINT)
+unknown: Final = partial(Finding, Severity.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +56,7 @@ class Installation:
 
     owner: str
     names: Names
-    has_partman: bool
     has_cron: bool
-
-    @property
-    def partman(self) -> str | None:
-        """The schema of pg_partman; None if it isn't installed."""
-        return self.names.partman_schema if self.has_partman else None
 
     @property
     def migrate(self) -> str:
@@ -63,8 +64,10 @@ class Installation:
         words = ["pillarbox migrate"]
         if self.names.role_prefix != Names().role_prefix:
             words.append(f"--role-prefix {self.names.role_prefix}")
-        if self.partman not in {None, Names().partman_schema}:
-            words.append(f"--partman-schema {self.partman}")
+        if self.names.partman_schema is None:
+            words.append("--without-partman")
+        elif self.names.partman_schema != Names().partman_schema:
+            words.append(f"--partman-schema {self.names.partman_schema}")
         if not self.has_cron:
             words.append("--without-cron")
         return " ".join(words)
@@ -75,3 +78,13 @@ class Installation:
 
 
 Check: TypeAlias = Callable[[AdministrationConnection, Installation], Iterator[Finding]]
+
+
+# The worst first. What could not be examined may be worse than a warning.
+_STATUS: Final = {Severity.ERROR: 3, Severity.UNKNOWN: 4, Severity.WARNING: 1}
+
+
+def status_of(findings: Sequence[Finding]) -> int:
+    """Return the exit status for findings."""
+    severities = {finding.severity for finding in findings}
+    return next((code for each, code in _STATUS.items() if each in severities), 0)

@@ -1,31 +1,28 @@
 """Check everything that the tables depend on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from typing import Final
 
-import psycopg
-
 from outbox.administration.check import Check, Finding, Installation, Severity
-from outbox.administration.checks.backlog import check_backlog, check_pins
-from outbox.administration.checks.broker import check_broker
+from outbox.administration.checks.backlog import check_backlog
+from outbox.administration.checks.by_statement import by_statement
 from outbox.administration.checks.cron import check_cron
-from outbox.administration.checks.extensions import check_extensions
+from outbox.administration.checks.failures import check_failures
 from outbox.administration.checks.foreign import check_foreign, may_be_read
-from outbox.administration.checks.grants import check_grants
 from outbox.administration.checks.locks import check_locks
-from outbox.administration.checks.partitions import check_partitions
+from outbox.administration.checks.pins import check_pins, check_sessions
+from outbox.administration.checks.readers import check_readers
 from outbox.administration.checks.retention import check_retention
 from outbox.administration.checks.roles import check_roles
-from outbox.administration.checks.row_security import check_row_security
-from outbox.administration.checks.schema import (
-    check_schema,
-    newest_version,
-    read_version,
-)
+from outbox.administration.checks.schema import check_schema
 from outbox.administration.checks.upkeep import check_standby, check_upkeep
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import Names
 from outbox.errors import PoolerError, UpkeepError
+from outbox.observability.measures.reading import PARTS, Scope, attempt
+from outbox.observability.overview import Overview, read_overview
 from outbox.postgres.pooler_check import refuse_pooler
 from outbox.postgres.sql_files import load
 
@@ -35,19 +32,29 @@ CHECKS: Final[dict[str, Check]] = {
     "foreign": check_foreign,
     "standby": check_standby,
     "schema": check_schema,
-    "extensions": check_extensions,
+    "extensions": by_statement(load("outbox", "check_extensions")),
     "roles": check_roles,
-    "grants": check_grants,
-    "row security": check_row_security,
+    "grants": by_statement(load("outbox", "check_grants")),
+    "row security": by_statement(load("outbox", "check_row_security")),
     "upkeep": check_upkeep,
     "cron": check_cron,
-    "partitions": check_partitions,
+    "partitions": by_statement(load("outbox", "check_partitions")),
     "retention": check_retention,
-    "backlog": check_backlog,
-    "broker": check_broker,
-    "pins": check_pins,
+    "readers": check_readers,
+    "sessions": check_sessions,
     "locks": check_locks,
 }
+QUICK: Final = ("upkeep", "partitions", "retention")
+"""The checks of the schema that `pillarbox status` and the page run, too."""
+OF_OVERVIEW: Final[dict[str, Callable[[Overview], Iterator[Finding]]]] = {
+    "backlog": check_backlog,
+    "failures": check_failures,
+    "pins": check_pins,
+}
+_PATIENT: Final = Scope(
+    parts=[part for part in PARTS if part not in {"rate", "upkeep"}],
+    patience=timedelta(minutes=1),
+)
 
 
 def examine(
@@ -60,26 +67,58 @@ def examine(
     Raises:
         UpkeepError: the database doesn't contain pillarbox's schema.
     """
+    here = _find_installation(connection)
+    if not may_be_read(connection, here.names):  # these two read only the catalog
+        for name in ("foreign", "roles"):
+            yield name, _run(name, connection, here)
+        return
+    for name in CHECKS:
+        yield name, _run(name, connection, here)
+    overview = read_overview(connection, _PATIENT)
+    yield "measurement", list(overview.missing)
+    for name, check in OF_OVERVIEW.items():
+        yield name, _named(name, check(overview))
+
+
+def examine_quickly(
+    connection: AdministrationConnection,
+) -> tuple[Overview, tuple[Finding, ...]]:
+    """Measure the database, and run the checks that take little time.
+
+    Returns the measurement and the findings, worst first; there is none if all is well.
+
+    Raises:
+        UpkeepError: the database doesn't contain pillarbox's schema.
+    """
+    overview = read_overview(connection)
+    found = [*overview.missing, *run_checks(connection, QUICK)]
+    for name, check in OF_OVERVIEW.items():
+        found += _named(name, check(overview))
+    order = list(Severity)
+    return overview, tuple(sorted(found, key=lambda it: order.index(it.severity)))
+
+
+def run_checks(
+    connection: AdministrationConnection, names: Iterable[str]
+) -> list[Finding]:
+    """Run some of the quick checks, each for a limited time."""
+    here = _find_installation(connection)
+    patience = Scope().patience
+    return [it for name in names for it in _run(name, connection, here, patience)]
+
+
+def _find_installation(connection: AdministrationConnection) -> Installation:
     row = connection.execute(load("outbox", "find_names")).fetchone()
     if row is None:
         raise UpkeepError(
             "this database has no table outbox.message; run pillarbox migrate"
         )
     owner, role_prefix, partman, has_cron = row
-    here = Installation(
+    return Installation(
         owner=owner,
-        names=Names(
-            role_prefix=role_prefix,
-            partman_schema=partman or Names().partman_schema,
-        ),
-        has_partman=partman is not None,
+        names=Names(role_prefix=role_prefix, partman_schema=partman),
         has_cron=has_cron,
     )
-    checks = CHECKS
-    if not may_be_read(connection, here.names):  # these two read only the catalog
-        checks = {"foreign": check_foreign, "roles": check_roles}
-    for name, check in checks.items():
-        yield name, list(_run(name, check, connection, here))
 
 
 def check_pooler(url: str) -> list[Finding]:
@@ -90,46 +129,26 @@ def check_pooler(url: str) -> list[Finding]:
     try:
         refuse_pooler(url)
     except PoolerError as error:
-        return [
-            Finding(
-                check="pooler",
-                severity=Severity.ERROR,
-                finding=str(error),
-                remedy="give commands, relays and consumers the URL of PostgreSQL"
-                " itself or of a pool in session mode",
-            )
-        ]
+        remedy = (
+            "give commands, relays and consumers the URL of PostgreSQL itself or of a"
+            " pool in session mode"
+        )
+        return [Finding(Severity.ERROR, str(error), remedy, "pooler")]
     return []
 
 
 def _run(
-    name: str, check: Check, connection: AdministrationConnection, here: Installation
-) -> Iterator[Finding]:
-    try:
-        yield from check(connection, here)
-    except psycopg.errors.InsufficientPrivilege as error:
-        yield Finding(
-            check=name,
-            severity=Severity.UNKNOWN,
-            finding=f"this role lacks privileges: {error.diag.message_primary}",
-            remedy="run pillarbox doctor as a superuser or as a member of"
-            f" {here.role('monitor')} and pg_monitor",
-        )
-    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction) as error:
-        yield Finding(
-            check=name,
-            severity=Severity.ERROR,
-            finding=f"part of the schema is missing: {error.diag.message_primary}",
-            remedy=_remedy_for_missing(connection, here),
-        )
+    name: str,
+    connection: AdministrationConnection,
+    here: Installation,
+    patience: timedelta | None = None,
+) -> list[Finding]:
+    def check() -> list[Finding]:
+        return list(CHECKS[name](connection, here))
+
+    found = attempt(connection, name, check, patience)
+    return _named(name, [found] if isinstance(found, Finding) else found)
 
 
-def _remedy_for_missing(
-    connection: AdministrationConnection, here: Installation
-) -> str:
-    if read_version(connection) != newest_version():
-        return here.migrate
-    return (
-        "it was dropped: run its statement, which pillarbox migrate --sql prints, as"
-        f" {here.owner}; then: {here.migrate}"
-    )
+def _named(name: str, findings: Iterable[Finding]) -> list[Finding]:
+    return [replace(finding, check=name) for finding in findings]

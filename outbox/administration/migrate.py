@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 
 from outbox.administration.names import Names
-from outbox.duration import exact_duration, write_duration
+from outbox.duration import write_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder
 from outbox.postgres.connection import PIN_SESSION, conninfo, sqlalchemy_url
@@ -20,7 +20,9 @@ from outbox.postgres.pooler_check import refuse_pooler
 from outbox.postgres.sql_files import load
 
 LOCK_TIMEOUT: Final = timedelta(seconds=10)
-"""How long a migration waits for a lock by default."""
+"""How long a migration waits for each lock, while writers queue."""
+DAYS_AHEAD: Final = 30
+"""For how many days a migration without pg_cron creates partitions by default."""
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 # Alembic keeps the state of a migration in globals.
 _ONE_AT_A_TIME: Final = ThreadLock()
@@ -30,84 +32,57 @@ _MISSING_ALEMBIC: Final = (
 
 
 def migrate(
-    url: str,
+    database: str | Connection,
     *,
     with_cron: bool = True,
-    drop_jobs_of: str | None = None,
+    days_ahead: int = DAYS_AHEAD,
     role_prefix: str = "pillarbox",
-    partman_schema: str = "partman",
-    lock_timeout: timedelta = LOCK_TIMEOUT,
+    partman_schema: str | None = "partman",
 ) -> None:
     """Bring the database's schema up to date; a second run changes nothing.
 
     Everything happens in one transaction; a second one, which doesn't block writers,
-    validates constraints that the first one added to tables with rows.
+    validates constraints that the first one added to tables with rows. Alembic runs
+    only one migration at a time: don't call this in an env.py.
 
     Args:
-        url: the database, with a role that may create roles, schemas and extensions.
+        database: its URL, with a role that may create roles, schemas and extensions; or
+            a connection of yours, with any driver, whose transaction is used if it has
+            begun one (with an `AsyncConnection`: `await connection.run_sync(migrate)`).
         with_cron: let pg_cron run the upkeep every hour; otherwise run
             `pillarbox maintain` from another scheduler.
-        drop_jobs_of: a database whose jobs that look like pillarbox's are removed from
-            pg_cron, such as the one of which this is a copy; None for none. Those whose
-            database no longer exists are removed in any case.
+        days_ahead: without pg_cron, the days for which rows are accepted even if
+            nothing runs the upkeep; at least the week that any migration creates.
         role_prefix: the prefix of the eight roles' names.
-        partman_schema: the schema of pg_partman, which is installed there if missing.
-        lock_timeout: how long to wait for each lock that another session holds, while
-            writers queue; twelve times as long for another migration.
+        partman_schema: the schema of pg_partman, which is installed there if missing;
+            None: pillarbox makes the partitions itself. A later migration with a schema
+            lets pg_partman continue with those that exist.
 
     Raises:
-        MigrationError: the migration failed; the message says what to do, and names the
-            sessions that hold the locks it could not get.
+        MigrationError: the migration failed; the message says what to do, and, if it
+            connected itself, names the sessions that hold the locks it could not get.
         DatabaseUnavailableError: the database is unreachable.
         ConfigError: alembic isn't installed, an argument is invalid, or the URL leads
             to a pooler in transaction mode.
     """
+    url = database if isinstance(database, str) else None
     config = _config(
         role_prefix,
         partman_schema,
-        url=url,
+        **({"connection": database} if url is None else {"url": url}),
         with_cron=with_cron,
-        drop_jobs_of=drop_jobs_of,
-        lock_timeout=lock_timeout,
+        days_ahead=days_ahead,
     )
-    refuse_pooler(url)
+    if url is not None:
+        refuse_pooler(url)
     _run(lambda command: command.upgrade(config, "head"), url)
-
-
-def migrate_on(
-    connection: Connection,
-    *,
-    with_cron: bool = True,
-    role_prefix: str = "pillarbox",
-    partman_schema: str = "partman",
-    lock_timeout: timedelta = LOCK_TIMEOUT,
-) -> None:
-    """Do what `migrate` does on your own connection, with any driver.
-
-    Uses the connection's transaction if it has begun one, else a new one. With an
-    `AsyncConnection`: `await connection.run_sync(migrate_on)`. Don't call it in an
-    env.py, since Alembic runs only one migration at a time.
-
-    Raises:
-        MigrationError: the migration failed; the message says what to do.
-        ConfigError: alembic isn't installed, or an argument is invalid.
-    """
-    config = _config(
-        role_prefix,
-        partman_schema,
-        connection=connection,
-        with_cron=with_cron,
-        lock_timeout=lock_timeout,
-    )
-    _run(lambda command: command.upgrade(config, "head"))
 
 
 def unmigrate(
     url: str,
     *,
     role_prefix: str = "pillarbox",
-    partman_schema: str = "partman",
-    lock_timeout: timedelta = LOCK_TIMEOUT,
+    partman_schema: str | None = "partman",
     tell: Callable[[str], None] | None = None,
 ) -> None:
     """Remove the schema with all its data; keep roles and extensions that are in use.
@@ -121,14 +96,7 @@ def unmigrate(
         DatabaseUnavailableError: the database is unreachable.
         ConfigError: as for `migrate`.
     """
-    config = _config(
-        role_prefix,
-        partman_schema,
-        url=url,
-        remove=True,
-        lock_timeout=lock_timeout,
-        tell=tell,
-    )
+    config = _config(role_prefix, partman_schema, url=url, remove=True, tell=tell)
     refuse_pooler(url)
     _run(lambda command: command.upgrade(config, "head"), url)
 
@@ -136,12 +104,12 @@ def unmigrate(
 def migration_sql(
     *,
     with_cron: bool = True,
+    days_ahead: int = DAYS_AHEAD,
     role_prefix: str = "pillarbox",
-    partman_schema: str = "partman",
+    partman_schema: str | None = "partman",
     remove: bool = False,
     part: str | None = None,
     from_version: str | None = None,
-    lock_timeout: timedelta = LOCK_TIMEOUT,
 ) -> str:
     """Return the SQL of `migrate` or `unmigrate`, for psql with ON_ERROR_STOP.
 
@@ -155,38 +123,28 @@ def migration_sql(
     Raises:
         ConfigError: alembic isn't installed, or an argument is invalid.
     """
-    if from_version is not None and remove:
+    if remove and (part, from_version) != (None, None):
         raise ConfigError(
-            f"from_version={from_version}: a removal doesn't need it; leave it out"
+            f"part={part}, from_version={from_version}: an administrator runs the whole"
+            " removal, from any version; leave them out"
         )
-    if part is not None and remove:
-        raise ConfigError(
-            f"part={part}: an administrator runs the whole removal; leave it out"
-        )
+    if part not in {None, "administrator", "owner"}:
+        raise ConfigError(f"part={part!r}: use administrator or owner")
     config = _config(
         role_prefix,
         partman_schema,
         with_cron=with_cron,
+        days_ahead=days_ahead,
         remove=remove,
         from_version=from_version,
-        lock_timeout=lock_timeout,
+        part=part,
     )
     if from_version is not None:
         _check_version(from_version, config)
     output = config.output_buffer = io.StringIO()
     way = "head" if from_version is None else f"{from_version}:head"
     _run(lambda command: command.upgrade(config, way, sql=True))
-    script = output.getvalue()
-    if part is None:
-        return script
-    from outbox.migrations.parts import Part, part_of
-
-    if part not in set(Part):
-        raise ConfigError(f"part={part!r}: use {' or '.join(Part)}")
-    chosen: str = part_of(
-        script, Part(part), Names(role_prefix=role_prefix).role("owner")
-    )
-    return chosen
+    return output.getvalue()
 
 
 def _check_version(version: str, config: Any) -> None:
@@ -201,18 +159,7 @@ def _check_version(version: str, config: Any) -> None:
         )
 
 
-def _config(
-    role_prefix: str,
-    partman_schema: str,
-    *,
-    lock_timeout: timedelta = LOCK_TIMEOUT,
-    **attributes: Any,
-) -> Any:
-    if not timedelta(milliseconds=1) <= lock_timeout <= timedelta(days=1):
-        raise ConfigError(
-            f"lock_timeout={exact_duration(lock_timeout)}: must be above 0s and"
-            " at most 1d"
-        )
+def _config(role_prefix: str, partman_schema: str | None, **attributes: Any) -> Any:
     names = Names(role_prefix=role_prefix, partman_schema=partman_schema)
     names.check()
     try:
@@ -224,7 +171,7 @@ def _config(
         "script_location", str(files("outbox.migrations")).replace("%", "%%")
     )
     config.set_main_option("path_separator", "os")
-    config.attributes.update(attributes, names=names, lock_timeout=lock_timeout)
+    config.attributes.update(attributes, names=names)
     if "url" in attributes:
         config.attributes["url"] = sqlalchemy_url(attributes["url"])
     return config
@@ -257,8 +204,8 @@ def _raise(error: DBAPIError, url: str | None) -> NoReturn:
         raise MigrationError(
             "timed out waiting for a lock:"
             f" {_list_lockers(url) or 'another session holds it'};"
-            " nothing was changed: end that session's transaction, or try again with a"
-            " longer --lock-timeout"
+            " nothing was changed: end that session's transaction, or try again when"
+            " it has ended"
         ) from error
     if isinstance(error, SQLAlchemyOperationalError):
         raise DatabaseUnavailableError(

@@ -27,11 +27,12 @@ class Names:
     Attributes:
         role_prefix: put before `_owner`, `_relay` and so on, so that two
             applications can share a cluster.
-        partman_schema: the schema where pg_partman is or will be installed.
+        partman_schema: the schema where pg_partman is or will be installed; None: the
+            installation does without it.
     """
 
     role_prefix: str = "pillarbox"
-    partman_schema: str = "partman"
+    partman_schema: str | None = "partman"
 
     def check(self) -> None:
         """Reject names that aren't plain, since they end up in DDL.
@@ -41,7 +42,7 @@ class Names:
         """
         for name in ("role_prefix", "partman_schema"):
             value = getattr(self, name)
-            if not _PLAIN_NAME.fullmatch(value):
+            if value is not None and not _PLAIN_NAME.fullmatch(value):
                 raise ConfigError(
                     f"{name}={value!r}: use at most 40 lower-case letters,"
                     " digits and underscores, and don't begin with a digit"
@@ -52,9 +53,15 @@ class Names:
         return f"{self.role_prefix}_{name}"
 
     def fill(self, script: str) -> str:
-        """Replace `{owner}` with the quoted role, `{owner_name}` with a literal."""
+        """Replace `{owner}` with the quoted role, `{owner_name}` with a literal.
+
+        Without pg_partman, `{partman_name}` is NULL.
+        """
         names = {role: self.role(role) for role in ROLES}
-        names["partman"] = self.partman_schema
+        if self.partman_schema is None:
+            script = script.replace("{partman_name}", "NULL")
+        else:
+            names["partman"] = self.partman_schema
         for placeholder, name in names.items():
             script = script.replace(f"{{{placeholder}}}", f'"{name}"')
             script = script.replace(f"{{{placeholder}_name}}", f"'{name}'")

@@ -12,9 +12,10 @@ from outbox.administration.retention import Policy, read_policies
 from outbox.administration.size import write_size
 from outbox.administration.upkeep import UpkeepStep, plan_upkeep
 from outbox.duration import exact_duration
+from outbox.logs.printable import count
 from outbox.postgres.sql_files import load
 
-_SIGNS: Final = {
+SIGNS: Final = {
     "past": "·",
     "held": "!",
     "detached": "~",
@@ -87,7 +88,7 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
         f"{policy.parent_table}: kept {exact_duration(policy.retention)},"
         f" {policy.premake} ahead"
     )
-    yield f"  {''.join(_SIGNS[p.place] for p in partitions)}"
+    yield f"  {''.join(SIGNS[p.place] for p in partitions)}"
     for p in partitions:
         if p.place != "ahead":
             rows = "? rows" if p.rows is None else f"~{p.rows:,} rows"
@@ -96,21 +97,19 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
             if p.query is not None:
                 many = "at least " if p.unsettled == 1000 else ""
                 line += f"  {many}{p.unsettled} unsettled: {p.query}"
-            if p.place == "default":
-                line += "  no partition can be detached concurrently"
             yield line
             if p.reason is not None:
                 yield f"    {p.reason}"
     if ahead := [p for p in partitions if p.place == "ahead"]:
         size = write_size(sum(p.bytes for p in ahead))
         begin, end = (_at(at, moment) for at in (ahead[0].starts_at, ahead[-1].ends_at))
-        count = f"{len(ahead)} partitions"
-        yield f"  {begin}  ahead    {count:>16} {size:>9}  up to {end}"
+        number = count(len(ahead), "partition")
+        yield f"  {begin}  ahead    {number:>16} {size:>9}  up to {end}"
 
 
 def legend() -> str:
     """Explain the characters of the timeline."""
-    return ", ".join(f"{sign} {place}" for place, sign in _SIGNS.items())
+    return ", ".join(f"{sign} {place}" for place, sign in SIGNS.items())
 
 
 def _at(moment: datetime | None, form: str) -> str:

@@ -19,10 +19,9 @@ INTERVALS: Final = {
 }
 _MIN_RETENTION: Final = timedelta(days=1)
 _MAX_RETENTION: Final = timedelta(days=36500)
-_MIN_PREMAKE: Final = 3
-_MAX_PREMAKE: Final = 100
-_MIN_AHEAD: Final = timedelta(days=1)
 _PREMAKE: Final = {"hourly": 48, "daily": 7, "weekly": 4}
+"""How many partitions are made ahead: at least two days, to fix a failed upkeep. More
+would slow down the planner, which reads all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,19 @@ class Policy:
     keep_table: bool
     follows: str | None
 
+    def as_json(self) -> dict[str, object]:
+        """Return it for JSON, with durations in seconds."""
+        minimum = self.minimum
+        return {
+            "table": self.parent_table,
+            "interval_seconds": int(self.span.total_seconds()),
+            "retention_seconds": int(self.retention.total_seconds()),
+            "premake": self.premake,
+            "minimum_seconds": minimum and int(minimum.total_seconds()),
+            "keep_table": self.keep_table,
+            "follows": self.follows,
+        }
+
 
 def read_policies(connection: AdministrationConnection) -> list[Policy]:
     """Return the policy of every table, each followed by those that follow it."""
@@ -61,7 +73,6 @@ def change_policy(
     table: str,
     *,
     retention: timedelta | None = None,
-    premake: int | None = None,
     interval: str | None = None,
     minimum: timedelta | None = None,
     keep_table: bool | None = None,
@@ -73,8 +84,6 @@ def change_policy(
         interval: hourly, daily or weekly. Empty future partitions are replaced by
             those of the new width, from the end of the current hour, day and week on;
             the others are kept until their retention is over.
-        premake: with a new interval the default is two days of hours, seven days or
-            four weeks.
         minimum: the longest time after which a message can still reach its consumer,
             given your delays and retries.
 
@@ -86,13 +95,11 @@ def change_policy(
     """
     old = _find(table, read_policies(connection))
     span = old.span if interval is None else _span(interval, old.parent_table)
-    if premake is None:
-        premake = old.premake if span == old.span else _PREMAKE[str(interval)]
     new = replace(
         old,
         span=span,
         retention=old.retention if retention is None else retention,
-        premake=premake,
+        premake=old.premake if span == old.span else _PREMAKE[str(interval)],
         minimum=old.minimum if minimum is None else minimum,
         keep_table=old.keep_table if keep_table is None else keep_table,
     )
@@ -146,19 +153,6 @@ def _check(policy: Policy) -> None:
                 f" {_MAX_RETENTION.days} days, a hundred years, since timestamps don't"
                 f" reach back further; write {_MAX_RETENTION.days}d or less"
             )
-    if not _MIN_PREMAKE <= policy.premake <= _MAX_PREMAKE:
-        raise ConfigError(
-            f"premake={policy.premake} of {policy.parent_table}: must be from"
-            f" {_MIN_PREMAKE} to {_MAX_PREMAKE}; fewer leave no time to fix a failed"
-            " upkeep, more slow down the planner"
-        )
-    if policy.premake * policy.span < _MIN_AHEAD:
-        raise ConfigError(
-            f"premake={policy.premake} of {policy.parent_table}: {policy.premake} of"
-            f" {exact_duration(policy.span)} reach less than a day ahead, which leaves"
-            " no time to fix a failed upkeep; use at least"
-            f" {_MIN_AHEAD // policy.span}"
-        )
     if policy.minimum is not None and policy.retention < policy.minimum:
         raise ConfigError(
             f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"

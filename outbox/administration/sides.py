@@ -1,6 +1,6 @@
 """What repairs need from the outbox and the inbox, which are loaded by entry points."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,10 +13,11 @@ from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.dead_letters.inspect import OnDiscard
-from outbox.dead_letters.retry import Retrier, RetryCounts
+from outbox.dead_letters.retry import Retrier
 from outbox.dead_letters.schedule import RetrySchedule
 from outbox.dead_letters.statement import Schema
 from outbox.events import Observer
+from outbox.postgres.advisory_lock import MAIN
 
 GROUP: Final = "pillarbox.sides"
 
@@ -27,13 +28,15 @@ class RetryOptions:
 
     Attributes:
         consumer: the consumer whose handlers are called, as `module:name`.
+        reader: the reader of the outbox whose relay retries.
     """
 
-    database: str | None
+    database: str
     broker: str | None
     codec: str | None
     consumer: str | None
     schedule: RetrySchedule | None
+    reader: str = MAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,8 @@ class Blocked:
     Attributes:
         key: the key that it blocks: later messages of that key wait, too. None if it
             waits alone.
-        consumer: the consumer that refused it; None if the broker did.
+        consumer: the consumer that refused it; None if a broker did.
+        reader: the reader of the outbox whose broker refused it.
         available_at: when it is tried again.
         last_error: why it was refused, if that was stored.
     """
@@ -53,6 +57,7 @@ class Blocked:
     id: UUID
     topic: str
     consumer: str | None = None
+    reader: str | None = None
     attempts: int
     created_at: datetime
     available_at: datetime
@@ -92,6 +97,16 @@ class JobRow:
     finished_at: datetime | None
     lease_until: datetime | None
 
+    @property
+    def since(self) -> datetime:
+        """When the job entered its current state."""
+        moments = {
+            "queued": self.queued_at,
+            "in_progress": self.started_at,
+            "waiting": self.cancel_requested_at,
+        }
+        return moments.get(self.state, self.finished_at) or self.queued_at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
@@ -121,7 +136,6 @@ class Side:
     Attributes:
         lacks: returns what is missing to retry its dead letters; None if nothing is.
         open_retrier: opens what retries them; the observer receives its events.
-        run_due: runs the schedule once; returns None if another replica is running it.
         list_blocked: the statement that lists refused messages, oldest first.
         count_blocked: the statement that counts the keys that they block.
     """
@@ -131,7 +145,6 @@ class Side:
     open_retrier: Callable[
         [RetryOptions, Observer], AbstractAsyncContextManager[Retrier]
     ]
-    run_due: Callable[[RetryOptions, Observer], Awaitable[RetryCounts | None]]
     list_blocked: LiteralString
     count_blocked: LiteralString
     on_discard: OnDiscard | None = None

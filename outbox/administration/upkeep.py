@@ -21,10 +21,8 @@ APPLICATION_NAME: Final = "pillarbox maintain"
 DETACH_WAIT: Final = timedelta(minutes=5)
 
 _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
-# After this time without a concurrent detach, the fallback detaches.
-_PATIENCE: Final = timedelta(hours=6)
 _SEE: Final = "run pillarbox doctor for the remedies"
-_DONE: Final = {"finalize": "finalized", "detach": "detached"}
+_DETACHED: Final = "detached"
 _FAILED: Final = "not detached"
 # Another upkeep has detached or dropped the partition, or is about to.
 _OVERTAKEN: Final = (
@@ -76,23 +74,21 @@ def accept_clock(connection: AdministrationConnection) -> None:
 def maintain(
     connection: AdministrationConnection,
     *,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     detach_wait: timedelta = DETACH_WAIT,
 ) -> None:
     """Create missing partitions, detach expired ones, and drop detached ones.
 
-    A member of the tables' owner detaches concurrently, which stalls no writer. For
-    other roles the routines detach under a short lock, with `lock_timeout` and retries.
-
     Args:
         connection: in autocommit mode.
-        tell: called with a line for each step.
-        detach_wait: how long a detach may wait for transactions that use the table, or
-            its completion for older transactions; the next run completes the rest.
+        report: called with a line for each step.
+        detach_wait: how long a detach may wait for transactions that use the table;
+            the next run completes it.
 
     Raises:
-        UpkeepError: another run is under way, or something failed; in the second case
-            `outbox.upkeep` also records the reason.
+        UpkeepError: another run is under way; something failed, which
+            `outbox.upkeep_failure` also records; or a partition is to be detached, and
+            this role isn't a member of the tables' owner, which alone may do that.
     """
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
         raise UpkeepError(
@@ -100,42 +96,42 @@ def maintain(
             " is, pillarbox doctor names the session that holds its lock"
         )
 
-    def hear(notice: psycopg.errors.Diagnostic) -> None:
+    def on_notice(notice: psycopg.errors.Diagnostic) -> None:
         # What the routines report of each partition; a hint makes it a warning.
         if notice.severity_nonlocalized == "NOTICE" and notice.message_hint is None:
-            tell(notice.message_primary or "")
+            report(notice.message_primary or "")
 
-    connection.add_notice_handler(hear)
+    connection.add_notice_handler(on_notice)
     try:
         # It would end the whole CALL: each step has limits of its own.
         connection.execute("SET statement_timeout = 0")
-        owner = _scalar(connection, load("outbox", "find_owner"))
+        ((owner, may_detach),) = connection.execute(load("outbox", "find_owner"))
         began_at = _scalar(connection, "SELECT clock_timestamp()")
-        patience = _PATIENCE if owner else timedelta(0)
-        problem = _run_routines(connection, patience, began_at)
+        problem = _run_routines(connection, began_at)
+        if not may_detach and not problem and _to_detach(connection):
+            problem = (
+                "partitions are past their retention, but only a member of"
+                f" {owner} may detach them: run pillarbox maintain as one, too"
+            )
         # The second time, the followers of tables whose partitions were dropped.
         for _ in range(2):
-            if owner is None or not _detach_expired(
-                connection, str(owner), detach_wait, tell
+            if not may_detach or not _detach_expired(
+                connection, owner, detach_wait, report
             ):
                 break
-            problem = _run_routines(connection, patience, began_at)
+            problem = _run_routines(connection, began_at)
     finally:
-        connection.remove_notice_handler(hear)
+        connection.remove_notice_handler(on_notice)
         connection.execute("RESET statement_timeout")
         connection.execute("SELECT pg_advisory_unlock(%s, %s)", _LOCK)
     if problem:
         raise UpkeepError(problem)
 
 
-def _run_routines(
-    connection: AdministrationConnection, patience: timedelta, began_at: object
-) -> str | None:
+def _run_routines(connection: AdministrationConnection, began_at: object) -> str | None:
     """Take all steps but concurrent detaches; return what failed since `began_at`."""
     try:
-        connection.execute(
-            "CALL outbox.maintain(patience => %s, since => %s)", (patience, began_at)
-        )
+        connection.execute("CALL outbox.maintain(since => %s)", (began_at,))
     except psycopg.errors.RaiseException as error:
         return f"{error.diag.message_primary}; {_SEE}"
     return None
@@ -145,62 +141,46 @@ def _detach_expired(
     connection: AdministrationConnection,
     owner: str,
     wait: timedelta,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> bool:
     """Detach partitions as planned; return whether there is more for the routines."""
-    # Clear the detaches that a killed run recorded but never began.
-    _forget_detaches(connection, owner)
+    discard = load("outbox", "discard_detaches")
     blocked = set()
     has_more = False
-    for step in plan_upkeep(connection):
-        if step.step not in _DONE or step.parent_table in blocked:
-            continue
-        outcome = _detach(connection, owner, step, wait)
-        if outcome in {_FAILED, *_DONE.values()}:
-            has_more = True
-        else:
-            blocked.add(step.parent_table)
-        tell(f"{step.partition}: {outcome}")
-    _forget_detaches(connection, owner)
+    connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
+    try:
+        # Those that a killed run recorded but never began.
+        connection.execute(discard)
+        for step in _to_detach(connection):
+            if step.parent_table not in blocked:
+                outcome = _detach(connection, step, wait)
+                if outcome in {_DETACHED, _FAILED}:
+                    has_more = True
+                else:
+                    blocked.add(step.parent_table)
+                report(f"{step.partition}: {outcome}")
+        connection.execute(discard)
+    finally:
+        connection.execute("RESET ROLE")
     return has_more
 
 
-def _forget_detaches(connection: AdministrationConnection, owner: str) -> None:
-    connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
-    try:
-        connection.execute(load("outbox", "forget_detaches"))
-    finally:
-        connection.execute("RESET ROLE")
+def _to_detach(connection: AdministrationConnection) -> list[UpkeepStep]:
+    return [step for step in plan_upkeep(connection) if step.step == "detach"]
 
 
 def _detach(
-    connection: AdministrationConnection, owner: str, step: UpkeepStep, wait: timedelta
+    connection: AdministrationConnection, step: UpkeepStep, wait: timedelta
 ) -> str:
-    if step.step == "finalize" and not _scalar(
-        connection, "SELECT outbox.may_finalize(to_regclass(%s))", (step.partition,)
-    ):
-        return (
-            "not detached yet: its detach is under way, or an older transaction is"
-            " open; the next run continues"
-        )
-    connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
+    connection.execute(load("outbox", "record_detach"), asdict(step))
+    milliseconds = round(wait.total_seconds() * 1000)
     try:
-        milliseconds = str(round(wait.total_seconds() * 1000))
-        connection.execute(
-            "SELECT set_config('statement_timeout', %s, false)", (milliseconds,)
-        )
-        if step.step == "detach":
-            connection.execute(load("outbox", "note_detach"), asdict(step))
+        connection.execute(f"SET statement_timeout = {milliseconds}".encode())
         connection.execute(step.statement.encode())
     except psycopg.errors.QueryCanceled:
-        still = (
-            "an older statement or transaction is still running"
-            if step.step == "finalize"
-            else f"a transaction is still using {step.parent_table}"
-        )
         return (
-            f"not detached yet: after {exact_duration(wait)} {still}; the next run"
-            " continues"
+            f"not detached yet: after {exact_duration(wait)} a transaction is still"
+            f" using {step.parent_table}; the next run continues"
         )
     except _OVERTAKEN as error:
         return f"not detached: {error.diag.message_primary}; the next run continues"
@@ -208,7 +188,7 @@ def _detach(
         if connection.broken:
             raise
         connection.execute(
-            load("outbox", "note_failed_detach"),
+            load("outbox", "record_failed_detach"),
             {
                 **asdict(step),
                 "failure": error.diag.message_primary,
@@ -219,8 +199,7 @@ def _detach(
         return _FAILED
     finally:
         connection.execute("SET statement_timeout = 0")
-        connection.execute("RESET ROLE")
-    return _DONE[step.step]
+    return _DETACHED
 
 
 def _scalar(

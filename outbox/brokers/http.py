@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
-from outbox.brokers.options import BrokerOptions, Duration, Flag, Number, Text, option
+from outbox.brokers.options import BrokerOptions, Form, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,46 +22,52 @@ class HttpOptions(BrokerOptions):
     }
 
     secret_env: str | None = option(
-        Text("the name of an environment variable"),
+        Form.text("the name of an environment variable"),
         side="relay",
         shown="required",
         help="the environment variable with the secrets, `whsec_…`, separated by white "
         "space; each signs every request",
     )
     unsigned: bool = option(
-        Flag(),
+        Form.flag(),
         False,
         side="relay",
         help="`true`: no secret and no signature, for receivers of plain CloudEvents",
     )
     allow_private: bool = option(
-        Flag(),
+        Form.flag(),
         False,
         side="relay",
         help="`true`: the target may be in a private network",
     )
     ca_file: str | None = option(
-        Text("the name of a file"),
+        Form.text("the name of a file"),
         side="relay",
         help="certificates in PEM to trust in addition to the system's",
     )
     max_connections: int = option(
-        Number(), 16, side="relay", help="open connections, and so parallel requests"
+        Form.number(),
+        16,
+        side="relay",
+        help="open connections, and so parallel requests",
     )
     max_payload_bytes: int = option(
-        Number(),
+        Form.number(),
         1024 * 1024,
         side="relay",
         help="a larger payload becomes a dead letter",
     )
     timeout: timedelta = option(
-        Duration(), timedelta(seconds=10), side="relay", help="for one request"
+        Form.duration(), timedelta(seconds=10), side="relay", help="for one request"
     )
     connect_timeout: timedelta = option(
-        Duration(), timedelta(seconds=5), side="relay", help="for opening a connection"
+        Form.duration(),
+        timedelta(seconds=5),
+        side="relay",
+        help="for opening a connection",
     )
     max_retry_after: timedelta = option(
-        Duration(),
+        Form.duration(),
         timedelta(minutes=2),
         side="relay",
         help="the longest pause that the target may request, for itself or for one "

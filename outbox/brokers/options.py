@@ -12,195 +12,114 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import partial
 from importlib.metadata import entry_points
 from ipaddress import ip_address
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from outbox.duration import exact_duration, read_duration
 from outbox.errors import ConfigError, UnknownImplementationError, shorten
-from outbox.url import split, without_password
+from outbox.url import scheme_of, split, without_password
 
 GROUP: Final = "outbox.broker_options"
 Side = Literal["relay", "consumer", "both"]
 _METADATA: Final = "option"
 
 
-class Form(Protocol):
-    """How an option's value is written, and which values are allowed."""
-
-    @property
-    def description(self) -> str:
-        """The expected form, phrased to follow the word "write"."""
-
-    def read(self, text: str) -> Any:
-        """Return the value; raise ValueError if the text is malformed."""
-
-    def write(self, value: Any) -> str:
-        """Return a value as text that `read` reads back."""
-
-    def allows(self, value: Any) -> bool:
-        """Return whether the value is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
-class Number:
-    """A whole number."""
+class Form:
+    """How an option's value is written, and which values are allowed.
 
-    least: int = 1
-    most: int | None = None
-
-    @property
-    def description(self) -> str:
-        """Name the bounds."""
-        end = "" if self.most is None else f" to {self.most}"
-        return f"a whole number from {self.least}{end}"
-
-    def read(self, text: str) -> int:
-        """Read decimal digits."""
-        if re.fullmatch(r"[0-9]{1,18}", text) is None:
-            raise ValueError
-        return int(text)
-
-    def write(self, value: int) -> str:
-        """Write decimal digits."""
-        return str(value)
-
-    def allows(self, value: int) -> bool:
-        """Compare with the bounds."""
-        return self.least <= value and (self.most is None or value <= self.most)
-
-
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """A duration, such as `90s`.
-
-    Args:
-        whole: whether it must be a whole number of seconds.
+    Attributes:
+        description: the expected form, phrased to follow the word "write".
+        read: returns the value; raises ValueError if the text is malformed.
+        allows: returns whether a value is allowed.
+        write: returns a value as text that `read` reads back.
     """
 
-    least: timedelta | None = None
-    most: timedelta | None = None
-    whole: bool = False
+    description: str
+    read: Callable[[str], Any] = str
+    allows: Callable[[Any], object] = bool
+    write: Callable[[Any], str] = str
 
-    @property
-    def description(self) -> str:
-        """Return examples and the bounds."""
-        kind = "whole seconds" if self.whole else "a duration"
-        bounds = "" if self.least is None else f" from {exact_duration(self.least)}"
-        bounds += "" if self.most is None else f" to {exact_duration(self.most)}"
-        return f"{kind}{bounds or ' above 0'}, such as 30s or 2m"
+    @classmethod
+    def number(cls, least: int = 1, most: int | None = None) -> Self:
+        """Allow whole numbers within these bounds."""
+        end = "" if most is None else f" to {most}"
+        return cls(
+            f"a whole number from {least}{end}",
+            _digits,
+            lambda value: least <= value and (most is None or value <= most),
+        )
 
-    def read(self, text: str) -> timedelta:
-        """Read a duration as the command line does."""
-        try:
-            return read_duration("", text)
-        except ConfigError:
-            raise ValueError from None
+    @classmethod
+    def duration(
+        cls,
+        least: timedelta | None = None,
+        most: timedelta | None = None,
+        *,
+        whole: bool = False,
+    ) -> Self:
+        """Allow durations, such as `90s`; with `whole`, in whole seconds."""
+        kind = "whole seconds" if whole else "a duration"
+        bounds = "" if least is None else f" from {exact_duration(least)}"
+        bounds += "" if most is None else f" to {exact_duration(most)}"
 
-    def write(self, value: timedelta) -> str:
-        """Write a duration exactly."""
-        return exact_duration(value)
+        def allows(value: timedelta) -> bool:
+            return (
+                (value > timedelta(0) if least is None else value >= least)
+                and (most is None or value <= most)
+                and not (whole and value % timedelta(seconds=1))
+            )
 
-    def allows(self, value: timedelta) -> bool:
-        """Compare with the bounds."""
-        return (
-            (value > timedelta(0) if self.least is None else value >= self.least)
-            and (self.most is None or value <= self.most)
-            and not (self.whole and value % timedelta(seconds=1))
+        return cls(
+            f"{kind}{bounds or ' above 0'}, such as 30s or 2m",
+            partial(read_duration, ""),
+            allows,
+            exact_duration,
+        )
+
+    @classmethod
+    def flag(cls) -> Self:
+        """Allow `true` and `false`, and nothing else."""
+        return cls(
+            "true or false",
+            lambda text: _FLAGS.get(text, text),
+            lambda value: isinstance(value, bool),
+            lambda value: "true" if value else "false",
+        )
+
+    @classmethod
+    def choice(cls, *words: str) -> Self:
+        """Allow a few words."""
+        return cls(f"one of {', '.join(words)}", allows=lambda value: value in words)
+
+    @classmethod
+    def text(
+        cls, description: str = "a text", test: Callable[[str], object] = bool
+    ) -> Self:
+        """Allow any text that isn't empty and passes a test."""
+        return cls(description, allows=lambda value: bool(value) and bool(test(value)))
+
+    @classmethod
+    def names(cls, description: str = "names, separated by commas") -> Self:
+        """Allow several names, separated by commas."""
+        return cls(
+            description,
+            lambda text: tuple(name for name in text.split(",") if name),
+            lambda value: value and all(name and "," not in name for name in value),
+            ",".join,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """True or false."""
-
-    @property
-    def description(self) -> str:
-        """Name both words."""
-        return "true or false"
-
-    def read(self, text: str) -> bool:
-        """Read `true` or `false`, and nothing else."""
-        if text not in {"true", "false"}:
-            raise ValueError
-        return text == "true"
-
-    def write(self, value: bool) -> str:
-        """Write `true` or `false`."""
-        return "true" if value else "false"
-
-    def allows(self, value: bool) -> bool:
-        """Allow both values."""
-        return isinstance(value, bool)
+_FLAGS: Final = {"true": True, "false": False}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a few words."""
-
-    words: tuple[str, ...]
-
-    @property
-    def description(self) -> str:
-        """Name the words."""
-        return f"one of {', '.join(self.words)}"
-
-    def read(self, text: str) -> str:
-        """Return the text."""
-        return text
-
-    def write(self, value: str) -> str:
-        """Return the text."""
-        return value
-
-    def allows(self, value: str) -> bool:
-        """Return whether it is one of the words."""
-        return value in self.words
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Any text that isn't empty.
-
-    Args:
-        description: the expected form.
-        test: returns whether a text is valid.
-    """
-
-    description: str = "a text"
-    test: Callable[[str], object] = bool
-
-    def read(self, text: str) -> str:
-        """Return the text."""
-        return text
-
-    def write(self, value: str) -> str:
-        """Return the text."""
-        return value
-
-    def allows(self, value: str) -> bool:
-        """Apply the test."""
-        return bool(value) and bool(self.test(value))
-
-
-@dataclass(frozen=True, slots=True)
-class NameList:
-    """Several names, separated by commas."""
-
-    description: str = "names, separated by commas"
-
-    def read(self, text: str) -> tuple[str, ...]:
-        """Split at commas, and drop empty names."""
-        return tuple(name for name in text.split(",") if name)
-
-    def write(self, value: Sequence[str]) -> str:
-        """Join the names with commas."""
-        return ",".join(value)
-
-    def allows(self, value: Sequence[str]) -> bool:
-        """Require at least one name, and no comma in any."""
-        return bool(value) and all(name and "," not in name for name in value)
+def _digits(text: str) -> int:
+    if re.fullmatch(r"[0-9]{1,18}", text) is None:
+        raise ValueError
+    return int(text)
 
 
 class Described(NamedTuple):
@@ -430,7 +349,7 @@ def identity_of(url: str) -> str:
         ConfigError: the URL is invalid.
     """
     try:
-        options = options_of(url.partition(":")[0])
+        options = options_of(scheme_of(url))
     except UnknownImplementationError:
         options = _Undeclared
     return options.identity(url)
@@ -471,7 +390,7 @@ def _shown(options: type[BrokerOptions], name: str, declared: _Option) -> str:
     default = _default(options, name)
     if default is None:
         return ""
-    if isinstance(declared.form, Number):
+    if type(default) is int:
         mebibytes, rest = divmod(default, 1024 * 1024)
         return f"{mebibytes} MiB" if mebibytes and not rest else f"{default:,}"
     return f"`{declared.form.write(default)}`"

@@ -5,17 +5,18 @@ from importlib.metadata import EntryPoint, entry_points, metadata
 from typing import Any
 
 from outbox.errors import ConfigError, UnknownImplementationError
+from outbox.url import scheme_of
 
 
 def implementation(group: str, url: str) -> Any:
-    """Load the class registered in `group` for the scheme of `url`.
+    """Load what is registered in `group` for the scheme of `url`, to call it with that.
 
     Raises:
-        UnknownImplementationError: no class is registered for the scheme; the message
+        UnknownImplementationError: nothing is registered for the scheme; the message
             lists the schemes that are.
-        ConfigError: the class is installed, but the client library it needs is not.
+        ConfigError: it is installed, but the client library it needs is not.
     """
-    scheme = url.partition(":")[0]
+    scheme = scheme_of(url)
     kind = group.rpartition(".")[2].removesuffix("s")
     found = {point.name: point for point in entry_points(group=group)}
     if scheme not in found:

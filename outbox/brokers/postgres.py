@@ -4,11 +4,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import cycle
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Choice, Duration, Number, option
+from outbox.brokers.options import BrokerOptions, Form, option
+
+DIRECT: Final = "direct"
+"""The identity of the broker of readers whose messages consumers read themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +21,14 @@ class PostgresOptions(BrokerOptions):
     schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
 
     unsubscribed: str = option(
-        Choice(("keep", "drop")),
+        Form.choice("keep", "drop"),
         "keep",
         side="relay",
         help="`keep`: a message without a subscriber is nacked and stays visible in "
         "the outbox; `drop`: it counts as published",
     )
     max_payload_bytes: int = option(
-        Number(),
+        Form.number(),
         # PostgreSQL accepts values of almost 1 GiB, but a dump doubles their size, and
         # a batch with such a payload takes longer than a publish is allowed to.
         128 * 1024 * 1024,
@@ -34,13 +37,21 @@ class PostgresOptions(BrokerOptions):
         "value of 1 GiB",
     )
     lease: timedelta = option(
-        Duration(),
+        Form.duration(),
         timedelta(seconds=10),
         side="consumer",
-        help="how long a replica that hangs keeps its lanes",
+        help="how long a replica that hangs keeps its share of the keys",
     )
     prefetch: int = option(
-        Number(), 256, side="consumer", help="most deliveries in one claim"
+        Form.number(), 256, side="consumer", help="most deliveries in one claim"
+    )
+
+    direct: bool = option(
+        Form.flag(),
+        False,
+        side="consumer",
+        help="read the outbox of this database itself, without a relay, as the reader "
+        "with the consumer's name",
     )
 
     @classmethod
@@ -59,7 +70,9 @@ class PostgresOptions(BrokerOptions):
         from psycopg import pq
         from psycopg.conninfo import conninfo_to_dict
 
-        rest, _ = cls.parse(url)
+        rest, options = cls.parse(url)
+        if options.direct:
+            return DIRECT
         values = {
             default.keyword.decode(): (default.val or b"").decode()
             for default in pq.Conninfo.get_defaults()

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from outbox.administration.connection import administration
 from outbox.administration.sides import Blocked, BlockedCount, load_sides
 from outbox.cli.command import (
     Database,
     Json,
+    Limit,
     SideOption,
     command,
     database_url,
@@ -20,8 +19,10 @@ from outbox.cli.command import (
 from outbox.cli.output import write_json, write_line, write_table
 from outbox.duration import write_duration
 from outbox.logs.printable import count
+from outbox.observability.measures.processes import Process, list_processes
 
 _MAX_REASON: Final = 80
+_MOST: Final = 50
 _COLUMNS: Final = (
     "key",
     "age",
@@ -29,10 +30,11 @@ _COLUMNS: Final = (
     "due in",
     "attempts",
     "topic",
-    "consumer",
+    "reader or consumer",
     "message",
     "reason",
 )
+_PROCESSES: Final = ("process", "broker", "blocked keys", "failing for", "reason")
 _NO_KEY: Final = "(none)"
 
 app = new_app()
@@ -40,18 +42,14 @@ app = new_app()
 
 @command(
     app,
-    epilog="Of consumers, those of the postgres broker are listed; those of other "
-    "brokers answer GET /blocked on their --health-listen address.",
+    epilog="Messages of other brokers than postgres wait in the consumer, which only "
+    "counts them here: GET /blocked on its --listen address lists them. A consumer is "
+    "shown in the database of its handlers.",
 )
 def blocked(
     *,
     side: SideOption = None,
-    limit: Annotated[
-        int,
-        typer.Option(
-            "--limit", metavar="N", min=1, help="Maximum number of each side."
-        ),
-    ] = 50,
+    limit: Limit = _MOST,
     database: Database = None,
     json: Json = False,
 ) -> None:
@@ -63,8 +61,15 @@ def blocked(
         rights="GRANT pillarbox_monitor TO its role; for one side, with --side, "
         "pillarbox_relay or pillarbox_consumer is enough",
     ) as connection:
-        found = {s.schema: s.read_blocked(connection, limit) for s in sides}
+        found = {s.schema: s.read_blocked(connection, limit or _MOST) for s in sides}
         counts = [s.read_blocked_count(connection) for s in sides]
+        running = [
+            it
+            for s in sides
+            for it in list_processes(connection, s.schema)
+            if it.blocked_keys or it.failing_since is not None
+        ]
+    counts += [BlockedCount(it.blocked_keys, 0) for it in running if not it.is_listed]
     counted = BlockedCount(
         keys=sum(it.keys for it in counts),
         without_key=sum(it.without_key for it in counts),
@@ -78,20 +83,42 @@ def blocked(
             {
                 **asdict(counted),
                 "messages": [{"side": s, **asdict(it)} for it, s in messages],
+                "processes": [asdict(it) for it in running],
             }
         )
         return
-    write_line(_summary(counted))
+    write_line(_summary(counted, is_failing=bool(running)))
     if messages:
         _write_table(messages)
+    if running:
+        _write_processes(running)
 
 
-def _summary(counted: BlockedCount) -> str:
-    if not counted.keys and not counted.without_key:
+def _summary(counted: BlockedCount, *, is_failing: bool) -> str:
+    if not (counted.keys or counted.without_key or is_failing):
         return "no key is blocked, and no refused message waits"
     return (
         f"{count(counted.keys, 'blocked key')}, "
         f"{count(counted.without_key, 'refused message')} without a key"
+    )
+
+
+def _write_processes(processes: Sequence[Process]) -> None:
+    now = datetime.now(UTC)
+    write_table(
+        _PROCESSES,
+        [
+            (
+                f"{it.kind} {it.name} on {it.host}",
+                it.broker,
+                it.blocked_keys,
+                None
+                if it.failing_since is None
+                else write_duration(now - it.failing_since),
+                (it.reason or "")[:_MAX_REASON],
+            )
+            for it in processes
+        ],
     )
 
 
@@ -107,7 +134,7 @@ def _write_table(messages: Sequence[tuple[Blocked, str]]) -> None:
                 write_duration(it.available_at - now),
                 it.attempts,
                 it.topic,
-                it.consumer,
+                it.consumer or it.reader,
                 it.id,
                 (it.last_error or "")[:_MAX_REASON],
             )

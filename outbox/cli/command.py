@@ -13,7 +13,7 @@ import typer
 from typing_extensions import override
 
 from outbox.cli.output import to_json
-from outbox.duration import exact_duration, read_duration, read_rate
+from outbox.duration import exact_duration, read_duration, read_moment, read_rate
 from outbox.errors import ConfigError
 from outbox.logs.event_record import STACKTRACE
 from outbox.observability.logging import (
@@ -96,6 +96,37 @@ SideOption: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Limit: TypeAlias = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Maximum number.")
+]
+DryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Show what it would do; change nothing.")
+]
+Topic: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--topic",
+        metavar="TOPIC",
+        help="Topic, or prefix followed by a star: 'orders.*'.",
+    ),
+]
+Key: TypeAlias = Annotated[
+    str | None, typer.Option("--key", metavar="KEY", help="Key.")
+]
+Tenant: TypeAlias = Annotated[
+    str | None, typer.Option("--tenant", metavar="TENANT", help="Tenant.")
+]
+ConsumerPath: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--consumer",
+        metavar="MODULE:NAME",
+        help="Where the Consumer is whose handlers are called for retries.",
+    ),
+]
+Reason: TypeAlias = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; stored with it.")
+]
 
 
 class Duration(timedelta):
@@ -126,9 +157,15 @@ def duration_option(
     )
 
 
-def rate_option(help: str) -> Any:
-    """Create the option `--rate`."""
-    return typer.Option("--rate", parser=_parse_rate, metavar="N/s", help=help)
+def moment_option(name: str, *, help: str) -> Any:
+    """Create an option that takes a moment, or how long ago it was."""
+    return typer.Option(
+        name,
+        parser=_parse_moment,
+        metavar="MOMENT",
+        help=f"{help}: a moment with its time zone, such as 2026-01-31T14:00Z, or how "
+        "long ago: 90s, 6h, 7d.",
+    )
 
 
 def _parse_duration(value: str | timedelta) -> timedelta:
@@ -137,8 +174,23 @@ def _parse_duration(value: str | timedelta) -> timedelta:
     return cast("timedelta", _parsed(read_duration, value))
 
 
-def _parse_rate(value: str | float) -> float:
-    return value if isinstance(value, float) else _parsed(read_rate, value)
+def _parse_moment(value: str) -> datetime:
+    return cast("datetime", _parsed(read_moment, value))
+
+
+Since: TypeAlias = Annotated[
+    datetime | None, moment_option("--since", help="Then or later")
+]
+Until: TypeAlias = Annotated[datetime | None, moment_option("--until", help="Before")]
+Rate: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--rate",
+        parser=lambda value: _parsed(read_rate, value),
+        metavar="N/s",
+        help="Maximum rate: 10/s, 90/m or 500/h.",
+    ),
+]
 
 
 def _parsed(read: Callable[[str, str], Any], value: str) -> Any:
@@ -298,6 +350,12 @@ def url_of(value: str | None, option: str, variable: str) -> str:
             f"{variable}_FILE name a file that holds the URL"
         )
     return url
+
+
+def broker_url_if_given(value: str | None) -> str | None:
+    """Return the URL of the broker; None if there is none."""
+    names = (BROKER_VARIABLE, f"{BROKER_VARIABLE}_FILE")
+    return broker_url(value) if value or any(map(os.environ.get, names)) else None
 
 
 def database_url(value: str | None) -> str:

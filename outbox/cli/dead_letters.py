@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -16,14 +16,23 @@ from outbox.administration.sides import RetryOptions, Side, load_sides
 from outbox.cli.command import (
     Broker,
     Codec,
+    ConsumerPath,
     Database,
+    DryRun,
     Json,
+    Key,
+    Limit,
+    Rate,
+    Reason,
     SideOption,
+    Since,
+    Tenant,
+    Topic,
+    Until,
+    broker_url_if_given,
     command,
     database_url,
-    duration_option,
     new_app,
-    rate_option,
 )
 from outbox.cli.output import progress, warn, write_json, write_line, write_table
 from outbox.cli.supervisor import Schedule, run_coroutine
@@ -38,10 +47,10 @@ from outbox.dead_letters.retry import (
     RetryCounts,
     retry_all,
 )
-from outbox.dead_letters.statement import Statement
+from outbox.dead_letters.statement import Schema
 from outbox.duration import write_duration
 from outbox.errors import ConfigError, UpkeepError
-from outbox.events import Event, Observer
+from outbox.events import Event
 from outbox.logs.printable import printable
 
 _MAX_REASON: Final = 80
@@ -57,47 +66,20 @@ _COLUMNS: Final = (
     "retries",
     "reason",
 )
-_FILTERS: Final = "Which ones"
 
 app = new_app("List, show, retry, discard or export dead letters of both sides.")
-
-
-def _text(name: str, meaning: str) -> Any:
-    return typer.Option(
-        f"--{name}", metavar=name.upper(), help=meaning, rich_help_panel=_FILTERS
-    )
-
 
 Ids: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ID]...",
-        help="Ids of dead letters, or prefixes of ids.",
+        help="Ids of dead letters, prefixes of ids, or ids of messages.",
         show_default=False,
     ),
 ]
-StatusOption: TypeAlias = Annotated[
+State: TypeAlias = Annotated[
     Literal["PENDING", "SUCCEEDED", "DISCARDED", "ANY"],
-    typer.Option(
-        "--status", help="Status.", case_sensitive=False, rich_help_panel=_FILTERS
-    ),
-]
-Limit: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--limit",
-        metavar="N",
-        min=1,
-        help="Maximum number.",
-        rich_help_panel=_FILTERS,
-    ),
-]
-All: TypeAlias = Annotated[
-    bool,
-    typer.Option("--all", help="All that are PENDING.", rich_help_panel=_FILTERS),
-]
-DryRun: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="List them without changing anything.")
+    typer.Option("--state", help="State.", case_sensitive=False),
 ]
 
 
@@ -105,35 +87,27 @@ DryRun: TypeAlias = Annotated[
 class Filters:
     """The options that select dead letters."""
 
-    topic: Annotated[
-        str | None, _text("topic", "Topic, or prefix followed by a star: 'orders.*'.")
-    ] = None
-    key: Annotated[str | None, _text("key", "Key.")] = None
-    tenant: Annotated[str | None, _text("tenant", "Tenant.")] = None
+    topic: Topic = None
+    key: Key = None
+    tenant: Tenant = None
     origin: Annotated[
         str | None,
-        _text("origin", "Who gave it up, such as publisher:redis or consumer:billing."),
-    ] = None
-    message: Annotated[str | None, _text("message", "Id of the message.")] = None
-    error: Annotated[str | None, _text("error", "Text in the reason.")] = None
-    newer_than: Annotated[
-        timedelta | None,
-        duration_option(
-            "--newer-than", help="Given up within this time.", panel=_FILTERS
+        typer.Option(
+            "--origin",
+            metavar="ORIGIN",
+            help="What dead-lettered it: relay:main, consumer:billing.",
         ),
     ] = None
-    older_than: Annotated[
-        timedelta | None,
-        duration_option(
-            "--older-than", help="Given up before this time.", panel=_FILTERS
-        ),
+    error: Annotated[
+        str | None,
+        typer.Option("--error", metavar="TEXT", help="Text in the reason."),
     ] = None
+    since: Since = None
+    until: Until = None
 
     def criteria(self, status: Status | None, limit: int | None = None) -> Criteria:
         """Return the criteria for at most `limit` dead letters of this status."""
-        chosen = asdict(self)
-        message = chosen.pop("message")
-        return Criteria(status=status, message_id=message, max_rows=limit, **chosen)
+        return Criteria(status=status, max_rows=limit, **asdict(self))
 
 
 class _Found(NamedTuple):
@@ -151,13 +125,13 @@ def _list(
     *,
     side: SideOption = None,
     filters: Filters,
-    status: StatusOption = "PENDING",
+    state: State = "PENDING",
     limit: Limit = 50,
     database: Database = None,
     json: Json = False,
 ) -> None:
     """List dead letters of both sides, the newest first."""
-    criteria = filters.criteria(_status(status), limit)
+    criteria = filters.criteria(_status(state), limit)
     with _open_tables(database, load_sides(side)) as tables:
         found = [
             _Found(s, it) for s, table in tables for it in table.summaries(criteria)
@@ -172,8 +146,7 @@ def show(
         str,
         typer.Argument(
             metavar="ID",
-            help="Id of a dead letter, or its first digits if no other begins with "
-            "them.",
+            help="Id of a dead letter, its first digits, or the id of its message.",
         ),
     ],
     *,
@@ -195,25 +168,21 @@ def show(
 def discard(
     ids: Ids = None,
     *,
-    reason: Annotated[
-        str,
-        typer.Option(
-            "--reason", metavar="TEXT", help="Why; stored in the dead letter."
-        ),
-    ],
+    reason: Reason,
     side: SideOption = None,
     filters: Filters,
     limit: Limit = None,
-    all: All = False,
     dry_run: DryRun = False,
     database: Database = None,
     json: Json = False,
 ) -> None:
     """Discard dead letters: they are never retried again."""
     criteria = filters.criteria(Status.PENDING)
-    _check_choice(ids, filters, limit, all=all)
+    _check_choice(ids, filters, limit)
     if not reason.strip():
-        raise ConfigError("--reason is empty: say why, for those who ask later")
+        raise ConfigError(
+            "--reason is empty: state why; it is stored with the dead letter"
+        )
     with _open_tables(database, load_sides(side)) as tables:
         chosen = _choose(tables, ids, criteria, limit)
         if dry_run:
@@ -234,8 +203,8 @@ def discard(
     if json:
         write_json({"discarded": discarded, "settled": settled})
     else:
-        said = f", {settled} were settled already" if settled else ""
-        write_line(f"{discarded} discarded{said}")
+        text = f", {settled} were settled already" if settled else ""
+        write_line(f"{discarded} discarded{text}")
 
 
 @command(app)
@@ -243,12 +212,12 @@ def export(
     *,
     side: SideOption = None,
     filters: Filters,
-    status: StatusOption = "ANY",
+    state: State = "ANY",
     limit: Limit = None,
     database: Database = None,
 ) -> None:
     """Print dead letters as JSON lines, with payloads, the oldest first."""
-    criteria = filters.criteria(_status(status), limit)
+    criteria = filters.criteria(_status(state), limit)
     with _open_tables(database, load_sides(side)) as tables:
         candidates = [
             (candidate.created_at, its_side, table, candidate.id)
@@ -272,28 +241,9 @@ def retry(
     side: SideOption = None,
     filters: Filters,
     limit: Limit = None,
-    all: All = False,
-    due: Annotated[
-        bool,
-        typer.Option(
-            "--due",
-            help="Those that the schedule would retry now, unless a replica is doing "
-            "it.",
-            rich_help_panel=_FILTERS,
-        ),
-    ] = False,
     dry_run: DryRun = False,
-    rate: Annotated[
-        float | None, rate_option("Maximum rate: 10/s, 90/m or 500/h.")
-    ] = None,
-    consumer: Annotated[
-        str | None,
-        typer.Option(
-            "--consumer",
-            metavar="MODULE:NAME",
-            help="Where the Consumer is whose handlers are called.",
-        ),
-    ] = None,
+    rate: Rate = None,
+    consumer: ConsumerPath = None,
     broker: Broker = None,
     codec: Codec = None,
     schedule: Schedule,
@@ -302,57 +252,58 @@ def retry(
 ) -> int:
     """Retry dead letters: publish those of the outbox, handle those of the inbox."""
     options = RetryOptions(
-        database=database,
-        broker=broker,
+        database=database_url(database),
+        broker=broker_url_if_given(broker),
         codec=codec,
         consumer=consumer,
         schedule=schedule.read(),
     )
     criteria = filters.criteria(Status.PENDING)
-    named = _check_choice(ids, filters, limit, all=all, or_due=due)
-    if due and (named or dry_run):
-        raise ConfigError("--due can't be combined with ids, filters or --dry-run")
+    _check_choice(ids, filters, limit)
     failures: list[DeadLetterFailed] = []
 
-    def note(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, DeadLetterFailed):
             failures.append(event)
 
     sides = _sides_to_retry(side, options)
-    tallies: list[RetryCounts | None] = []
-
-    async def run_schedules() -> None:
-        tallies.extend([await s.run_due(options, note) for s in sides])
+    counts: RetryCounts | None = None
 
     async def retry_chosen() -> None:
+        nonlocal counts
         async with AsyncExitStack() as stack:
-            chosen, retriers = await _choose_to_retry(
-                stack, sides, options, note, ids, criteria, limit
-            )
+            # They connect only when there is something to retry.
+            retriers = {
+                it.schema: await stack.enter_async_context(
+                    it.open_retrier(options, on_event)
+                )
+                for it in sides
+            }
+            with _open_tables(options.database, sides) as tables:
+                found = _choose(tables, ids, criteria, None)
+            chosen = [
+                it
+                for it in found
+                if ids or retriers[it.side.schema].origin in {None, it.letter.origin}
+            ][:limit]
             if dry_run:
                 _write(chosen, as_json=json)
-                return
-            for s in dict.fromkeys(it.side for it in chosen):
-                if s.schema not in retriers:
-                    opened = s.open_retrier(options, note)
-                    retriers[s.schema] = await stack.enter_async_context(opened)
-            tallies.append(await _retry_chosen(chosen, retriers, rate))
+            else:
+                counts = await _retry_chosen(chosen, retriers, rate)
 
     try:
-        run_coroutine(run_schedules() if due else retry_chosen())
+        run_coroutine(retry_chosen())
     finally:
         # Also print what failed before the broker or the database became unavailable.
         if not json:
             for failure in failures:
-                said = f"{failure.id} of {failure.topic} failed: {failure.reason}"
-                write_line(" ".join(said.split()))
-    if not tallies:
-        return 0
-    return _report(tallies, failures, as_json=json)
+                text = f"{failure.id} of {failure.topic} failed: {failure.reason}"
+                write_line(" ".join(text.split()))
+    return 0 if counts is None else _report(counts, failures, as_json=json)
 
 
 async def _retry_chosen(
-    chosen: Sequence[_Found], retriers: Mapping[str, Retrier], rate: float | None
+    chosen: Sequence[_Found], retriers: Mapping[Schema, Retrier], rate: float | None
 ) -> RetryCounts:
     counts: Counter[str] = Counter()
     with progress(len(chosen)) as bar:
@@ -395,71 +346,6 @@ def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
     return able
 
 
-async def _choose_to_retry(
-    stack: AsyncExitStack,
-    sides: Sequence[Side],
-    options: RetryOptions,
-    notify: Observer,
-    ids: Sequence[str] | None,
-    criteria: Criteria,
-    limit: int | None,
-) -> tuple[list[_Found], dict[str, Retrier]]:
-    """Choose what to retry; return it with the retriers that were opened for that.
-
-    If a consumer is given, the inbox is read from that consumer's database, through a
-    retrier. Everything else is read directly, without a broker.
-    """
-    retriers: dict[str, Retrier] = {}
-    tables: list[tuple[Side, DeadLetterTable | _Fetched]] = []
-    others = [s for s in sides if s.schema != "inbox" or options.consumer is None]
-    with ExitStack() as looking:
-        if others:
-            tables += looking.enter_context(_open_tables(options.database, others))
-        for side in sides:
-            if side not in others:
-                opened = side.open_retrier(options, notify)
-                retrier = await stack.enter_async_context(opened)
-                retriers[side.schema] = retrier
-                tables.append((side, await _Fetched.by(retrier, ids, criteria)))
-        return _choose(tables, ids, criteria, limit), retriers
-
-
-class _Fetched:
-    """The chosen dead letters, as a retrier found them in its database."""
-
-    def __init__(self) -> None:
-        self._summaries: list[Summary] = []
-        self._ids: dict[IdPrefix, list[UUID]] = {}
-        self._letters: dict[UUID, Letter] = {}
-
-    @classmethod
-    async def by(
-        cls, retrier: Retrier, ids: Sequence[str] | None, criteria: Criteria
-    ) -> "_Fetched":
-        found = cls()
-        if not ids:
-            rows = await retrier.fetch(Statement.LIST, criteria.parameters())
-            found._summaries = [Summary.of(row) for row in rows]
-        for prefix in map(IdPrefix.of, ids or ()):
-            rows = await retrier.fetch(Statement.FIND_BY_PREFIX, prefix.parameters())
-            found._ids[prefix] = [id for (id,) in rows]
-            if len(rows) == 1:
-                ((id,),) = rows
-                (row,) = await retrier.fetch(Statement.READ, {"id": str(id)})
-                found._letters[id] = Letter.of(row)
-        return found
-
-    def summaries(self, criteria: Criteria) -> list[Summary]:
-        del criteria  # applied when they were found
-        return self._summaries
-
-    def ids_of(self, prefix: IdPrefix) -> list[UUID]:
-        return self._ids[prefix]
-
-    def read(self, id: UUID) -> Letter:
-        return self._letters[id]
-
-
 @contextmanager
 def _open_tables(
     database: str | None, sides: Sequence[Side]
@@ -491,8 +377,8 @@ def _open_tables(
 
 
 def _find(
-    prefix: IdPrefix, tables: Sequence[tuple[Side, Any]]
-) -> tuple[Side, Any, UUID]:
+    prefix: IdPrefix, tables: Sequence[tuple[Side, DeadLetterTable]]
+) -> tuple[Side, DeadLetterTable, UUID]:
     """Find the only id with this prefix, on either side.
 
     Raises:
@@ -505,7 +391,7 @@ def _find(
 
 
 def _choose(
-    tables: Sequence[tuple[Side, Any]],
+    tables: Sequence[tuple[Side, DeadLetterTable]],
     ids: Sequence[str] | None,
     criteria: Criteria,
     limit: int | None,
@@ -524,23 +410,16 @@ def _status(text: str) -> Status | None:
 
 
 def _check_choice(
-    ids: Sequence[str] | None,
-    filters: Filters,
-    limit: int | None,
-    *,
-    all: bool,
-    or_due: bool = False,
-) -> bool:
-    """Return whether any are selected; selecting all of them needs `--all`."""
-    asked = filters != Filters() or limit is not None
-    if ids and (asked or all):
+    ids: Sequence[str] | None, filters: Filters, limit: int | None
+) -> None:
+    """Refuse to select all dead letters unless a filter says so."""
+    filtered = filters != Filters() or limit is not None
+    if ids and filtered:
         raise ConfigError("give either ids or filters, not both")
-    named = bool(ids or asked or all)
-    if not named and not or_due:
+    if not ids and not filtered:
         raise ConfigError(
-            "which dead letters? give ids, a filter such as --topic, or --all"
+            "which dead letters? give ids, or a filter: --topic '*' selects all"
         )
-    return named
 
 
 def _write(found: Sequence[_Found], *, as_json: bool) -> None:
@@ -572,17 +451,8 @@ def _write(found: Sequence[_Found], *, as_json: bool) -> None:
 
 
 def _report(
-    tallies: Sequence[RetryCounts | None],
-    failures: Sequence[DeadLetterFailed],
-    *,
-    as_json: bool,
+    counts: RetryCounts, failures: Sequence[DeadLetterFailed], *, as_json: bool
 ) -> int:
-    done = [tally for tally in tallies if tally is not None]
-    tally = RetryCounts(
-        succeeded=sum(it.succeeded for it in done),
-        failed=sum(it.failed for it in done),
-        skipped=sum(it.skipped for it in done),
-    )
     if as_json:
         reasons = [
             {
@@ -594,25 +464,22 @@ def _report(
             }
             for failure in failures
         ]
-        write_json({**asdict(tally), "failures": reasons} if done else None)
-        return 1 if tally.failed else 0
-    if len(done) < len(tallies):
-        write_line("another replica is retrying what is due")
-    if done:
-        said = ", ".join(f"{count} {name}" for name, count in asdict(tally).items())
-        write_line(f"{tally.total} retried: {said}")
-    return 1 if tally.failed else 0
+        write_json({**asdict(counts), "failures": reasons})
+    else:
+        text = ", ".join(f"{count} {name}" for name, count in asdict(counts).items())
+        write_line(f"{counts.total} retried: {text}")
+    return 1 if counts.failed else 0
 
 
 def _page_of(side: Side, letter: Letter) -> str:
     """Return all that is stored about one dead letter, as text."""
-    said = {"side": side.schema, **letter.as_json()}
-    trace = said.pop("error_stacktrace")
+    stored = {"side": side.schema, **letter.as_json()}
+    trace = stored.pop("error_stacktrace")
     for name in ("headers", "payload_json", "payload_base64"):
-        said.pop(name, None)
+        stored.pop(name, None)
     lines = [
         f"{name:<17} {printable(value)}"
-        for name, value in said.items()
+        for name, value in stored.items()
         if value is not None
     ]
     lines += ["", "headers"]

@@ -1,19 +1,12 @@
 """`pillarbox doctor`: what is wrong, and what to run to fix it."""
 
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
 
-from outbox.administration.check import Finding, Severity
+from outbox.administration.check import status_of
 from outbox.administration.connection import administration
 from outbox.administration.doctor import APPLICATION_NAME, check_pooler, examine
 from outbox.cli.command import Database, Json, command, database_url, new_app
-from outbox.cli.output import write_json
-from outbox.logs.printable import printable
-
-# The worst first. What could not be examined may be worse than a warning.
-_STATUS: Final = {Severity.ERROR: 3, Severity.UNKNOWN: 4, Severity.WARNING: 1}
+from outbox.cli.output import lines_of, write_json, write_line
 
 app = new_app()
 
@@ -43,20 +36,9 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
         )
     else:
         for check, its_findings in found.items():
-            sys.stdout.write(
-                "".join(map(_paragraph, its_findings)) or f"ok       {check}\n"
-            )
+            if not its_findings:
+                write_line(f"ok       {check}")
+            for finding in its_findings:
+                for line in lines_of(finding):
+                    write_line(line)
     return status
-
-
-def status_of(findings: Sequence[Finding]) -> int:
-    """Return the exit status for findings."""
-    severities = {finding.severity for finding in findings}
-    return next((code for each, code in _STATUS.items() if each in severities), 0)
-
-
-def _paragraph(finding: Finding) -> str:
-    return (
-        f"{finding.severity:<8} {finding.check}: {printable(finding.finding)}\n"
-        f"         {printable(finding.remedy)}\n"
-    )

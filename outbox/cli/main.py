@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated, Any, Final
 
@@ -32,6 +32,7 @@ CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 """The exit status if the reader of the output has exited, as in `yes | head -1`."""
 
 _PANELS: Final = {
+    "Getting started": ("demo", "dev"),
     "The database": (
         "migrate",
         "doctor",
@@ -40,52 +41,40 @@ _PANELS: Final = {
         "retention",
         "maintain",
     ),
-    "The relay": ("relay",),
+    "The relay": ("relay", "readers"),
     "The consumer": ("consume", "subscribe", "unsubscribe", "jobs", "cancel"),
     "Brokers": ("brokers",),
     "Repair": ("trace", "dead-letters", "blocked", "replay", "web"),
 }
+_PANEL_OF: Final = {name: panel for panel, names in _PANELS.items() for name in names}
 _OTHERS: Final = "Other commands"
 _PASSWORD: Final = re.compile(r"(?<=://)[^\s'\"]*@")
 # The base class of usage errors, which Typer doesn't export.
 _UsageError: Final[Any] = typer.BadParameter.__base__
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(dict[str, Any]):
     """The commands by name; each is imported when it is looked up."""
 
     def __init__(self) -> None:
         found = {point.name: point for point in entry_points(group=GROUP)}
-        panels = {name: panel for panel, names in _PANELS.items() for name in names}
-        order = [*panels, *sorted(found.keys() - panels.keys())]
-        self._points = {name: found[name] for name in order if name in found}
-        self._panels = panels
-        self._loaded: dict[str, Any] = {}
+        order = [*_PANEL_OF, *sorted(found.keys() - _PANEL_OF.keys())]
+        super().__init__({name: found[name] for name in order if name in found})
 
     @override
     def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            command: Any = typer.main.get_command(_load(self._points[name]))
-            command.name = name
-            command.rich_help_panel = self._panels.get(name, _OTHERS)
-            self._loaded[name] = command
-        return self._loaded[name]
+        point = super().__getitem__(name)
+        if not isinstance(point, EntryPoint):
+            return point
+        command: Any = typer.main.get_command(_load(point))
+        command.name = name
+        command.rich_help_panel = _PANEL_OF.get(name, _OTHERS)
+        self[name] = command
+        return command
 
     @override
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._loaded[name] = command
-
-    @override
-    def __delitem__(self, name: str) -> None:
-        del self._loaded[name], self._points[name]
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._points)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._points)
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 (recursion)
 
 
 def _load(point: EntryPoint) -> typer.Typer:
@@ -186,17 +175,17 @@ def _run(arguments: list[str]) -> int:
             arguments, prog_name="pillarbox", standalone_mode=False
         )
     except OutboxError as error:
-        said = " ".join(str(error).split())
+        text = " ".join(str(error).split())
         if isinstance(error, DatabaseUnavailableError):
-            said += f"; {remedy_of(error)}"
-        return _fail("pillarbox", said)
+            text += f"; {remedy_of(error)}"
+        return _fail("pillarbox", text)
     except _UsageError as error:
         context = getattr(error, "ctx", None)
         path = "pillarbox" if context is None else context.command_path
-        said = " ".join(error.format_message().split()).rstrip(".")
+        text = " ".join(error.format_message().split()).rstrip(".")
         # The invalid value may be a URL in the wrong place.
-        said = _PASSWORD.sub("***@", said)
-        return _fail(path, f"{said}; see {path} --help")
+        text = _PASSWORD.sub("***@", text)
+        return _fail(path, f"{text}; see {path} --help")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except SystemExit as end:
@@ -206,6 +195,6 @@ def _run(arguments: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _fail(program: str, said: str) -> int:
-    write_error(f"{program}: {printable(said)}\n")
+def _fail(program: str, text: str) -> int:
+    write_error(f"{program}: {printable(text)}\n")
     return FAILED

@@ -18,7 +18,7 @@ from outbox.administration.upkeep import (
 from outbox.cli.command import Database, command, database_url, new_app
 from outbox.cli.output import warn, write_json, write_line
 from outbox.errors import ConfigError
-from outbox.logs.printable import printable
+from outbox.logs.printable import count, printable
 
 app = new_app()
 
@@ -35,7 +35,7 @@ def _maintain(
         typer.Option(
             "--accept-clock",
             envvar="PILLARBOX_MAINTAIN_ACCEPT_CLOCK",
-            help="Drop what has expired although the last upkeep was long ago or lies "
+            help="Drop what has expired although the last upkeep was long ago or is "
             "in the future. Use it once the server's clock is right.",
         ),
     ] = False,
@@ -59,14 +59,14 @@ def _maintain(
             connection.add_notice_handler(_warn)
             if accept_the_clock:
                 accept_clock(connection)
-            maintain(connection, tell=write_line)
+            maintain(connection, report=write_line)
 
 
 def _line(step: UpkeepStep) -> str:
     subject = step.partition or step.parent_table
     if step.step == "make" and step.starts_at:
         subject += f" from {step.starts_at:%Y-%m-%d %H:%M}"
-    rows = f" ({step.unsettled} rows)" if step.unsettled else ""
+    rows = f" ({count(step.unsettled, 'row')})" if step.unsettled else ""
     return (
         f"{step.step:<8}  {printable(subject)}: {printable(step.reason)}{rows}\n"
         f"          {printable(step.statement)}\n"

@@ -1,27 +1,16 @@
 """`pillarbox migrate`: create, update or remove the schema."""
 
 import sys
-from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from psycopg.conninfo import conninfo_to_dict
 
-from outbox.administration.migrate import (
-    LOCK_TIMEOUT,
-    migrate,
-    migration_sql,
-    unmigrate,
-)
-from outbox.cli.command import (
-    Database,
-    Duration,
-    command,
-    database_url,
-    duration_option,
-    new_app,
-)
+from outbox.administration.migrate import migrate, migration_sql, unmigrate
+from outbox.cli.command import Database, command, database_url, new_app
 from outbox.cli.output import warn
 from outbox.errors import ConfigError, MigrationError
+from outbox.postgres.connection import conninfo
 from outbox.url import without_password
 
 app = new_app()
@@ -32,15 +21,13 @@ def _migrate(
     *,
     database: Database = None,
     sql: Annotated[
-        bool, typer.Option("--sql", help="Print the SQL instead of running it.")
-    ] = False,
-    part: Annotated[
-        str | None,
+        Literal["all", "administrator", "owner"] | None,
         typer.Option(
-            "--part",
-            metavar="administrator|owner",
-            help="With --sql: what an administrator runs first, or what a member of "
-            "the owner's role runs after that.",
+            "--sql",
+            help="Print the SQL instead of running it: all of it, or what an "
+            "administrator runs first, or what a member of the owner's role runs after "
+            "that.",
+            show_default=False,
         ),
     ] = None,
     from_version: Annotated[
@@ -54,11 +41,14 @@ def _migrate(
         ),
     ] = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the schema with all its data.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Confirm --remove on a database.")
-    ] = False,
+        str | None,
+        typer.Option(
+            "--remove",
+            metavar="DATABASE",
+            help="Remove the schema with all its data; to confirm, name the database.",
+            show_default=False,
+        ),
+    ] = None,
     without_cron: Annotated[
         bool,
         typer.Option(
@@ -67,23 +57,14 @@ def _migrate(
             "scheduler.",
         ),
     ] = False,
-    drop_jobs_of: Annotated[
-        str | None,
+    without_partman: Annotated[
+        bool,
         typer.Option(
-            "--drop-jobs-of",
-            metavar="DATABASE",
-            help="Also remove the jobs of pg_cron that look like pillarbox's and are "
-            "those of this database, such as the one of which this is a copy.",
+            "--without-partman",
+            help="Let pillarbox itself make the partitions, on a server that lacks "
+            "pg_partman; a later migration without this option hands them over.",
         ),
-    ] = None,
-    lock_timeout: Annotated[
-        timedelta,
-        duration_option(
-            "--lock-timeout",
-            help="How long to wait for a lock that another session holds, while "
-            "writers queue; for another migration, twelve times as long.",
-        ),
-    ] = Duration.of(LOCK_TIMEOUT),
+    ] = False,
     role_prefix: Annotated[
         str,
         typer.Option(
@@ -98,34 +79,33 @@ def _migrate(
     """Create or update the schema."""
     names: dict[str, Any] = {
         "role_prefix": role_prefix,
-        "partman_schema": partman_schema,
-        "lock_timeout": lock_timeout,
+        "partman_schema": None if without_partman else partman_schema,
     }
     if sql:
         sys.stdout.write(
             migration_sql(
                 with_cron=not without_cron,
-                remove=remove,
-                part=part,
+                remove=remove is not None,
+                part=None if sql == "all" else sql,
                 from_version=from_version,
                 **names,
             )
         )
         return
-    if part:
-        raise ConfigError(f"part {part!r}: only printed SQL has parts; add --sql")
     if from_version:
         raise ConfigError(
-            f"from {from_version!r}: a database knows its version; only printed SQL "
+            f"from {from_version!r}: a database has its version; only printed SQL "
             "needs it; add --sql"
         )
     url = database_url(database)
-    if not remove:
-        migrate(url, with_cron=not without_cron, drop_jobs_of=drop_jobs_of, **names)
-    elif yes:
-        unmigrate(url, **names, tell=warn)
-    else:
+    if remove is None:
+        migrate(url, with_cron=not without_cron, **names)
+        return
+    name = conninfo_to_dict(conninfo(url)).get("dbname")
+    if remove != name:
         raise MigrationError(
-            "this removes every message, receipt and dead letter of "
-            f"{without_password(url)}: add --yes if you mean it"
+            f"--remove {remove}: {without_password(url)} is the database {name}, of "
+            "which every message, receipt and dead letter would be removed; write "
+            f"--remove {name} if you mean it"
         )
+    unmigrate(url, **names, tell=warn)

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 from outbox.logs.printable import printable
+
+if TYPE_CHECKING:
+    from outbox.administration.check import Finding
 
 _NO_LIMIT: Final = 1_000_000
 
@@ -62,6 +65,12 @@ def write_line(text: object) -> None:
     sys.stdout.write(f"{printable(text)}\n")
 
 
+def lines_of(finding: "Finding") -> Iterator[str]:
+    """Yield the two lines that show a finding."""
+    yield f"{finding.severity:<8} {finding.check}: {finding.finding}"
+    yield f"         {finding.remedy}"
+
+
 def warn(text: object) -> None:
     """Write one line to standard error."""
     sys.stderr.write(f"pillarbox: {printable(text)}\n")
@@ -108,7 +117,7 @@ def progress(total: int, output: TextIO | None = None) -> Iterator[Show]:
         task = bar.add_task("", total=total)
 
         def show(done: int, counts: Mapping[str, int]) -> None:
-            said = "  ".join(f"{count} {name}" for name, count in counts.items())
-            bar.update(task, completed=done, description=said)
+            text = "  ".join(f"{count} {name}" for name, count in counts.items())
+            bar.update(task, completed=done, description=text)
 
         yield show

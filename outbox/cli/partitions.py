@@ -6,7 +6,6 @@ from outbox.administration.connection import administration
 from outbox.administration.partitions import draw_timeline, legend, read_partitions
 from outbox.cli.command import Database, Json, command, database_url, new_app
 from outbox.cli.output import write_json, write_line
-from outbox.cli.retention import policy_fields
 
 app = new_app()
 
@@ -22,7 +21,7 @@ def partitions(*, database: Database = None, json: Json = False) -> None:
     if json:
         write_json(
             [
-                {**policy_fields(policy), "partitions": [asdict(p) for p in partitions]}
+                {**policy.as_json(), "partitions": [asdict(p) for p in partitions]}
                 for policy, partitions in found.items()
             ]
         )

@@ -6,16 +6,23 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Protocol,
+    TypeAlias,
+)
 
 import typer
 
 from outbox.cli.command import Duration, duration_option
 from outbox.dead_letters.schedule import RetrySchedule
-from outbox.duration import exact_duration
 from outbox.errors import ConfigError, OutboxError
 from outbox.gather import end
-from outbox.observability.endpoints import FORMS, Endpoints
+from outbox.observability.endpoints import FORMS, listening
 from outbox.observability.health import Health
 from outbox.observability.heartbeat import Heartbeat
 from outbox.observability.watchdog import Watchdog
@@ -42,58 +49,28 @@ class Stoppable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Watching:
-    """The options for watching a process."""
+    """The options for watching a process.
 
-    health_listen: Annotated[
+    Attributes:
+        metrics_interval: how often the database is measured for the metrics. That reads
+            what `pillarbox status` reads, and alerts wait for minutes.
+        log_interval: how often a process logs what it has done, unless it did nothing.
+    """
+
+    metrics_interval: ClassVar[timedelta] = timedelta(seconds=60)
+    log_interval: ClassVar[timedelta] = timedelta(seconds=60)
+
+    listen: Annotated[
         str | None,
         typer.Option(
-            "--health-listen",
+            "--listen",
             metavar="ADDRESS",
-            help=f"Address that serves /live, /ready and, for a consumer, /blocked: "
-            f"{FORMS.replace('[', chr(92) + '[')}.",
+            help="Address that serves /live, /ready, /metrics for Prometheus and, for "
+            f"a consumer, /blocked: {FORMS.replace('[', chr(92) + '[')}.",
             show_default="nowhere",
             rich_help_panel=_WATCHING,
         ),
     ] = None
-    metrics_listen: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics-listen",
-            metavar="ADDRESS",
-            help="Address that serves metrics for Prometheus; may be that of "
-            "--health-listen.",
-            show_default="nowhere",
-            rich_help_panel=_WATCHING,
-        ),
-    ] = None
-    metrics_interval: Annotated[
-        timedelta,
-        duration_option(
-            "--metrics-interval",
-            help="How often dead letters are counted, and the database is "
-            "measured, for the metrics.",
-            panel=_WATCHING,
-        ),
-    ] = Duration(seconds=60)
-    log_interval: Annotated[
-        timedelta,
-        duration_option(
-            "--log-interval",
-            help="How often to log what the process has done, unless it did nothing.",
-            panel=_WATCHING,
-        ),
-    ] = Duration(seconds=60)
-    metrics_topics: Annotated[
-        int,
-        typer.Option(
-            "--metrics-topics",
-            metavar="N",
-            min=0,
-            help="How many topics have metrics of their own; all others are counted as "
-            "topic 'other'.",
-            rich_help_panel=_WATCHING,
-        ),
-    ] = 100
     watchdog: Annotated[
         timedelta,
         duration_option(
@@ -108,23 +85,17 @@ class Watching:
         """Create the observer that feeds the metrics; None if they aren't served.
 
         Raises:
-            ConfigError: the interval is invalid, or the extra is missing.
+            ConfigError: the extra is missing.
         """
-        if self.metrics_listen is None:
+        if self.listen is None:
             return None
-        if self.metrics_interval <= timedelta(0):
-            raise ConfigError(
-                f"metrics-interval={exact_duration(self.metrics_interval)}: must be "
-                "above 0s"
-            )
         try:
-            from outbox.observability.prometheus import PrometheusEvents, TopicLabels
+            from outbox.observability.prometheus import PrometheusEvents
         except ImportError as error:
             raise ConfigError(
-                f"metrics-listen={self.metrics_listen}: {error}; "
-                "pip install 'pillarbox[metrics]'"
+                f"listen={self.listen}: {error}; pip install 'pillarbox[cli]'"
             ) from error
-        return PrometheusEvents(topics=TopicLabels(self.metrics_topics))
+        return PrometheusEvents()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,17 +111,6 @@ class Schedule:
             panel=_SCHEDULE,
         ),
     ] = Duration.of(_DEFAULT.interval)
-    dead_letter_retries: Annotated[
-        int,
-        typer.Option(
-            "--dead-letter-retries",
-            envvar="PILLARBOX_DEAD_LETTER_RETRIES",
-            metavar="N",
-            help="Maximum automatic retries of one dead letter; after that retry it "
-            "manually.",
-            rich_help_panel=_SCHEDULE,
-        ),
-    ] = _DEFAULT.max_retries
 
     def read(self) -> RetrySchedule | None:
         """Return the schedule; None for an interval of 0.
@@ -160,10 +120,7 @@ class Schedule:
         """
         if not self.dead_letter_interval:
             return None
-        return RetrySchedule(
-            interval=self.dead_letter_interval,
-            max_retries=self.dead_letter_retries,
-        )
+        return RetrySchedule(interval=self.dead_letter_interval)
 
 
 class Supervisor:
@@ -216,10 +173,7 @@ def run_until_stopped(
     supervisor = Supervisor(process, background)
     limit = watching.watchdog.total_seconds()
     watchdog = Watchdog(limit) if limit else None
-    endpoints = Endpoints()
-    endpoints.add("health", watching.health_listen, health)
-    if metrics is not None:
-        endpoints.add("metrics", watching.metrics_listen, metrics)
+    served = {**health.handlers(), **(metrics.handlers() if metrics else {})}
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -229,7 +183,8 @@ def run_until_stopped(
             await stack.enter_async_context(Heartbeat.from_environment().beating())
             if watchdog is not None:
                 await stack.enter_async_context(watchdog.watching())
-            await stack.enter_async_context(endpoints.served())
+            if watching.listen is not None:
+                await stack.enter_async_context(listening(watching.listen, served))
             await supervisor.run()
 
     def stop(number: int) -> None:

@@ -1,6 +1,6 @@
 """`pillarbox trace`: the life of a message, and the tree of what it caused."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -10,34 +10,30 @@ import typer
 
 from outbox.administration.connection import administration
 from outbox.cli.command import (
-    Database,
-    Duration,
+    DATABASE_VARIABLE,
     Json,
+    Limit,
+    Since,
     command,
     database_url,
-    duration_option,
     new_app,
 )
 from outbox.cli.output import write_json, write_line, write_table
-from outbox.duration import brief_duration, exact_duration
+from outbox.duration import brief_duration
 from outbox.errors import ConfigError, shorten
-from outbox.logs.printable import printable
+from outbox.logs.printable import count, printable
 from outbox.observability.message_life import (
     MOST_MESSAGES,
     Branch,
     Databases,
     Found,
-    Handling,
     Life,
     LifeStep,
-    Progress,
     State,
     Trace,
     read_lives_of_key,
     read_trace,
 )
-
-INBOX_VARIABLE: Final = "PILLARBOX_INBOX_DATABASE_URL"
 
 _STATUS: Final = {Found.FOUND: 0, Found.NOT_FOUND: 1, Found.NOT_KNOWABLE: 4}
 _STEPS: Final = ("at (UTC)", "after", "step", "who", "details")
@@ -50,8 +46,8 @@ app = new_app()
 
 @command(
     app,
-    epilog="Exit status: 0 found; 1 not found; 4 not knowable, because days were "
-    "dropped in which it may have been; 2 it could not look.",
+    epilog="Exit status: 0 found; 1 not found; 4 unknown, because days were "
+    "dropped that may have contained it; 2 it could not search.",
 )
 def trace(
     id: Annotated[
@@ -61,30 +57,22 @@ def trace(
     *,
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="KEY", help="The messages of this key instead."),
-    ] = None,
-    within: Annotated[
-        timedelta,
-        duration_option("--within", help="How far back to look for a key."),
-    ] = Duration.of(_DAY),
-    limit: Annotated[
-        int,
         typer.Option(
-            "--limit",
-            metavar="N",
-            min=1,
-            help="Maximum number of messages: of a key, or of the tree.",
+            "--key",
+            metavar="KEY",
+            help="List the messages of a key instead, by default of the last day.",
         ),
-    ] = MOST_MESSAGES,
-    database: Database = None,
-    inbox_database: Annotated[
+    ] = None,
+    since: Since = None,
+    limit: Limit = MOST_MESSAGES,
+    database: Annotated[
         list[str] | None,
         typer.Option(
-            "--inbox-database",
+            "--database",
             metavar="URL",
-            envvar=INBOX_VARIABLE,
-            help="Another database to look in, such as that of a consumer; may be "
-            "repeated. The variable takes several, with spaces between them.",
+            envvar=DATABASE_VARIABLE,
+            help="The database; may be repeated to search those of consumers, too. "
+            "The variable takes several, with spaces between them.",
             show_default=False,
         ),
     ] = None,
@@ -93,13 +81,15 @@ def trace(
     """Show the life of a message, and the messages that it caused, as a tree."""
     if (id is None) == (key is None):
         raise ConfigError("give the id of a message, or --key KEY, and not both")
-    urls = list(dict.fromkeys([database_url(database), *(inbox_database or ())]))
+    urls = list(dict.fromkeys(database or [database_url(None)]))
+    limit = limit or MOST_MESSAGES
     with _opened(urls) as databases:
         if id is not None:
             found = read_trace(databases, id, max_messages=limit)
             return _show_message(found, as_json=json)
         assert key is not None
-        return _show_key(databases, key, within, limit, as_json=json)
+        since = since or datetime.now(UTC) - _DAY
+        return _show_key(databases, key, since, limit, as_json=json)
 
 
 @contextmanager
@@ -134,9 +124,8 @@ def _show_message(found: Trace, *, as_json: bool) -> int:
 
 
 def _show_key(
-    databases: Databases, key: str, within: timedelta, limit: int, *, as_json: bool
+    databases: Databases, key: str, since: datetime, limit: int, *, as_json: bool
 ) -> int:
-    since = datetime.now(UTC) - within
     found = read_lives_of_key(databases, key, since=since, max_messages=limit)
     if as_json:
         write_json(
@@ -149,11 +138,10 @@ def _show_key(
             }
         )
         return _STATUS[found.found]
-    window = f"of key {shorten(key)} in the last {exact_duration(within)}"
+    window = f"of key {shorten(key)} since {_moment(since)}"
     if found.lives:
-        count = len(found.lives)
-        newest = f", the newest {limit}" if count == limit else ""
-        write_line(f"{count} message{'' if count == 1 else 's'} {window}{newest}")
+        newest = f", the newest {limit}" if len(found.lives) == limit else ""
+        write_line(f"{count(len(found.lives), 'message')} {window}{newest}")
         write_line("")
         write_table(
             _MESSAGES,
@@ -165,7 +153,7 @@ def _show_key(
         write_line("")
         write_line("pillarbox trace ID shows the life of one")
     else:
-        write_line(f"no message {window}; --within 7d looks further back")
+        write_line(f"no message {window}; --since 7d searches further back")
     _write_unknown(found.unknown)
     return _STATUS[found.found]
 
@@ -179,6 +167,9 @@ def _write_trace(found: Trace) -> None:
             write_line(f"{life.id}: not found, but it is unknown whether it exists")
         case Found.FOUND:
             _write_life(life)
+            for it in found.failing:
+                since = f"fails since {_moment(it.failing_since)}"
+                write_line(f"{it.name} on {it.host} {since}: {it.reason}")
             if found.causes or found.branch.caused or found.branch.is_cut:
                 write_line("")
                 for line in _tree(found):
@@ -221,7 +212,7 @@ def _step_rows(
         after = None if before is None else brief_duration(step.at - before)
         who = step.consumer or step.by
         middle = (step.database,) if with_database else ()
-        yield (_moment(step.at), after, step.said, who, *middle, details)
+        yield (_moment(step.at), after, step.text, who, *middle, details)
         before = step.at
 
 
@@ -229,7 +220,7 @@ def _details(step: LifeStep) -> Iterator[str | None]:
     if step.run:
         yield f"replay {step.run}"
     if step.attempts:
-        yield f"{step.attempts} attempt{'' if step.attempts == 1 else 's'}"
+        yield count(step.attempts, "attempt")
     if step.due_at is not None:
         yield f"{_DUE.get(step.what, 'due')} {_moment(step.due_at)}"
     if step.consumer is not None and step.by not in (None, f"consumer:{step.consumer}"):
@@ -262,33 +253,17 @@ _STATES: Final = {State.DEAD_LETTERED: "dead letter"}
 
 
 def _who(life: Life) -> str | None:
-    said = [f"{it.consumer}: {_PROGRESSES[it.progress]}" for it in life.handlings]
-    return ", ".join(said) or None
+    parts = [f"{it.consumer}: {it.text}" for it in life.handlings]
+    return ", ".join(parts) or None
 
 
-def _progress(handling: Handling) -> str:
-    said = f"{_PROGRESSES[handling.progress]} {_moment(handling.since)}"
-    open_ones = (Progress.WAITING, Progress.DEAD_LETTERED, Progress.STARTED)
-    if handling.progress in open_ones and handling.attempts:
-        said += f", {handling.attempts} attempt{'' if handling.attempts == 1 else 's'}"
-    if handling.due_at is not None:
-        said += f", next {_moment(handling.due_at)}"
-    return f"{said}: {handling.reason}" if handling.reason else said
-
-
-_PROGRESSES: Final[Mapping[Progress, str]] = {
-    Progress.DELIVERED: "in its queue since",
-    Progress.WAITING: "returned it for retry",
-    Progress.BLOCKED: "blocked by its key since",
-    Progress.STARTED: "started it, not finished yet",
-    Progress.QUEUED: "job queued since",
-    Progress.IN_PROGRESS: "job running since",
-    Progress.ENDED: "job ended",
-    Progress.HANDLED: "handled it",
-    Progress.DEAD_LETTERED: "dead-lettered it",
-    Progress.DISCARDED: "discarded",
-    Progress.ACKED: "acked it",
-}
+def _progress(step: LifeStep) -> str:
+    text = f"{step.text} {_moment(step.at)}"
+    if step.attempts:
+        text += f", {count(step.attempts, 'attempt')}"
+    if step.due_at is not None:
+        text += f", next {_moment(step.due_at)}"
+    return f"{text}: {step.reason}" if step.reason else text
 
 
 def _tree(found: Trace) -> Iterator[str]:
@@ -322,8 +297,8 @@ def _drawn_below(branch: Branch, indent: str) -> Iterator[str]:
 
 
 def _line(life: Life) -> str:
-    said = [life.topic, life.id, _state(life), _who(life)]
-    return "  ".join(printable(it) for it in said if it)
+    parts = [life.topic, life.id, _state(life), _who(life)]
+    return "  ".join(printable(it) for it in parts if it)
 
 
 def _as_json(found: Trace) -> dict[str, Any]:
@@ -338,6 +313,7 @@ def _as_json(found: Trace) -> dict[str, Any]:
         "found": found.found,
         "causes": [_life_as_json(life) for life in found.causes],
         "message": branch_as_json(found.branch),
+        "failing": [asdict(it) for it in found.failing],
         "unknown": found.unknown,
     }
 
@@ -363,7 +339,7 @@ def _life_as_json(life: Life) -> dict[str, Any]:
 def _write_unknown(unknown: Sequence[str]) -> None:
     if unknown:
         write_line("")
-        write_line("Can't be known:")
+        write_line("Unknown:")
         for text in unknown:
             write_line(f"- {text}")
 

@@ -4,9 +4,9 @@ import asyncio
 import getpass
 import secrets
 import signal
+import socket
 import sys
-from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typing_extensions import override
@@ -15,25 +15,20 @@ from outbox.administration.sides import RetryOptions
 from outbox.cli.command import (
     Broker,
     Codec,
+    ConsumerPath,
     Database,
-    Duration,
+    broker_url_if_given,
     command,
     database_url,
-    duration_option,
     new_app,
 )
 from outbox.cli.output import write_line
 from outbox.errors import ConfigError
-from outbox.import_path import import_object
+from outbox.observability.endpoints import ListenAddress, address_of
 from outbox.observability.logging import LogEvents
 
 if TYPE_CHECKING:
-    import uvicorn
     from starlette.applications import Starlette
-
-_PORT: Final = 8380
-_ACTIONS: Final = "Actions"
-_VIEWERS: Final = "Viewers"
 
 app = new_app()
 
@@ -45,21 +40,15 @@ app = new_app()
 def web(
     *,
     database: Database = None,
-    host: Annotated[
+    listen: Annotated[
         str,
         typer.Option(
-            "--host",
+            "--listen",
             metavar="ADDRESS",
             help="Address to listen on. Put a proxy with TLS in front of any that "
             "others can reach.",
         ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            "--port", metavar="N", min=0, max=65535, help="Port; 0 takes any free one."
-        ),
-    ] = _PORT,
+    ] = "127.0.0.1:8380",
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -67,51 +56,12 @@ def web(
             metavar="FILE",
             help="A line for each viewer: NAME TOKEN, and what else the viewer may do: "
             "act, payloads.",
-            show_default="one token, which is printed",
-            rich_help_panel=_VIEWERS,
+            show_default="one token, which is printed, to read",
         ),
     ] = None,
-    show_payloads: Annotated[
-        bool,
-        typer.Option(
-            "--show-payloads",
-            help="Show payloads, headers and stack traces to viewers who may see them.",
-            rich_help_panel=_VIEWERS,
-        ),
-    ] = False,
-    redact: Annotated[
-        str | None,
-        typer.Option(
-            "--redact",
-            metavar="MODULE:NAME",
-            help="A function that takes each of these texts and returns what of it may "
-            "be shown.",
-            rich_help_panel=_VIEWERS,
-        ),
-    ] = None,
-    allow_actions: Annotated[
-        bool,
-        typer.Option(
-            "--allow-actions",
-            help="Let viewers retry and discard dead letters, and cancel jobs.",
-            rich_help_panel=_ACTIONS,
-        ),
-    ] = False,
     broker: Broker = None,
     codec: Codec = None,
-    consumer: Annotated[
-        str | None,
-        typer.Option(
-            "--consumer",
-            metavar="MODULE:NAME",
-            help="Where the Consumer is whose handlers are called for retries.",
-            rich_help_panel=_ACTIONS,
-        ),
-    ] = None,
-    refresh: Annotated[
-        timedelta,
-        duration_option("--refresh", help="How often an open page looks for changes."),
-    ] = Duration(seconds=2),
+    consumer: ConsumerPath = None,
 ) -> None:
     """Serve a page that shows dead letters, partitions and jobs, and repairs them."""
     try:
@@ -123,33 +73,27 @@ def web(
     token = None
     if tokens is None:
         token = secrets.token_urlsafe(24)
-        viewers = {token: Viewer(name=_login(), may_act=True, sees_payloads=True)}
+        viewers = {token: Viewer(name=_login())}
     else:
         viewers = read_tokens(tokens)
     made = web_app(
         Settings(
             database=url,
-            allow_actions=allow_actions,
-            show_payloads=show_payloads,
-            redact=import_object("redact", redact) if redact else str,
             retry=RetryOptions(
                 database=url,
-                broker=broker,
+                broker=broker_url_if_given(broker),
                 codec=codec,
                 consumer=consumer,
                 schedule=None,
             ),
-            refresh=refresh,
             observers=(LogEvents(),),
         ),
         TokenLogin(viewers),
     )
-    asyncio.run(_serve(made, host, port, token, allow_actions=allow_actions))
+    asyncio.run(_serve(made, ListenAddress.read(listen).listen(), token))
 
 
-async def _serve(
-    made: "Starlette", host: str, port: int, token: str | None, *, allow_actions: bool
-) -> None:
+async def _serve(made: "Starlette", opened: socket.socket, token: str | None) -> None:
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -164,17 +108,15 @@ async def _serve(
             self.should_exit = True
 
         @override
-        async def startup(self, sockets: object = None) -> None:
-            await super().startup(sockets)  # type: ignore[arg-type]
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
             if self.started:
-                _tell(self, host, token, made, allow_actions=allow_actions)
+                _announce(made, address_of(opened), token)
 
     loop = asyncio.get_running_loop()
     server = Server(
         uvicorn.Config(
             made,
-            host=host,
-            port=port,
             log_config=None,
             access_log=False,
             log_level="warning",
@@ -182,30 +124,15 @@ async def _serve(
             timeout_graceful_shutdown=5,
         )
     )
-    try:
-        await server.serve()
-    except SystemExit as end:
-        raise ConfigError(
-            f"can't listen on {host} port {port}: another process may be using it; "
-            "choose another --port"
-        ) from end
+    with opened:
+        await server.serve(sockets=[opened])
 
 
-def _tell(
-    server: "uvicorn.Server",
-    host: str,
-    token: str | None,
-    made: "Starlette",
-    *,
-    allow_actions: bool,
-) -> None:
+def _announce(made: "Starlette", where: ListenAddress, token: str | None) -> None:
     from outbox.web.events import WebStarted
 
-    port = server.servers[0].sockets[0].getsockname()[1]
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    made.state.frame.observers.notify(
-        WebStarted(address=address, actions=allow_actions)
-    )
+    address = f"http://{where if where.host else f'localhost{where}'}"
+    made.state.frame.observers.notify(WebStarted(address=address))
     if token is not None:
         write_line(f"Log in at {address}/login#{token}")
         # In a pipe or a file, the link would otherwise appear only when the server

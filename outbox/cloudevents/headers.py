@@ -34,9 +34,7 @@ _ATTRIBUTES: Final = frozenset(
 )
 
 
-def to_headers(
-    message: Message, prefix: str, *, source: str = _SOURCE
-) -> dict[str, str]:
+def to_headers(message: Message, prefix: str) -> dict[str, str]:
     """Return everything but the payload as headers. Absent values have no header.
 
     An attribute overrides a header of the message with the same name.
@@ -45,7 +43,7 @@ def to_headers(
     headers[CONTENT_TYPE] = message.content_type
     headers[f"{prefix}specversion"] = _SPEC_VERSION
     headers[f"{prefix}id"] = str(message.id)
-    headers[f"{prefix}source"] = source
+    headers[f"{prefix}source"] = _SOURCE
     headers[f"{prefix}type"] = message.topic
     if is_uuid7(message.id):
         headers[f"{prefix}time"] = moment_of(message.id).isoformat()

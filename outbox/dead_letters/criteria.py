@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, NamedTuple, Self
 from uuid import UUID
 
@@ -30,9 +30,7 @@ class Criteria:
     Attributes:
         topic: a topic, or a prefix followed by `*`.
         error: part of the reason; upper and lower case are the same.
-        origin: what dead-lettered the message: `publisher:redis`, `consumer:billing`.
-        newer_than: dead-lettered within this time.
-        older_than: dead-lettered longer ago than this time.
+        origin: what dead-lettered the message: `relay:main`, `consumer:billing`.
         reason: the first 80 characters of the reason, exactly.
         since: dead-lettered then or later.
         until: dead-lettered then or earlier.
@@ -47,11 +45,8 @@ class Criteria:
     key: str | None = None
     tenant: str | None = None
     origin: str | None = None
-    message_id: str | None = None
     reason: str | None = None
     error: str | None = None
-    newer_than: timedelta | None = None
-    older_than: timedelta | None = None
     since: datetime | None = None
     until: datetime | None = None
     before: ListPosition | None = None
@@ -71,11 +66,8 @@ class Criteria:
             "key": self.key,
             "tenant": self.tenant,
             "origin": self.origin,
-            "message_id": self.message_id,
             "reason": self.reason,
             "error": self.error,
-            "newer_than": self.newer_than,
-            "older_than": self.older_than,
             "since": self.since,
             "until": self.until,
             "before_at": before_at,
@@ -93,7 +85,10 @@ def _text(id: UUID | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class IdPrefix:
-    """The first hexadecimal digits of an id, or all of them."""
+    """The first hexadecimal digits of an id, or all of them.
+
+    All of them can also be the id of the dead letter's message.
+    """
 
     text: str
     digits: str
@@ -121,6 +116,9 @@ class IdPrefix:
         return {
             "first": str(UUID(self.digits.ljust(_DIGITS, "0"))),
             "last": str(UUID(self.digits.ljust(_DIGITS, "f"))),
+            "message_id": str(UUID(self.digits))
+            if len(self.digits) == _DIGITS
+            else None,
             "max_rows": _MOST_NAMED + 1,
         }
 
@@ -134,13 +132,12 @@ class IdPrefix:
             return found[0]
         if not found:
             raise ConfigError(
-                f"dead letter {self.text}: not found in {tables}; list "
-                "shows them, and --message finds those of a message"
+                f"dead letter {self.text}: not found in {tables}; list shows them"
             )
         named = [str(id) for id in found[:_MOST_NAMED]]
         if len(found) > _MOST_NAMED:
             named.append("…")
         raise ConfigError(
-            f"dead letter {self.text}: several ids begin with it: {', '.join(named)}; "
-            "give more digits"
+            f"dead letter {self.text}: several have it: {', '.join(named)}; give "
+            "the whole id of one"
         )

@@ -60,7 +60,7 @@ class DeadLetterTable:
         if row is None:
             raise ConfigError(
                 f"dead letter {id}: not found in {self._schema}.dead_letter; list "
-                "shows them, and --message finds those of a message"
+                "shows them"
             )
         return Letter.of(row)
 

@@ -12,9 +12,9 @@ from uuid import UUID
 from typing_extensions import override
 
 from outbox.errors import InvalidMessageError
-from outbox.json_codec import is_json
 from outbox.message import Message
 from outbox.message_id import is_uuid7
+from outbox.payload.json_codec import is_json
 
 TOPIC_HEADER: Final = "pillarbox-topic"
 """The header with the full topic, if it is too long for the table's index."""

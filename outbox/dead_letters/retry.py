@@ -17,7 +17,6 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
 from outbox.dead_letters.letter import Letter
 from outbox.dead_letters.statement import Schema, Statement
@@ -114,6 +113,10 @@ def outcome_event(
 class Retrier(Protocol):
     """Retries the dead letters of one side. For one task at a time."""
 
+    @property
+    def origin(self) -> str | None:
+        """The only origin whose dead letters it retries; None for all of its side."""
+
     async def fetch(
         self, name: Statement, parameters: Mapping[str, Any]
     ) -> Sequence[Sequence[Any]]:
@@ -147,12 +150,6 @@ async def find_foreign_holders(
         {"lock_class": lock_class, "lock": int(Lock.DEAD_LETTERS)},
     )
     return [LockHolder(*row) for row in rows]
-
-
-async def find(retrier: Retrier, criteria: Criteria) -> list[Candidate]:
-    """Find the dead letters that match the criteria, oldest first."""
-    rows = await retrier.fetch(Statement.FIND, criteria.parameters())
-    return [Candidate(*row) for row in rows]
 
 
 async def find_due(

@@ -131,7 +131,7 @@ class Scheduler:
         """
         async with self._open() as retrier, retrier.alone() as alone:
             if not alone:
-                await self._tell_holder(retrier)
+                await self._report_holder(retrier)
                 return None
             started = time.monotonic()
             candidates = await find_due(
@@ -153,7 +153,7 @@ class Scheduler:
             await asyncio.sleep(hold)
             return tally
 
-    async def _tell_holder(self, retrier: Retrier) -> None:
+    async def _report_holder(self, retrier: Retrier) -> None:
         foreign = await retrier.foreign_holders()
         if not foreign:
             self._notify(RetryRunSkipped(schema=self._schema))

@@ -20,7 +20,7 @@ class Statement(StrEnum):
     FIND = "find_dead_letters"
     FIND_DUE = "find_due_dead_letters"
     FIND_BY_PREFIX = "find_dead_letters_by_prefix"
-    LOOK_AT = "look_at_dead_letter"
+    READ_SUMMARY = "read_dead_letter_summary"
     READ = "read_dead_letter"
     LOCK = "lock_dead_letter"
     MARK_SUCCEEDED = "mark_succeeded"

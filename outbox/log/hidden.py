@@ -7,22 +7,56 @@ next claim starts at its *floor*: a seq that had been drawn before the transacti
 its id, hence before it drew its own seqs.
 """
 
+from bisect import bisect_right
+from collections.abc import Mapping
+from operator import itemgetter
 from typing import Final, NamedTuple, Self
 
 from outbox.log.position import Snapshot
 
 _MOST_NOTES: Final = 256
+_NEVER: Final = 2**63 - 1
+"""An id that no transaction has, and a seq beyond all rows."""
 
 
-def find_hidden(snapshot: Snapshot, next_xid: int) -> set[int]:
-    """Return the transactions that may yet commit rows below what a statement saw.
+class Hidden(NamedTuple):
+    """The transactions that may yet commit rows below what a claim saw.
 
-    Args:
-        snapshot: the snapshot of the statement.
-        next_xid: the next id, read after the snapshot. It can be higher than xmax:
-            transactions above xmax can be open.
+    Those from xmax on are many if one has many savepoints, so they are not listed.
     """
-    return {*snapshot.in_progress, *range(snapshot.xmax, next_xid)}
+
+    open: Mapping[int, int]
+    """Those in progress in its snapshot, with their floors."""
+    since: int = _NEVER
+    """Its xmax: others have this id, or a higher one."""
+    floor: int = _NEVER
+    """The lowest of their floors."""
+
+    def find_floor(self, snapshot: Snapshot) -> int | None:
+        """Return where a claim with this snapshot must start, if any has ended.
+
+        It may start lower than necessary: an id from xmax on that has ended need not
+        have been assigned when the first claim looked.
+        """
+        floors = [floor for xid, floor in self.open.items() if snapshot.visible(xid)]
+        if snapshot.xmax > self.since:
+            floors.append(self.floor)
+        return min(floors, default=None)
+
+    def split(self, lowest: int, first: int) -> tuple["Hidden", "Hidden"]:
+        """Return those with this floor or a higher one, and this id or a higher one.
+
+        The others come second.
+        """
+        near = {
+            xid: floor
+            for xid, floor in self.open.items()
+            if floor >= lowest and xid >= first
+        }
+        far = {xid: floor for xid, floor in self.open.items() if xid not in near}
+        if self.floor >= lowest and self.since >= first:
+            return self._replace(open=near), Hidden(far)
+        return Hidden(near), self._replace(open=far)
 
 
 class Floors(NamedTuple):
@@ -47,7 +81,14 @@ class Floors(NamedTuple):
 
     def of(self, xid: int) -> int:
         """Return a seq below all those of a transaction; -1 if none is known."""
-        return max((seq for next_xid, seq in self.notes if next_xid <= xid), default=-1)
+        index = bisect_right(self.notes, xid, key=itemgetter(0))
+        return self.notes[index - 1][1] if index else -1
+
+    def find_hidden(self, snapshot: Snapshot) -> Hidden:
+        """Return what may yet commit rows below what a claim with this snapshot saw."""
+        since = snapshot.xmax
+        floors = {xid: self.of(xid) for xid in snapshot.in_progress}
+        return Hidden(floors, since, self.of(since))
 
     def forget(self, oldest: int) -> Self:
         """Forget what only concerns transactions with lower ids than this one."""

@@ -11,12 +11,13 @@ two processes that both believe to own the lane, one can settle, and the other o
 take over again.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import NamedTuple, Self
 
-from outbox.log.hidden import Floors, find_hidden
+from outbox.log.hidden import Floors, Hidden
 from outbox.log.position import Position, Snapshot
 
 
@@ -79,70 +80,87 @@ class Progress(NamedTuple):
         stored: Iterable[Stored],
         snapshot: Snapshot,
         next_xid: int,
-        late: int | None,
+        lowest: Mapping[Day, int],
     ) -> Self:
         """Continue where the last owner settled.
 
         Args:
             days: those to be read, each with the reader's position before it has
-                stored any.
+                stored any. If it has stored none, all of them are the fence: whoever
+                settles messages of the lane reads at least one of them, too.
             stored: the last stored row of each day.
-            snapshot: the snapshot in which `stored` and `late` were read.
+            snapshot: the snapshot in which `stored` and `lowest` were read.
             next_xid: the next id, read after the snapshot.
-            late: see the attribute; None if there is no such row.
+            lowest: the lowest row of each day that isn't covered.
         """
         rows = {row.day: row for row in sorted(stored)}
         number = max((row.number for row in rows.values()), default=0)
-        last = [row for row in rows.values() if row.number == number]
-        as_of = {row.position.late_snapshot for row in last} - {None}
+        fence = fence_of(rows.values())
+        as_of = {rows[day].position.late_snapshot for day in fence} - {None}
+        positions = {
+            day: rows[day].position if day in rows else start
+            for day, start in sorted(days.items())
+        }
+        late = [seq for day, seq in lowest.items() if seq <= positions[day].up_to]
+        if not as_of:
+            # Days without an uncovered row continue together.
+            top = max(position.up_to for position in positions.values())
+            for day in positions.keys() - lowest.keys():
+                positions[day] = Position(top, snapshot)
         return cls(
-            tuple(
-                (day, rows[day].position if day in rows else days[day])
-                for day in sorted(days)
-            ),
+            tuple(positions.items()),
             number,
-            _fence(last) or frozenset([min(days)]),
+            fence or frozenset(days),
             snapshot,
             next_xid,
             as_of.pop() if as_of else None,
-            late,
+            min(late, default=None),
         )
 
-    def read_days(self, days: Mapping[Day, Position], late: int | None) -> Self:
-        """Read these days from now on.
+    def day_of(self, first: datetime, last: datetime | None = None) -> Day | None:
+        """Return the day with these moments, among those that claims read."""
+        index = bisect_right(self.days, first, key=lambda day: day[0].starts_at)
+        day = self.days[index - 1][0] if index else None
+        return day if day is not None and (last or first) < day.ends_at else None
 
-        Args:
-            days: each with its stored position, which counts if the day has not been
-                read so far. The fence must be among them, unless it was dropped.
-            late: as for `take_over`, in the days that have not been read so far.
-        """
-        known = dict(self.days)
-        lowest = [seq for seq in (self.late, late) if seq is not None]
-        return self._replace(
-            days=tuple((day, known.get(day, days[day])) for day in sorted(days)),
-            late=min(lowest, default=None),
-        )
+    def parts(self) -> Sequence[Part]:
+        """Return what a claim reads: one part if all days have the same position."""
+        (first, position), *others = self.days
+        if all(other is position for _, other in others):
+            last = others[-1][0] if others else first
+            return (self._part(first, last, position),)
+        return [
+            self._part(days[0][0], days[-1][0], position)
+            for position, days in (
+                (position, list(same))
+                for position, same in groupby(self.days, lambda day: day[1])
+            )
+        ]
 
-    def parts(self) -> Iterator[Part]:
-        """Yield what a claim must read: one part if all days have the same position."""
-        for position, days in groupby(self.days, lambda day: day[1]):
-            (first, _), *_ = same = list(days)
-            start = position.late_up_to
-            if start is None:
-                start = position.up_to
-                if self.late is not None:
-                    start = min(start, self.late - 1)
-            yield Part(first.starts_at, same[-1][0].ends_at, start, position)
+    def _part(self, first: Day, last: Day, position: Position) -> Part:
+        start = position.late_up_to
+        if start is None:
+            start = position.up_to
+            if self.late is not None:
+                start = min(start, self.late - 1)
+        return Part(first.starts_at, last.ends_at, start, position)
 
-    def floors(self, floors: Floors) -> dict[int, int]:
-        """Return the hidden transactions whose end makes claims start lower, and where.
+    def find_hidden(self, floors: Floors) -> Hidden | None:
+        """Return the transactions whose end makes claims start lower.
 
         There are none while claims continue as of an older snapshot.
         """
-        if self.as_of is not None:
-            return {}
-        hidden = find_hidden(self.snapshot, self.next_xid)
-        return {xid: floors.of(xid) for xid in hidden}
+        return None if self.as_of is not None else floors.find_hidden(self.snapshot)
+
+    def looked(self, late: int | None, snapshot: Snapshot, next_xid: int) -> Self:
+        """Return the progress after a search for rows that committed late.
+
+        Args:
+            late: the lowest row at or below the position of its day that isn't covered.
+            snapshot: the snapshot of the search.
+            next_xid: the next id, read after the snapshot.
+        """
+        return self._replace(late=late, snapshot=snapshot, next_xid=next_xid)
 
     def claimed(
         self, up_to: int, snapshot: Snapshot, next_xid: int, *, is_cut: bool
@@ -157,9 +175,15 @@ class Progress(NamedTuple):
             next_xid: the next id, read after the snapshot.
             is_cut: whether a limit ended the claim before it had read all rows.
         """
-        as_of = self.as_of or snapshot
         if not is_cut:
-            up_to = max([up_to, *(position.up_to for _, position in self.days)])
+            for _, position in self.days:
+                up_to = max(up_to, position.up_to)
+            if self.as_of is None:
+                # Most claims. No position gets a late part, so all are the same.
+                read = Position(up_to, snapshot)
+                days = tuple([(day, read) for day, _ in self.days])
+                return type(self)(days, self.number, self.fence, snapshot, next_xid)
+        as_of = self.as_of or snapshot
         days = tuple(
             (day, position.extend(up_to, as_of)) for day, position in self.days
         )
@@ -168,6 +192,15 @@ class Progress(NamedTuple):
         if self.as_of is not None:
             return after
         return after._replace(snapshot=snapshot, next_xid=next_xid, late=None)
+
+    def move_fence(self, day: Day) -> tuple[Self, list[Stored]] | None:
+        """Return what to store if the last settlement is of another day, else None.
+
+        Otherwise claims would read that day as long as the lane has no message.
+        """
+        if not self.number or self.as_of is not None or day in self.fence:
+            return None
+        return self.settle([day])
 
     def settle(self, days: Collection[Day]) -> tuple[Self, list[Stored]]:
         """Return what to store in the transaction of a settlement, and what follows.
@@ -180,9 +213,12 @@ class Progress(NamedTuple):
             for day, position in self.days
             if day in days or day in self.fence
         ]
-        return self._replace(number=self.number + 1, fence=_fence(rows)), rows
+        return self._replace(number=self.number + 1, fence=fence_of(rows)), rows
 
 
-def _fence(rows: Sequence[Stored]) -> frozenset[Day]:
-    late = frozenset(row.day for row in rows if row.position.late_up_to is not None)
-    return late or frozenset(row.day for row in rows[-1:])
+def fence_of(rows: Collection[Stored]) -> frozenset[Day]:
+    """Return the fence after the last of these settlements."""
+    number = max((row.number for row in rows), default=0)
+    last = sorted(row for row in rows if row.number == number)
+    late = frozenset(row.day for row in last if row.position.late_up_to is not None)
+    return late or frozenset(row.day for row in last[-1:])

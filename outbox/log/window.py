@@ -8,14 +8,19 @@ their number, a delivery that is held for long gets an entry in the log, which s
 it is open, in the transaction that stores a position beyond it.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections import Counter
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Final, TypeAlias
 
 from outbox.log.position import Snapshot
 from outbox.log.progress import Day, Progress, Stored
 
 MOST_AGAIN: Final = 256
 """How many deliveries of a lane that have ended a consumer gets again after a kill."""
+
+Place: TypeAlias = tuple[int, datetime]
+"""The seq and created_at of a row. Seqs alone repeat if the sequence was set back."""
 
 
 class Window:
@@ -30,59 +35,96 @@ class Window:
 
     def __init__(self, taken_over: Progress) -> None:
         self.read = self.stored = taken_over
-        self._held: dict[int, Day] = {}
-        self._ended: dict[int, Day] = {}
+        self._held: dict[Place, Day] = {}
+        self._ended: dict[Place, Day] = {}
         self._last: tuple[int, Snapshot] | None = None
+
+    def __contains__(self, place: Place) -> bool:
+        """Whether a delivery was claimed that the stored position doesn't cover."""
+        return place in self._held or place in self._ended
+
+    def read_days(self, taken_over: Progress) -> None:
+        """Read the days from now on that a repeated takeover has found."""
+        late = [seq for seq in (self.read.late, taken_over.late) if seq is not None]
+        self.read = _read_days(self.read, taken_over)._replace(
+            late=min(late, default=None)
+        )
+        self.stored = _read_days(self.stored, taken_over)
 
     def claimed(
         self,
-        rows: Iterable[tuple[int, Day]],
+        places: Iterable[Place],
         up_to: int,
         snapshot: Snapshot,
         next_xid: int,
         *,
         is_cut: bool,
     ) -> None:
-        """Hold the rows of a claim, given with their seqs; see `Progress.claimed`."""
+        """Hold the rows of a claim; see `Progress.claimed`."""
         snapshot = self.read.as_of or snapshot
         if not is_cut:
             up_to = max([up_to, *(position.up_to for _, position in self.read.days)])
         self.read = self.read.claimed(up_to, snapshot, next_xid, is_cut=is_cut)
         self._last = up_to, snapshot
-        self._held.update(rows)
+        self._held.update((place, self.day_of(place)) for place in places)
 
-    def ended(self, seq: int) -> None:
+    def ended(self, place: Place) -> None:
         """Record that a delivery was handled, or got an entry of another cause."""
-        self._ended[seq] = self._held.pop(seq)
+        if place in self._held:
+            self._ended[place] = self._held.pop(place)
+
+    def reopen(self, place: Place) -> None:
+        """Take `ended` back: its entry could not be written."""
+        if place in self._ended:
+            self._held[place] = self._ended.pop(place)
 
     @property
-    def blocking(self) -> int | None:
-        """The oldest delivery held, if so many have ended behind it that it must go."""
-        oldest = min(self._held, default=None)
-        if oldest is None or sum(seq > oldest for seq in self._ended) < MOST_AGAIN:
-            return None
-        return oldest
+    def has_ended(self) -> bool:
+        """Whether deliveries have ended that the stored position doesn't cover."""
+        return bool(self._ended)
 
-    def settle(self, logged: int | None = None) -> tuple[Progress, list[Stored]] | None:
+    @property
+    def passed_by(self) -> list[Place]:
+        """The deliveries held, in order, behind which others have ended."""
+        last = max(self._ended, default=None)
+        if last is None:
+            return []
+        return sorted(place for place in self._held if place < last)
+
+    def count_behind(self, place: Place) -> int:
+        """Return how many deliveries have ended behind one that is held."""
+        return sum(other > place for other in self._ended)
+
+    def settle(
+        self, logged: Collection[Place] = (), *, all_days: bool = False
+    ) -> tuple[Progress, list[Stored], Counter[Day]] | None:
         """Return what to store now, and the stored progress once it has committed.
 
         Return None if the stored position can't advance, or not beyond `logged`: then
-        that delivery can't get its entry yet.
+        these deliveries can't get their entries yet.
 
         Args:
-            logged: the seq of a delivery that gets an entry in the same transaction.
+            logged: the deliveries that get an entry in the same transaction.
+            all_days: whether to store the position of every day, even if none of its
+                deliveries has ended.
+
+        Returns:
+            The progress, the rows, and how many deliveries of each day they cover.
         """
         if self._last is None:
             return None
         up_to, snapshot = self._last
-        held = min((seq for seq in self._held if seq != logged), default=None)
+        held = min((place for place in self._held if place not in logged), default=None)
         if held is not None:
-            up_to = min(up_to, held - 1)
-        days = {day for seq, day in self._ended.items() if seq <= up_to}
-        if logged is not None:
-            if logged > up_to:
+            up_to = min(up_to, held[0] - 1)
+        covered = Counter(day for (seq, _), day in self._ended.items() if seq <= up_to)
+        for place in logged:
+            if place[0] > up_to:
                 return None
-            days.add(self._held[logged])
+            covered[self._held[place]] += 1
+        days = {*covered}
+        if all_days:
+            days.update(day for day, _ in self.stored.days)
         if not days:
             return None
         days |= self.stored.fence
@@ -95,13 +137,29 @@ class Window:
             if late_up_to is not None and up_to < late_up_to:
                 return None  # That would take a third part.
             advanced.append((day, position.extend(up_to, snapshot)))
-        return self.stored._replace(days=tuple(advanced)).settle(days)
+        after, rows = self.stored._replace(days=tuple(advanced)).settle(days)
+        return after, rows, covered
 
-    def settled(self, stored: Progress, logged: int | None = None) -> None:
+    def settled(self, stored: Progress, logged: Collection[Place] = ()) -> None:
         """Record that what `settle` returned has committed."""
         self.stored = stored
-        if logged is not None:
-            del self._held[logged]
+        for place in logged:
+            del self._held[place]
         assert self._last is not None
-        up_to = min([self._last[0], *(seq - 1 for seq in self._held)])
-        self._ended = {seq: day for seq, day in self._ended.items() if seq > up_to}
+        up_to = min([self._last[0], *(seq - 1 for seq, _ in self._held)])
+        self._ended = {
+            place: day for place, day in self._ended.items() if place[0] > up_to
+        }
+
+    def day_of(self, place: Place) -> Day:
+        """Return the day to which a row belongs."""
+        day = self.read.day_of(place[1])
+        assert day is not None
+        return day
+
+
+def _read_days(progress: Progress, taken_over: Progress) -> Progress:
+    known = dict(progress.days)
+    return progress._replace(
+        days=tuple((day, known.get(day, new)) for day, new in taken_over.days)
+    )

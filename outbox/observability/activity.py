@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, Protocol
 
-from outbox.errors import ConfigError
 from outbox.events import Event
 
 IDLE_INTERVALS: Final = 60
@@ -36,9 +35,6 @@ class Activity:
     Args:
         counts: an observer of the process.
         clock: returns seconds; for tests.
-
-    Raises:
-        ConfigError: the interval isn't above 0.
     """
 
     def __init__(
@@ -48,10 +44,6 @@ class Activity:
         notify: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if interval <= timedelta(0):
-            raise ConfigError(
-                f"log-interval={interval.total_seconds():g}s: must be above 0s"
-            )
         self._counts = counts
         self._interval = interval.total_seconds()
         self._notify = notify

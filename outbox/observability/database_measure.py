@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, TypeAlias
 
@@ -21,7 +21,9 @@ import psycopg
 from outbox.administration.connection import AdministrationConnection, errors_explained
 from outbox.errors import OutboxError, one_line
 from outbox.events import Event
-from outbox.observability.overview import Overview, Part, Pin, Scope, read_overview
+from outbox.observability.measures.pins import Pin
+from outbox.observability.measures.reading import Part, Scope
+from outbox.observability.overview import Overview, read_overview
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.connection import PIN_SESSION, conninfo
 from outbox.postgres.pooler_check import refuse_pooler
@@ -53,7 +55,7 @@ class Measurer:
 
 
 RELAY: Final = Measurer(
-    parts=("processes", "backlogs", "tables", "upkeep", "pins"),
+    parts=("backlogs", "tables", "upkeep", "pins"),
     lock=Lock.MEASURE,
     yields_to=None,
 )
@@ -69,40 +71,16 @@ class DatabaseMeasured(Event):
     """One replica measured the database, on behalf of all of them.
 
     Attributes:
-        backlog: the number of unsettled messages, estimated if there are many. It is
-            None, as is `waited`, if they could not be counted or a consumer measured.
-        waited: how long the oldest due message has waited.
-        ahead: the number of partitions that have not begun yet, by table.
-        gaps: the number of missing partitions, between those and for the current time,
-            by table.
-        held: the number of partitions past their retention that unsettled rows hold, by
-            table.
-        bytes: the size of all partitions with their indexes, by table.
+        overview: what was measured; a consumer measures no backlog.
         pinned_for: how long the oldest transaction has been in use, as far as this role
             can see; otherwise, the time since it was first noticed.
-        pinned_by: how many transactions have begun since then.
-        upkeep_age: the time since the upkeep last succeeded, or since it was first due.
-            It is None, as is `upkeep_is_failing`, if that could not be read.
-        upkeep_is_failing: whether the upkeep has failed since then, or distrusts the
-            clock.
-        missing: the parts that could not be measured, with the reason.
         seconds: how long the measurement took.
     """
 
     level = logging.DEBUG
 
-    database: str
-    backlog: int | None
-    waited: timedelta | None
-    ahead: Mapping[str, int]
-    gaps: Mapping[str, int]
-    held: Mapping[str, int]
-    bytes: Mapping[str, int]
+    overview: Overview = field(repr=False)
     pinned_for: timedelta
-    pinned_by: int
-    upkeep_age: timedelta | None
-    upkeep_is_failing: bool | None
-    missing: Mapping[str, str]
     seconds: float
 
 
@@ -213,7 +191,10 @@ class DatabaseMeasure:
                     "SELECT set_config('idle_session_timeout', %s, false)",
                     [str(silence)],
                 )
-                return self._sum_up(overview, took)
+                pinned_for = self._find_oldest(overview.pins)
+                return DatabaseMeasured(
+                    overview=overview, pinned_for=pinned_for, seconds=took
+                )
         except BaseException:
             self._close()
             raise
@@ -245,26 +226,6 @@ class DatabaseMeasure:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    def _sum_up(self, overview: Overview, seconds: float) -> DatabaseMeasured:
-        backlog, tables, upkeep = overview.outbox, overview.tables, overview.upkeep
-        return DatabaseMeasured(
-            database=overview.database,
-            backlog=None if backlog is None else backlog.estimated,
-            waited=None if backlog is None else backlog.waited or timedelta(0),
-            ahead={it.table: it.ahead for it in tables},
-            gaps={it.table: it.gaps + (not it.has_today) for it in tables},
-            held={it.table: len(it.held) for it in tables},
-            bytes={it.table: it.bytes or 0 for it in tables},
-            pinned_for=self._find_oldest(overview.pins),
-            pinned_by=max((it.xids or 0 for it in overview.pins), default=0),
-            upkeep_age=None if upkeep is None else upkeep.age,
-            upkeep_is_failing=None
-            if upkeep is None
-            else bool(upkeep.failure or upkeep.clock_problem),
-            missing={it.part: it.reason for it in overview.missing},
-            seconds=seconds,
-        )
 
     def _find_oldest(self, pins: tuple[Pin, ...]) -> timedelta:
         # Without pg_monitor, this role can see that other sessions need an old

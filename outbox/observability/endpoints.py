@@ -1,12 +1,12 @@
-"""The HTTP endpoints of a process: `--health-listen` and `--metrics-listen`."""
+"""The HTTP endpoints of a process: the option `--listen`."""
 
 import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from typing_extensions import override
 
@@ -37,29 +37,28 @@ class ListenAddress:
     port: int
 
     @classmethod
-    def read(cls, text: str, option: str) -> Self:
+    def read(cls, text: str) -> Self:
         """Read `PORT`, `:PORT`, `HOST:PORT` or `[IPV6]:PORT`.
 
         Raises:
-            ConfigError: the text has none of these forms; the error names the option.
+            ConfigError: the text has none of these forms.
         """
         found = _ADDRESS.fullmatch(text.strip())
         if found is None:
-            raise ConfigError(f"{option}={text}: not an address; write one of {FORMS}")
+            raise ConfigError(f"listen={text}: not an address; write one of {FORMS}")
         port = int(found["port"])
         if port > _MAX_PORT:
             raise ConfigError(
-                f"{option}={text}: port {port} is above {_MAX_PORT}; "
+                f"listen={text}: port {port} is above {_MAX_PORT}; "
                 "choose one from 1 to 65535, or 0 for any free port"
             )
         return cls(found["ipv6"] or found["host"] or "", port)
 
-    def listen(self, option: str) -> socket.socket:
+    def listen(self) -> socket.socket:
         """Open a socket that listens on this address.
 
         Raises:
-            ConfigError: the process can't listen on the address; the error names the
-                option.
+            ConfigError: the process can't listen on the address.
         """
         try:
             if not self.host:
@@ -75,8 +74,7 @@ class ListenAddress:
             return socket.create_server(address[:2], family=family)
         except (OSError, UnicodeError) as error:
             raise ConfigError(
-                f"{option}={self}: {error}; "
-                "choose a free port on an address of this host"
+                f"listen={self}: {error}; choose a free port on an address of this host"
             ) from error
 
     def _listen_everywhere(self) -> socket.socket:
@@ -99,61 +97,27 @@ def address_of(listening: socket.socket) -> ListenAddress:
     return ListenAddress("" if host in {"::", "0.0.0.0"} else host, port)  # noqa: S104
 
 
-class Endpoint(Protocol):
-    """Something that answers HTTP requests."""
+@asynccontextmanager
+async def listening(
+    address: str, handlers: "Mapping[str, Handler]"
+) -> AsyncIterator[None]:
+    """Answer HTTP requests on an address for as long as the block runs.
 
-    def handlers(self) -> "Mapping[str, Handler]":
-        """Return the handlers of GET and HEAD requests, by path."""
+    Args:
+        handlers: the handlers of GET and HEAD requests, by path.
 
-
-class Endpoints:
-    """The HTTP endpoints of a process. Endpoints on one address share a server."""
-
-    def __init__(self) -> None:
-        self._endpoints: dict[ListenAddress, dict[str, Endpoint]] = {}
-
-    def add(self, name: str, address: str | None, endpoint: Endpoint) -> None:
-        """Add an endpoint to serve on an address; without an address, do nothing.
-
-        Args:
-            name: `health` or `metrics`; the option is `health-listen` or
-                `metrics-listen`.
-
-        Raises:
-            ConfigError: the address is malformed, or aiohttp isn't installed.
-        """
-        if address is None:
-            return
-        where = ListenAddress.read(address, f"{name}-listen")
-        try:
-            import outbox.observability.http_server  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"{name}-listen={where}: {error}; pip install 'pillarbox[cli]'"
-            ) from error
-        self._endpoints.setdefault(where, {})[name] = endpoint
-
-    @asynccontextmanager
-    async def served(self) -> AsyncIterator[None]:
-        """Answer requests for as long as the block runs.
-
-        Raises:
-            ConfigError: the process can't listen on an address.
-        """
-        if not self._endpoints:
-            yield
-            return
+    Raises:
+        ConfigError: the address is malformed, the process can't listen on it, or
+            aiohttp isn't installed.
+    """
+    where = ListenAddress.read(address)
+    try:
         from outbox.observability.http_server import serve
-
-        log = logging.getLogger("pillarbox")
-        async with AsyncExitStack() as stack:
-            for address, endpoints in self._endpoints.items():
-                handlers: dict[str, Handler] = {}
-                for endpoint in endpoints.values():
-                    handlers |= endpoint.handlers()
-                listening = address.listen(f"{next(iter(endpoints))}-listen")
-                where = address_of(listening)
-                await stack.enter_async_context(serve(listening, handlers))
-                for name in endpoints:
-                    log.info("%s endpoint listening on %s", name, where)
-            yield
+    except ImportError as error:
+        raise ConfigError(
+            f"listen={where}: {error}; pip install 'pillarbox[cli]'"
+        ) from error
+    opened = where.listen()
+    logging.getLogger("pillarbox").info("listening on %s", address_of(opened))
+    async with serve(opened, handlers):
+        yield

@@ -1,11 +1,13 @@
 """Liveness and readiness, for supervisors and load balancers.
 
-The event loop answers `/live`, so any answer proves that it is running. `/ready` tells
+The event loop answers `/live`, so any answer proves that it is running. `/ready` shows
 whether the process has started and can reach its broker and its database, according to
 its events. A restart doesn't end their outages, so let only `/live` cause one.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -18,44 +20,70 @@ if TYPE_CHECKING:
     from outbox.observability.http_server import Handler
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Something that a process waits for.
+
+    Attributes:
+        reason: the last error.
+    """
+
+    waits_for: str
+    since: datetime
+    reason: str
+
+
+class Outages:
+    """The outages of a process that have not ended; an observer of its events."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[type[Event], Any], Outage] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Begin or end an outage."""
+        if event.waits_for is None and not event.ends:
+            return
+        # Each queue of a consumer has a connection of its own.
+        queue = getattr(event, "queue", None)
+        for kind in event.ends:
+            self._open.pop((kind, queue), None)
+        if (what := event.waits_for) is not None:
+            what = what if queue is None else f"{what} of {queue}"
+            before = self._open.get((type(event), queue))
+            self._open[type(event), queue] = Outage(
+                what,
+                datetime.now(UTC) if before is None else before.since,
+                getattr(event, "reason", f"waits for {what}"),
+            )
+
+    def longest_first(self) -> list[Outage]:
+        """Return the outages, starting with the one that has lasted longest."""
+        return sorted(self._open.values(), key=lambda outage: outage.since)
+
+
 class Health:
     """Whether a process is ready, according to its events; an observer of them.
 
     Args:
         started: the event after which the process is ready.
-        found: for each event that reports a loss, the event that reports its end.
         more: additional pages, as JSON, by path.
     """
 
     def __init__(
         self,
         started: type[Event],
-        found: Mapping[type[Event], type[Event]],
         more: Mapping[str, Callable[[], Mapping[str, Any]]] | None = None,
     ) -> None:
         self._more = dict(more or {})
         self._started = started
-        self._found = {back: away for away, back in found.items()}
-        self._lost = set(found)
-        self._telling = frozenset({started, *found, *found.values()})
-        self._away: dict[tuple[type[Event], Any], str] = {}
+        self._outages = Outages()
         self._start: str | None = "start"
 
     def __call__(self, event: Event) -> None:
         """Update the readiness from an event."""
-        kind = type(event)
-        if kind not in self._telling:
-            return
-        # Each queue of a consumer has a connection of its own.
-        queue = getattr(event, "queue", None)
-        if kind is self._started:
+        self._outages(event)
+        if type(event) is self._started:
             self._start = None
-        elif kind in self._lost:
-            what = getattr(kind, "waits_for", None)
-            what = what or kind.__name__.removesuffix("Lost").lower()
-            self._away[kind, queue] = what if queue is None else f"{what} of {queue}"
-        elif kind in self._found:
-            self._away.pop((self._found[kind], queue), None)
 
     def stopping(self) -> None:
         """Stop reporting that the process is ready."""
@@ -65,7 +93,7 @@ class Health:
     def waits_for(self) -> list[str]:
         """What the process is waiting for; empty if it is ready."""
         start = [] if self._start is None else [self._start]
-        return start + sorted(self._away.values())
+        return start + sorted(it.waits_for for it in self._outages.longest_first())
 
     def handlers(self) -> "Mapping[str, Handler]":
         """Return the request handlers, by path; needs aiohttp."""
@@ -80,9 +108,9 @@ class Health:
             return answer(status, {"ready": not waits_for, "waits_for": waits_for})
 
         async def page(
-            tell: Callable[[], Mapping[str, Any]], _: "web.BaseRequest"
+            read: Callable[[], Mapping[str, Any]], _: "web.BaseRequest"
         ) -> "web.StreamResponse":
-            return answer(HTTPStatus.OK, tell())
+            return answer(HTTPStatus.OK, read())
 
-        more = {path: partial(page, tell) for path, tell in self._more.items()}
+        more = {path: partial(page, read) for path, read in self._more.items()}
         return {"/live": live, "/ready": ready, **more}

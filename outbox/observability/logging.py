@@ -64,19 +64,17 @@ class LogEvents:
     Safe to call from any thread.
 
     Args:
-        logger: `pillarbox` if omitted.
         repeats: how long repetitions are collected.
         clock: returns seconds; for tests.
     """
 
     def __init__(
         self,
-        logger: logging.Logger | None = None,
         *,
         repeats: timedelta = timedelta(minutes=1),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._logger = logger or logging.getLogger("pillarbox")
+        self._logger = logging.getLogger("pillarbox")
         self._repeats = _Repeats(self._logger, repeats.total_seconds(), clock)
         # A bound method of this observer would keep it alive.
         weakref.finalize(self, self._repeats.sum_up_all)
@@ -111,38 +109,38 @@ class _Repeats:
         self._logger = logger
         self._seconds = seconds
         self._clock = clock
-        self._told: OrderedDict[tuple[object, ...], _Repeated] = OrderedDict()
+        self._repeated: OrderedDict[tuple[object, ...], _Repeated] = OrderedDict()
         self._lock = threading.Lock()
         self._wakes = False
 
     @property
     def has_any(self) -> bool:
         """Whether an event that can repeat has been logged."""
-        return bool(self._told)
+        return bool(self._repeated)
 
     def is_first(self, event: Event) -> bool:
         """Count an event; return whether to log it now."""
         about = event.about or ()
         subject = (type(event), *(getattr(event, name) for name in about))
         with self._lock:
-            told = self._told.get(subject)
-            if told is not None:
-                told.last = event
-                told.count += 1
+            entry = self._repeated.get(subject)
+            if entry is not None:
+                entry.last = event
+                entry.count += 1
             else:
                 until = self._clock() + self._seconds
-                self._told[subject] = _Repeated(until, event)
-            too_many = len(self._told) > _MAX_REPEATED
+                self._repeated[subject] = _Repeated(until, event)
+            too_many = len(self._repeated) > _MAX_REPEATED
             self._wake_later()
         if too_many:
-            self._sum_up(lambda _: len(self._told) > _MAX_REPEATED)
-        return told is None
+            self._sum_up(lambda _: len(self._repeated) > _MAX_REPEATED)
+        return entry is None
 
     def sum_up_due(self) -> None:
         """Log repetitions that have been collected for long enough."""
-        if self._told:
+        if self._repeated:
             now = self._clock()
-            self._sum_up(lambda told: told.until <= now)
+            self._sum_up(lambda entry: entry.until <= now)
 
     def sum_up_all(self) -> None:
         """Log all repetitions so far."""
@@ -152,28 +150,28 @@ class _Repeats:
         """Log the repetitions of these events so far; the next one counts as new."""
         over = []
         with self._lock:
-            for subject in [it for it in self._told if it[0] in kinds]:
-                told = self._told.pop(subject)
-                if told.count:
-                    over.append(told)
-        for told in over:
-            log_event(self._logger, told.last, repeated=told.count)
+            for subject in [it for it in self._repeated if it[0] in kinds]:
+                entry = self._repeated.pop(subject)
+                if entry.count:
+                    over.append(entry)
+        for entry in over:
+            log_event(self._logger, entry.last, repeated=entry.count)
 
     def _sum_up(self, is_over: Callable[[_Repeated], bool]) -> None:
         over = []
         with self._lock:
-            while self._told and is_over(next(iter(self._told.values()))):
-                subject, told = self._told.popitem(last=False)
-                if told.count:
-                    lasts = told.until <= self._clock()
-                    over.append((told, lasts))
+            while self._repeated and is_over(next(iter(self._repeated.values()))):
+                subject, entry = self._repeated.popitem(last=False)
+                if entry.count:
+                    lasts = entry.until <= self._clock()
+                    over.append((entry, lasts))
                     if lasts:
                         # It is still repeating, so the next ones are summed up, too.
                         until = self._clock() + self._seconds
-                        self._told[subject] = _Repeated(until, told.last)
-        for told, lasts in over:
-            level = told.last.lasting_level if lasts else None
-            log_event(self._logger, told.last, level=level, repeated=told.count)
+                        self._repeated[subject] = _Repeated(until, entry.last)
+        for entry, lasts in over:
+            level = entry.last.lasting_level if lasts else None
+            log_event(self._logger, entry.last, level=level, repeated=entry.count)
 
     def _wake_later(self) -> None:
         """Log repetitions in time, even if no other event comes."""
@@ -190,5 +188,5 @@ class _Repeats:
         self._wakes = False
         self.sum_up_due()
         with self._lock:
-            if self._told:
+            if self._repeated:
                 self._wake_later()

@@ -2,25 +2,26 @@
 
 `pillarbox trace` and the page's section Messages show the result. A message is looked
 up in the days around the moment in its id, or in all days if the id contains no moment
-or a wrong one. No payload is read, and the only headers read are the two that tell what
+or a wrong one. No payload is read, and the only headers read are the two that show what
 led to the message, so the monitor's privileges are enough.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import count
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, LiteralString, TypeAlias
 from uuid import UUID
 
 from psycopg.rows import class_row, dict_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.lane import PRIORITIES, Priority, lane_of, priority_of
+from outbox.logs.printable import count as many
 from outbox.message_id import is_uuid7, moment_of
-from outbox.postgres.advisory_lock import LOCK_CLASS
+from outbox.observability.measures.processes import Process, list_processes
 from outbox.postgres.sql_files import load
 
 MOST_MESSAGES: Final = 200
@@ -29,34 +30,35 @@ MOST_MESSAGES: Final = 200
 _DEEPEST: Final = 50
 _SKEW: Final = timedelta(days=1)
 """How much the clocks of writers and databases may differ."""
-_BIN: Final = timedelta(minutes=15)
-"""A mark's created_at is that of its messages, rounded down to a multiple of this."""
-_BINS_FROM: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _EVER: Final = ("-infinity", "infinity")
-_TABLES: Final = {
-    "outbox.message": "when it was added and published, refusals, replays",
-    "outbox.dead_letter": "whether the relay gave it up",
-    "inbox.delivery": "its deliveries by the postgres broker",
-    "inbox.receipt": "who has handled it",
-    "inbox.job": "the jobs of its long handlers",
-    "inbox.suspect": "starts of handlers that never ended",
-    "inbox.dead_letter": "whether a consumer gave it up",
-}
+_TABLES: Final = (
+    "outbox.message",
+    "outbox.dead_letter",
+    "inbox.message",
+    "inbox.receipt",
+    "inbox.job",
+    "inbox.suspect",
+    "inbox.dead_letter",
+)
 _WORDS: Final = {
     ("outbox", "scheduled"): "claimed before it was due",
     ("outbox", "refused"): "refused by the broker",
     ("outbox", "postponed"): "postponed by the broker",
     ("outbox", "blocked"): "blocked by its key",
+    ("outbox", "aside"): "set aside: too large for its batch",
+    ("outbox", "unknown"): "published, outcome unknown",
+    ("outbox", "found"): "found below the position",
     ("outbox", "replayed"): "replay requested",
-    ("outbox", "dead_lettered"): "given up",
-    ("inbox", "refused"): "given back",
+    ("outbox", "dead_lettered"): "dead-lettered",
+    ("inbox", "refused"): "returned for a retry",
     ("inbox", "blocked"): "blocked by its key",
     ("inbox", "open"): "delivered again: nobody had finished it",
-    ("inbox", "found"): "found below the watermark",
+    ("inbox", "found"): "found below the position",
     ("inbox", "started"): "started, not finished yet",
     ("", "dead_letter"): "became a dead letter",
     ("", "retry_failed"): "retry failed",
     ("", "retry_succeeded"): "retry succeeded",
+    ("inbox", "delivered"): "in its queue",
     ("", "job_queued"): "job queued",
     ("", "job_started"): "job started",
     ("", "job_cancel_requested"): "cancel requested",
@@ -92,32 +94,11 @@ class State(StrEnum):
     BLOCKED = "blocked"
     PUBLISHED = "published"
     DEAD_LETTERED = "dead_lettered"
-
-
-class Progress(StrEnum):
-    """How far a consumer is with a message.
-
-    Attributes:
-        DELIVERED: in the queue of the postgres broker, and not finished.
-        WAITING: returned to the queue, to be redelivered.
-        BLOCKED: waiting behind an earlier message of its key.
-        STARTED: its handler was started, and no outcome is known.
-        QUEUED: its job waits for a worker.
-        ENDED: its job was cancelled, timed out or skipped.
-        ACKED: finished, but no receipt exists.
-    """
-
-    DELIVERED = "delivered"
-    WAITING = "waiting"
-    BLOCKED = "blocked"
-    STARTED = "started"
-    QUEUED = "queued"
-    IN_PROGRESS = "in_progress"
-    ENDED = "ended"
-    HANDLED = "handled"
-    DEAD_LETTERED = "dead_lettered"
+    UNROUTED = "unrouted"
     DISCARDED = "discarded"
-    ACKED = "acked"
+
+
+_SETTLED: Final = (State.PUBLISHED, State.DEAD_LETTERED, State.DISCARDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,26 +160,31 @@ class LifeStep:
     reason: str | None = None
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The step in words."""
         side = "inbox" if self.source.startswith("inbox.") else "outbox"
         return _WORDS.get((side, self.what)) or _WORDS.get(("", self.what), self.what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handling:
-    """How far a consumer is with a message.
+class Status:
+    """A row of `outbox.message_status`.
 
     Attributes:
-        since: when it reached this progress.
+        run: the number of its replays.
+        attempts: how often the broker refused it in this run.
+        available_at: when it is next due; None if it is due at once, or never again.
+        published_at: when its first publication was recorded.
+        reader: which reader is to publish it, or has; None: no reader gets it.
     """
 
-    consumer: str
-    progress: Progress
-    since: datetime
-    attempts: int = 0
-    due_at: datetime | None = None
-    reason: str | None = None
+    state: str
+    run: int
+    attempts: int
+    available_at: datetime | None
+    published_at: datetime | None
+    last_error: str | None
+    reader: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,15 +195,20 @@ class Life:
         envelopes: the message as it was added; more than one if its id was used again,
             none if its day was dropped or it was added elsewhere.
         steps: what happened to it, in chronological order.
-        state: its state in the outbox; None if no outbox that was read contains it.
+        status: its state in the outbox; None if no outbox that was read contains it.
         waits: why it isn't published yet, in a sentence; None if it doesn't wait.
     """
 
     id: str
     envelopes: tuple[Envelope, ...] = ()
     steps: tuple[LifeStep, ...] = ()
-    state: State | None = None
+    status: Status | None = None
     waits: str | None = None
+
+    @property
+    def state(self) -> State | None:
+        """Its state in the outbox."""
+        return None if self.status is None else State(self.status.state)
 
     @property
     def envelope(self) -> Envelope | None:
@@ -239,21 +230,24 @@ class Life:
     @property
     def published_at(self) -> datetime | None:
         """When its first publication was recorded; a replay doesn't change it."""
-        return min((it.at for it in self.steps if it.what == "published"), default=None)
+        return None if self.status is None else self.status.published_at
 
     @property
     def replays(self) -> int:
         """How often it was replayed."""
-        return max((it.run for it in self.steps), default=0)
+        return 0 if self.status is None else self.status.run
 
     @property
-    def handlings(self) -> tuple[Handling, ...]:
-        """The progress of each consumer known to have received it, by name."""
-        names = sorted({it.consumer for it in self.steps if it.consumer is not None})
-        return tuple(
-            _handling(name, [it for it in self.steps if it.consumer == name])
-            for name in names
-        )
+    def handlings(self) -> tuple[LifeStep, ...]:
+        """The step of each consumer that decides how far it is, by its name."""
+        last: dict[str, LifeStep] = {}
+        for step in self.steps:
+            name = step.consumer
+            if name is not None and (
+                name not in last or _rank(step) >= _rank(last[name])
+            ):
+                last[name] = step
+        return tuple(last[name] for name in sorted(last))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,12 +275,14 @@ class Trace:
 
     Attributes:
         causes: the messages that led to it, from the first to the direct cause.
+        failing: the consumers of these databases that fail now and have not handled it.
         unknown: what the databases don't contain any more, or never did, in sentences.
     """
 
     found: Found
     branch: Branch
     causes: tuple[Life, ...] = ()
+    failing: tuple[Process, ...] = ()
     unknown: tuple[str, ...] = ()
 
     @property
@@ -351,6 +347,7 @@ def read_trace(
             found=found,
             branch=_branch(uuid, lives, children, cut),
             causes=tuple(lives[it] for it in causes),
+            failing=tuple(_failing(databases, lives[uuid])),
             unknown=unknown,
         )
 
@@ -368,7 +365,7 @@ def read_lives_of_key(
         ids = reader.find_key(key, since, max_messages)
         lives = reader.read_lives(ids)
         unknown = tuple(
-            f"messages before: {table} of {name} begins {_said(begins_at)}"
+            f"messages before: {table} of {name} begins {_moment(begins_at)}"
             for name, connection in databases.items()
             for table, begins_at, _ in _low_water(connection, ["outbox.message"], since)
             if begins_at is None or since < begins_at
@@ -449,7 +446,7 @@ class _Reader:
                     known.add(envelope.id)
                     level.append(envelope.id)
                     children.setdefault(cause, []).append(envelope.id)
-                self._note(envelope)
+                self._keep(envelope)
         return children, cut
 
     def find_key(self, key: str, since: datetime, most: int) -> list[UUID]:
@@ -459,7 +456,7 @@ class _Reader:
         found = self._run(load("outbox", "find_envelopes_of_key"), values)
         found.sort(key=lambda it: it.created_at, reverse=True)
         for envelope in found[:most]:
-            self._note(envelope)
+            self._keep(envelope)
         return list(self._envelopes)
 
     def read_lives(self, ids: Sequence[UUID]) -> dict[UUID, Life]:
@@ -468,24 +465,43 @@ class _Reader:
         if not ids:
             return {}
         steps: dict[UUID, list[LifeStep]] = {id: [] for id in ids}
+        statuses: dict[tuple[UUID, datetime], Status] = {}
         starts = [self._since(id) for id in ids]
         since: _Bound = _EVER[0]
         if None not in starts:
             since = min(it for it in starts if it) - _SKEW
         for name, connection in self._databases.items():
-            self._read_outbox(name, connection, ids, steps)
-            given_up = [id for id in ids if self._may_be_dead(id, name, steps[id])]
-            if given_up:
-                self._read_dead_letters(name, connection, given_up, since, steps)
-        until = self._delivered_until(ids, steps)
-        for name, connection in self._databases.items():
-            self._read_inbox(name, connection, ids, since, until, steps)
-        return {id: self._life(id, steps[id]) for id in ids}
+            added = [
+                it.created_at
+                for id in ids
+                for it in self._envelopes.get(id, ())
+                if it.database == name
+            ]
+            days: dict[str, _Bound] = {
+                # Without a message, no day: the range ends before it begins.
+                "first": min(added, default=_EVER[1]),
+                "last": max(added, default=_EVER[0]),
+                "since": since,
+            }
+            values = {"ids": ids, **days}
+            statement = load("outbox", "read_lives")
+            self._read_steps(name, connection, statement, values, steps)
+            for row in _rows(connection, load("outbox", "read_statuses"), values):
+                place = row.pop("id"), row.pop("created_at")
+                statuses[place] = Status(**row)
+            # Only messages whose id contains a moment have receipts.
+            moments = [it for it in map(_moment_in, ids) if it is not None]
+            days["first"] = min(moments, default=_EVER[1])
+            days["last"] = max(moments, default=_EVER[0])
+            values = {"ids": ids, **days}
+            statement = load("outbox", "read_lives_at_consumers")
+            self._read_steps(name, connection, statement, values, steps)
+        return {id: self._life(id, steps[id], statuses) for id in ids}
 
     def _find(self, ids: Sequence[UUID], days: tuple[_Bound, _Bound]) -> None:
         values = {"ids": list(ids), "first": days[0], "last": days[1]}
         for envelope in self._run(load("outbox", "find_envelopes"), values):
-            self._note(envelope)
+            self._keep(envelope)
 
     def _find_caused(
         self, causes: Sequence[UUID], since: datetime | None, most: int
@@ -507,10 +523,10 @@ class _Reader:
                 found += [replace(it, database=name) for it in rows]
         return found
 
-    def _note(self, envelope: Envelope) -> None:
-        noted = self._envelopes.setdefault(envelope.id, [])
-        if envelope not in noted:
-            noted.append(envelope)
+    def _keep(self, envelope: Envelope) -> None:
+        kept = self._envelopes.setdefault(envelope.id, [])
+        if envelope not in kept:
+            kept.append(envelope)
 
     def _since(self, id: UUID) -> datetime | None:
         """Return the earliest moment at which a message can have a step."""
@@ -518,182 +534,75 @@ class _Reader:
         moment = _moment_in(id)
         return min([*known, *([] if moment is None else [moment])], default=None)
 
-    def _may_be_dead(self, id: UUID, name: str, steps: Sequence[LifeStep]) -> bool:
-        """Return whether this outbox can contain a dead letter of a message.
-
-        The log records that a message was dead-lettered. If no table contains the
-        message any more, the dead letter can be all that is left.
-        """
-        return id not in self._envelopes or any(
-            it.what == "dead_lettered" and it.database == name for it in steps
-        )
-
-    def _read_outbox(
-        self,
-        name: str,
-        connection: AdministrationConnection,
-        ids: Sequence[UUID],
-        steps: Mapping[UUID, list[LifeStep]],
-    ) -> None:
-        added = [
-            it.created_at
-            for id in ids
-            for it in self._envelopes.get(id, ())
-            if it.database == name
-        ]
-        if added:
-            days: dict[str, _Bound] = {
-                "first": min(added),
-                "last": max(added),
-                "since": _EVER[1],
-            }
-            self._read_steps(name, connection, ids, days, steps)
-
-    def _read_dead_letters(
-        self,
-        name: str,
-        connection: AdministrationConnection,
-        ids: Sequence[UUID],
-        since: _Bound,
-        steps: Mapping[UUID, list[LifeStep]],
-    ) -> None:
-        # Reads no day of the other tables: the range ends before it begins.
-        days: dict[str, _Bound] = {
-            "first": _EVER[1],
-            "last": _EVER[0],
-            "since": since,
-        }
-        self._read_steps(name, connection, ids, days, steps)
-
+    @staticmethod
     def _read_steps(
-        self,
         name: str,
         connection: AdministrationConnection,
-        ids: Sequence[UUID],
-        days: Mapping[str, _Bound],
+        statement: LiteralString,
+        values: Mapping[str, Any],
         steps: Mapping[UUID, list[LifeStep]],
     ) -> None:
-        values = {
-            "ids": list(ids),
-            **days,
-            "first_bin": _bin(days["first"]),
-            "last_bin": _bin(days["last"]),
-        }
-        with connection.cursor(row_factory=dict_row) as cursor:
-            cursor.execute(load("outbox", "read_lives"), values, prepare=False)
-            for row in cursor:
-                del row["message_at"]
-                id, what = row.pop("message_id"), row.pop("step")
-                steps[id].append(LifeStep(what=what, database=name, **row))
+        for row in _rows(connection, statement, values):
+            id, what = row.pop("message_id"), row.pop("step")
+            steps[id].append(LifeStep(what=what, database=name, **row))
 
-    def _read_inbox(
+    def _life(
         self,
-        name: str,
-        connection: AdministrationConnection,
-        ids: Sequence[UUID],
-        since: _Bound,
-        until: _Bound,
-        steps: Mapping[UUID, list[LifeStep]],
-    ) -> None:
-        moments = [it for it in map(_moment_in, ids) if it is not None]
-        # Only messages whose id contains a moment have receipts.
-        first, last = (min(moments), max(moments)) if moments else (_EVER[1], _EVER[0])
-        values = {
-            "ids": list(ids),
-            "first": first,
-            "last": last,
-            "delivered_from": since,
-            "delivered_until": until,
-            "first_bin": _bin(since),
-            "since": since,
-        }
-        with connection.cursor(row_factory=dict_row) as cursor:
-            cursor.execute(
-                load("outbox", "read_lives_at_consumers"), values, prepare=False
-            )
-            for row in cursor:
-                id = row.pop("message_id")
-                what = row.pop("step")
-                steps[id].append(LifeStep(what=what, database=name, **row))
-
-    def _delivered_until(
-        self, ids: Sequence[UUID], steps: Mapping[UUID, Sequence[LifeStep]]
-    ) -> _Bound:
-        """Return when the last delivery is possible: a day after the last step."""
-        ends = []
-        for id in ids:
-            last = _last_run(steps[id])
-            if last is None or last.what not in (State.PUBLISHED, State.DEAD_LETTERED):
-                return _EVER[1]
-            ends += [it.at for it in steps[id]]
-        return max(ends) + _SKEW if ends else _EVER[1]
-
-    def _life(self, id: UUID, steps: list[LifeStep]) -> Life:
-        steps = _without_receipts_of_discards(_without_marks_of_ends(steps))
-        steps.sort(key=_order)
+        id: UUID,
+        steps: list[LifeStep],
+        statuses: Mapping[tuple[UUID, datetime], Status],
+    ) -> Life:
+        steps = sorted(_without_receipts_of_discards(steps), key=_order)
         envelopes = tuple(self._envelopes.get(id, ()))
-        state = _state(envelopes[0], steps) if envelopes else None
-        life = Life(id=str(id), envelopes=envelopes, steps=tuple(steps), state=state)
-        if state is None or state in (State.PUBLISHED, State.DEAD_LETTERED):
+        life = Life(id=str(id), envelopes=envelopes, steps=tuple(steps))
+        if not envelopes:
             return life
-        database = self._databases[envelopes[0].database]
-        return replace(life, waits=_why(database, life, envelopes[0]))
+        status = statuses.get((id, envelopes[0].created_at))
+        waits = None
+        if status is not None and status.state not in _SETTLED:
+            database = self._databases[envelopes[0].database]
+            waits = _why(database, status, envelopes[0])
+        return replace(life, status=status, waits=waits)
 
 
-def _state(envelope: Envelope, steps: Sequence[LifeStep]) -> State:
-    """Return the state that outbox.message_status shows for a message."""
-    last = _last_run(steps)
-    due_at = envelope.available_at
-    match last:
-        case None:
-            pass
-        case LifeStep(what="published" | "dead_lettered" as outcome):
-            return State(outcome)
-        case LifeStep(what="refused" | "postponed"):
-            return State.WAITING
-        case LifeStep(what="blocked"):
-            return State.BLOCKED
-        case LifeStep():
-            due_at = last.due_at
-    if due_at is not None and due_at > datetime.now(UTC):
-        return State.SCHEDULED
-    return State.READY
-
-
-def _last_run(steps: Iterable[LifeStep]) -> LifeStep | None:
-    """Return the step that decides: the end of the latest run, or its latest step."""
-    log = [it for it in steps if it.source in ("outbox.settlement", "outbox.deferral")]
-    return max(
-        log,
-        key=lambda it: (it.run, it.what in ("published", "dead_lettered"), it.at),
-        default=None,
-    )
+def _rows(
+    connection: AdministrationConnection,
+    statement: LiteralString,
+    values: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    with connection.cursor(row_factory=dict_row) as cursor:
+        # Planned for these values, so that other days are pruned.
+        return cursor.execute(statement, values, prepare=False).fetchall()
 
 
 def _why(
-    connection: AdministrationConnection, life: Life, envelope: Envelope
-) -> str | None:
-    last = _last_run(life.steps)
-    match life.state:
+    connection: AdministrationConnection, status: Status, envelope: Envelope
+) -> str:
+    due = _moment(status.available_at)
+    match status.state:
         case State.SCHEDULED:
-            due_at = envelope.available_at if last is None else last.due_at
-            return f"scheduled for {_said(due_at)}"
-        case State.WAITING if last is not None:
-            times = f"{last.attempts} time{'' if last.attempts == 1 else 's'}"
-            return (
-                f"refused {times}, next attempt at {_said(last.due_at)}: "
-                f"{last.reason or 'no reason is known'}"
-            )
+            return f"scheduled for {due}"
+        case State.WAITING:
+            reason = status.last_error or "no reason is known"
+            times = many(status.attempts, "time")
+            return f"refused {times}, next attempt at {due}: {reason}"
         case State.BLOCKED:
-            return _what_blocks(connection, envelope)
-        case _:
-            return _what_is_missing(connection, envelope.lane)
+            return _what_blocks(connection, status, envelope)
+        case State.UNROUTED:
+            return "no reader gets its topic; pillarbox readers add lets one get it"
+    relays = len(list_processes(connection, "outbox"))
+    if not relays:
+        return "due now, and no relay is running"
+    return f"due now, and not published yet; {many(relays, 'relay')} running"
 
 
-def _what_blocks(connection: AdministrationConnection, envelope: Envelope) -> str:
+def _what_blocks(
+    connection: AdministrationConnection, status: Status, envelope: Envelope
+) -> str:
     found = connection.execute(
         load("outbox", "find_blocking_message"),
         {
+            "reader": status.reader,
             "lane": envelope.lane,
             "key": envelope.key,
             "seq": envelope.seq,
@@ -707,91 +616,31 @@ def _what_blocks(connection: AdministrationConnection, envelope: Envelope) -> st
     if cause == "blocked":
         return f"waits behind {id} of its key"
     return (
-        f"waits behind {id} of its key, which was refused {attempts} times; its next "
-        f"attempt is at {_said(due_at)}"
+        f"waits behind {id} of its key, which was refused {many(attempts, 'time')}; "
+        f"its next attempt is at {_moment(due_at)}"
     )
 
 
-def _what_is_missing(connection: AdministrationConnection, lane: int) -> str:
-    holders = {
-        number: (pid, name)
-        for number, pid, name in connection.execute(
-            load("outbox", "find_lane_holders"), {"lock_class": LOCK_CLASS}
-        )
-    }
-    if lane in holders:
-        pid, name = holders[lane]
-        return (
-            f"due now; lane {lane} is held by {name or 'a relay'} (pid {pid}), which "
-            "has not published it yet"
-        )
-    if holders:
-        return f"due now, and no relay holds lane {lane}; others hold other lanes"
-    return f"due now, and no relay is running: nobody holds lane {lane}"
-
-
-def _handling(consumer: str, steps: Sequence[LifeStep]) -> Handling:
-    """Return how far a consumer is with a message, from its steps in order."""
-    done = [it for it in steps if it.what in _PROGRESS]
-    # A receipt or a discard is final, whatever was recorded later.
-    best = max(done, key=lambda it: (_FINAL.get(it.what, 0), it.at), default=None)
-    if best is None:
-        return Handling(
-            consumer=consumer, progress=Progress.DELIVERED, since=steps[-1].at
-        )
-    return Handling(
-        consumer=consumer,
-        progress=_PROGRESS[best.what],
-        since=best.at,
-        attempts=max(it.attempts for it in steps),
-        due_at=best.due_at,
-        reason=best.reason,
-    )
-
-
-_PROGRESS: Final = {
-    "delivered": Progress.DELIVERED,
-    "refused": Progress.WAITING,
-    "open": Progress.WAITING,
-    "found": Progress.WAITING,
-    "blocked": Progress.BLOCKED,
-    "acked": Progress.ACKED,
-    "started": Progress.STARTED,
-    "handled": Progress.HANDLED,
-    "job_queued": Progress.QUEUED,
-    "job_started": Progress.IN_PROGRESS,
-    "job_cancel_requested": Progress.IN_PROGRESS,
-    "job_success": Progress.HANDLED,
-    "job_failure": Progress.DEAD_LETTERED,
-    "job_cancelled": Progress.ENDED,
-    "job_timed_out": Progress.ENDED,
-    "job_skipped": Progress.ENDED,
-    "dead_letter": Progress.DEAD_LETTERED,
-    "retry_failed": Progress.DEAD_LETTERED,
-    "retry_succeeded": Progress.HANDLED,
-    "discarded": Progress.DISCARDED,
-}
 _FINAL: Final = {
-    "acked": -1,
-    "discarded": 1,
-    "handled": 2,
-    "job_success": 2,
-    "retry_succeeded": 2,
+    "acked": 0,
+    "discarded": 2,
+    "handled": 3,
+    "job_success": 3,
+    "retry_succeeded": 3,
 }
 
 
-def _without_marks_of_ends(steps: Sequence[LifeStep]) -> list[LifeStep]:
-    """Leave out marks of dead letters if the log has them, with the reason."""
-    is_logged = any(
-        it.what == "dead_lettered" and it.source == "outbox.deferral" for it in steps
-    )
-    return [
-        it
-        for it in steps
-        if not is_logged
-        or it.what != "dead_lettered"
-        or it.source != "outbox.settlement"
-    ]
+def _rank(step: LifeStep) -> int:
+    """Return how much a step decides: a receipt or a discard is final."""
+    return _FINAL.get(step.what, 1)
+
+
+def _failing(databases: Databases, life: Life) -> Iterator[Process]:
+    done = {it.consumer for it in life.handlings if _rank(it) > 1}
+    for connection in databases.values():
+        for process in list_processes(connection, "inbox"):
+            if process.failing_since is not None and process.name not in done:
+                yield process
 
 
 def _without_receipts_of_discards(steps: Sequence[LifeStep]) -> list[LifeStep]:
@@ -835,20 +684,18 @@ def _below(children: Mapping[UUID, Sequence[UUID]], id: UUID) -> Iterator[UUID]:
 
 def _read_foreign(databases: Databases, id: str) -> Trace:
     """Read what is known about an id that isn't a UUID."""
-    steps: list[LifeStep] = []
-    for name, connection in databases.items():
-        with connection.cursor(row_factory=dict_row) as cursor:
-            cursor.execute(load("outbox", "read_foreign_life"), {"id": id})
-            steps += [
-                LifeStep(what=row.pop("step"), database=name, **row) for row in cursor
-            ]
+    steps = [
+        LifeStep(what=row.pop("step"), database=name, **row)
+        for name, connection in databases.items()
+        for row in _rows(connection, load("outbox", "read_foreign_life"), {"id": id})
+    ]
     life = Life(id=id, steps=tuple(sorted(steps, key=_order)))
     return Trace(
         found=Found.FOUND if steps else Found.NOT_KNOWABLE,
         branch=Branch(life=life),
         unknown=(
-            "an id that isn't a UUID is another producer's: only receipts that are "
-            "younger than the retention, and dead letters, know it",
+            "an id that isn't a UUID is of another producer: only receipts that are "
+            "still kept, and dead letters, contain it",
         ),
     )
 
@@ -856,39 +703,36 @@ def _read_foreign(databases: Databases, id: str) -> Trace:
 def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
     """Return what can't be known about a message, and whether all of it may be gone."""
     at = life.added_at
-    said: list[str] = []
+    texts: list[str] = []
     is_gone = at is None
     for name, connection in databases.items():
         where = f" of {name}" if len(databases) > 1 else ""
-        for table, begins_at, detached in _low_water(connection, list(_TABLES), at):
+        for table, begins_at, detached in _low_water(connection, _TABLES, at):
             if at is not None and begins_at is not None and at >= begins_at:
                 continue
             if table == "outbox.message" and life.envelopes:
                 continue
             is_gone = is_gone or table == "outbox.message"
-            begins = "is empty" if begins_at is None else f"begins {_said(begins_at)}"
-            if at is None:
-                said.append(f"{table}{where} {begins}: what was before is gone")
-                continue
+            begins = "is empty" if begins_at is None else f"begins {_moment(begins_at)}"
             kept = f"; {detached}, detached, still has that day" if detached else ""
-            said.append(
-                f"{_TABLES[table]}: {table}{where} {begins}, after this message; what "
-                f"was before was dropped, or never was{kept}"
+            texts.append(
+                f"{table}{where} {begins}, after this message; what was before was"
+                f" dropped, or never was{kept}"
             )
     handled = any(it.consumer is not None for it in life.steps)
     if life.published_at is not None and not handled:
-        said.append(
+        texts.append(
             "what the broker did with it: only the postgres broker's deliveries, and "
             "consumers whose database was given, leave anything here"
         )
-    return tuple(said), is_gone
+    return tuple(texts), is_gone
 
 
 def _low_water(
-    connection: AdministrationConnection, tables: list[str], at: datetime | None
+    connection: AdministrationConnection, tables: Sequence[str], at: datetime | None
 ) -> list[tuple[str, datetime | None, str | None]]:
     cursor = connection.execute(
-        load("outbox", "list_low_water_marks"), {"tables": tables, "at": at}
+        load("outbox", "list_low_water_marks"), {"tables": list(tables), "at": at}
     )
     return [(table, begins_at, detached) for table, begins_at, detached in cursor]
 
@@ -901,12 +745,6 @@ def _planned_for_one_message(databases: Databases) -> Iterator[None]:
             transactions.enter_context(connection.transaction())
             connection.execute(_PLAN)
         yield
-
-
-def _bin(at: _Bound) -> _Bound:
-    if isinstance(at, str):
-        return at
-    return at - (at - _BINS_FROM) % _BIN
 
 
 def _uuid(text: str) -> UUID | None:
@@ -925,7 +763,7 @@ def _moment_in(id: UUID | None) -> datetime | None:
         return None  # after the year 9999
 
 
-def _said(at: datetime | None) -> str:
+def _moment(at: datetime | None) -> str:
     return (
         "an unknown time"
         if at is None

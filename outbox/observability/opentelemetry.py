@@ -1,6 +1,6 @@
 """OpenTelemetry traces, from `add` to the handler; needs the extra `otel`.
 
-    create orders.placed             outbox.add, in the caller's trace
+    create orders.placed             add(…), in the caller's trace
     ├── send orders.placed           the relay; a batch is linked to its traces
     ├── retry, dead_letter, …        any other outcome
     └── process orders.placed        the handler
@@ -13,11 +13,10 @@ nothing is recorded.
 """
 
 import asyncio
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
-from functools import partial
+from functools import partial, wraps
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
@@ -48,16 +47,13 @@ except ModuleNotFoundError as error:
 
 from outbox import tracing
 from outbox.errors import ConfigError, one_line
-from outbox.events import Event, Observer, TracingFailed, TracingRefused
+from outbox.events import Event, Observer, TracingFailed
 from outbox.message import Message
 from outbox.observability.logging import LogEvents
 from outbox.tracing import CAUSE, TRACEPARENT, TRACESTATE, Traced
 
 ProcessParent: TypeAlias = Literal["auto", "producer", "ambient"]
 Describe: TypeAlias = Callable[[Message], Mapping[str, AttributeValue]]
-
-PROCESS_PARENT: Final = "PILLARBOX_TRACE_PROCESS_PARENT"
-"""The environment variable that `opentelemetry-instrument` reads."""
 
 _OWN_SYSTEM: Final = "pillarbox"
 _POSTPONE: Final = "postpone"  # requested by the handler
@@ -84,7 +80,6 @@ def instrument(
     *,
     tracer_provider: TracerProvider | None = None,
     process_parent: ProcessParent = "auto",
-    create_spans: bool = True,
     attributes: Describe | None = None,
 ) -> "Tracing":
     """Trace every message that this process adds, publishes or handles from now on.
@@ -100,17 +95,13 @@ def instrument(
             `"producer"`: always the latter. `"ambient"`: the current span, or else a
             new trace. In each case, the handler's span is linked to the context in
             which the message was added.
-        create_spans: if False, `add` creates no span, and messages carry the context of
-            the caller's span.
         attributes: returns more attributes for a message's spans. By default, spans
             contain neither its key nor its tenant. They never contain its payload.
 
     Raises:
         ConfigError: `process_parent` is unknown.
     """
-    tracing.tracer = made = Tracing(
-        tracer_provider, process_parent, create_spans, attributes
-    )
+    tracing.tracer = made = Tracing(tracer_provider, process_parent, attributes)
     return made
 
 
@@ -123,19 +114,25 @@ class Instrumentor:
     """The hooks that `opentelemetry-instrument` calls in every process it starts."""
 
     def instrument(self, **options: Any) -> None:
-        """Call `instrument` with the value of PILLARBOX_TRACE_PROCESS_PARENT."""
-        chosen: Any = os.environ.get(PROCESS_PARENT) or "auto"
-        try:
-            instrument(
-                tracer_provider=options.get("tracer_provider"), process_parent=chosen
-            )
-        except ConfigError as error:
-            # The application doesn't depend on tracing, and must start.
-            LogEvents()(TracingRefused(reason=f"{PROCESS_PARENT}: {error}"))
+        """Call `instrument`."""
+        instrument(tracer_provider=options.get("tracer_provider"))
 
     def uninstrument(self, **_: Any) -> None:
         """Call `uninstrument`."""
         uninstrument()
+
+
+def _safely(method: Callable[..., None]) -> Callable[..., None]:
+    """Let a method report its failure instead: no trace may cost a message."""
+
+    @wraps(method)
+    def call(self: Any, *arguments: Any) -> None:
+        try:
+            method(self, *arguments)
+        except Exception as error:  # noqa: BLE001 (of the SDK or the application)
+            self.tracing.fail(error)
+
+    return call
 
 
 class Tracing:
@@ -145,17 +142,16 @@ class Tracing:
         self,
         tracer_provider: TracerProvider | None,
         process_parent: ProcessParent,
-        create_spans: bool,
         attributes: Describe | None,
     ) -> None:
         if process_parent not in get_args(ProcessParent):
             known = ", ".join(get_args(ProcessParent))
             raise ConfigError(f"process_parent={process_parent!r}: use one of {known}")
         self.process_parent = process_parent
+        self.tracing = self  # for `_safely`
         self._tracer = trace.get_tracer(
             "pillarbox", version("pillarbox"), tracer_provider
         )
-        self._create_spans = create_spans
         self._describe = attributes
         self._log = LogEvents()
 
@@ -173,20 +169,15 @@ class Tracing:
     def _create(self, message: Message) -> Message:
         if TRACEPARENT in message.headers:
             return message
-        span = None
-        context = None
-        if self._create_spans:
-            span = self.start(
-                "create", "create", SpanKind.PRODUCER, [message], system=_OWN_SYSTEM
-            )
-            context = trace.set_span_in_context(span)
         headers = dict(message.headers)
-        _TRACE_CONTEXT.inject(headers, context)
-        if span is not None:
-            span.end()
-            if TRACEPARENT not in headers:
-                # Without an SDK, the caller may still have a context.
-                _TRACE_CONTEXT.inject(headers)
+        span = self.start(
+            "create", "create", SpanKind.PRODUCER, [message], system=_OWN_SYSTEM
+        )
+        _TRACE_CONTEXT.inject(headers, trace.set_span_in_context(span))
+        span.end()
+        if TRACEPARENT not in headers:
+            # Without an SDK, the caller may still have a context.
+            _TRACE_CONTEXT.inject(headers)
         if TRACEPARENT not in headers:
             return message
         return message.replace(headers=headers)
@@ -206,27 +197,21 @@ class Tracing:
         """Trace the handling of messages."""
         return _Processing(self, messages, consumer, system, decisions)
 
+    @_safely
     def receive(self, system: str, notify: Observer | None = None) -> None:
         """Record the broker, and detach from the span that started the consumer."""
-        try:
-            _system.set(system)
-            if notify is not None:
-                # Tracing can fail in a handler that runs in a thread.
-                _notify.set(partial(_pass_on, asyncio.get_running_loop(), notify))
-            otel_context.attach(Context())
-        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
-            self.fail(error)
+        _system.set(system)
+        if notify is not None:
+            # Tracing can fail in a handler that runs in a thread.
+            _notify.set(partial(_pass_on, asyncio.get_running_loop(), notify))
+        otel_context.attach(Context())
 
-    def observe(self, event: Event) -> None:
+    @_safely
+    def observe(self, event: Any) -> None:
         """Create the span of an event that settles a message."""
-        if event.settles is None:
+        operation: str | None = event.settles
+        if operation is None:
             return
-        try:
-            self._settle(event, event.settles)
-        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
-            self.fail(error)
-
-    def _settle(self, event: Any, operation: str) -> None:
         headers = {} if event.traceparent is None else {TRACEPARENT: event.traceparent}
         about = tracing.Received(event.id, event.topic, headers)
         origin = context_of(about)
@@ -265,36 +250,36 @@ class Tracing:
         """Start a span, named as the conventions prescribe."""
         topics = {message.topic for message in messages}
         topic = topics.pop() if len(topics) == 1 else None
-        said: dict[str, AttributeValue] = {
+        values: dict[str, AttributeValue] = {
             "messaging.system": system or _system.get(),
             "messaging.operation.name": operation,
             "messaging.operation.type": kind_of_operation,
         }
         if topic:
-            said["messaging.destination.name"] = topic
+            values["messaging.destination.name"] = topic
         if len(messages) == 1:
-            said |= self._about(messages[0])
+            values |= self._about(messages[0])
         else:
-            said["messaging.batch.message_count"] = len(messages)
+            values["messaging.batch.message_count"] = len(messages)
         return self._tracer.start_span(
             f"{operation} {topic}" if topic else operation,
             context,
             kind,
-            said if attributes is None else {**said, **attributes},
+            values if attributes is None else {**values, **attributes},
             links,
         )
 
     def _about(self, message: Traced) -> dict[str, AttributeValue]:
-        said: dict[str, AttributeValue] = {"messaging.message.id": str(message.id)}
+        values: dict[str, AttributeValue] = {"messaging.message.id": str(message.id)}
         headers = message.headers
         if headers:
             if _CONVERSATION in headers:
-                said["messaging.message.conversation_id"] = headers[_CONVERSATION]
+                values["messaging.message.conversation_id"] = headers[_CONVERSATION]
             if CAUSE in headers:
-                said["pillarbox.causation_id"] = headers[CAUSE]
+                values["pillarbox.causation_id"] = headers[CAUSE]
         if self._describe is not None and isinstance(message, Message):
-            said |= self._describe(message)
-        return said
+            values |= self._describe(message)
+        return values
 
     def fail(self, error: Exception) -> None:
         """Report that tracing failed; this has no other effect."""
@@ -317,18 +302,16 @@ class _Sending:
         self, tracing: Tracing, messages: Sequence[Message], system: str
     ) -> None:
         self.messages = messages
-        self._tracing = tracing
+        self.tracing = tracing
         self._system = system
         self._spans: list[Span] = []
         self._token: Any = None
 
     def __enter__(self) -> Self:
-        try:
-            self._start()
-        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
-            self._tracing.fail(error)
+        self._start()
         return self
 
+    @_safely
     def _start(self) -> None:
         messages = self.messages
         parents = [message.headers.get(TRACEPARENT) for message in messages]
@@ -368,7 +351,7 @@ class _Sending:
             origin = context_of(messages[0])
             context = None if origin is None else parent_of(origin)
         origins = map(context_of, sampled)
-        return self._tracing.start(
+        return self.tracing.start(
             "send",
             "send",
             SpanKind.PRODUCER if None in parents else SpanKind.CLIENT,
@@ -378,31 +361,27 @@ class _Sending:
             links=[Link(origin) for origin in origins if origin is not None],
         )
 
+    @_safely
     def refused(self, reasons: Sequence[str]) -> None:
         """Record how many messages the broker refused; each gets its own span."""
-        try:
-            for span in self._spans:
-                span.set_attribute("pillarbox.refused", len(reasons))
-                if len(self.messages) == 1:
-                    fail(span, "refused", reasons[0])
-        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
-            self._tracing.fail(error)
+        for span in self._spans:
+            span.set_attribute("pillarbox.refused", len(reasons))
+            if len(self.messages) == 1:
+                fail(span, "refused", reasons[0])
 
+    @_safely
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         _: TracebackType | None,
     ) -> None:
-        try:
-            if self._token is not None:
-                otel_context.detach(self._token)
-            for span in self._spans:
-                if isinstance(error, Exception):
-                    fail(span, name_of(error), one_line(error))
-                span.end()
-        except Exception as failure:  # noqa: BLE001 (no trace may cost a message)
-            self._tracing.fail(failure)
+        if self._token is not None:
+            otel_context.detach(self._token)
+        for span in self._spans:
+            if isinstance(error, Exception):
+                fail(span, name_of(error), one_line(error))
+            span.end()
 
 
 class _Processing:
@@ -416,7 +395,7 @@ class _Processing:
         system: str | None,
         decisions: tuple[type[BaseException], ...],
     ) -> None:
-        self._tracing = tracing
+        self.tracing = tracing
         self._messages = messages
         self._consumer = consumer
         self._system = system
@@ -428,21 +407,19 @@ class _Processing:
         self._token: Token[_Processing | None] | None = None
 
     def __enter__(self) -> Self:
-        try:
-            outer = _processing.get()
-            if (
-                outer is not None
-                and self._consumer == outer._consumer
-                and self._ids() <= outer._ids()
-            ):
-                self._outer = outer
-            else:
-                self._start()
-        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
-            self._tracing.fail(error)
+        self._start()
         return self
 
+    @_safely
     def _start(self) -> None:
+        outer = _processing.get()
+        if (
+            outer is not None
+            and self._consumer == outer._consumer
+            and self._ids() <= outer._ids()
+        ):
+            self._outer = outer
+            return
         ambient = trace.get_current_span().get_span_context()
         messages = self._messages
         if len(messages) > 1:
@@ -450,7 +427,7 @@ class _Processing:
         origins = map(context_of, messages)
         known = [origin for origin in origins if origin is not None]
         links = [Link(origin) for origin in known]
-        chosen = self._tracing.process_parent
+        chosen = self.tracing.process_parent
         parent = None  # the current context
         if (
             len(self._messages) == 1
@@ -460,7 +437,7 @@ class _Processing:
             parent = parent_of(known[0], otel_context.get_current())
             if ambient.is_valid:
                 links.append(Link(ambient))
-        self._span = self._tracing.start(
+        self._span = self.tracing.start(
             "process",
             "process",
             SpanKind.CONSUMER,
@@ -482,22 +459,20 @@ class _Processing:
         if self._outer is not None:
             self._outer.skipped()
 
+    @_safely
     def failed(self, error: BaseException) -> None:
         """Record what the handler raised."""
-        try:
-            if self._span is None:
-                return
-            if isinstance(error, self._decisions):
-                self._outcome = "retry"
-            elif isinstance(error, Exception):
-                self._outcome = "failed"
-                # The error's text can quote the payload; the event of the retry
-                # reports a reason.
-                fail(self._span, name_of(error))
-            else:
-                self._outcome = "cancelled"
-        except Exception as failure:  # noqa: BLE001 (no trace may cost a message)
-            self._tracing.fail(failure)
+        if self._span is None:
+            return
+        if isinstance(error, self._decisions):
+            self._outcome = "retry"
+        elif isinstance(error, Exception):
+            self._outcome = "failed"
+            # The error's text can quote the payload; the event of the retry reports a
+            # reason.
+            fail(self._span, name_of(error))
+        else:
+            self._outcome = "cancelled"
 
     def __exit__(
         self,
@@ -505,22 +480,23 @@ class _Processing:
         error: BaseException | None,
         _: TracebackType | None,
     ) -> None:
-        if self._span is None:
-            return
         if error is not None:
             self.failed(error)
-        try:
-            if self._context is not None:
-                otel_context.detach(self._context)
-            if self._token is not None:
-                _processing.reset(self._token)
-        except Exception as failure:  # noqa: BLE001 (no trace may cost a message)
-            self._tracing.fail(failure)
-        try:
+        self._leave()
+        self._end()
+
+    @_safely
+    def _leave(self) -> None:
+        if self._context is not None:
+            otel_context.detach(self._context)
+        if self._token is not None:
+            _processing.reset(self._token)
+
+    @_safely
+    def _end(self) -> None:
+        if self._span is not None:
             self._span.set_attribute("pillarbox.outcome", self._outcome)
             self._span.end()
-        except Exception as failure:  # noqa: BLE001 (no trace may cost a message)
-            self._tracing.fail(failure)
 
 
 def context_of(message: Traced) -> SpanContext | None:

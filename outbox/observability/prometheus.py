@@ -5,9 +5,9 @@ define further metrics in `relay/metrics.py` and `inbox/consuming/metrics.py`, w
 share the registry and the topic labels.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from datetime import timedelta
+from typing import Any, Final, TypeAlias, cast
 
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.aiohttp import make_aiohttp_handler
@@ -23,7 +23,6 @@ from typing_extensions import override
 
 from outbox.dead_letters.events import DeadLettersMeasured
 from outbox.dead_letters.letter import Status
-from outbox.errors import ConfigError
 from outbox.events import Event
 from outbox.logs.printable import printable
 from outbox.observability.database_measure import (
@@ -33,10 +32,11 @@ from outbox.observability.database_measure import (
 )
 from outbox.observability.http_server import Handler
 from outbox.observability.latency import Latencies
+from outbox.observability.measures.tables import Table
 
 OTHER: Final = "other"
 """The label shared by all topics without their own label."""
-DEFAULT_TOPICS: Final = 100
+_MOST_TOPICS: Final = 100
 _MAX_LABEL: Final = 200
 
 
@@ -48,14 +48,9 @@ class TopicLabels:
 
     Args:
         limit: how many topics get their own label.
-
-    Raises:
-        ConfigError: the limit is negative.
     """
 
-    def __init__(self, limit: int = DEFAULT_TOPICS) -> None:
-        if limit < 0:
-            raise ConfigError(f"metrics-topics={limit}: must be at least 0")
+    def __init__(self, limit: int = _MOST_TOPICS) -> None:
         self._limit = limit
         self._labels: dict[str, str] = {}
 
@@ -189,16 +184,14 @@ class PrometheusEvents:
 
     Args:
         registry: where the metrics are registered; a new one if omitted.
+
+    Attributes:
         topics: the topic labels, which all metrics of the process share.
     """
 
-    def __init__(
-        self,
-        registry: CollectorRegistry | None = None,
-        topics: TopicLabels | None = None,
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        self.topics = topics or TopicLabels()
+        self.topics = TopicLabels()
         self._events = Tallies(
             "pillarbox_events", "Events by name.", ["event", "consumer"], self.registry
         )
@@ -256,13 +249,12 @@ class DatabaseMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._measured: DatabaseMeasured | None = None
-        self._at = 0.0
         registry.register(self)
 
     def __call__(self, event: Event) -> None:
         """Keep the measurement that an event reports."""
         if isinstance(event, DatabaseMeasured):
-            self._measured, self._at = event, time.time()
+            self._measured = event
         elif isinstance(event, DatabaseMeasuredElsewhere | DatabaseNotMeasured):
             self._measured = None
 
@@ -276,89 +268,90 @@ class DatabaseMetrics(Collector):
         return self._collect(self._measured)
 
     def _collect(self, found: DatabaseMeasured | None) -> Iterable[Metric]:
-        single: list[tuple[str, str, float | None]] = [
-            (
-                "pillarbox_outbox_backlog_messages",
-                "Messages that are not settled, estimated if there are many.",
-                None if found is None else found.backlog,
-            ),
-            (
-                "pillarbox_outbox_oldest_waiting_seconds",
-                "How long the oldest message that is due has waited.",
-                None
-                if found is None or found.waited is None
-                else found.waited.total_seconds(),
-            ),
-            (
-                "pillarbox_pinned_seconds",
-                "How long the oldest transaction has been in use.",
-                None if found is None else found.pinned_for.total_seconds(),
-            ),
-            (
-                "pillarbox_pinned_transactions",
-                "How many transactions the oldest one in use lies behind.",
-                None if found is None else found.pinned_by,
-            ),
-            (
-                "pillarbox_database_upkeep_age_seconds",
-                "Time since the last successful upkeep of the partitions.",
-                None
-                if found is None or found.upkeep_age is None
-                else found.upkeep_age.total_seconds(),
-            ),
-            (
-                "pillarbox_database_upkeep_failing",
-                "1 if the upkeep of the partitions has failed since its last success.",
-                None if found is None else found.upkeep_is_failing,
-            ),
-            (
-                "pillarbox_database_unmeasured_parts",
-                "Parts of the database that could not be measured.",
-                None if found is None else len(found.missing),
-            ),
-            (
-                "pillarbox_database_measuring_seconds",
-                "How long the last measurement of the database took.",
-                None if found is None else found.seconds,
-            ),
-            (
-                "pillarbox_database_measured_timestamp_seconds",
-                "When the database was last measured.",
-                None if found is None else self._at,
-            ),
-        ]
-        database = "" if found is None else found.database
-        for name, documentation, value in single:
+        for name, documentation, read in _SINGLE:
             family = GaugeMetricFamily(name, documentation, labels=["database"])
-            if value is not None:
-                family.add_metric([database], value)
+            value = None if found is None else read(found)
+            if found is not None and value is not None:
+                if isinstance(value, timedelta):
+                    value = value.total_seconds()
+                family.add_metric([found.overview.database], value)
             yield family
-        tables: list[tuple[str, str, Mapping[str, int]]] = [
-            (
-                "pillarbox_partitions_ahead",
-                "Partitions of a table that have not begun yet.",
-                {} if found is None else found.ahead,
-            ),
-            (
-                "pillarbox_partition_gaps",
-                "Partitions that are missing for now or between those ahead.",
-                {} if found is None else found.gaps,
-            ),
-            (
-                "pillarbox_partitions_held",
-                "Partitions past their retention that unsettled rows keep.",
-                {} if found is None else found.held,
-            ),
-            (
-                "pillarbox_table_bytes",
-                "Size of a table's partitions with their indexes.",
-                {} if found is None else found.bytes,
-            ),
-        ]
-        for name, documentation, values in tables:
-            family = GaugeMetricFamily(
-                name, documentation, labels=["database", "table"]
-            )
-            for table, count in values.items():
-                family.add_metric([database, table], count)
+        for name, documentation, read_table in _BY_TABLE:
+            labels = ["database", "table"]
+            family = GaugeMetricFamily(name, documentation, labels=labels)
+            for it in () if found is None else found.overview.tables:
+                database = "" if found is None else found.overview.database
+                family.add_metric([database, it.table], read_table(it))
             yield family
+
+
+_Read: TypeAlias = Callable[[DatabaseMeasured], float | timedelta | None]
+_SINGLE: Final[Sequence[tuple[str, str, _Read]]] = (
+    (
+        "pillarbox_outbox_backlog_messages",
+        "Messages that are not settled, estimated if there are many.",
+        lambda it: it.overview.outbox.estimated if it.overview.outbox else None,
+    ),
+    (
+        "pillarbox_outbox_oldest_waiting_seconds",
+        "How long the oldest message that is due has waited.",
+        lambda it: it.overview.outbox.waited or 0 if it.overview.outbox else None,
+    ),
+    (
+        "pillarbox_pinned_seconds",
+        "How long the oldest transaction has been in use.",
+        lambda it: it.pinned_for,
+    ),
+    (
+        "pillarbox_pinned_transactions",
+        "How many transactions began since the oldest one that is open.",
+        lambda it: max((pin.xids or 0 for pin in it.overview.pins), default=0),
+    ),
+    (
+        "pillarbox_database_upkeep_age_seconds",
+        "Time since the last successful upkeep of the partitions.",
+        lambda it: it.overview.upkeep.age if it.overview.upkeep else None,
+    ),
+    (
+        "pillarbox_database_upkeep_failing",
+        "1 if the upkeep of the partitions has failed since its last success.",
+        lambda it: it.overview.upkeep.is_failing if it.overview.upkeep else None,
+    ),
+    (
+        "pillarbox_database_unmeasured_parts",
+        "Parts of the database that could not be measured.",
+        lambda it: len(it.overview.missing),
+    ),
+    (
+        "pillarbox_database_measuring_seconds",
+        "How long the last measurement of the database took.",
+        lambda it: it.seconds,
+    ),
+    (
+        "pillarbox_database_measured_timestamp_seconds",
+        "When the database was last measured.",
+        lambda it: it.overview.at.timestamp(),
+    ),
+)
+_BY_TABLE: Final[Sequence[tuple[str, str, Callable[[Table], int]]]] = (
+    (
+        "pillarbox_partitions_ahead",
+        "Partitions of a table that have not begun yet.",
+        lambda it: it.ahead,
+    ),
+    (
+        "pillarbox_partition_gaps",
+        "Partitions that are missing for now or between those ahead.",
+        lambda it: it.gaps + (not it.has_today),
+    ),
+    (
+        "pillarbox_partitions_held",
+        "Partitions past their retention that unsettled rows keep.",
+        lambda it: len(it.held),
+    ),
+    (
+        "pillarbox_table_bytes",
+        "Size of a table's partitions with their indexes.",
+        lambda it: it.bytes or 0,
+    ),
+)

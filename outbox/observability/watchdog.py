@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from outbox.errors import ConfigError
 from outbox.observability.standard_error import write_error
 
 STUCK: Final = 70
@@ -45,9 +44,6 @@ class Watchdog:
         limit: how many seconds the loop may be blocked.
         on_blocked: called in that thread, with the limit, when the loop has been
             blocked for longer.
-
-    Raises:
-        ConfigError: the limit isn't a positive number of seconds.
     """
 
     def __init__(
@@ -55,11 +51,6 @@ class Watchdog:
         limit: float,
         on_blocked: Callable[[float], None] = end_process,
     ) -> None:
-        if not 0 < limit < threading.TIMEOUT_MAX:
-            raise ConfigError(
-                f"watchdog={limit:g}: must be a positive number of seconds, or 0 to "
-                "turn it off"
-            )
         self._limit = limit
         self._tick = limit / _TICKS
         self._on_blocked = on_blocked

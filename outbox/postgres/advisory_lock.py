@@ -1,7 +1,8 @@
 """pillarbox's advisory locks in PostgreSQL: each has a class and an object, both int4.
 
-The migrations use the same numbers. One class belongs to the outbox and to the
-doorbells; every consumer of the postgres broker has a class of its own.
+The migrations use the same numbers. One class belongs to the outbox's main reader and
+to the doorbells; every other reader, and every consumer of the postgres broker, has a
+class of its own.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from typing import Final
 from typing_extensions import override
 
 LOCK_CLASS: Final = int.from_bytes(b"pill")
+
+MAIN: Final = "main"
+"""The reader that every outbox has from the beginning."""
 
 END_FOREIGN: Final = (
     "run SELECT pg_terminate_backend(PID) to end them; to keep others out, REVOKE"
@@ -59,6 +63,13 @@ class LockHolder:
 
 def consumer_class(consumer: str) -> int:
     """Return the lock class in which the replicas of a consumer share its lanes."""
-    return int.from_bytes(
-        sha256(f"inbox:{consumer}".encode()).digest()[:4], signed=True
-    )
+    return _class_of(f"inbox:{consumer}")
+
+
+def reader_class(reader: str) -> int:
+    """Return the lock class in which the relays of a reader share its lanes."""
+    return LOCK_CLASS if reader == MAIN else _class_of(f"outbox:{reader}")
+
+
+def _class_of(name: str) -> int:
+    return int.from_bytes(sha256(name.encode()).digest()[:4], signed=True)

@@ -1,6 +1,7 @@
 """Connections to PostgreSQL for pillarbox's processes: async psycopg, autocommit."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -33,8 +34,7 @@ _PINNED: Final = {
     "default_transaction_isolation": "'read committed'",
     "row_security": "off",
 }
-_PIN: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
-PIN_SESSION: Final = "; ".join((_PIN, load("outbox", "allow_consumers_apart")))
+PIN_SESSION: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
 """Settings our sessions rely on, whatever ALTER ROLE and ALTER DATABASE say; one query.
 
 With another search_path, our sessions could call, with our privileges, routines and
@@ -140,8 +140,7 @@ async def connect(
         ) from error
     try:
         if not shared:
-            in_inbox = "row_security" not in (settings or {})
-            await connection.execute(PIN_SESSION if in_inbox else _PIN)
+            await connection.execute(PIN_SESSION)
         if settings:
             each = ["pg_catalog.set_config(%s, %s, false)"] * len(settings)
             await connection.execute(
@@ -181,6 +180,10 @@ class Link:
     """One connection, reopened after it breaks.
 
     For one task at a time: tasks that share it hold its `lock` while they use it.
+
+    Attributes:
+        opened_at: when the connection was opened, as `time.monotonic()`. The server has
+            not crashed since, if it is still open.
     """
 
     def __init__(
@@ -196,6 +199,7 @@ class Link:
         self._settings = settings
         self._writes = writes
         self._connection: Connection | None = None
+        self.opened_at = 0.0
         self.lock = asyncio.Lock()
 
     async def connection(self) -> Connection:
@@ -214,6 +218,7 @@ class Link:
             settings=self._settings,
             writes=self._writes,
         )
+        self.opened_at = time.monotonic()
         return self._connection
 
     async def close(self) -> None:

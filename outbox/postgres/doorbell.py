@@ -6,12 +6,13 @@ The insert trigger tries that lock in shared mode and sends a NOTIFY only if tha
 It keeps the lock until its transaction ends, so `arm` fails while a writer's
 transaction is open, and no process falls asleep before it sees that writer's rows.
 
-Of several sleeping processes, one holds the lock, and all hear the bell. When the
+Of several sleeping processes, one holds the lock, and all are notified. When the
 holder becomes busy, it notifies the others; when it dies, they find out at their next
 poll. Polling always works, with or without the bell.
 """
 
 import asyncio
+from enum import IntEnum
 from typing import Final
 
 import psycopg
@@ -26,6 +27,20 @@ _BROKEN: Final = (psycopg.Error, DatabaseUnavailableError, TimeoutError)
 _ANSWER: Final = 20.0
 
 
+class Armed(IntEnum):
+    """Whether writers ring; only `NO` is false.
+
+    Attributes:
+        NO: a writer's transaction is open, or the database is unavailable.
+        ANEW: from now on: what was written before did not ring.
+        STILL: they have rung since an earlier call, too.
+    """
+
+    NO = 0
+    ANEW = 1
+    STILL = 2
+
+
 class Doorbell:
     """One process's side of a doorbell. For one task at a time."""
 
@@ -38,11 +53,11 @@ class Doorbell:
         self._listening: Connection | None = None
         self._held = False
 
-    async def arm(self) -> bool:
-        """Try to make writers ring. Check for rows once more before sleeping.
+    async def arm(self) -> Armed:
+        """Try to make writers ring.
 
-        Returns False while a writer's transaction is open or the database is
-        unavailable: then check again soon instead of sleeping.
+        If it is armed anew, check for rows once more before sleeping. If it isn't
+        armed, check again soon instead of sleeping.
         """
         try:
             async with asyncio.timeout(_ANSWER):
@@ -54,17 +69,17 @@ class Doorbell:
                     )
                     self._listening = connection
                 if self._held:
-                    return True
+                    return Armed.STILL
                 cursor = await connection.execute(
                     load("outbox", "arm_doorbell"), self._lock
                 )
                 row = await cursor.fetchone()
         except _BROKEN:
             await self.close()
-            return False
+            return Armed.NO
         ours, theirs = row or (False, False)
         self._held = ours
-        return bool(ours or theirs)
+        return Armed.ANEW if ours or theirs else Armed.NO
 
     async def disarm(self) -> None:
         """Stop making writers ring: a busy process checks for rows anyway."""

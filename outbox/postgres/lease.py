@@ -214,7 +214,7 @@ class Lease:
         limit: timedelta,
         application_name: str,
         relation: str = "outbox.message",
-        writes: Sequence[str] = ("outbox.settlement",),
+        writes: Sequence[str] = ("outbox.position",),
         doorbell: int | None = None,
         patience: timedelta = timedelta(minutes=1),
         may_hold: Callable[[Connection], Awaitable[bool]] = _always,
@@ -284,16 +284,16 @@ class Lease:
             while True:
                 try:
                     await self.beat()
-                    self._note_beat(None)
+                    self._record_beat(None)
                     await self._rest()
                 except (psycopg.Error, DatabaseUnavailableError) as error:
                     await self._lose_all()
-                    self._note_beat(error)
+                    self._record_beat(error)
                     await asyncio.sleep(random.uniform(0.1, RETRY))  # noqa: S311
         finally:
             await self._lose_all()
 
-    def _note_beat(self, error: Exception | None) -> None:
+    def _record_beat(self, error: Exception | None) -> None:
         """Report that heartbeats fail, or succeed again.
 
         A failure counts from the second in a row: the first may be a lost session.
@@ -324,9 +324,9 @@ class Lease:
             ((joined,),) = await self._execute(
                 connection, "join_members", member=Lock.MEMBER
             )
-        seen = await self._look(connection)
+        seen = await self._read_sessions(connection)
         members = max(1, sum(each.counts for each in seen))
-        self._judge(seen, members)
+        self._report_obstruction(seen, members)
         if not joined:
             return
         locked = [lane for each in seen if each.ours for lane in each.lanes]
@@ -344,7 +344,7 @@ class Lease:
         """The sessions in the way at the last heartbeat."""
         return self._reported
 
-    async def _look(self, connection: Connection) -> list[_Seen]:
+    async def _read_sessions(self, connection: Connection) -> list[_Seen]:
         rows = await self._execute(
             connection,
             "list_lock_holders",
@@ -352,11 +352,11 @@ class Lease:
             member=Lock.MEMBER,
             bell=self._doorbell,
             relation=self._relation,
-            marks=self._writes[0],
+            settlements=self._writes[0],
         )
         return [_Seen(*row) for row in rows]
 
-    def _judge(self, seen: Sequence[_Seen], members: int) -> None:
+    def _report_obstruction(self, seen: Sequence[_Seen], members: int) -> None:
         """Report the sessions in the way, once they are certain, when they change."""
         others = [each for each in seen if not each.ours]
         foreign = [

@@ -1,15 +1,45 @@
 """The SQL of pillarbox's processes: one statement per file, named after its caller."""
 
+import re
 from functools import cache
 from importlib.resources import files
-from typing import LiteralString
+from typing import Final, Literal, LiteralString, TypeAlias
+
+Log: TypeAlias = Literal["outbox", "inbox"]
+"""The schema of a log: its messages, positions and entries."""
+
+_PLACEHOLDER: Final = re.compile(r"%(?:%|\((\w+)\)s)")
+_IN_LOG: Final = re.compile(r"\boutbox\.(?=(?:message|position|deferral|base)\w*)")
 
 
 @cache
-def load(package: str, name: str) -> LiteralString:
+def load(package: str, name: str, *, log: Log = "outbox") -> LiteralString:
     """Read the statement `name` of `outbox`, `relay` or `inbox`.
 
     The files are part of the distribution, so their text is as trusted as a literal.
+
+    Args:
+        log: the log that the statement is about, if it serves both.
     """
     file = files(package).joinpath("sql", f"{name}.sql")
-    return file.read_text(encoding="utf-8")  # type: ignore[return-value,unused-ignore]
+    text = file.read_text(encoding="utf-8")
+    if log != "outbox":
+        text = _IN_LOG.sub(f"{log}.", text)
+    return text  # type: ignore[return-value,unused-ignore]
+
+
+@cache
+def load_numbered(package: str, name: str) -> tuple[LiteralString, tuple[str, ...]]:
+    """Read a statement for a cursor that takes `$1`, and the parameters' names in turn.
+
+    Other cursors of psycopg convert the placeholders, and do so again at each execution
+    of a statement of more than 4,096 characters.
+    """
+    names: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        name = found[1]
+        return "%" if name is None else f"${names.setdefault(name, len(names) + 1)}"
+
+    text = _PLACEHOLDER.sub(number, load(package, name))
+    return text, tuple(names)  # type: ignore[return-value,unused-ignore]

@@ -1,29 +1,33 @@
 -- Does:  Count the deliveries of the postgres broker that are not acked, by consumer and topic, up to a number of each lane of a day.
 -- Takes: most (the number of each lane of a day that is counted, and of those that wait after their first claim)
 -- Gives: consumer, topic (null: all), messages, ready, waiting, blocked, waited (the oldest one that is due), more (lanes with more)
--- Index: delivery_lane_idx above the watermarks; redelivery_delivery_idx
+-- Index: message_lane_idx above the positions; deferral_delivery_idx
 WITH fresh AS MATERIALIZED (
     SELECT p.consumer, f.topic, f.created_at,
            row_number() OVER (PARTITION BY p.consumer, p.lane, p.starts_at) > %(most)s AS is_more
-      FROM inbox.lane_progress() AS p
+      FROM inbox.last_positions() AS p
      CROSS JOIN LATERAL (
-           SELECT d.topic, d.created_at
-             FROM inbox.delivery AS d
+           SELECT m.topic, m.created_at
+             FROM inbox.message AS m
             -- Compared as a row: otherwise the planner may read the seqs of all lanes by the primary key.
-            WHERE d.consumer = p.consumer AND d.lane = p.lane AND (d.lane, d.seq) > (p.lane, p.verified_up_to)
-              AND d.created_at >= p.starts_at AND d.created_at < p.ends_at
-              AND (d.seq > p.marked_up_to
-                   OR (SELECT true
-                         FROM inbox.ack AS a
-                        WHERE a.created_at = date_bin('15 minutes', d.created_at, '2000-01-01 00:00:00+00')
-                          AND a.consumer = d.consumer AND a.lane = d.lane
-                          AND a.last_seq >= d.seq AND a.last_seq < d.seq + 4096 AND a.first_seq <= d.seq
-                          AND d.seq = ANY (a.seqs) AND d.created_at = ANY (a.moments)
-                        LIMIT 1) IS NULL)
-              AND (SELECT true FROM inbox.redelivery AS e
-                    WHERE e.seq = d.seq AND e.created_at = d.created_at AND (e.consumer = d.consumer) IS TRUE LIMIT 1) IS NULL
+            WHERE m.lane = p.lane AND (m.lane, m.seq) > (p.lane, p.up_to)
+              AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
+              AND inbox.covers(p.up_to, p.snapshot, p.late_up_to, p.late_snapshot, m.seq, m.xid, (SELECT max(b.seq) FROM inbox.base AS b)) IS NOT TRUE
+              AND EXISTS (SELECT FROM inbox.subscription AS s
+                           WHERE s.consumer = p.consumer
+                             AND inbox.brings(s, m.topic, m.seq, m.xid, (SELECT max(b.seq) FROM inbox.base AS b)))
+              AND (SELECT true FROM inbox.deferral AS e
+                    WHERE e.seq = m.seq AND e.created_at = m.created_at AND (e.consumer = p.consumer) IS TRUE LIMIT 1) IS NULL
             LIMIT %(most)s + 1
            ) AS f
+     UNION ALL
+    SELECT s.consumer, s.topic, s.created_at, false
+      FROM inbox.late_deliveries(%(most)s) AS late
+     CROSS JOIN LATERAL (
+           SELECT d.consumer, d.topic, d.created_at FROM inbox.delivery_status AS d
+            WHERE d.seq = late.seq AND d.created_at = late.created_at AND (d.consumer = late.consumer) IS TRUE AND d.state = 'ready'
+           OFFSET 0
+           ) AS s
 ), unsettled AS (
     SELECT f.consumer, f.topic, 'ready' AS state, f.created_at AS since, f.is_more FROM fresh AS f
      UNION ALL

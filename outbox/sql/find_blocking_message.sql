@@ -1,10 +1,11 @@
 -- Does:  Find the first waiting message of a key, which blocks the others.
--- Takes: lane, key, seq (of one that is blocked), since (created_at of the first day to look in)
+-- Takes: reader, lane, key, seq (of one that is blocked), since (created_at of the first day to look in)
 -- Gives: id, cause, due_at, attempts
 -- Index: deferral_key_idx and deferral_message_idx of each partition from since on
 SELECT d.id, d.cause, d.due_at, d.attempts
   FROM outbox.deferral AS d
- WHERE d.lane = %(lane)s
+ WHERE d.reader = %(reader)s
+   AND d.lane = %(lane)s
    AND d.key = %(key)s::text
    AND d.seq < %(seq)s
    AND d.cause IN ('refused', 'postponed', 'blocked')
@@ -13,6 +14,7 @@ SELECT d.id, d.cause, d.due_at, d.attempts
    AND (SELECT true
           FROM outbox.deferral AS later
          WHERE later.id = d.id
+           AND (later.reader = d.reader) IS TRUE
            AND later.created_at = d.created_at
            AND (later.run > d.run
                 OR later.run = d.run AND (later.entry > d.entry OR later.cause = 'settled'))

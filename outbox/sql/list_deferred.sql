@@ -1,11 +1,12 @@
 -- Does:  List the latest entry of the latest run of messages that wait after their first claim, the oldest first, up to a number.
 -- Takes: most
--- Gives: id, created_at, seq, lane, run, cause, due_at
+-- Gives: id, created_at, lane, cause, due_at
 -- Index: none, reads the log but no messages
-SELECT id, created_at, seq, lane, run, cause, due_at
-  FROM (SELECT DISTINCT ON (e.id, e.created_at)
-               e.id, e.created_at, e.seq, e.lane, e.run, e.cause, e.due_at
+SELECT id, created_at, lane, cause, due_at
+  FROM (SELECT DISTINCT ON (e.id, e.created_at, e.reader)
+               e.id, e.created_at, e.lane, e.cause, e.due_at, e.reader
           FROM outbox.deferral AS e
-         ORDER BY e.id, e.created_at, e.run DESC, e.cause = 'settled' DESC, e.entry DESC) AS latest
+         ORDER BY e.id, e.created_at, e.reader, e.run DESC, e.cause = 'settled' DESC, e.entry DESC) AS latest
  WHERE cause <> 'settled'
+   AND EXISTS (SELECT FROM outbox.subscription AS s WHERE s.reader = latest.reader AND s.ended_at IS NULL)
  LIMIT %(most)s + 1

@@ -1,11 +1,11 @@
 -- Does:  List the sessions that hold a lane, the member lock or the doorbell of a lock class; doubles as the heartbeat.
--- Takes: class (int4 of the lock), lanes, member (its object that every member holds in shared mode), bell (the doorbell's object, or null), relation (the table whose inserts ring the doorbell), marks (a role that may insert into it, or become our role, is trusted)
+-- Takes: class (int4 of the lock), lanes, member (its object that every member holds in shared mode), bell (the doorbell's object, or null), relation (the table whose inserts ring the doorbell), settlements (a table; a role that may insert into it, or become our role, is trusted)
 -- Gives: pid, ours (this session), role, application, client (null: unknown), trusted, lanes, is_member, excludes (it keeps members out), holds_bell, shares_bell (it holds the doorbell in shared mode, and has written nothing)
 -- Index: none, reads pg_locks and pg_stat_activity
 SELECT l.pid, l.pid = pg_catalog.pg_backend_pid() AS ours,
        a.usename::text AS role, a.application_name AS application, a.client_addr::text AS client,
        -- A NOINHERIT role has to SET ROLE first.
-       has_any_column_privilege(a.usesysid, %(marks)s::text, 'INSERT')
+       has_any_column_privilege(a.usesysid, %(settlements)s::text, 'INSERT')
        OR pg_has_role(a.usesysid, current_user, 'MEMBER') AS trusted,
        coalesce(array_agg(l.objid::bigint::integer) FILTER (WHERE l.granted AND l.locktype = 'advisory' AND l.objid::bigint = ANY (%(lanes)s::bigint[])), '{}') AS lanes,
        coalesce(bool_or(l.objid = %(member)s::int::oid AND l.mode = 'ShareLock' AND l.granted), false) AS is_member,

@@ -1,7 +1,7 @@
 -- Does:  List the operations that people started on the page, the newest first.
--- Takes: id (null: any), max_rows, lock_class, lock
+-- Takes: max_rows, lock_class, lock
 -- Gives: the fields of outbox.web.operations.Operation
--- Index: operation_asked_idx, or operation_pkey where an id is given
+-- Index: operation_asked_idx
 SELECT o.id, o.kind, o.selection, o.reason, o.asked_by, o.asked_as, o.asked_at,
        CASE WHEN o.is_lost THEN 'failed' ELSE o.state END AS state, o.expected, o.succeeded, o.failed, o.skipped,
        CASE WHEN o.is_lost THEN 'the process that ran it has ended' ELSE o.problem END AS problem,
@@ -17,7 +17,6 @@ SELECT o.id, o.kind, o.selection, o.reason, o.asked_by, o.asked_as, o.asked_at,
                                              WHERE datname = pg_catalog.current_database())
                           AND l.classid = (%(lock_class)s::bigint & 4294967295)::oid
                           AND l.objid = %(lock)s::int::oid)) AS is_lost
-          FROM outbox.operation AS p
-         WHERE CAST(%(id)s AS uuid) IS NULL OR p.id = CAST(%(id)s AS uuid)) AS o
+          FROM outbox.operation AS p) AS o
  ORDER BY o.asked_at DESC
  LIMIT %(max_rows)s

@@ -1,7 +1,7 @@
 -- Does:  Count the messages that were added, published, handled and dead-lettered in each minute of a period, up to a number of rows for each minute.
 -- Takes: minutes (before the current one), most (rows of each minute; if there are more, their rate is used for the whole minute)
--- Gives: series (added, published, handled or given_up), name (of the consumer, or the side), minute (0: the latest complete one), messages
--- Index: message_pkey, settlement_settled_idx, receipt_pkey, dead_letter_status_idx
+-- Gives: series (added, published, handled or dead_lettered), name (of the consumer, or the side), minute (0: the latest complete one), messages
+-- Index: message_pkey, position_settled_idx, receipt_pkey, dead_letter_status_idx
 WITH minute AS MATERIALIZED (
     SELECT n, b.starts_at, b.ends_at,
            -- The smallest UUIDv7 of each moment.
@@ -25,14 +25,15 @@ WITH minute AS MATERIALIZED (
             LIMIT %(most)s
            ) AS r
      UNION ALL
-    SELECT 'published', NULL, m.n, m.starts_at, m.ends_at, CASE WHEN r.outcome = 'published' THEN r.messages ELSE 0 END, r.settled_at
+    SELECT 'published', NULL, m.n, m.starts_at, m.ends_at, r.published, r.settled_at
       FROM minute AS m
      CROSS JOIN LATERAL (
-           -- Ids of 16 bytes each and a header of 20, without reading arrays that are stored out of line.
-           SELECT s.settled_at, s.outcome, (pg_column_size(s.ids) - 20) / 16 AS messages
-             FROM outbox.settlement AS s
+           SELECT s.settled_at, s.messages - s.deferred AS published
+             FROM outbox.position AS s
             WHERE s.settled_at >= m.starts_at AND s.settled_at < m.ends_at
-              AND s.created_at > now() - interval '25 hours' AND s.created_at < now() + interval '1 hour'
+              -- Partitions are a week wide at most.
+              AND s.created_at > now() - interval '8 days 1 hour' AND s.created_at < now() + interval '1 hour'
+              AND s.ends_at > now() - interval '25 hours'
             ORDER BY s.settled_at
             LIMIT %(most)s
            ) AS r
@@ -48,7 +49,7 @@ WITH minute AS MATERIALIZED (
             LIMIT %(most)s
            ) AS r
      UNION ALL
-    SELECT 'given_up', 'outbox', m.n, m.starts_at, m.ends_at, 1, r.created_at
+    SELECT 'dead_lettered', 'outbox', m.n, m.starts_at, m.ends_at, 1, r.created_at
       FROM minute AS m
      CROSS JOIN LATERAL (
            SELECT d.created_at
@@ -58,7 +59,7 @@ WITH minute AS MATERIALIZED (
             LIMIT %(most)s
            ) AS r
      UNION ALL
-    SELECT 'given_up', 'inbox', m.n, m.starts_at, m.ends_at, 1, r.created_at
+    SELECT 'dead_lettered', 'inbox', m.n, m.starts_at, m.ends_at, 1, r.created_at
       FROM minute AS m
      CROSS JOIN LATERAL (
            SELECT d.created_at
@@ -73,7 +74,7 @@ WITH minute AS MATERIALIZED (
            extract(epoch FROM max(max(r.at)) OVER of_minute - min(r.starts_at)) AS seconds
       FROM row_ AS r
      GROUP BY r.series, r.name, r.n
-    WINDOW of_minute AS (PARTITION BY r.series, CASE r.series WHEN 'given_up' THEN r.name END, r.n)
+    WINDOW of_minute AS (PARTITION BY r.series, CASE r.series WHEN 'dead_lettered' THEN r.name END, r.n)
 )
 SELECT s.series, s.name, s.n AS minute,
        (s.messages * CASE WHEN s.rows >= %(most)s THEN 60 / greatest(least(s.seconds, 60), 0.001) ELSE 1 END)::float8 AS messages

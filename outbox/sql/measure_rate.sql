@@ -1,36 +1,66 @@
--- Does:  Measure from the latest marks how many messages were settled, and how long after they were added.
--- Takes: window (an interval), since (where a partition begins; marks of older messages are left out), most (marks of each lane)
--- Gives: published and dead_lettered (a second; null: no mark in the window), median, slow (the 95th percentile), each null if unknown
--- Index: settlement_lane_idx, the latest marks of each lane
-WITH mark AS MATERIALIZED (
-    SELECT l.lane, s.settled_at, s.outcome, s.messages, s.id, s.is_last
-      FROM generate_series(0, 47) AS l (lane)
+-- Does:  Measure from the latest positions and log entries how many messages were settled, and how long after they were added.
+-- Takes: window (an interval), since (where a partition begins; older messages are left out), most (positions, and entries, of each lane)
+-- Gives: published and dead_lettered (a second; null: none in the window), median, slow (the 95th percentile), each null if unknown
+-- Index: position_seq_idx, message_lane_idx and deferral_pkey, the latest of each lane
+WITH leased AS MATERIALIZED (
+    SELECT DISTINCT s.reader, l.lane
+      FROM outbox.subscription AS s
+     CROSS JOIN generate_series(0, 47) AS l (lane)
+     WHERE s.ended_at IS NULL AND NOT s.is_discarded
+), settlement AS MATERIALIZED (
+    SELECT l.lane, l.reader, s.*
+      FROM leased AS l
      CROSS JOIN LATERAL (
-           SELECT k.settled_at, k.outcome, cardinality(k.ids) AS messages, k.ids[1] AS id,
-                  row_number() OVER (ORDER BY k.last_seq DESC) = %(most)s AS is_last
-             FROM outbox.settlement AS k
-            WHERE k.lane = l.lane AND k.created_at >= %(since)s
-            ORDER BY k.last_seq DESC
+           SELECT p.created_at, p.ends_at, p.settled_at, p.up_to, p.messages - p.deferred AS published,
+                  row_number() OVER (ORDER BY p.up_to DESC, p.number DESC) = %(most)s AS is_last
+             FROM outbox.position AS p
+            WHERE p.reader = l.reader AND p.lane = l.lane AND p.created_at >= %(since)s
+            ORDER BY p.up_to DESC, p.number DESC
             LIMIT %(most)s
            ) AS s
      WHERE s.settled_at > now() - %(window)s::interval
+), entry AS MATERIALIZED (
+    SELECT l.lane, l.reader, e.*
+      FROM leased AS l
+     CROSS JOIN LATERAL (
+           SELECT d.deferred_at, d.outcome, row_number() OVER (ORDER BY d.entry DESC) = %(most)s AS is_last
+             FROM outbox.deferral AS d
+            WHERE d.reader = l.reader AND d.lane = l.lane AND d.created_at >= %(since)s
+            ORDER BY d.entry DESC
+            LIMIT %(most)s
+           ) AS e
+     WHERE e.deferred_at > now() - %(window)s::interval
 ), lane AS (
-    -- The marks of a busy lane don't reach back over the window: its rate is measured over a shorter time.
-    SELECT sum(m.messages) FILTER (WHERE m.outcome = 'published') AS published,
-           sum(m.messages) FILTER (WHERE m.outcome = 'dead_lettered') AS dead_lettered,
-           CASE WHEN bool_or(m.is_last) THEN greatest(extract(epoch FROM clock_timestamp() - min(m.settled_at)), 0.001)
+    -- Those of a busy lane don't reach back over the window: its rate is measured over a shorter time.
+    SELECT sum(s.published) AS published, 0 AS dead_lettered, bool_or(s.is_last) AS is_busy, min(s.settled_at) AS began_at
+      FROM settlement AS s
+     GROUP BY s.reader, s.lane
+     UNION ALL
+    SELECT count(*) FILTER (WHERE e.outcome = 'published'), count(*) FILTER (WHERE e.outcome = 'dead_lettered'),
+           bool_or(e.is_last), min(e.deferred_at)
+      FROM entry AS e
+     GROUP BY e.reader, e.lane
+), rate AS (
+    SELECT l.published, l.dead_lettered,
+           CASE WHEN l.is_busy THEN greatest(extract(epoch FROM clock_timestamp() - l.began_at), 0.001)
                 ELSE extract(epoch FROM %(window)s::interval) END AS seconds
-      FROM mark AS m
-     GROUP BY m.lane
+      FROM lane AS l
 ), latency AS (
-    -- A UUIDv7 begins with the time at which it was generated, in milliseconds.
-    SELECT greatest(m.settled_at - to_timestamp(('x' || encode(substring(uuid_send(m.id) FROM 1 FOR 6), 'hex'))::bit(48)::bigint / 1000.0),
+    -- Of the last message of each claim, if it was published then. A UUIDv7 begins with the time at which
+    -- it was generated, in milliseconds.
+    SELECT greatest(s.settled_at - to_timestamp(('x' || encode(substring(uuid_send(m.id) FROM 1 FOR 6), 'hex'))::bit(48)::bigint / 1000.0),
                     interval '0') AS waited
-      FROM mark AS m
-     WHERE m.outcome = 'published' AND get_byte(uuid_send(m.id), 6) >> 4 = 7
+      FROM settlement AS s
+     CROSS JOIN LATERAL (
+           SELECT q.id, q.created_at FROM outbox.message AS q
+            WHERE q.lane = s.lane AND q.seq = s.up_to AND q.created_at >= s.created_at AND q.created_at < s.ends_at
+            LIMIT 1
+           ) AS m
+     WHERE s.published > 0 AND get_byte(uuid_send(m.id), 6) >> 4 = 7
+       AND NOT EXISTS (SELECT FROM outbox.deferral AS d WHERE d.id = m.id AND d.created_at = m.created_at AND d.run = 0)
 )
-SELECT (SELECT sum(l.published / l.seconds)::float8 FROM lane AS l) AS published,
-       (SELECT sum(l.dead_lettered / l.seconds)::float8 FROM lane AS l) AS dead_lettered,
+SELECT (SELECT sum(r.published / r.seconds)::float8 FROM rate AS r) AS published,
+       (SELECT sum(r.dead_lettered / r.seconds)::float8 FROM rate AS r) AS dead_lettered,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY y.waited) AS median,
        percentile_cont(0.95) WITHIN GROUP (ORDER BY y.waited) AS slow
   FROM latency AS y

@@ -1,5 +1,5 @@
--- Does:  Read which broker the relays of this database publish to.
--- Takes: nothing
--- Gives: identity, since when; no row until the first relay has recorded it
--- Index: none
-SELECT identity, since FROM outbox.broker
+-- Does:  Read where the relays of a reader publish.
+-- Takes: reader
+-- Gives: broker (null until its first relay has recorded it)
+-- Index: reader_pkey
+SELECT broker FROM outbox.reader WHERE reader = %(reader)s

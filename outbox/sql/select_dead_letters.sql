@@ -1,12 +1,12 @@
 -- Does:  Select dead letters by criteria, for the statements that list, find and count them.
--- Takes: newer_than, older_than, since, until, id, status, topic, topic_prefix, key, tenant, origin, message_id, reason (its first 80 characters), error (null: any)
+-- Takes: since, until, id, status, topic, topic_prefix, key, tenant, origin, reason (its first 80 characters), error (null: any)
 -- Gives: the columns that the monitor may read
 -- Index: dead_letter_status_idx, dead_letter_topic_idx where a topic is given, or dead_letter_reason_idx where a reason is given
 SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, message_id,
        topic, key, tenant, attempts, error_reason, discard_reason, discarded_by
   FROM {schema}.dead_letter
- WHERE created_at >= greatest(now() - CAST(%(newer_than)s AS interval), CAST(%(since)s AS timestamptz), '-infinity')
-   AND created_at <= least(now() - CAST(%(older_than)s AS interval), CAST(%(until)s AS timestamptz), 'infinity')
+ WHERE created_at >= coalesce(CAST(%(since)s AS timestamptz), '-infinity')
+   AND created_at <= coalesce(CAST(%(until)s AS timestamptz), 'infinity')
    AND (CAST(%(id)s AS uuid) IS NULL OR id = CAST(%(id)s AS uuid))
    AND (CAST(%(status)s AS text) IS NULL OR status = CAST(%(status)s AS text))
    AND (CAST(%(topic)s AS text) IS NULL OR topic = CAST(%(topic)s AS text))
@@ -15,7 +15,6 @@ SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, mes
    AND (CAST(%(key)s AS text) IS NULL OR key = CAST(%(key)s AS text))
    AND (CAST(%(tenant)s AS text) IS NULL OR tenant = CAST(%(tenant)s AS text))
    AND (CAST(%(origin)s AS text) IS NULL OR origin = CAST(%(origin)s AS text))
-   AND (CAST(%(message_id)s AS text) IS NULL OR message_id = CAST(%(message_id)s AS text))
    AND (CAST(%(reason)s AS text) IS NULL OR left(error_reason, 80) = CAST(%(reason)s AS text))
    AND (CAST(%(error)s AS text) IS NULL
         OR position(lower(CAST(%(error)s AS text)) IN lower(error_reason)) > 0)

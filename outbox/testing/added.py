@@ -1,21 +1,33 @@
 """Find out which messages the code under test has added to a session."""
 
-from typing import Final
+from typing import Any, Final, TypeVar, overload
 
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
+from outbox.errors import ConfigError
 from outbox.message import Message
+from outbox.payload.schema_registry import REGISTRY
 from outbox.session import AnySession
 from outbox.unsent import uncommitted
 from outbox.writer import sync_session
 
 __all__ = ["added"]
 
+E = TypeVar("E")
+
 _COMMITTED: Final = "outbox.testing.messages_committed"
 
 
-def added(session: AnySession, topic: str | None = None) -> list[Message]:
+@overload
+def added(session: AnySession, of: str | None = None) -> list[Message]: ...
+
+
+@overload
+def added(session: AnySession, of: type[E]) -> list[E]: ...
+
+
+def added(session: AnySession, of: str | type | None = None) -> list[Any]:
     """Return the messages that were added to `session`, in order.
 
     They include messages that are waiting for the next flush, that were flushed, and
@@ -25,22 +37,40 @@ def added(session: AnySession, topic: str | None = None) -> list[Message]:
 
         def test_an_order_is_announced(session: Session) -> None:
             place_order(session, total=9)
-            [message] = added(session, "orders.placed")
-            assert message.json() == {"total": 9}
+            assert added(session, OrderPlaced) == [OrderPlaced(total=9)]
 
-    Messages are recorded once this module has been imported; the pytest plugin imports
-    it before the first test. Messages of `insert_statement` are not included.
+    Messages are recorded once this module has been imported; the pytest plugin
+    imports it. Messages of `insert_statement` are not included.
 
     Args:
-        topic: return only the messages of this topic.
+        of: only those of this topic; or the events of this class, which `@event` has
+            bound to a topic, decoded and validated.
+
+    Raises:
+        ConfigError: the class isn't bound.
+        InvalidMessageError: a payload doesn't match the class.
     """
+    topic, version = _bound(of) if isinstance(of, type) else (of, None)
     target = sync_session(session)
     messages: list[Message] = [*target.info.get(_COMMITTED, ())]
     for batch in uncommitted(target):
         messages += batch.messages
         # A test that has checked them can close the session without sending them.
         batch.expected = len(batch.messages)
-    return [m for m in messages if topic is None or m.topic == topic]
+    found = [m for m in messages if topic is None or m.topic == topic]
+    if version is None:
+        return found
+    return [REGISTRY.load(m) for m in found if m.schema_version == version]
+
+
+def _bound(kind: type) -> tuple[str, int]:
+    bound = REGISTRY.topic_of(kind)
+    if bound is None:
+        raise ConfigError(
+            f"{kind.__name__}: isn't bound to a topic; bind it with @event, or pass "
+            "the topic"
+        )
+    return bound
 
 
 # Before the writer's own listener, which forgets them.

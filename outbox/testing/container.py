@@ -12,7 +12,7 @@ from uuid import uuid4
 import psycopg
 
 from outbox.errors import ConfigError, OutboxError
-from outbox.testing.cluster import NOT_DURABLE, SETTINGS, StopMode
+from outbox.testing.cluster import CRON_SETTINGS, NOT_DURABLE, SETTINGS, StopMode
 from outbox.testing.lifetime import free_port
 
 __all__ = ["IMAGE", "docker_has_the_image", "private_container"]
@@ -41,7 +41,8 @@ class Container:
         local: Any = ("127.0.0.1", self._port)
         self.container.ports["5432/tcp"] = local
         self.container.with_kwargs(shm_size="256m")
-        inside = SETTINGS | {"listen_addresses": "*"} | dict(settings)
+        inside = SETTINGS | CRON_SETTINGS
+        inside |= {"listen_addresses": "*"} | dict(settings)
         options = [f"--{name}={value}" for name, value in inside.items()]
         self.container.with_command(["postgres", *options])
 

@@ -2,7 +2,7 @@
 
 It is the first of these that is available: the server at a given URL; a container, if
 Docker has the project's image; a private cluster, created with this machine's server
-binaries. Each has pg_partman and pg_cron.
+binaries. A private one has pg_partman and pg_cron if this machine has them.
 """
 
 import re
@@ -57,19 +57,13 @@ class PostgresServer:
 
         No session may be connected to the template.
         """
-        command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
-        if template is not None:
-            command += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
         with psycopg.connect(self.url, autocommit=True) as connection:
-            if copies_files_fast(connection):
-                command += sql.SQL(" STRATEGY file_copy")
-            connection.execute(command)
+            create_database(connection, name, template)
 
     def drop_database(self, name: str) -> None:
         """Drop a database if it exists, and end the sessions connected to it."""
-        command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
         with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(command.format(sql.Identifier(name)))
+            drop_database(connection, name)
 
     def start(self) -> None:
         """Start a stopped server again, under the same URLs."""
@@ -122,6 +116,24 @@ def postgres_server(
     else:
         with private_cluster(settings or {}, durable=durable, data=data) as cluster:
             yield PostgresServer(cluster.url, cluster)
+
+
+def create_database(
+    connection: psycopg.Connection, name: str, template: str | None = None
+) -> None:
+    """Create a database, as a copy of `template` if one is given."""
+    command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+    if template is not None:
+        command += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
+    if copies_files_fast(connection):
+        command += sql.SQL(" STRATEGY file_copy")
+    connection.execute(command)
+
+
+def drop_database(connection: psycopg.Connection, name: str) -> None:
+    """Drop a database if it exists, and end the sessions connected to it."""
+    command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+    connection.execute(command.format(sql.Identifier(name)))
 
 
 def copies_files_fast(connection: psycopg.Connection) -> bool:

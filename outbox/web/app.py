@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,7 +29,6 @@ from outbox.web import (
     operations,
     overview,
     partitions,
-    processes,
 )
 from outbox.web.events import LoginRefused, RequestFailed
 from outbox.web.frame import (
@@ -77,16 +75,13 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
     The application is for one event loop.
     """
     frame = Frame(settings=settings, identify=identify, sections=_SECTIONS)
-    frame.runner = operations.Runner(
-        settings, frame.database, frame.store, frame.observers.notify
-    )
     routes = [
         Route("/", _home),
         Route("/static/{name}", _static),
         Route("/login", _login, methods=["GET", "POST"]),
         Route("/logout", _logout, methods=["POST"]),
     ]
-    for section in (*_SECTIONS, operations.ONE):
+    for section in _SECTIONS:
         routes += [
             Route(f"/{section.path}", _seen(partial(_show, section))),
             Route(f"/{section.path}/live", _seen(partial(_stream, section))),
@@ -118,21 +113,19 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
         },
     )
     app.state.frame = frame
+    app.state.runner = operations.Runner(settings, frame.observers.notify)
     app.add_middleware(_SecurityHeaders)
     return app
 
 
 async def close(app: Starlette) -> None:
-    """End the streams of a page and close its sessions.
+    """End the streams of a page, and the operation that it carries out.
 
     A server calls it through the application's lifespan. Call it yourself if the page
     is mounted, since the lifespans of mounted applications don't run.
     """
-    frame = app.state.frame
-    frame.streams.stop()
-    await frame.runner.stop()
-    for database in (frame.database, frame.store):
-        await run_in_threadpool(database.close)
+    app.state.frame.streams.stop()
+    await app.state.runner.stop()
 
 
 class _SecurityHeaders:
@@ -290,20 +283,18 @@ async def _refused(request: Request, error: Exception) -> Response:
     if error.status_code == 401 and isinstance(frame.identify, TokenLogin):
         if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(f"{base_of(request)}/login", 303)
-        said = "You are not logged in, or your login has ended. Log in again."
+        text = "You are not logged in, or your login has ended. Log in again."
     elif error.status_code == 401:
-        said = (
-            "The application that this page is part of doesn't know you. Log in there."
-        )
+        text = "Log in to the application that this page is part of."
     else:
-        said = error.detail
+        text = error.detail
     title = {
         401: "Please log in",
         403: "That isn't allowed",
         404: "There is no such page",
         405: "There is no such page",
     }.get(error.status_code, "That can't be done")
-    return await _say(request, error.status_code, title, said)
+    return await _explain(request, error.status_code, title, text)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -311,7 +302,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         (_TITLES[kind] for kind in type(error).__mro__ if kind in _TITLES),
         (500, "Something went wrong"),
     )
-    return await _say(request, status, title, str(error))
+    return await _explain(request, status, title, str(error))
 
 
 async def _broken(request: Request, error: Exception) -> Response:
@@ -321,22 +312,22 @@ async def _broken(request: Request, error: Exception) -> Response:
             path=request.url.path, reason=reason, stacktrace=traceback_of(error)
         )
     )
-    return await _say(
+    return await _explain(
         request,
         500,
         "Something went wrong",
-        f"{type(error).__name__}: an error in pillarbox, whose log says more.",
+        f"{type(error).__name__}: an error in pillarbox. Its log has the stack trace.",
     )
 
 
-async def _say(request: Request, status: int, title: str, said: str) -> Response:
-    """Return a page that says what went wrong, and what to do about it."""
+async def _explain(request: Request, status: int, title: str, text: str) -> Response:
+    """Return a page with what went wrong, and what to do about it."""
     try:
         viewer = await frame_of(request).viewer(request)
-    except Exception:  # noqa: BLE001 (the host's own code; what is said matters more)
+    except Exception:  # noqa: BLE001 (the host's own code; the text matters more)
         viewer = None
     return frame_of(request).render(
-        request, "problem.html", viewer=viewer, status=status, title=title, said=said
+        request, "problem.html", viewer=viewer, status=status, title=title, text=text
     )
 
 
@@ -345,7 +336,6 @@ _SECTIONS: Final[tuple[Section, ...]] = (
     dead_letters.SECTION,
     messages.SECTION,
     blocked.SECTION,
-    processes.SECTION,
     jobs.SECTION,
     partitions.SECTION,
     operations.SECTION,

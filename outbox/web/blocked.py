@@ -1,24 +1,15 @@
 """Blocked keys: the refused messages, why, and the messages that wait behind them."""
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.datastructures import QueryParams
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.administration.sides import Blocked, load_sides
-from outbox.dead_letters.statement import Schema
+from outbox.observability.measures.reading import Scope
+from outbox.observability.overview import read_overview
 from outbox.web.frame import Section
 
 _MOST_ROWS: Final = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfSide:
-    side: Schema
-    keys: int
-    without_key: int
-    messages: tuple[Blocked, ...]
 
 
 def read_page(
@@ -26,23 +17,20 @@ def read_page(
 ) -> dict[str, Any]:
     """Read the refused messages of both sides, oldest first."""
     del query
-    sides = []
-    for side in load_sides(None):
-        count = side.read_blocked_count(connection)
-        refused = count.keys or count.without_key
-        sides.append(
-            _OfSide(
-                side=side.schema,
-                keys=count.keys,
-                without_key=count.without_key,
-                messages=tuple(side.read_blocked(connection, _MOST_ROWS))
-                if refused
-                else (),
-            )
-        )
-    return {"sides": sides, "most": _MOST_ROWS}
+    scope = Scope(parts=["processes", "blocked"], blocked=_MOST_ROWS)
+    overview = read_overview(connection, scope)
+    running = overview.processes
+    return {
+        "sides": overview.blocked,
+        "failing": [
+            it
+            for it in (*running.relays, *running.consumers)
+            if it.failing_since is not None or it.blocked_keys
+        ]
+        if running
+        else [],
+        "most": _MOST_ROWS,
+    }
 
 
-SECTION: Final = Section(
-    path="blocked", title="Blocked keys", shortcut="b", read=read_page
-)
+SECTION: Final = Section(path="blocked", title="Blocked", read=read_page)

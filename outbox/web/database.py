@@ -1,8 +1,7 @@
-"""The page's database sessions: a few, which are reopened when they break."""
+"""The page's transactions, each in a session of its own, and only a few at a time."""
 
 import asyncio
 from collections.abc import Callable
-from threading import Lock
 from typing import Final, TypeVar
 
 import psycopg
@@ -43,11 +42,8 @@ class Database:
             f"{_SETTINGS}; SET default_transaction_read_only = "
             f"{'on' if read_only else 'off'}"
         )
-        self._idle: list[AdministrationConnection] = []
-        self._lock = Lock()
         self._turns = asyncio.Semaphore(_MOST)
         self._is_direct = False
-        self._is_closed = False
 
     async def run(self, function: Callable[[AdministrationConnection], T]) -> T:
         """Call a function in a thread, in one transaction.
@@ -61,59 +57,21 @@ class Database:
         async with self._turns:
             return await asyncio.to_thread(self._run, function)
 
-    def close(self) -> None:
-        """Close the idle sessions at once, and the others when they become idle."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
-
     def _run(self, function: Callable[[AdministrationConnection], T]) -> T:
         if not self._is_direct:
             refuse_pooler(self._url)
             self._is_direct = True
-        with errors_explained(self._url, RIGHTS):
-            connection = self._idle_one() or self._open()
+        address = conninfo(self._url, application_name=APPLICATION_NAME)
+        with (
+            errors_explained(self._url, RIGHTS),
+            psycopg.connect(address, autocommit=True) as connection,
+        ):
+            connection.execute(self._settings.encode())
             try:
                 with connection.transaction():
-                    found = function(connection)
+                    return function(connection)
             except psycopg.errors.QueryCanceled as error:
-                connection.close()
                 raise UpkeepError(
                     "the database took longer than 10 s; choose a shorter window or "
                     "more filters"
                 ) from error
-            except BaseException:
-                connection.close()
-                raise
-            with self._lock:
-                if not self._is_closed:
-                    self._idle.append(connection)
-                    return found
-            connection.close()
-        return found
-
-    def _idle_one(self) -> "AdministrationConnection | None":
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is None:
-            return None
-        try:
-            # The session may have ended while it was idle.
-            connection.execute("SELECT")
-        except psycopg.OperationalError:
-            connection.close()
-            return None
-        return connection
-
-    def _open(self) -> AdministrationConnection:
-        connection = psycopg.connect(
-            conninfo(self._url, application_name=APPLICATION_NAME), autocommit=True
-        )
-        try:
-            connection.execute(self._settings.encode())
-        except BaseException:
-            connection.close()
-            raise
-        return connection

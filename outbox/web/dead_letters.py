@@ -18,7 +18,7 @@ from outbox.dead_letters.criteria import Criteria, ListPosition
 from outbox.dead_letters.inspect import DeadLetterTable
 from outbox.dead_letters.letter import Status, Summary, decode_json
 from outbox.dead_letters.statement import Schema, Statement, statement
-from outbox.web.frame import Frame, Section, frame_of
+from outbox.web.frame import Section, frame_of
 from outbox.web.login import Viewer
 from outbox.web.selection import (
     SIDES,
@@ -165,7 +165,7 @@ async def show_letter(request: Request) -> Response:
 
     def read(connection: AdministrationConnection) -> tuple[Any, ...]:
         row = connection.execute(
-            statement(side, Statement.LOOK_AT), {"id": str(id)}
+            statement(side, Statement.READ_SUMMARY), {"id": str(id)}
         ).fetchone()
         if row is None:
             raise HTTPException(
@@ -175,9 +175,7 @@ async def show_letter(request: Request) -> Response:
             )
         *summary, version, content_type, is_readable = row
         letter = Summary.of(summary)
-        hidden = why_hidden(
-            frame, viewer, f"{side}.dead_letter", is_readable=is_readable
-        )
+        hidden = why_hidden(viewer, f"{side}.dead_letter", is_readable=is_readable)
         if hidden:
             return letter, version, content_type, Contents(hidden=hidden)
         whole = DeadLetterTable(connection, side).read(id)
@@ -243,13 +241,8 @@ def show(
     )
 
 
-def why_hidden(frame: Frame, viewer: Viewer, table: str, *, is_readable: bool) -> str:
+def why_hidden(viewer: Viewer, table: str, *, is_readable: bool) -> str:
     """Return why contents may not be shown, and what to do; empty if they may."""
-    if not frame.settings.show_payloads:
-        return (
-            "Start pillarbox web with --show-payloads to show them to viewers who may "
-            "see them."
-        )
     if not viewer.sees_payloads:
         return (
             f"{viewer.name} may not see them: the word payloads is missing in the line "
@@ -263,6 +256,4 @@ def why_hidden(frame: Frame, viewer: Viewer, table: str, *, is_readable: bool) -
     return ""
 
 
-SECTION: Final = Section(
-    path="dead-letters", title="Dead letters", shortcut="d", read=read_page
-)
+SECTION: Final = Section(path="dead-letters", title="Dead letters", read=read_page)

@@ -12,7 +12,6 @@ class WebStarted(Event):
     """The page is being served."""
 
     address: str
-    actions: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

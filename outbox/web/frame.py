@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
@@ -32,7 +32,6 @@ from outbox.web.login import (
     new_form_cookie,
     set_cookie,
 )
-from outbox.web.selection import Selection
 from outbox.web.settings import Settings
 
 STATIC: Final = {
@@ -51,14 +50,12 @@ class Section:
 
     Attributes:
         path: its path below the page's own; also the name of its template.
-        shortcut: the key that opens it when pressed after g.
         read: returns the values for the templates; called in a thread, in a read-only
             transaction.
     """
 
     path: str
     title: str
-    shortcut: str
     read: Read
 
     @property
@@ -67,43 +64,21 @@ class Section:
         return self.path.replace("-", "_")
 
 
-class Runs(Protocol):
-    """Carries out the operations that viewers requested."""
-
-    async def start(
-        self, kind: str, selection: Selection, reason: str, asked_by: str, expected: int
-    ) -> UUID:
-        """Start one, and return its id."""
-
-    async def stop(self) -> None:
-        """End the running one."""
-
-
-@dataclass(slots=True, kw_only=True)
 class Frame:
     """The state that the handlers of one page share. For one event loop."""
 
-    settings: Settings
-    identify: Identify
-    sections: tuple[Section, ...]
-    database: Database = field(init=False)
-    store: Database = field(init=False)
-    runner: Runs = field(init=False)
-    streams: Streams = field(init=False)
-    cache: Cache = field(init=False)
-    forms: FormTokens = field(init=False)
-    observers: Observers = field(init=False)
-    _templates: Environment = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Create what depends on the settings."""
-        seconds = self.settings.refresh.total_seconds()
-        self.database = Database(self.settings.database, read_only=True)
-        self.store = Database(self.settings.database, read_only=False)
-        self.forms = FormTokens(self.settings.key)
-        self.streams = Streams(seconds)
-        self.cache = Cache(seconds)
-        self.observers = Observers(self.settings.observers)
+    def __init__(
+        self, settings: Settings, identify: Identify, sections: tuple[Section, ...]
+    ) -> None:
+        self.settings = settings
+        self.identify = identify
+        self.sections = sections
+        self.database = Database(settings.database, read_only=True)
+        self.store = Database(settings.database, read_only=False)
+        self.forms = FormTokens(settings.key)
+        self.streams = Streams()
+        self.cache = Cache()
+        self.observers = Observers(settings.observers)
         self._templates = Environment(
             loader=PackageLoader("outbox.web"),
             autoescape=True,
@@ -118,6 +93,8 @@ class Frame:
             brief=brief_duration,
             duration=exact_duration,
             number=number,
+            short=short,
+            rate=rate,
         )
         self._templates.globals["with_query"] = with_query
         self._templates.globals["static"] = {
@@ -126,16 +103,9 @@ class Frame:
         }
 
     async def viewer(self, request: HTTPConnection) -> Viewer | None:
-        """Return who sent a request, with only the rights that the page grants."""
+        """Return who sent a request; None if the sender may not see the page."""
         found = self.identify(request)
-        viewer = await found if inspect.isawaitable(found) else found
-        if viewer is None:
-            return None
-        return Viewer(
-            name=viewer.name,
-            may_act=viewer.may_act and self.settings.allow_actions,
-            sees_payloads=viewer.sees_payloads and self.settings.show_payloads,
-        )
+        return await found if inspect.isawaitable(found) else found
 
     def render(
         self,
@@ -203,12 +173,6 @@ class Frame:
         viewer = request.state.viewer
         assert isinstance(viewer, Viewer)
         form = await self.form(request, viewer)
-        if not self.settings.allow_actions:
-            raise HTTPException(
-                403,
-                "This page is read-only. Start pillarbox web with --allow-actions, or "
-                "use the command pillarbox dead-letters.",
-            )
         if not viewer.may_act:
             raise HTTPException(
                 403,
@@ -259,3 +223,17 @@ def moment(at: datetime | None) -> str:
 def number(count: int) -> str:
     """Return a number with commas."""
     return f"{count:,}"
+
+
+def rate(per_second: float | None) -> str:
+    """Return a rate per second."""
+    if per_second is None:
+        return "unknown"
+    if 0 < per_second < 0.1:
+        return "under 0.1/s"
+    return f"{per_second:.1f}/s" if 0 < per_second < 10 else f"{per_second:,.0f}/s"
+
+
+def short(id: UUID | str) -> str:
+    """Return the beginning of an id, which shows its time, and its end."""
+    return f"{str(id)[:8]}…{str(id)[-6:]}"

@@ -1,6 +1,5 @@
 """Jobs: show the jobs of long handlers, and cancel them."""
 
-from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -9,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.administration.sides import JobRow, Jobs, load_sides
+from outbox.administration.sides import Jobs, load_sides
 from outbox.errors import ConfigError, shorten
 from outbox.web.events import JobCancelRequested
 from outbox.web.frame import Section, base_of, frame_of
@@ -45,18 +44,7 @@ def read_page(
         "open_states": jobs.open_states,
         "chosen": chosen,
         "consumer": consumer,
-        "since": since,
     }
-
-
-def since(job: JobRow) -> datetime:
-    """Return when a job entered its current state."""
-    moments = {
-        "queued": job.queued_at,
-        "in_progress": job.started_at,
-        "waiting": job.cancel_requested_at,
-    }
-    return moments.get(job.state, job.finished_at) or job.queued_at
 
 
 async def cancel(request: Request) -> Response:
@@ -80,4 +68,4 @@ async def cancel(request: Request) -> Response:
     return RedirectResponse(f"{base_of(request)}/jobs?state=any", 303)
 
 
-SECTION: Final = Section(path="jobs", title="Jobs", shortcut="j", read=read_page)
+SECTION: Final = Section(path="jobs", title="Jobs", read=read_page)

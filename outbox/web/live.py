@@ -8,6 +8,9 @@ from typing import Final
 from outbox.bounded_dict import BoundedDict
 from outbox.errors import OutboxError
 
+SECONDS: Final = 2.0
+"""How often an open page looks for changes: soon enough to follow a repair, and cached
+for all viewers of the same page."""
 _MOST_STREAMS: Final = 200
 _SECONDS_OPEN: Final = 300.0
 _SHARE: Final = 20
@@ -17,8 +20,7 @@ _SHARE: Final = 20
 class Cache:
     """Reads a page once for all viewers who have it open at the same time."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._read: BoundedDict[str, tuple[float, str]] = BoundedDict(_MOST_STREAMS)
         self._locks: BoundedDict[str, asyncio.Lock] = BoundedDict(_MOST_STREAMS)
 
@@ -34,20 +36,15 @@ class Cache:
             started = time.monotonic()
             text = await read()
             now = time.monotonic()
-            keep = max(self._seconds / 2, (now - started) * _SHARE)
+            keep = max(SECONDS / 2, (now - started) * _SHARE)
             self._read[key] = (now + keep, text)
             return text
 
 
 class Streams:
-    """The streams of server-sent events that are open. For one event loop.
+    """The streams of server-sent events that are open. For one event loop."""
 
-    Args:
-        seconds: the interval at which a stream checks for changes.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._open = 0
         self._stopped = asyncio.Event()
 
@@ -79,17 +76,17 @@ class Streams:
                 if self._stopped.is_set():
                     break
                 try:
-                    name, said = "page", await read()
+                    name, text = "page", await read()
                 except OutboxError as error:
-                    name, said = "problem", " ".join(str(error).split())
-                if said != last:
-                    lines = "".join(f"data: {line}\n" for line in said.splitlines())
+                    name, text = "problem", " ".join(str(error).split())
+                if text != last:
+                    lines = "".join(f"data: {line}\n" for line in text.splitlines())
                     yield f"event: {name}\n{lines}\n"
-                    last = said
+                    last = text
                 else:
                     yield ": alive\n\n"
                 try:
-                    await asyncio.wait_for(self._stopped.wait(), self._seconds)
+                    await asyncio.wait_for(self._stopped.wait(), SECONDS)
                 except TimeoutError:
                     continue
         finally:

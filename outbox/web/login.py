@@ -34,9 +34,10 @@ class Viewer:
 
     Attributes:
         name: the name recorded with everything that the viewer does.
-        may_act: whether this viewer may act, if the page allows actions.
+        may_act: whether this viewer may retry and discard dead letters, and cancel
+            jobs.
         sees_payloads: whether payloads, headers and stack traces are shown to this
-            viewer, if the page shows any.
+            viewer.
     """
 
     name: str

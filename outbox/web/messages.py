@@ -13,13 +13,12 @@ from starlette.responses import Response
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.errors import ConfigError, shorten
-from outbox.lane import LANES
+from outbox.lane import LANES, PRIORITIES, lane_of
 from outbox.observability.message_life import (
     Found,
     Life,
     State,
     Trace,
-    read_lives_of_key,
     read_trace,
 )
 from outbox.postgres.sql_files import load
@@ -61,6 +60,7 @@ class Row:
     available_at: datetime | None
     published_at: datetime | None
     last_error: str | None
+    reader: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +112,20 @@ class _Search:
         """The start of the window."""
         return datetime.now(UTC) - _WINDOWS[self.window][1]
 
+    @property
+    def is_oldest_first(self) -> bool:
+        """Whether only waiting messages are searched for, which are read by age."""
+        return self.state in ("unsettled", *_WAITS)
+
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that both statements share."""
         is_prefix = self.topic.endswith("*")
+        lanes: Sequence[int] = range(LANES)
+        if self.key:
+            lanes = [lane_of(self.key, UUID(int=0), it) for it in PRIORITIES]
         return {
+            "lanes": list(lanes),
+            "key": self.key or None,
             "since": self.since,
             "topic": None if is_prefix else self.topic or None,
             "topic_prefix": self.topic[:-1] if is_prefix else None,
@@ -142,62 +152,20 @@ def read_page(
         "most": _MOST_ROWS,
         "states": _STATES,
         "windows": _WINDOWS,
-        "is_oldest_first": search.state in ("unsettled", *_WAITS) and not search.key,
+        "is_oldest_first": search.is_oldest_first,
         "Found": Found,
     }
 
 
 def _read_rows(connection: AdministrationConnection, search: _Search) -> list[Row]:
-    if search.key:
-        return _rows_of_key(connection, search)
-    name = "list_messages"
     values = search.parameters()
-    if search.state in ("unsettled", *_WAITS):
+    if search.is_oldest_first:
         statement = load("outbox", "list_unsettled_messages")
     else:
-        statement = load("outbox", name)
-        values["lanes"] = list(range(LANES))
+        statement = load("outbox", "list_messages")
         connection.execute(_PLAN)
     with connection.cursor(row_factory=class_row(Row)) as cursor:
         return cursor.execute(statement, values, prepare=False).fetchall()
-
-
-def _rows_of_key(connection: AdministrationConnection, search: _Search) -> list[Row]:
-    found = read_lives_of_key(
-        {"": connection}, search.key, since=search.since, max_messages=_MOST_ROWS
-    )
-    rows = [_row_of(life) for life in found.lives]
-    wanted: Sequence[str] = {
-        "any": _STATES,
-        "unsettled": _WAITS,
-    }.get(search.state, (search.state,))
-    topic, is_prefix = search.topic.removesuffix("*"), search.topic.endswith("*")
-    return [
-        row
-        for row in rows
-        if row.state in wanted
-        and search.tenant in ("", row.tenant)
-        and (row.topic.startswith(topic) if is_prefix else topic in ("", row.topic))
-    ]
-
-
-def _row_of(life: Life) -> Row:
-    envelope = life.envelopes[0]
-    log = [it for it in life.steps if it.source == "outbox.deferral"]
-    reasons = [it.reason for it in log if it.reason]
-    return Row(
-        id=envelope.id,
-        created_at=envelope.created_at,
-        topic=envelope.topic,
-        key=envelope.key,
-        tenant=envelope.tenant,
-        state=str(life.state),
-        attempts=log[-1].attempts if log else 0,
-        run=life.replays,
-        available_at=log[-1].due_at if log else envelope.available_at,
-        published_at=life.published_at,
-        last_error=reasons[-1] if reasons else None,
-    )
 
 
 async def show_message(request: Request) -> Response:
@@ -234,7 +202,7 @@ def _contents(
         "SELECT has_table_privilege('outbox.message', 'SELECT')"
     ).fetchone()
     assert row is not None
-    hidden = why_hidden(frame, viewer, "outbox.message", is_readable=row[0])
+    hidden = why_hidden(viewer, "outbox.message", is_readable=row[0])
     if hidden:
         return Contents(hidden=hidden)
     envelope = life.envelopes[0]
@@ -249,6 +217,4 @@ def _contents(
     return show(content_type, headers, bytes(payload), None, frame.settings.redact)
 
 
-SECTION: Final = Section(
-    path="messages", title="Messages", shortcut="m", read=read_page
-)
+SECTION: Final = Section(path="messages", title="Messages", read=read_page)

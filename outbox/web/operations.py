@@ -11,18 +11,15 @@ operation; ask again for what is left.
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    ExitStack,
-    asynccontextmanager,
-    suppress,
-)
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
+import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 from starlette.datastructures import QueryParams
@@ -32,15 +29,15 @@ from starlette.responses import RedirectResponse, Response
 
 from outbox.administration.connection import AdministrationConnection, administration
 from outbox.administration.sides import Side, load_sides
-from outbox.dead_letters.criteria import Criteria, ListPosition
+from outbox.dead_letters.criteria import ListPosition
 from outbox.dead_letters.inspect import DeadLetterTable
 from outbox.dead_letters.letter import Status
-from outbox.dead_letters.retry import Candidate, Outcome, Retrier
-from outbox.errors import ConfigError, OutboxError, one_line
+from outbox.dead_letters.retry import Candidate, Outcome
+from outbox.errors import ConfigError, one_line
 from outbox.events import Observer
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.sql_files import load
-from outbox.web.database import RIGHTS, Database
+from outbox.web.database import RIGHTS
 from outbox.web.dead_letters import OnSide, read_groups, sides_of
 from outbox.web.events import OperationEnded, OperationRequested
 from outbox.web.frame import Frame, Section, base_of, frame_of
@@ -51,10 +48,9 @@ from outbox.web.settings import Settings
 APPLICATION_NAME: Final = "pillarbox web operations"
 
 _BATCH: Final = 200
-_NOTE_SECONDS: Final = 1.0
 _MOST_ROWS: Final = 100
 _MAX_REASON: Final = 500
-_SAMPLE: Final = 20
+_MOST_REASONS: Final = 20
 _KINDS: Final = ("retry", "discard")
 _LOCK: Final = {"lock_class": LOCK_CLASS, "lock": Lock.OPERATION}
 
@@ -82,80 +78,44 @@ class Operation:
     stopped_by: str | None
 
     @property
-    def done(self) -> int:
-        """How many dead letters were tried."""
-        return self.succeeded + self.failed + self.skipped
-
-    @property
     def description(self) -> str:
         """The selection in words."""
         return ", ".join(f"{name} {value}" for name, value in self.selection.items())
 
 
-def read_operations(
-    connection: AdministrationConnection, id: UUID | None = None
-) -> list[Operation]:
-    """Return the operations, unfinished ones first, or only the one with an id."""
-    with connection.cursor(row_factory=class_row(Operation)) as cursor:
-        return cursor.execute(
-            load("outbox", "list_operations"),
-            {"id": id, "max_rows": _MOST_ROWS, **_LOCK},
-        ).fetchall()
-
-
-def _read_page(
+def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
+    """Read the operations, the newest first."""
     del query
-    return {"operations": read_operations(connection), "most": _MOST_ROWS}
+    with connection.cursor(row_factory=class_row(Operation)) as cursor:
+        values = {"max_rows": _MOST_ROWS, **_LOCK}
+        rows = cursor.execute(load("outbox", "list_operations"), values).fetchall()
+    return {"operations": rows, "most": _MOST_ROWS}
 
 
 class Runner:
-    """Carries out operations, one at a time. For one event loop.
+    """Carries out operations, one at a time in a database. For one event loop."""
 
-    Args:
-        database: sessions for reading.
-        store: sessions for writing.
-        notify: called with each event.
-    """
-
-    def __init__(
-        self, settings: Settings, database: Database, store: Database, notify: Observer
-    ) -> None:
+    def __init__(self, settings: Settings, notify: Observer) -> None:
         self._settings = settings
-        self._database = database
-        self._store = store
         self._notify = notify
         self._task: asyncio.Task[None] | None = None
 
     async def start(
-        self, kind: str, selection: Selection, reason: str, asked_by: str, expected: int
-    ) -> UUID:
+        self, kind: str, selection: Selection, reason: str, person: str, expected: int
+    ) -> None:
         """Record an operation and start it.
 
         Raises:
             ConfigError: another one is running.
         """
-        stack = ExitStack()
-        try:
-            connection = await asyncio.to_thread(self._locked, stack)
-            ((id,),) = await self._execute(
-                "insert_operation",
-                kind=kind,
-                selection=Jsonb(selection.fields()),
-                reason=reason,
-                asked_by=asked_by,
-                expected=expected,
-            )
-        except BaseException:
-            await asyncio.to_thread(stack.close)
-            raise
-        run = _Run(id, kind, selection, reason, asked_by, connection)
+        run = _Run(kind=kind, selection=selection, reason=reason, person=person)
+        await asyncio.to_thread(run.open, self._settings.database, expected)
         self._notify(
-            OperationRequested(id=id, kind=kind, asked_by=asked_by, expected=expected)
+            OperationRequested(id=run.id, kind=kind, asked_by=person, expected=expected)
         )
-        self._task = asyncio.create_task(self._carry_out(run, stack))
-        return UUID(str(id))
+        self._task = asyncio.create_task(self._carry_out(run))
 
     async def stop(self) -> None:
         """End a running operation, and record that."""
@@ -165,168 +125,128 @@ class Runner:
             with suppress(asyncio.CancelledError):
                 await task
 
-    def _locked(self, stack: ExitStack) -> AdministrationConnection:
-        connection = stack.enter_context(
-            administration(
-                self._settings.database,
-                application_name=APPLICATION_NAME,
-                rights=RIGHTS,
-            )
-        )
-        query = "SELECT pg_try_advisory_lock(%(lock_class)s::int, %(lock)s::int)"
-        ((is_free,),) = connection.execute(query, _LOCK).fetchall()
-        if not is_free:
-            raise ConfigError(
-                "another operation is running: wait until it has ended, or stop it"
-            )
-        return connection
-
-    async def _carry_out(self, run: "_Run", stack: ExitStack) -> None:
+    async def _carry_out(self, run: "_Run") -> None:
         state = "failed"
         problem: str | None = "the page was stopped"
         try:
-            async with self._noting(run) as is_stopped:
-                await self._work(run, is_stopped)
-                state = "stopped" if is_stopped() else "done"
-                problem = run.problem
+            state = "done" if await self._work(run) else "stopped"
+            problem = run.problem
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             problem = one_line(error)
         finally:
-            await asyncio.shield(self._end(run, state, problem, stack))
+            await asyncio.shield(asyncio.to_thread(run.close, state, problem))
         self._notify(
             OperationEnded(
                 id=run.id,
                 kind=run.kind,
-                asked_by=run.asked_by,
+                asked_by=run.person,
                 state=state,
-                **{it.value: count for it, count in run.counts.items()},
+                **run.numbers(),
             )
         )
 
-    async def _end(
-        self, run: "_Run", state: str, problem: str | None, stack: ExitStack
-    ) -> None:
-        try:
-            # Without the database the lock is free, too, which shows the same.
-            with suppress(OutboxError):
-                await self._execute(
-                    "end_operation", **run.parameters(), state=state, problem=problem
-                )
-        finally:
-            await asyncio.to_thread(stack.close)
-
-    @asynccontextmanager
-    async def _noting(self, run: "_Run") -> AsyncIterator[Callable[[], bool]]:
-        """Record the progress each second.
-
-        Yield a function that returns True when the operation must stop.
-        """
-        state = "running"
-
-        async def note() -> None:
-            nonlocal state
-            while True:
-                with suppress(OutboxError):
-                    ((state,),) = await self._execute(
-                        "note_progress", **run.parameters()
-                    )
-                await asyncio.sleep(_NOTE_SECONDS)
-
-        task = asyncio.create_task(note())
-        try:
-            yield lambda: state == "stopping"
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-    async def _work(self, run: "_Run", is_stopped: Callable[[], bool]) -> None:
-        sides = [s for s in load_sides(None) if s.schema in sides_of(run.selection)]
-        criteria = run.selection.criteria(
-            datetime.now(UTC), status=Status.PENDING, max_rows=_BATCH
-        )
-        for side in sides:
-            async with self._hand(run, side) as act:
-                page = criteria
-                while candidates := await self._find(page, side):
+    async def _work(self, run: "_Run") -> bool:
+        """Retry or discard what is selected; return False if asked to stop."""
+        for side in load_sides(None):
+            if side.schema not in sides_of(run.selection):
+                continue
+            table = DeadLetterTable(run.connection, side.schema, side.on_discard)
+            page = run.selection.criteria(
+                datetime.now(UTC), status=Status.PENDING, max_rows=_BATCH
+            )
+            async with self._actor(run, side, table) as act:
+                while candidates := await asyncio.to_thread(table.find, page):
                     for candidate in candidates:
-                        if is_stopped():
-                            return
                         try:
                             outcome = await act(candidate)
                         except ConfigError as error:
                             # This dead letter fails; others can still succeed.
                             outcome, run.problem = Outcome.FAILED, str(error)
                         run.counts[outcome] += 1
+                        if await asyncio.to_thread(run.record) == "stopping":
+                            return False
                     last = candidates[-1]
                     page = replace(page, after=ListPosition(last.created_at, last.id))
-
-    async def _find(self, page: Criteria, side: Side) -> list[Candidate]:
-        return await self._database.run(
-            lambda connection: DeadLetterTable(connection, side.schema).find(page)
-        )
+        return True
 
     @asynccontextmanager
-    async def _hand(self, run: "_Run", side: Side) -> AsyncIterator[_Act]:
+    async def _actor(
+        self, run: "_Run", side: Side, table: DeadLetterTable
+    ) -> AsyncIterator[_Act]:
         """Yield a function that retries or discards one dead letter of a side."""
         if run.kind == "retry":
-            async with self._retrier(side) as retrier:
-                yield retrier.retry
+            problem = why_not(self._settings, side)
+            if problem is not None or self._settings.retry is None:
+                raise ConfigError(problem or "retries are off")
+            retrier = side.open_retrier(self._settings.retry, self._notify)
+            async with retrier as opened:
+                yield opened.retry
             return
-        table = DeadLetterTable(run.connection, side.schema, side.on_discard)
 
         async def discard(candidate: Candidate) -> Outcome:
             count = await asyncio.to_thread(
-                table.discard, [candidate], run.reason, run.asked_by
+                table.discard, [candidate], run.reason, run.person
             )
             return Outcome.SUCCEEDED if count else Outcome.SKIPPED
 
         yield discard
 
-    def _retrier(self, side: Side) -> AbstractAsyncContextManager[Retrier]:
-        problem = why_not(self._settings, side)
-        if problem is not None or self._settings.retry is None:
-            raise ConfigError(problem or "retries are off")
-        return side.open_retrier(self._settings.retry, self._notify)
 
-    async def _execute(self, name: str, **values: Any) -> list[tuple[Any, ...]]:
-        return await self._store.run(
-            lambda connection: execute(connection, name, values)
-        )
-
-
+@dataclass(slots=True, kw_only=True)
 class _Run:
-    """An operation that this process carries out, and its progress."""
+    """An operation that this process carries out, on a session that holds the lock."""
 
-    def __init__(
-        self,
-        id: UUID,
-        kind: str,
-        selection: Selection,
-        reason: str,
-        asked_by: str,
-        connection: AdministrationConnection,
-    ) -> None:
-        self.id = id
-        self.kind = kind
-        self.selection = selection
-        self.reason = reason
-        self.asked_by = asked_by
-        self.connection = connection
-        self.counts = dict.fromkeys(Outcome, 0)
-        self.problem: str | None = None
+    kind: str
+    selection: Selection
+    reason: str
+    person: str
+    id: UUID = field(init=False)
+    connection: AdministrationConnection = field(init=False)
+    counts: Counter[Outcome] = field(default_factory=Counter)
+    problem: str | None = None
+    _stack: ExitStack = field(default_factory=ExitStack)
 
-    def parameters(self) -> dict[str, Any]:
-        counts = {outcome.value: count for outcome, count in self.counts.items()}
-        return {"id": self.id, **counts}
+    def open(self, url: str, expected: int) -> None:
+        """Take the lock, and record the operation."""
+        with ExitStack() as stack:
+            self.connection = stack.enter_context(
+                administration(url, application_name=APPLICATION_NAME, rights=RIGHTS)
+            )
+            query = "SELECT pg_try_advisory_lock(%(lock_class)s::int, %(lock)s::int)"
+            ((is_free,),) = self.connection.execute(query, _LOCK).fetchall()
+            if not is_free:
+                raise ConfigError(
+                    "another operation is running: wait until it has ended, or stop it"
+                )
+            values = {
+                "kind": self.kind,
+                "selection": Jsonb(self.selection.fields()),
+                "reason": self.reason,
+                "asked_by": self.person,
+                "expected": expected,
+            }
+            ((self.id,),) = self.connection.execute(
+                load("outbox", "insert_operation"), values
+            ).fetchall()
+            self._stack = stack.pop_all()
 
+    def numbers(self) -> dict[str, int]:
+        """Return how many dead letters had each outcome."""
+        return {outcome.value: self.counts[outcome] for outcome in Outcome}
 
-def execute(
-    connection: AdministrationConnection, name: str, values: Mapping[str, Any]
-) -> list[tuple[Any, ...]]:
-    """Run a statement of this module and return its rows."""
-    cursor = connection.execute(load("outbox", name), values)
-    return cursor.fetchall() if cursor.description else []
+    def record(self, ended: str | None = None, problem: str | None = None) -> str:
+        """Record the progress, and return the state in the table."""
+        values = {"id": self.id, "ended": ended, "problem": problem, **self.numbers()}
+        ((state,),) = self.connection.execute(
+            load("outbox", "record_progress"), values
+        ).fetchall()
+        return str(state)
+
+    def close(self, state: str, problem: str | None) -> None:
+        """Record how the operation ended, and release the lock."""
+        # A lost session has released the lock, which shows the same.
+        with self._stack, suppress(psycopg.Error):
+            self.record(state, problem)
 
 
 def why_not(settings: Settings, side: Side) -> str | None:
@@ -347,7 +267,6 @@ class _Plan:
     now: datetime
     expected: int
     by_reason: list[OnSide]
-    sample: list[OnSide]
 
 
 def _plan(connection: AdministrationConnection, selection: Selection) -> _Plan:
@@ -357,22 +276,14 @@ def _plan(connection: AdministrationConnection, selection: Selection) -> _Plan:
     sides = sides_of(selection)
     criteria = selection.criteria(now)
     found = {
-        side: read_groups(connection, side, replace(criteria, max_rows=_SAMPLE))
+        side: read_groups(connection, side, replace(criteria, max_rows=_MOST_REASONS))
         for side in sides
     }
-    sample = [
-        OnSide(side, letter)
-        for side in sides
-        for letter in DeadLetterTable(connection, side).summaries(
-            replace(criteria, max_rows=_SAMPLE)
-        )
-    ]
     return _Plan(
         selection=selection,
         now=now,
         expected=sum(groups[0].total for groups in found.values() if groups),
         by_reason=[OnSide(side, group) for side in sides for group in found[side]],
-        sample=sample[:_SAMPLE],
     )
 
 
@@ -391,7 +302,9 @@ async def show_plan(request: Request) -> Response:
             for side in load_sides(None)
             if side.schema in sides_of(selection)
         }
-        lacking = {side: said for side, said in problems.items() if said is not None}
+        lacking = {
+            side: problem for side, problem in problems.items() if problem is not None
+        }
         able = [side for side in problems if side not in lacking]
         if len(able) == 1:
             selection = replace(selection, side=able[0])
@@ -427,7 +340,9 @@ async def ask(request: Request) -> Response:
     if kind not in _KINDS:
         raise ConfigError(f"kind {kind!r}: use {' or '.join(_KINDS)}")
     if kind == "discard" and not reason:
-        raise ConfigError("the reason is empty: say why, for those who ask later")
+        raise ConfigError(
+            "the reason is empty: state why; it is stored with the dead letter"
+        )
     if "\0" in reason or len(reason) > _MAX_REASON:
         raise ConfigError(
             f"the reason has {len(reason)} characters: use at most {_MAX_REASON}, "
@@ -444,8 +359,8 @@ async def ask(request: Request) -> Response:
             "this isn't the dry run that the page showed you, or the page was "
             "restarted since: begin on the page of dead letters"
         )
-    id = await frame.runner.start(kind, selection, reason, viewer.name, expected)
-    return RedirectResponse(f"{base_of(request)}/operation?id={id}", 303)
+    await request.app.state.runner.start(kind, selection, reason, viewer.name, expected)
+    return RedirectResponse(f"{base_of(request)}/operations", 303)
 
 
 async def stop(request: Request) -> Response:
@@ -456,30 +371,10 @@ async def stop(request: Request) -> Response:
         id = UUID(form.get("id", ""))
     except ValueError:
         raise HTTPException(404) from None
-    await frame.store.run(
-        lambda connection: execute(
-            connection, "stop_operation", {"id": id, "person": viewer.name}
-        )
-    )
-    return RedirectResponse(f"{base_of(request)}/operation?id={id}", 303)
+    values = {"id": id, "person": viewer.name}
+    statement = load("outbox", "stop_operation")
+    await frame.store.run(lambda connection: connection.execute(statement, values))
+    return RedirectResponse(f"{base_of(request)}/operations", 303)
 
 
-SECTION: Final = Section(
-    path="operations", title="Operations", shortcut="o", read=_read_page
-)
-
-
-def _read_one(
-    connection: AdministrationConnection, query: QueryParams
-) -> dict[str, Any]:
-    try:
-        found = read_operations(connection, UUID(query.get("id", "")))
-    except ValueError:
-        found = []
-    if not found:
-        raise HTTPException(404, "There is no such operation.")
-    return {"operation": found[0]}
-
-
-ONE: Final = Section(path="operation", title="Operation", shortcut="", read=_read_one)
-"""One operation, whose id is a parameter of its address."""
+SECTION: Final = Section(path="operations", title="Operations", read=read_page)

@@ -4,21 +4,13 @@ from typing import Any, Final
 
 from starlette.datastructures import QueryParams
 
-from outbox.administration.checks.upkeep import MAX_SILENCE, read_upkeep
+from outbox.administration.checks.upkeep import read_upkeep
 from outbox.administration.connection import AdministrationConnection
-from outbox.administration.partitions import Partition, read_partitions
+from outbox.administration.doctor import run_checks
+from outbox.administration.partitions import SIGNS, Partition, read_partitions
 from outbox.administration.upkeep import plan_upkeep
 from outbox.web.frame import Section
 
-SIGNS: Final = {
-    "past": "·",
-    "held": "!",
-    "detached": "~",
-    "kept": "k",
-    "today": "#",
-    "ahead": "o",
-    "default": "D",
-}
 _SILENT: Final = {"hold", "attach"}
 _MOST_COUNTED: Final = 1000
 
@@ -46,7 +38,7 @@ def read_page(
         ],
         "most_counted": _MOST_COUNTED,
         "upkeep": read_upkeep(connection),
-        "max_silence": MAX_SILENCE,
+        "findings": run_checks(connection, ["upkeep"]),
         "steps": [it for it in steps if it.step not in _SILENT],
     }
 
@@ -58,6 +50,4 @@ def _count(partitions: list[Partition]) -> dict[str, int]:
     return {place: count for place, count in counted.items() if count}
 
 
-SECTION: Final = Section(
-    path="partitions", title="Partitions", shortcut="p", read=read_page
-)
+SECTION: Final = Section(path="partitions", title="Partitions", read=read_page)

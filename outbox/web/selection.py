@@ -123,14 +123,14 @@ class Selection:
             if getattr(self, field.name) != field.default
         }
 
-    def said(self) -> str:
+    def in_words(self) -> str:
         """Describe the filters in words, without the window."""
         names = ("origin", "topic", "tenant", "key", "reason", "error", "id")
-        said = [f"side {self.side}"] if self.side else []
-        said += [f"{it} {getattr(self, it)}" for it in names if getattr(self, it)]
-        return ", ".join(said) or "no filter"
+        words = [f"side {self.side}"] if self.side else []
+        words += [f"{it} {getattr(self, it)}" for it in names if getattr(self, it)]
+        return ", ".join(words) or "no filter"
 
-    def window_said(self) -> str:
+    def window_in_words(self) -> str:
         """Describe the window in words."""
         if self.since or self.until:
             since = f"since {self.since}" if self.since else ""

@@ -27,7 +27,7 @@ from outbox.errors import (
     message_of,
 )
 from outbox.events import Event
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder
+from outbox.postgres.advisory_lock import MAIN, Lock, LockHolder, reader_class
 from outbox.postgres.connection import Connection, connect
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
@@ -36,7 +36,7 @@ from relay.claim import Claimed, decode_row, problem_of_headers
 from relay.config import RelayConfig
 from relay.publish import publish_batch
 from relay.publisher import Acked, Nacked, Publisher
-from relay.recorded_broker import RecordedBroker
+from relay.reader import ORIGIN, Reader
 
 _APPLICATION: Final = "pillarbox relay dead letters"
 
@@ -59,8 +59,11 @@ class PublishingRetrier:
         notify: Callable[[Event], None],
         stack: AsyncExitStack,
         broker: str | None = None,
+        reader: str = MAIN,
     ) -> None:
+        self.origin: Final = None
         self._url = url
+        self._class = reader_class(reader)
         self._make_publisher = make_publisher
         self._broker = broker
         self._config = config
@@ -81,17 +84,17 @@ class PublishingRetrier:
         """Publish one dead letter, and record the broker's answer.
 
         Raises:
-            ConfigError: the relays of this database publish to another broker.
+            ConfigError: the relays of its reader publish to another broker.
         """
         publisher = await self._connected()
-        async with self._database() as connection:
-            await RecordedBroker(self._broker, publisher).require(connection)
         async with self._database() as connection, connection.transaction():
             found = candidate.parameters()
             rows = await _run(connection, Statement.LOCK, found)
             if not rows:
                 return Outcome.SKIPPED
             letter = Letter.of(rows[0])
+            reader = letter.origin.removeprefix(ORIGIN)
+            await Reader(reader, self._broker, publisher).require(connection)
             nacked = await self._publish(letter, publisher)
             failure = None
             if nacked is None:
@@ -121,7 +124,7 @@ class PublishingRetrier:
                     ((taken,),) = await _run(
                         connection,
                         Statement.TRY_LOCK,
-                        {"lock_class": LOCK_CLASS, "lock": Lock.DEAD_LETTERS},
+                        {"lock_class": self._class, "lock": Lock.DEAD_LETTERS},
                     )
                     yield taken
             except psycopg.Error as error:
@@ -129,7 +132,7 @@ class PublishingRetrier:
 
     async def foreign_holders(self) -> Sequence[LockHolder]:
         """Return the sessions that hold the schedule's lock but aren't relays."""
-        return await find_foreign_holders(self, LOCK_CLASS)
+        return await find_foreign_holders(self, self._class)
 
     async def _publish(self, letter: Letter, publisher: Publisher) -> Nacked | None:
         """Return the failure, or None if the broker acked."""
@@ -212,6 +215,7 @@ async def publishing_retrier(
     make_publisher: Callable[[], Publisher],
     *,
     broker: str | None = None,
+    reader: str = MAIN,
     config: RelayConfig | None = None,
     schedule: RetrySchedule | None = None,
     notify: Callable[[Event], None] = lambda _: None,
@@ -222,6 +226,8 @@ async def publishing_retrier(
         url: the database's URL.
         make_publisher: creates the publisher, which is entered at the first retry.
         broker: where it publishes; see `Relay`.
+        reader: whose relays run the schedule one at a time. The broker must be that of
+            the reader that gave a dead letter up.
         config: the relay's settings; its codec and publish timeout apply.
         schedule: determines when a failed dead letter is retried.
     """
@@ -234,6 +240,7 @@ async def publishing_retrier(
             notify,
             stack,
             broker,
+            reader,
         )
 
 

@@ -8,14 +8,15 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Final
-from uuid import UUID
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
+from outbox.log.hidden import Floors
+from outbox.log.reader import LogReader
+from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.lease import Lease
-from relay.lanes.lane import BEGINNING, SKEW, Lane
-from relay.lanes.xid_horizon import XidHorizon
+from relay.lanes.lane import Lane
+from relay.reader import ALL, Topics
 
 _ALL: Final = 1 << 20
 _FEWEST_ROWS: Final = 16
@@ -25,7 +26,11 @@ class LaneBoard:
     """The lanes of this relay, and whose turn it is. For one event loop."""
 
     def __init__(
-        self, lease: Lease, weights: Mapping[Priority, int], concurrency: int
+        self,
+        lease: Lease,
+        weights: Mapping[Priority, int],
+        concurrency: int,
+        reader: str = MAIN,
     ) -> None:
         self._lease = lease
         self._weights = weights
@@ -34,17 +39,18 @@ class LaneBoard:
         self._known: dict[int, Lane] = {}
         # The lane served last is at the end of its queue.
         self._turns = {p: deque(lanes_of(p)) for p in PRIORITIES}
-        self._look_everywhere = True
+        self._claim_everywhere = True
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._wants_due = asyncio.Event()
-        self._clock_offset = timedelta(0)
+        self.writers_ring = False
+        """Whether each commit of a message wakes the relay. If so, a lane that was read
+        to its end isn't read again until then."""
         self._most_rows = _ALL
-        self.horizon = XidHorizon()
-        self.log_horizon = XidHorizon()
-        """Like `horizon`, for the entries in the log."""
-        self.aside: set[UUID] = set()
-        """Rows being moved to the dead letters; claims leave them out."""
+        self.reader = LogReader(reader)
+        self.topics: Topics = ALL
+        self.entry_floors = Floors()
+        """Which entries of the log of what waits had been drawn by when."""
 
     def take(self, lanes: Collection[int]) -> None:
         """Add lanes that were just leased."""
@@ -56,7 +62,7 @@ class LaneBoard:
         """Forget lanes whose lease was released or lost."""
         for number in lanes:
             self._known.pop(number, None)
-        self._tell()
+        self._update_events()
 
     def wake(self, *, refresh: bool = False) -> None:
         """Make claims read every lane again; with `refresh`, as if it were new.
@@ -67,15 +73,15 @@ class LaneBoard:
         for lane in self._known.values():
             lane.wake()
             lane.needs_refresh = lane.needs_refresh or refresh
-        self._look_everywhere = True
-        self._tell()
+        self._claim_everywhere = True
+        self._update_events()
 
     def look_aside(self) -> None:
         """Make claims read idle lanes again, each priority in its turn."""
         for lane in self._known.values():
             if lane.idle:
                 lane.wake()
-        self._tell()
+        self._update_events()
 
     def pick(self) -> Sequence[Lane]:
         """Choose the lanes of the next claim; return them with `put_back`.
@@ -85,9 +91,9 @@ class LaneBoard:
         share of the lanes of one priority; priorities take turns by weight.
         """
         waiting = self._waiting()
-        if self._look_everywhere:
+        if self._claim_everywhere:
             chosen = [lane for lanes in waiting.values() for lane in lanes]
-            self._look_everywhere = False
+            self._claim_everywhere = False
         elif waiting:
             priority = self._next_priority(waiting)
             share = math.ceil(self._active(priority) / self._concurrency)
@@ -98,7 +104,7 @@ class LaneBoard:
             lane.picked()
         self._lease.use([lane.number for lane in chosen])
         if chosen:
-            self._tell()
+            self._update_events()
         else:
             # The lease withholds the waiting lanes until its next heartbeat.
             self._work.clear()
@@ -144,7 +150,7 @@ class LaneBoard:
             if self._known.get(lane.number) in {None, lane}:
                 returned.append(lane.number)
         self._lease.leave(returned)
-        self._tell()
+        self._update_events()
 
     def find(self, number: int) -> Lane | None:
         """Return a lane, or None if this relay doesn't hold it."""
@@ -158,21 +164,9 @@ class LaneBoard:
         """Return the numbers of this relay's lanes."""
         return list(self._known)
 
-    def set_clock(self, now: datetime) -> None:
-        """Record the time of the database."""
-        self._clock_offset = now - datetime.now(UTC)
-
-    def now(self) -> datetime:
-        """Return the current time of the database."""
-        return datetime.now(UTC) + self._clock_offset
-
-    def bounds(self, lanes: Sequence[Lane]) -> tuple[datetime, datetime]:
-        """Return bounds on `created_at`, so that the planner skips all other days."""
-        newest = self.now() + SKEW
-        return (
-            min((lane.oldest for lane in lanes), default=BEGINNING),
-            max([newest, *(lane.newest + SKEW for lane in lanes)]),
-        )
+    def forget_floors(self) -> None:
+        """Forget what no claim needs any more."""
+        self.reader.forget(self._known.values())
 
     def ask_for_due(self) -> None:
         """Request a search for due messages, because few of those found are left."""
@@ -219,7 +213,7 @@ class LaneBoard:
         self._credit[best] -= sum(self._weights[p] for p in waiting)
         return best
 
-    def _tell(self) -> None:
+    def _update_events(self) -> None:
         lanes = self._known.values()
         if any(not lane.idle and not lane.in_flight for lane in lanes):
             self._work.set()

@@ -24,12 +24,10 @@ from itertools import islice
 from typing import Final, NamedTuple, Self
 from uuid import UUID
 
-from outbox.postgres.lane_cursor import LaneCursor, Snapshot
-
 LONG_AGO: Final = datetime.fromisoformat("0001-01-03T00:00:00+00:00")
 _LOWEST: Final = -(2**63)
 _LONG_KEY: Final = 64
-_UNKEYED_CAUSES: Final = {"scheduled", "replayed"}
+_UNKEYED_CAUSES: Final = {"scheduled", "aside", "replayed"}
 
 
 class WaitingMessage(NamedTuple):
@@ -117,13 +115,10 @@ class _Reading(NamedTuple):
 
     Attributes:
         position: the entry up to which the log has been read.
-        last: the last entry that had been drawn when the pass began.
-        snapshot, drawn: those of the first portion; see `LaneCursor.looked`.
+        drawn: see `Deferrals.portion_read`; that of the first portion.
     """
 
     position: int
-    last: int
-    snapshot: Snapshot
     drawn: int
 
 
@@ -135,7 +130,8 @@ class Deferrals:
         draining: blocked keys that can continue, each with a seq at or below which none
             of its messages waits.
         due: messages that are due, except the heads of keys.
-        log: how far the log has been read.
+        floor: entries at or below this one need not be read again; others may have
+            committed since.
         due_up_to: the time and the entry up to which due messages were found.
         since: a time before which no waiting message was created; None if none waits.
         more_is_due: whether the last scan reached its limit.
@@ -150,7 +146,7 @@ class Deferrals:
         "draining",
         "due",
         "due_up_to",
-        "log",
+        "floor",
         "more_is_due",
         "since",
     )
@@ -159,7 +155,7 @@ class Deferrals:
         self.blocked: set[str] = set()
         self.draining: dict[str, int] = {}
         self.due: dict[UUID, WaitingMessage] = {}
-        self.log = LaneCursor()
+        self.floor = -1
         self.due_up_to = (LONG_AGO, -1)
         self.since: datetime | None = None
         self.more_is_due = False
@@ -176,7 +172,7 @@ class Deferrals:
     @property
     def read_up_to(self) -> int:
         """The entry above which the log is to be read next."""
-        return self.log.floor if self._reading is None else self._reading.position
+        return self.floor if self._reading is None else self._reading.position
 
     @property
     def size(self) -> int:
@@ -210,37 +206,32 @@ class Deferrals:
             # Another process may have settled the head.
             self.drain(log.key)
 
-    def portion_read(
-        self, cut: int | None, last: int, snapshot: Snapshot, drawn: int
-    ) -> None:
+    def portion_read(self, cut: int | None, drawn: int) -> None:
         """Record that the log was read above `read_up_to`.
 
-        A pass of several portions counts as one look with the first one's snapshot:
-        later portions saw all that it saw, and more.
+        A pass of several portions counts as one with the first one's snapshot: later
+        portions saw all that it saw, and more.
 
         Args:
             cut: the entry at which the portion ended; None if it reached the end.
-            last: the last entry that had been drawn before the snapshot was taken.
-            snapshot, drawn: see `LaneCursor.looked`.
+            drawn: an entry at or below which every one was visible, or never will be.
         """
         if self._reading is None:
-            self._reading = _Reading(self.log.floor, last, snapshot, drawn)
+            self._reading = _Reading(self.floor, drawn)
         if cut is not None:
-            # Even beyond `last`: a claim must know of every entry in its snapshot.
             self._reading = self._reading._replace(position=cut)
             return
-        _, last, snapshot, drawn = self._reading
+        self.floor = max(self.floor, self._reading.drawn)
         self._reading = None
-        self.log.looked(last, snapshot, drawn)
         # A message that was held before the entries of its key were read has blocked
-        # the key, so reading them didn't tell whether the key can continue.
+        # the key, so reading them didn't show whether the key can continue.
         for key in self._found:
             self.drain(key)
         self._found.clear()
 
     def restart_log(self) -> None:
         """Read the log from its beginning, because its sequence was set back."""
-        self.log.restart()
+        self.floor = -1
         self._reading = None
 
     def found_waiting(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""A publisher that inserts into `inbox.delivery`: PostgreSQL as the broker.
+"""A publisher that inserts into `inbox.message`: PostgreSQL as the broker.
 
 The URL's database can be that of the outbox or a different one. A batch is inserted by
 one statement in one transaction, so all of it arrives or nothing does.
@@ -45,6 +45,10 @@ class PostgresPublisher:
     def __init__(self, url: str) -> None:
         url, options = PostgresOptions.parse(url)
         conninfo(url)
+        if options.direct:
+            raise ConfigError(
+                "direct=true is for consumers, which read the outbox without a relay"
+            )
         self.identity = PostgresOptions.identity(url)
         self._url = url
         self._name = without_password(url)
@@ -54,21 +58,12 @@ class PostgresPublisher:
         self._turn = asyncio.Lock()
         self._entered = False
 
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Create a publisher from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used.
-        """
-        return cls(url)
-
     async def __aenter__(self) -> Self:
         """Connect, and check that the tables exist.
 
         Raises:
             BrokerUnavailableError: the database is unreachable or read-only.
-            ConfigError: the table `inbox.delivery` or the privilege to insert into it
+            ConfigError: the table `inbox.message` or the privilege to insert into it
                 is missing, or the connection leads through a pooler in transaction
                 mode.
         """
@@ -88,7 +83,7 @@ class PostgresPublisher:
             raise self._away(error) from error
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise ConfigError(
-                f"broker {self._name} has no table inbox.delivery: run pillarbox "
+                f"broker {self._name} has no table inbox.message: run pillarbox "
                 "migrate --database URL for it"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
@@ -115,7 +110,7 @@ class PostgresPublisher:
             raise self._away(error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Insert the deliveries of a batch, in order.
+        """Insert a batch, in order.
 
         A message whose topic has no subscribers is nacked, so that it stays visible in
         the outbox. A later attempt succeeds once a consumer subscribes.
@@ -176,7 +171,7 @@ class PostgresPublisher:
             try:
                 connection = await self._link.connection()
                 cursor = await connection.execute(
-                    load("relay", "insert_deliveries"), _arrays(batch)
+                    load("relay", "insert_messages"), _arrays(batch)
                 )
                 return {topic for (topic,) in await cursor.fetchall()}
             except psycopg.errors.ProgramLimitExceeded:

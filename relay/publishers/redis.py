@@ -46,15 +46,6 @@ class RedisPublisher:
         self._trim = () if options.maxlen is None else ("MAXLEN", "~", options.maxlen)
         self._max_payload_bytes = options.max_payload_bytes
 
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Create a publisher from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used.
-        """
-        return cls(url)
-
     async def __aenter__(self) -> Self:
         """Connect.
 

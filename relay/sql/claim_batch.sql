@@ -1,7 +1,7 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
--- Takes: lanes, floors (same length), oldest (rounded down to 15 minutes) and newest created_at, aside (ids to leave out), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
--- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; 'null': they aren't strings), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, next: left for the next claim, settle or aside: too large), too_large (the field that exceeds its limit), snapshot (in the first row)
--- Index: message_lane_idx and settlement_lane_idx on each partition between oldest and newest
+-- Takes: lanes, starts, up_tos (null: several parts), snapshots, as_ofs (same length; see outbox/log/progress.py); part_lanes, part_oldest, part_newest, part_starts, part_up_tos, part_snapshots (of lanes with several parts); hidden (transactions) and their floors; since (they include all from this one on) and floor; base, oldest and newest created_at, topics and prefixes (which the reader gets; null: all), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
+-- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; 'null': they aren't strings), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, next: left for the next claim, settle or aside: too large), too_large (the field that exceeds its limit), look (in the first row; see look.sql of outbox/log; followed by /, and the last seq drawn). Without a message one row, of nulls except for look
+-- Index: message_lane_idx on each partition between oldest and newest
 -- Every claim plans this again, and planning time grows with the length of the statement. So the
 -- expressions needed only for rows that are not loaded come last, and the levels repeat little.
 SELECT lane, seq, id, created_at,
@@ -20,7 +20,7 @@ SELECT lane, seq, id, created_at,
        schema_version,
        CASE WHEN loaded AND available_at > created_at THEN available_at END AS due_at,
        CASE WHEN NOT loaded THEN
-            CASE WHEN early THEN 'scheduled' WHEN bytes > 0 THEN 'next'
+            CASE WHEN other THEN 'other' WHEN early THEN 'scheduled' WHEN bytes > 0 THEN 'next'
                  WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict,
        CASE WHEN NOT loaded THEN
             CASE WHEN octet_length(topic) > %(max_indexed)s THEN 'topic'
@@ -29,15 +29,16 @@ SELECT lane, seq, id, created_at,
                  WHEN octet_length(content_type) > %(max_content_type)s THEN 'content_type'
                  WHEN header_bytes > %(max_headers)s THEN 'headers'
                  WHEN octet_length(payload) > %(max_payload)s THEN 'payload' END END AS too_large,
-       -- See outbox/postgres/lane_cursor.py.
-       CASE WHEN bytes_through = abs(bytes)
-            THEN concat_ws(':', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()),
-                           pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid))
-        END AS snapshot
-  FROM (
+       CASE WHEN bytes_through <> abs(bytes) THEN NULL
+            ELSE concat_ws('/', pg_catalog.pg_current_snapshot()::text,
+                           pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid),
+                           coalesce(pg_catalog.pg_sequence_last_value('outbox.message_seq'::pg_catalog.regclass), -1))
+        END AS look
+  FROM (SELECT) AS always
+  LEFT JOIN (
       SELECT weighed.*,
              -- One message always passes.
-             bytes > 0 AND NOT early AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
+             bytes > 0 AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
         FROM (
             SELECT measured.*,
                    -- In the order of the nested loop, lane by lane: no sort. It keeps only a pointer
@@ -46,7 +47,7 @@ SELECT lane, seq, id, created_at,
               FROM (
                   SELECT ready.*,
                          -- Of what is too large: negative if it can be moved with the batch, else 0.
-                         CASE WHEN early THEN 0
+                         CASE WHEN early OR other THEN 0
                               WHEN header_bytes <= %(max_headers)s
                                AND octet_length(payload) <= %(max_payload)s
                                -- If they are short in total, each of them is.
@@ -60,11 +61,22 @@ SELECT lane, seq, id, created_at,
                               WHEN text_bytes + header_bytes + pg_column_size(payload) <= %(max_copied)s
                               THEN - (text_bytes + header_bytes + pg_column_size(payload))::integer
                               ELSE 0 END AS bytes
-                    FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS leased (lane, floor)
+                    FROM (
+                        SELECT lane, up_to, snapshot::pg_snapshot AS snapshot, as_of::pg_snapshot AS as_of,
+                               least(start, CASE WHEN as_of IS NULL THEN lowest.floor END) AS start
+                          FROM unnest(%(lanes)s::smallint[], %(starts)s::bigint[], %(up_tos)s::bigint[], %(snapshots)s::text[],
+                                      %(as_ofs)s::text[]) AS leased (lane, start, up_to, snapshot, as_of),
+                               (SELECT least(min(h.floor), CASE WHEN pg_snapshot_xmax(pg_current_snapshot()) > %(since)s::text::xid8
+                                                                THEN %(floor)s::bigint END)
+                                  FROM unnest(%(hidden)s::text[], %(floors)s::bigint[]) AS h (xid, floor)
+                                 WHERE pg_visible_in_snapshot(h.xid::xid8, pg_current_snapshot())) AS lowest (floor)
+                        OFFSET 0
+                    ) AS leased
                    CROSS JOIN LATERAL (
                        SELECT m.lane, m.seq, m.id, m.created_at, m.topic, m.key, m.tenant,
                               m.content_type, m.schema_version, m.headers, m.payload, m.available_at,
                               coalesce(m.available_at > now(), false) AS early,
+                              NOT (m.topic = ANY (%(topics)s::text[]) OR m.topic ^@ ANY (%(prefixes)s::text[])) AS other,
                               octet_length(m.topic)::bigint + octet_length(m.content_type)
                               + coalesce(octet_length(m.key), 0) + coalesce(octet_length(m.tenant), 0) AS text_bytes,
                               -- All other sizes are known without reading the value. The value at
@@ -78,26 +90,24 @@ SELECT lane, seq, id, created_at,
                                    ELSE pg_column_size(m.headers #> '{}'::text[]) END AS header_bytes
                          FROM outbox.message AS m
                         WHERE m.lane = leased.lane
-                          AND m.seq > leased.floor
+                          AND m.seq > leased.start
                           AND m.created_at >= %(oldest)s
                           AND m.created_at < %(newest)s
-                          -- One hash table of what has a mark above the floors, for all lanes. The
-                          -- array hides from the planner how many there are: expecting too many
-                          -- for a hash table, it would search the list for each row.
-                          AND m.id NOT IN (
-                                  SELECT unnest(ARRAY(
-                                      SELECT unnest(mark.ids)
-                                        FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS marked (lane, floor)
-                                       CROSS JOIN LATERAL (
-                                           SELECT s.ids
-                                             FROM outbox.settlement AS s
-                                            WHERE s.lane = marked.lane
-                                              AND s.last_seq > marked.floor
-                                              AND s.created_at >= %(oldest)s
-                                              AND s.created_at < %(newest)s
-                                            -- By the index: how few there are is not in the statistics.
-                                            ORDER BY s.last_seq) AS mark)))
-                          AND m.id <> ALL (%(aside)s::uuid[])
+                          AND CASE WHEN leased.up_to IS NOT NULL
+                              THEN m.seq > leased.up_to
+                                   OR m.seq > %(base)s AND NOT pg_visible_in_snapshot(m.xid, leased.snapshot)
+                              ELSE (SELECT true
+                                      FROM unnest(%(part_lanes)s::smallint[], %(part_oldest)s::timestamptz[], %(part_newest)s::timestamptz[],
+                                                  %(part_starts)s::bigint[], %(part_up_tos)s::bigint[], %(part_snapshots)s::text[])
+                                           AS part (lane, oldest, newest, start, up_to, snapshot)
+                                     WHERE part.lane = m.lane
+                                       AND m.created_at >= part.oldest
+                                       AND m.created_at < part.newest
+                                       AND (leased.as_of IS NULL OR m.seq > part.start)
+                                       AND (m.seq > part.up_to
+                                            OR m.seq > %(base)s AND NOT pg_visible_in_snapshot(m.xid, part.snapshot::pg_snapshot)))
+                              END
+                          AND (leased.as_of IS NULL OR pg_visible_in_snapshot(m.xid, leased.as_of))
                         ORDER BY m.seq
                         LIMIT %(max_rows)s
                    ) AS ready
@@ -106,5 +116,4 @@ SELECT lane, seq, id, created_at,
         ) AS weighed
       -- Without it, whether a row is loaded would be computed for each column.
       OFFSET 0
-  ) AS claimed
- WHERE bytes_through - abs(bytes) <= %(max_bytes)s
+  ) AS claimed ON bytes_through - abs(bytes) <= %(max_bytes)s

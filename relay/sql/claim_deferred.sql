@@ -1,7 +1,7 @@
 -- Does:  Read messages from the log, bounded in bytes. Locks nothing.
--- Takes: ids, created_ats, lanes, seqs, runs, entries (the last known ones; same length), first and last of created_ats, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
--- Gives: position (from 1), topic, key, tenant, payload, content_type, headers (text; 'null': they aren't strings), schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: too large, published or dead_lettered: marked so, gone: a later entry exists, missing: the message does not exist), too_large (the field that exceeds its limit)
--- Index: message_pkey, deferral_message_idx and settlement_lane_idx on each partition between first and last
+-- Takes: reader, ids, created_ats, lanes, seqs, runs, entries (the last known ones; same length), first and last of created_ats, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
+-- Gives: position (from 1), topic, key, tenant, payload, content_type, headers (text; 'null': they aren't strings), schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: too large, gone: a later entry exists, missing: the message does not exist), too_large (the field that exceeds its limit)
+-- Index: message_pkey and deferral_message_idx on each partition between first and last
 -- This resembles claim_batch.sql; see its comments.
 SELECT position,
        CASE WHEN loaded THEN topic ELSE left(topic, 80) END AS topic,
@@ -15,7 +15,7 @@ SELECT position,
        schema_version,
        CASE WHEN loaded THEN due_at END AS due_at,
        CASE WHEN NOT loaded THEN
-            CASE WHEN id IS NULL THEN 'missing' WHEN is_gone THEN 'gone' WHEN outcome IS NOT NULL THEN outcome
+            CASE WHEN id IS NULL THEN 'missing' WHEN is_gone THEN 'gone'
                  WHEN bytes > 0 THEN 'next' WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict,
        CASE WHEN NOT loaded THEN
             CASE WHEN octet_length(topic) > %(max_indexed)s THEN 'topic'
@@ -26,14 +26,14 @@ SELECT position,
                  WHEN octet_length(payload) > %(max_payload)s THEN 'payload' END END AS too_large
   FROM (
       SELECT weighed.*,
-             bytes > 0 AND is_gone IS NULL AND outcome IS NULL
+             bytes > 0 AND is_gone IS NULL
              AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
         FROM (
             SELECT measured.*,
                    sum(abs(bytes)) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes_through
               FROM (
                   SELECT found.*,
-                         CASE WHEN id IS NULL OR is_gone OR outcome IS NOT NULL THEN 0
+                         CASE WHEN id IS NULL OR is_gone THEN 0
                               WHEN header_bytes <= %(max_headers)s
                                AND octet_length(payload) <= %(max_payload)s
                                AND octet_length(topic) <= %(max_indexed)s
@@ -62,6 +62,7 @@ SELECT position,
                                         AND replay.created_at = waiting.created_at
                                         AND replay.created_at BETWEEN %(first)s AND %(last)s
                                         AND replay.cause = 'replayed'
+                                        AND (replay.reader = %(reader)s) IS TRUE
                                       LIMIT 1)
                                     WHEN m.available_at > m.created_at THEN least(m.available_at, now()) END AS due_at,
                                (SELECT true
@@ -69,23 +70,11 @@ SELECT position,
                                  WHERE later.id = waiting.id
                                    AND later.created_at = waiting.created_at
                                    AND later.created_at BETWEEN %(first)s AND %(last)s
+                                   AND (later.reader = %(reader)s) IS TRUE
                                    AND (   later.run > waiting.run
                                         OR later.run = waiting.run
                                        AND (later.entry > waiting.entry OR later.cause = 'settled'))
-                                 LIMIT 1) AS is_gone,
-                               -- A relay that lost the lane may have written down late that the message waits.
-                               CASE WHEN waiting.run = 0 THEN
-                                    (SELECT s.outcome
-                                       FROM outbox.settlement AS s
-                                      WHERE s.lane = waiting.lane
-                                        AND s.last_seq >= waiting.seq
-                                        AND s.last_seq < waiting.seq + 4096
-                                        AND s.first_seq <= waiting.seq
-                                        AND s.outcome <> 'deferred'
-                                        AND s.created_at = date_bin('15 minutes', waiting.created_at, '2000-01-01 00:00:00+00')
-                                        AND s.created_at BETWEEN date_bin('15 minutes', %(first)s, '2000-01-01 00:00:00+00') AND %(last)s
-                                        AND waiting.id = ANY (s.ids)
-                                      LIMIT 1) END AS outcome
+                                 LIMIT 1) AS is_gone
                           FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[], %(lanes)s::smallint[], %(seqs)s::bigint[],
                                       %(runs)s::integer[], %(entries)s::bigint[])
                                WITH ORDINALITY AS waiting (id, created_at, lane, seq, run, entry, position)

@@ -1,10 +1,10 @@
 -- Does:  Record that messages wait, why, and until when.
--- Takes: ids, created_ats, lanes, seqs, runs, attempts, causes, keys, delays (seconds; null unless refused or postponed), reasons (same length), first and last of created_ats
+-- Takes: reader, ids, created_ats, lanes, seqs, runs, attempts, causes, keys, delays (seconds; null unless refused or postponed), reasons (same length), first and last of created_ats
 -- Gives: lane, due_at (the earliest in the lane)
 -- Index: message_pkey for scheduled messages, on each partition between first and last
 WITH added AS (
-    INSERT INTO outbox.deferral (id, created_at, lane, seq, run, attempts, cause, key, reason, due_at)
-    SELECT d.id, d.created_at, d.lane, d.seq, d.run, d.attempts, d.cause, d.key, d.reason,
+    INSERT INTO outbox.deferral (reader, id, created_at, lane, seq, run, attempts, cause, key, reason, due_at)
+    SELECT %(reader)s, d.id, d.created_at, d.lane, d.seq, d.run, d.attempts, d.cause, d.key, d.reason,
            CASE WHEN d.cause = 'scheduled'
                 -- A message from before the table had limits may wait for infinity.
                 THEN (SELECT least(greatest(coalesce(m.available_at, now()), '0001-01-03 00:00:00+00'), '9999-12-30 00:00:00+00')

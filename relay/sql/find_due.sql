@@ -1,5 +1,5 @@
 -- Does:  Find messages that are due: scheduled ones, retries and replays.
--- Takes: lanes, moments and entries (how far the previous search got; same length), since (created_at of the oldest waiting message), max_rows (for each lane)
+-- Takes: reader, lanes, moments and entries (how far the previous search got; same length), since (created_at of the oldest waiting message), max_rows (for each lane)
 -- Gives: lane, now, due_at, seq, id, created_at, run, attempts, entry, cause, key (all null from due_at on if the lane has none)
 -- Index: deferral_due_idx and deferral_message_idx on each partition from since on
 SELECT leased.lane, now(), due.due_at, due.seq, due.id, due.created_at, due.run, due.attempts, due.entry, due.cause, due.key
@@ -8,7 +8,8 @@ SELECT leased.lane, now(), due.due_at, due.seq, due.id, due.created_at, due.run,
   LEFT JOIN LATERAL (
       SELECT d.due_at, d.seq, d.id, d.created_at, d.run, d.attempts, d.entry, d.cause, d.key
         FROM outbox.deferral AS d
-       WHERE d.lane = leased.lane
+       WHERE d.reader = %(reader)s
+         AND d.lane = leased.lane
          AND (d.due_at, d.entry) > (leased.due_at, leased.entry)
          -- Not clock_timestamp(), which is volatile: it would scan the index to its end.
          AND d.due_at <= now()
@@ -19,6 +20,7 @@ SELECT leased.lane, now(), due.due_at, due.seq, due.id, due.created_at, due.run,
                WHERE later.id = d.id
                  AND later.created_at = d.created_at
                  AND later.created_at >= %(since)s
+                AND (later.reader = %(reader)s) IS TRUE
                  AND (later.run > d.run
                       OR later.run = d.run AND (later.entry > d.entry OR later.cause = 'settled'))
                LIMIT 1) IS NULL

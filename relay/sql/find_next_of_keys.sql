@@ -1,5 +1,5 @@
 -- Does:  Find the waiting messages of blocked keys, each key in order of seq.
--- Takes: lanes, keys, seqs (above which to look; same length), since (created_at of the oldest waiting message), max_rows
+-- Takes: reader, lanes, keys, seqs (above which to look; same length), since (created_at of the oldest waiting message), max_rows
 -- Gives: position of the key (from 1), seq, id, created_at, run, attempts, entry, cause, is_due (null: waits only for its key)
 -- Index: deferral_key_idx and deferral_message_idx on each partition from since on
 SELECT wanted.position, waiting.*
@@ -8,10 +8,11 @@ SELECT wanted.position, waiting.*
  CROSS JOIN LATERAL (
      SELECT d.seq, d.id, d.created_at, d.run, d.attempts, d.entry, d.cause, d.due_at <= now() AS is_due
        FROM outbox.deferral AS d
-      WHERE d.lane = wanted.lane
+      WHERE d.reader = %(reader)s
+        AND d.lane = wanted.lane
         AND d.key = wanted.key
         AND d.seq > wanted.seq
-        AND d.cause IN ('refused', 'postponed', 'blocked')
+        AND d.cause IN ('refused', 'postponed', 'blocked', 'unknown', 'found')
         AND d.created_at >= %(since)s
         -- Not a join, which may read the whole log.
         AND (SELECT true
@@ -19,6 +20,7 @@ SELECT wanted.position, waiting.*
               WHERE later.id = d.id
                 AND later.created_at = d.created_at
                 AND later.created_at >= %(since)s
+                AND (later.reader = %(reader)s) IS TRUE
                 AND (later.run > d.run
                      OR later.run = d.run AND (later.entry > d.entry OR later.cause = 'settled'))
               LIMIT 1) IS NULL

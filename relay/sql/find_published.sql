@@ -1,12 +1,13 @@
 -- Does:  Find published messages, in the order in which they were added.
--- Takes: since, until (created_at), topic, topic_prefix, key, tenant, max_rows; null for any
+-- Takes: reader, since, until (created_at), topic, topic_prefix, key, tenant, max_rows; null for any
 -- Gives: id, created_at
--- Index: none; reads all days between since and until, and the marks of matching messages
+-- Index: none; reads all days between since and until, and the positions of matching messages
 SELECT id, created_at
   FROM outbox.message_status
  WHERE created_at >= %(since)s
    AND created_at < %(until)s
    AND state = 'published'
+   AND (reader = %(reader)s) IS TRUE
    AND (CAST(%(topic)s AS text) IS NULL OR topic = CAST(%(topic)s AS text))
    AND (CAST(%(topic_prefix)s AS text) IS NULL
         OR starts_with(topic, CAST(%(topic_prefix)s AS text)))

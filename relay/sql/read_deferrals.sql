@@ -1,5 +1,5 @@
 -- Does:  Read the log above an entry, in portions: which keys have waiting messages, and when the first is due.
--- Takes: lanes, entries (same length; -1: from the beginning), max_rows (the entries read of each lane)
+-- Takes: reader, lanes, entries (same length; -1: from the beginning), max_rows (the entries read of each lane)
 -- Gives: lane, cut, key (null: messages that don't block their key), has_head (a refused message waits), has_ended (a message has stopped waiting), and the lowest seq, due_at and created_at of the waiting messages; and for each lane that may have more entries one row with cut, the last entry that was read
 -- Index: deferral_pkey on every partition
 WITH portion AS MATERIALIZED (
@@ -8,7 +8,8 @@ WITH portion AS MATERIALIZED (
      CROSS JOIN LATERAL (
          SELECT new.id, new.run, new.entry, new.lane, new.seq, new.cause, new.key, new.due_at, new.created_at
            FROM outbox.deferral AS new
-          WHERE new.lane = read.lane
+          WHERE new.reader = %(reader)s
+            AND new.lane = read.lane
             AND new.entry > read.entry
           ORDER BY new.entry
           LIMIT %(max_rows)s
@@ -18,7 +19,7 @@ SELECT lane, NULL::bigint AS cut, key, bool_or(waits AND cause <> 'blocked') AS 
        min(seq) FILTER (WHERE waits), min(due_at) FILTER (WHERE waits), min(created_at) FILTER (WHERE waits)
   FROM (
       SELECT DISTINCT ON (id) lane, seq, cause, due_at, created_at, cause <> 'settled' AS waits, above,
-             CASE WHEN cause NOT IN ('scheduled', 'replayed') THEN key END AS key
+             CASE WHEN cause NOT IN ('scheduled', 'aside', 'replayed') THEN key END AS key
         FROM portion
        ORDER BY id, run DESC, (cause = 'settled') DESC, entry DESC
   ) AS last

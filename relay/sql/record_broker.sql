@@ -1,7 +1,8 @@
--- Does:  Record the relays' broker, if none is recorded or it is to be replaced.
--- Takes: identity, switch (whether to replace another one)
+-- Does:  Record the broker of a reader, if none is recorded or it is to be replaced.
+-- Takes: reader, broker, switch (whether to replace another one)
 -- Gives: nothing
--- Index: broker_pkey
-INSERT INTO outbox.broker AS b (identity) VALUES (%(identity)s)
-    ON CONFLICT (is_it) DO UPDATE SET identity = excluded.identity, since = now()
-    WHERE %(switch)s AND b.identity <> excluded.identity
+-- Index: reader_pkey
+UPDATE outbox.reader AS r
+   SET broker = %(broker)s, broker_since = now()
+ WHERE r.reader = %(reader)s
+   AND (r.broker IS NULL OR %(switch)s AND r.broker <> %(broker)s)

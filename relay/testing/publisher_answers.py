@@ -79,12 +79,12 @@ class PublisherAnswers(PublisherCase):
     async def test_several_tasks_may_publish_at_once(self) -> None:
         topic = await self.fresh_topic()
         batches = [
-            [Message(topic, b"%d" % n, key=f"key-{task}") for n in range(50)]
+            [Message(topic, b"%d" % n, key=f"key-{task}") for n in range(20)]
             for task in range(4)
         ]
         async with self.publisher() as publisher:
             answers = await asyncio.gather(*map(publisher.publish, batches))
-        assert [list(a) for a in answers] == [[Acked()] * 50] * 4
+        assert [list(a) for a in answers] == [[Acked()] * 20] * 4
         messages = [message for batch in batches for message in batch]
         arrived = list(await self.received(topic, len(messages)))
         assert len(arrived) == len(messages)
@@ -106,7 +106,7 @@ class PublisherAnswers(PublisherCase):
 
     @checks()
     async def test_a_cancelled_call_does_no_harm(self) -> None:
-        messages = numbered(await self.fresh_topic(), 200, keys=3)
+        messages = numbered(await self.fresh_topic(), 60, keys=3)
         async with self.publisher() as publisher:
             for turns in (0, 1, 2, 3, 5, 8, 13):
                 call = asyncio.ensure_future(publisher.publish(messages))

@@ -111,11 +111,11 @@ class PublisherContent(PublisherCase):
 
     @checks("ordered_by_key")
     async def test_the_order_within_a_key_is_kept(self) -> None:
-        messages = numbered(await self.fresh_topic(), 900, keys=7)
+        messages = numbered(await self.fresh_topic(), 300, keys=7)
         async with self.publisher() as publisher:
-            for start in range(0, len(messages), 300):
-                answers = await publisher.publish(messages[start : start + 300])
-                assert answers == [Acked()] * 300
+            for start in range(0, len(messages), 100):
+                answers = await publisher.publish(messages[start : start + 100])
+                assert answers == [Acked()] * 100
         arrived = list(await self.received(messages[0].topic, len(messages)))
         assert len(arrived) == len(messages)
         assert numbers_by_key(arrived) == numbers_by_key(messages)

@@ -85,7 +85,8 @@ class BrokerFaults(ABC):
         self.inspection = inspection
         self.make_proxy = proxy
         self.figures = figures
-        self.count = 20_000 if full else 2_000
+        self.count = 20_000 if full else 600
+        self.cuts = range(1_000, 6_000, 1_000 if full else 2_000)
 
     @abstractmethod
     def broker_url(self) -> str:
@@ -117,14 +118,14 @@ class BrokerFaults(ABC):
     @pytest.mark.timeout(900)
     def test_connection_cut_in_mid_batch(self) -> None:
         relay = self.drain()
-        for cut in range(1, 6):
+        for upto in self.cuts:
             # Hold all traffic until the cut is armed: otherwise the relay could finish
             # before this process reaches its next line.
             self.proxy.stall()
             self.writer.add(TO_BE_CUT)
             left = self.inspection.unsettled()
             lost = relay.log().count("BrokerLost")
-            self.proxy.cut_after(1_000 * cut)
+            self.proxy.cut_after(upto)
             self.proxy.resume()
             relay.wait_for_log("BrokerLost", times=lost + 1)
             self.wait_for_progress(left)
@@ -146,8 +147,8 @@ class BrokerFaults(ABC):
         """Start a relay, and return while it is draining."""
         self.writer.add(self.count)
         self.proxy, url = self.make_proxy(self.broker_url())
-        # So that the fault comes before the work is done.
-        self.proxy.slow(0.01)
+        # Slow enough that the drain is unfinished when the fault comes, however late.
+        self.proxy.slow(0.05)
         relay = self.relays.start(
             url,
             f"--batch-size={_BATCH}",
@@ -155,10 +156,7 @@ class BrokerFaults(ABC):
             "--log-level=debug",  # logs every loss of the broker
             *options,
         )
-        enough = self.count * 9 // 10
-        wait_for("some is published", lambda: self.inspection.unsettled() < enough)
-        # Slow enough that the drain is unfinished when the fault comes, however late.
-        self.proxy.slow(0.05)
+        wait_for("some is published", lambda: self.inspection.unsettled() < self.count)
         return relay
 
     def expect_all(
@@ -202,4 +200,5 @@ class BrokerFaults(ABC):
             "it goes on",
             lambda: self.inspection.unsettled() < left,
             seconds=_RECOVERY,
+            pause=0.1,
         )

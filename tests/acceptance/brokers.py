@@ -12,12 +12,11 @@ import psycopg
 import pytest
 from redis import Redis
 
-from outbox.administration.migrate import migrate
 from outbox.testing.postgres import postgres_server
 from tests.acceptance.counter import COUNTED, DOUBTED, NAME, TOPICS
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import ask
-from tests.fixtures.postgres import new_database
+from tests.fixtures.postgres import migrate_for_a_week, new_database
 from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.sessions import execute
 from tests.servers.nats import nats_server
@@ -64,7 +63,7 @@ def postgres() -> Iterator[Broker]:
         new_database(server, "pillarbox_queue") as name,
     ):
         url = server.database_url(name)
-        migrate(url, with_cron=False)
+        migrate_for_a_week(url)
         execute(url, _SUBSCRIBE, [NAME, list(TOPICS)])
         yield Broker(
             url=url,
@@ -131,10 +130,16 @@ BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
     "nats": nats,
     "kafka": kafka,
 }
-EACH: Final = tuple(
-    pytest.param(name, marks=pytest.mark.variant if name == "kafka" else ())
-    for name in BROKERS
-)
+
+
+def as_variant(parameter: object) -> Any:
+    """Return a parameter whose test is a variant."""
+    return pytest.param(parameter, marks=pytest.mark.variant)
+
+
+def plainly(*names: str) -> list[Any]:
+    """Return the names of all brokers as parameters: variants, except these."""
+    return [name if name in names else as_variant(name) for name in BROKERS]
 
 
 def _waiting_in_postgres(url: str) -> int:

@@ -12,13 +12,13 @@ from sqlalchemy import BigInteger, Identity, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from inbox import Consumer
 from inbox.source import Source
 from inbox.sources.nats import NatsSource
 from inbox.sources.redis import RedisSource
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
+from pillarbox import Consumer
 
 NAME: Final = "counter"
 COUNTED: Final = "numbers.counted"

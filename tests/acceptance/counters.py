@@ -34,6 +34,14 @@ _SHARES = """
 """
 
 
+# More handlers than one counter can run wait for a lock.
+_BOTH_AT_WORK = """
+    SELECT count(*) > 8
+      FROM pg_stat_activity
+     WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+
+
 class Counters:
     """Subscribes counters, starts them, and kills them on exit."""
 
@@ -85,6 +93,10 @@ class Counters:
         while (counted := self.count()) < count:
             wait_for("it goes on", partial(self._has_more, counted), pause=0.05)
 
+    def are_at_work(self) -> bool:
+        """Return whether both of two counters wait in their handlers for a lock."""
+        return self._inspection.rows(_BOTH_AT_WORK) == [(True,)]
+
     def receipts(self) -> int:
         """Return the number of messages with a receipt."""
         query = "SELECT count(*) FROM inbox.receipt WHERE consumer = 'counter'"
@@ -104,7 +116,7 @@ class Counters:
 
     def duplicates(self) -> int:
         """Return how many deliveries were not the first of their message, likewise."""
-        query = "SELECT count(*) - count(DISTINCT message_id) FROM inbox.delivery"
+        query = "SELECT count(*) - count(DISTINCT message_id) FROM inbox.message"
         ((count,),) = self._inspection.rows(query)
         return int(count)
 

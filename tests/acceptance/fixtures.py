@@ -76,7 +76,7 @@ def sink(tmp_path: Path) -> Sink:
 @pytest.fixture
 def slow_sink(tmp_path: Path) -> Sink:
     """Return a sink that acks after a delay: batches are usually in flight."""
-    return Sink(tmp_path / "arrivals", latency=0.05)
+    return Sink(tmp_path / "arrivals", latency=0.2)
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-import outbox
-from inbox import Consumer
+import pillarbox
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Consumer
 
 
 class Base(DeclarativeBase):
@@ -135,7 +135,7 @@ def record(session: Session, position: int, webhook: Webhook) -> tuple[UUID, Con
         key=webhook.repository,
         headers={"number": str(number)},
     )
-    outbox.add(session, message)
+    pillarbox.add(session, message)
     return message.id, _content_of(message)
 
 

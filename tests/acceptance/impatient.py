@@ -5,8 +5,8 @@ from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from inbox import Consumer
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Consumer
 from tests.acceptance.counter import NAME, count, source_of
 
 

@@ -67,14 +67,14 @@ class Inspection:
 
     def unsettled(self) -> int:
         """Return the number of messages neither published nor dead-lettered."""
-        # Doesn't use outbox.unsettled_message, because that trusts the watermarks.
+        # Doesn't use outbox.unsettled_message, because that trusts the positions.
         return int(self._count("state NOT IN ('published', 'dead_lettered')"))
 
     def wait_until_settled(self, *, seconds: float = 90) -> None:
         """Wait until no message is unsettled; fail if progress stops."""
         while left := self.unsettled():
             what = f"fewer than {left} messages are unsettled"
-            wait_for(what, partial(self._has_fewer, left), seconds=seconds)
+            wait_for(what, partial(self._has_fewer, left), seconds=seconds, pause=0.2)
 
     def _has_fewer(self, unsettled: int) -> bool:
         return self.unsettled() < unsettled
@@ -112,7 +112,7 @@ class Inspection:
         def shared() -> bool:
             return sorted(map(len, self.lanes().values())) == sorted(shares)
 
-        wait_for(f"lanes are shared as {shares}", shared)
+        wait_for(f"lanes are shared as {shares}", shared, pause=0.05)
 
     def wait_for_sleepers(self) -> None:
         """Wait until a relay is idle and has armed the doorbell."""

@@ -8,7 +8,6 @@ from datetime import timedelta
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from inbox import Consumer
 from inbox.source import Source
 from inbox.sources.nats import NatsSource
 from inbox.sources.redis import RedisSource
@@ -17,6 +16,7 @@ from outbox.brokers.sqs.connection import SqsSettings
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
+from pillarbox import Consumer
 
 NAME = "poisoned"
 POISON = b"poison"
@@ -51,7 +51,7 @@ def consumer() -> Consumer:
 def consumer_of_batches() -> Consumer:
     """Create a consumer that handles messages in batches."""
     made = make()
-    made.handles(TOPIC, batch=20)(note_many)
+    made.handles_batch(TOPIC, max_size=20)(note_many)
     return made
 
 

@@ -12,12 +12,12 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from inbox import Consumer
 from inbox.errors import JobLostError
 from inbox.jobs.job import AnyJob, AsyncJob, Job
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
+from pillarbox import Consumer
 from tests.fixtures.waiting import answer_after, let_pass
 
 NAME: Final = "printer"
@@ -42,7 +42,7 @@ def printer() -> Consumer:
     """Create a consumer whose handler is a coroutine, which is simply cancelled."""
     consumer = _consumer(async_sessionmaker(create_async_engine(_url())))
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def print_report(job: AsyncJob, message: Message) -> None:
         for number in _pages(job):
             while await _sheets(job) <= number:
@@ -60,7 +60,7 @@ def polite() -> Consumer:
     """Create a consumer whose handler is a function that returns when cancelled."""
     consumer = _consumer(sessionmaker(create_engine(_url())))
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     def print_report(job: Job, message: Message) -> None:
         for number in _pages(job):
             while _sheets_now(job) <= number:
@@ -85,7 +85,7 @@ def stubborn() -> Consumer:
         sessionmaker(create_engine(_url())), max_idle=timedelta(minutes=5)
     )
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     def print_report(job: Job, message: Message) -> None:
         try:
             for number in _pages(job):

@@ -6,9 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from tests.fixtures.processes import ROOT, RunningProcess, command_line
+from tests.fixtures.processes import ROOT, RunningProcess, pillarbox_line
 
-_ENTRY_POINT = "[relay.publishers]\nsink = tests.acceptance.sink:SinkPublisher\n"
+_ENTRY_POINT = (
+    "[relay.publishers]\nsink = tests.acceptance.sink:SinkPublisher.from_url\n"
+)
 
 
 def as_role(url: str, role: str) -> str:
@@ -32,25 +34,27 @@ class Relays:
         (installed / "entry_points.txt").write_text(_ENTRY_POINT)
         self._environment = {"PYTHONPATH": f"{installed.parent}:{ROOT}"}
 
-    def start(self, broker: str, *options: str) -> RunningProcess:
+    def start(self, broker: str, *options: str, **variables: str) -> RunningProcess:
         """Start another relay, and return once it has reached database and broker."""
-        relay = self.start_without_waiting(broker, *options)
+        relay = self.start_without_waiting(broker, *options, **variables)
         relay.wait_for_log("RelayStarted")
         return relay
 
-    def start_without_waiting(self, broker: str, *options: str) -> RunningProcess:
+    def start_without_waiting(
+        self, broker: str, *options: str, **variables: str
+    ) -> RunningProcess:
         """Start another relay, without checking that it starts."""
-        return self.command("relay", broker=broker, options=options)
+        return self.command("relay", broker=broker, options=options, **variables)
 
     def command(
-        self, *words: str, broker: str, options: Sequence[str] = ()
+        self, *words: str, broker: str, options: Sequence[str] = (), **variables: str
     ) -> RunningProcess:
         """Start a command on the same database."""
         ours = (f"--database={self._url}", f"--broker={broker}")
         # If an option is given twice, the last one counts.
-        line = command_line("pillarbox", *words, *ours, *options)
+        line = pillarbox_line(variables, *words, *ours, *options)
         log = self._directory / f"relay-{next(self._numbers)}.log"
-        relay = RunningProcess(line, log, self._environment)
+        relay = RunningProcess(line, log, {**self._environment, **variables})
         self._started.append(relay)
         return relay
 

@@ -9,7 +9,7 @@ from redis import Redis
 from typing_extensions import override
 
 from outbox.testing.postgres import PostgresServer
-from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
+from tests.acceptance.broker_faults import TO_BE_CUT, TOPIC, Arrival, BrokerFaults
 from tests.fixtures.sessions import execute
 from tests.servers.redis import redis_server
 
@@ -48,6 +48,7 @@ class TestRedis(BrokerFaults):
         with Redis.from_url(self.server.url) as client:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", "1")
+            self.writer.add(TO_BE_CUT)
             relay.wait_for_log("BrokerLost", times=3)
             assert "used memory" in relay.log()
             assert self.inspection.unsettled()
@@ -74,7 +75,7 @@ class TestPostgres(BrokerFaults):
         return execute(
             self.url,
             "SELECT message_id::text, key, convert_from(payload, 'UTF8')::int"
-            " FROM inbox.delivery ORDER BY seq",
+            " FROM inbox.message ORDER BY seq",
         )
 
     @override
@@ -89,6 +90,7 @@ class TestPostgres(BrokerFaults):
     def test_a_read_only_broker_costs_no_attempt(self) -> None:
         relay = self.drain()
         self.set_read_only("on")
+        self.writer.add(TO_BE_CUT)
         relay.wait_for_log("BrokerLost", times=3)
         assert "read-only" in relay.log()
         assert self.inspection.unsettled()
@@ -106,14 +108,15 @@ class TestPostgres(BrokerFaults):
         )
         execute(
             self.url,
-            "CREATE TRIGGER disk BEFORE INSERT ON inbox.delivery"
+            "CREATE TRIGGER disk BEFORE INSERT ON inbox.message"
             " FOR EACH STATEMENT EXECUTE FUNCTION fill()",
         )
+        self.writer.add(TO_BE_CUT)
         relay.wait_for_log("BrokerLost", times=3)
         assert "could not extend file" in relay.log()
         assert self.inspection.unsettled()
         assert self.inspection.charged() == 0
-        execute(self.url, "DROP TRIGGER disk ON inbox.delivery")
+        execute(self.url, "DROP TRIGGER disk ON inbox.message")
         self.expect_all(relay)
 
     def set_read_only(self, value: str) -> None:

@@ -23,7 +23,7 @@ def test_a_relay_reconnects_when_one_of_its_connections_is_cut(
     writer: Writer,
     inspection: Inspection,
 ) -> None:
-    writer.add(3_000)
+    writer.add(600)
     relay = relays.start(slow_sink.url, *OPTIONS)
     slow_sink.wait_for_relay(relay.pid)
 
@@ -34,7 +34,7 @@ def test_a_relay_reconnects_when_one_of_its_connections_is_cut(
         lambda: inspection.backends(relay.pid, part) - gone,
     )
     inspection.wait_until_settled()
-    writer.add(200)
+    writer.add(50)
     inspection.wait_until_settled()
 
     assert relay.is_running()
@@ -57,7 +57,7 @@ def test_a_lease_is_lost_at_once_when_its_connection_is_cut(
 def test_another_process_takes_over_when_a_lease_is_cut(
     relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
 ) -> None:
-    writer.add(6_000)
+    writer.add(1_500)
     cut, other = (relays.start(slow_sink.url, *OPTIONS, "--lease=2s") for _ in range(2))
     for relay in (cut, other):
         slow_sink.wait_for_relay(relay.pid)

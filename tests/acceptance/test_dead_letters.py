@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox import Message
+from pillarbox import Message
 from tests.acceptance.relays import Relays, as_role
 from tests.acceptance.sink import Sink
 from tests.fixtures.dead_letters import give_up
@@ -21,7 +21,7 @@ APP = """
 import os
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import sessionmaker
-from inbox import Consumer
+from pillarbox import Consumer
 from outbox.postgres.connection import sqlalchemy_url
 
 URL = os.environ["TEST_URL"]
@@ -55,8 +55,7 @@ def test_two_relays_with_a_schedule_publish_each_dead_letter_once(
     give_up(database_url, *[Message("t", b"1", key="k") for _ in range(LETTERS)])
     options = (
         "--dead-letter-interval=1s",
-        "--metrics-listen=0",
-        "--metrics-interval=1s",
+        "--listen=0",
     )
     started = [relays.start(sink.url, *options) for _ in range(2)]
     wait_for("all succeed", lambda: not pending(database_url, "outbox"), seconds=60)
@@ -72,7 +71,7 @@ def test_two_commands_at_once_publish_each_dead_letter_once(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     give_up(database_url, *[Message("t", b"1", key="k") for _ in range(LETTERS)])
-    outbox = ("--side=outbox", "--all")
+    outbox = ("--side=outbox", "--topic=*")
     started = [
         relays.command("dead-letters", "retry", *outbox, broker=sink.url) for _ in "12"
     ]
@@ -116,9 +115,9 @@ def test_two_consumers_with_a_schedule_have_each_effect_once(
 def test_a_relay_exports_its_dead_letters_to_prometheus(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
-    give_up(database_url, Message("t", b"1"), origin="publisher:sink")
-    relay = relays.start(sink.url, "--metrics-listen=0", "--metrics-interval=0.1s")
-    origin = 'origin="publisher:sink",schema="outbox"'
+    give_up(database_url, Message("t", b"1"), origin="relay:main")
+    relay = relays.start(sink.url, "--listen=0")
+    origin = 'origin="relay:main",schema="outbox"'
     wanted = f'dead_letter_total{{{origin},status="PENDING"}} 1'
     wait_for(wanted, lambda: wanted in scrape(relay), seconds=60)
     assert f"dead_letter_age_seconds{{{origin}}}" in scrape(relay)
@@ -129,19 +128,16 @@ def test_a_relay_exports_what_it_published_to_prometheus(
 ) -> None:
     messages = [Message(topic, b"1") for topic in ("a", "a", "b", "c")]
     insert(database_url, *messages)
-    relay = relays.start(sink.url, "--metrics-listen=0", "--metrics-topics=1")
+    relay = relays.start(sink.url, "--listen=0")
     published = "pillarbox_relay_messages_published_total"
     for wanted in (
-        f'{published}{{topic="other"}} ',
-        f"{published}{{topic=",
+        f'{published}{{topic="a"}} 2.0',
+        f'{published}{{topic="c"}} 1.0',
         "pillarbox_relay_lanes 48.0",
         "pillarbox_relay_breaker_open 0.0",
         "pillarbox_relay_add_to_publish_seconds_count 4.0",
     ):
         wait_for(wanted, partial(is_exported, wanted, relay), seconds=60)
-    counts = re.findall(rf"^{published}{{topic=.*}} (.*)$", scrape(relay), re.MULTILINE)
-    assert len(counts) == 2
-    assert sum(map(float, counts)) == 4
 
 
 async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus(
@@ -149,9 +145,7 @@ async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus
 ) -> None:
     good, bad = Message("orders", b"good"), Message("orders", b"bad")
     await site.publish(good, bad, good)
-    consumer = site.run(
-        "shop_app:consumer", "--metrics-listen=0", "--metrics-interval=0.1s"
-    )
+    consumer = site.run("shop_app:consumer", "--listen=0", INTERVALS="metrics=0.1")
     origin = 'origin="consumer:billing",schema="inbox"'
     labels = '{consumer="billing",topic="orders"} 1.0'
     for wanted in (

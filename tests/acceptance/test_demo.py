@@ -8,73 +8,56 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from examples.shop.brokers import NAMES, Broker
+from examples.shop.brokers import NAMES
 from examples.shop.brokers import broker as chosen
-from examples.shop.effects import TENANT_VARIABLE, is_ours
-from examples.shop.orders import TOPIC
-from outbox import Message
+from inbox.demo.broker import Broker
+from inbox.demo.command import run
+from inbox.demo.effects import TENANT_VARIABLE, is_ours
+from inbox.demo.orders import TOPIC
+from inbox.demo.play import Options
 from outbox.errors import ConfigError
+from outbox.testing.postgres import PostgresServer
+from pillarbox import Message
+from tests.acceptance.brokers import as_variant
 from tests.fixtures.processes import ROOT
 from tests.fixtures.waiting import wait_for
 
-DEMO = (sys.executable, "-m", "examples.shop")
 BY_DEFAULT, *OTHERS = NAMES
-
-
-def as_variant(broker: str) -> Any:
-    return pytest.param(broker, marks=pytest.mark.variant)
 
 
 def environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "PILLARBOX_DATABASE_URL"}
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*DEMO, *arguments],
-        check=False,
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-
-
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("broker", [BY_DEFAULT, *map(as_variant, OTHERS)])
-def test_all_checks_of_the_demo_pass(broker: str) -> None:
-    shown = demo("--orders", "200", "--duplicates", "20", "--broker", broker)
-
-    assert shown.returncode == 0, shown.stdout[-6000:] + shown.stderr
-    assert "everything holds" in shown.stdout
-    assert "effects that happened twice" in shown.stdout
-    if broker != "http":  # an endpoint has no consumer process to kill
-        assert "SIGKILL billing" in shown.stdout
-        assert "LedgerDownError: the ledger does not answer" in shown.stdout
-        assert counted(shown.stdout, "dead letters of billing") > 0
-        assert counted(shown.stdout, "dead letters that are PENDING") == 0
-
-
-@pytest.mark.fault
-@pytest.mark.timeout(600)
-def test_the_web_page_of_the_shop_stays_open_until_ctrl_c(tmp_path: Path) -> None:
-    shown = tmp_path / "shown"
-    with shown.open("wb") as output:
+def test_all_checks_pass_and_the_web_page_of_the_shop_stays_open_until_ctrl_c(
+    broker: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "shown"
+    with log.open("wb") as output:
         demo = subprocess.Popen(
-            [*DEMO, "--orders", "50", "--duplicates", "5", "--web", "0"],
+            [
+                *(sys.executable, "-m", "examples.shop", "--broker", broker),
+                *("--orders", "100", "--duplicates", "10", "--web", "0"),
+            ],
             cwd=ROOT,
             env=environment(),
             stdout=output,
             stderr=output,
         )
+
+    def is_open() -> bool:
+        assert demo.poll() is None, log.read_text()[-6000:]
+        return "Press Ctrl-C" in log.read_text()
+
     try:
-        wait_for("the page", lambda: "Press Ctrl-C" in shown.read_text(), seconds=400)
-        (link,) = re.findall(r"page +(http://\S+)/login#", shown.read_text())
+        wait_for("the page", is_open, seconds=400)
+        (link,) = re.findall(r"page +(http://\S+)/login#", log.read_text())
         with urllib.request.urlopen(f"{link}/login") as page:
             assert b"pillarbox" in page.read()
         demo.send_signal(signal.SIGINT)
@@ -82,9 +65,17 @@ def test_the_web_page_of_the_shop_stays_open_until_ctrl_c(tmp_path: Path) -> Non
     finally:
         demo.kill()
         demo.wait()
-    assert shown.read_text().endswith("stopping\n")
+    shown = log.read_text()
+    assert shown.endswith("stopping\n")
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{link}/login")
+    assert "everything holds" in shown
+    assert "effects that happened twice" in shown
+    if broker != "http":  # an endpoint has no consumer process to kill
+        assert "SIGKILL billing" in shown
+        assert "LedgerDownError: the ledger does not answer" in shown
+        assert counted(shown, "dead letters of billing") > 0
+        assert counted(shown, "dead letters that are PENDING") == 0
 
 
 def counted(said: str, what: str) -> int:
@@ -93,12 +84,17 @@ def counted(said: str, what: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def test_the_error_for_an_unknown_broker_lists_the_known_ones() -> None:
-    shown = demo("--broker", "pigeon")
+def test_the_error_for_an_unknown_broker_lists_the_known_ones(
+    server: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = run(
+        Options(), database=server.url, broker=lambda url: chosen("pigeon", url)
+    )
 
-    assert shown.returncode == 2
-    assert shown.stderr.count("\n") == 1
-    assert "one of postgres, redis, rabbitmq" in shown.stderr
+    assert status == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "one of postgres, redis, rabbitmq" in error
 
 
 @pytest.mark.parametrize(

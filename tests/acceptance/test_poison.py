@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from inbox.sources.rabbitmq import RabbitMQSource
-from outbox import Message
 from outbox.brokers.sqs.connection import resource_name
+from pillarbox import Message
 from relay.publisher import Publisher
 from relay.publishers.kafka import KafkaPublisher
 from relay.publishers.nats import NatsPublisher
@@ -17,6 +17,7 @@ from relay.publishers.postgres import PostgresPublisher
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.publishers.redis import RedisPublisher
 from relay.publishers.sqs import SqsPublisher
+from tests.acceptance.brokers import as_variant
 from tests.acceptance.fixtures import show
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.poison_consumer import MAX_ATTEMPTS, NAME, POISON, TOPIC
@@ -89,36 +90,36 @@ class Broker:
 
 def on_postgres(request: pytest.FixtureRequest) -> Broker:
     url: str = request.getfixturevalue("database_url")
-    return Broker(url, PostgresPublisher.from_url(url), uncounted=0)
+    return Broker(url, PostgresPublisher(url), uncounted=0)
 
 
 def on_redis(request: pytest.FixtureRequest) -> Broker:
     url: str = request.getfixturevalue("redis_url")
-    return Broker(url, RedisPublisher.from_url(url), uncounted=1)
+    return Broker(url, RedisPublisher(url), uncounted=1)
 
 
 def on_nats(request: pytest.FixtureRequest) -> Broker:
     server: NatsServer = request.getfixturevalue("shared_nats")
     url = f"{server.url}?stream=FATAL&create={TOPIC}"
-    return Broker(url, NatsPublisher.from_url(url), uncounted=1)
+    return Broker(url, NatsPublisher(url), uncounted=1)
 
 
 def on_rabbitmq(request: pytest.FixtureRequest) -> Broker:
     url: str = request.getfixturevalue("rabbitmq_url")
 
     async def bind() -> None:
-        async with RabbitMQSource.from_url(url, consumer=NAME, topics=[TOPIC]):
+        async with RabbitMQSource(url, consumer=NAME, topics=[TOPIC]):
             pass
 
     asyncio.run(bind())
-    return Broker(url, RabbitMQPublisher.from_url(url), uncounted=1)
+    return Broker(url, RabbitMQPublisher(url), uncounted=1)
 
 
 def on_kafka(request: pytest.FixtureRequest) -> Broker:
     cluster: KafkaCluster = request.getfixturevalue("mock_kafka")
     cluster.create_topic(TOPIC, partitions=3)
     url = f"{cluster.url}/?session.timeout.ms=4000&heartbeat.interval.ms=200"
-    return Broker(url, KafkaPublisher.from_url(cluster.url), uncounted=0)
+    return Broker(url, KafkaPublisher(cluster.url), uncounted=0)
 
 
 def on_sqs(request: pytest.FixtureRequest) -> Broker:
@@ -129,7 +130,11 @@ def on_sqs(request: pytest.FixtureRequest) -> Broker:
 
 
 @pytest.fixture(
-    params=[on_postgres, on_redis, on_nats, on_rabbitmq, on_kafka, on_sqs],
+    params=[
+        on_postgres,
+        on_redis,
+        *map(as_variant, (on_nats, on_rabbitmq, on_kafka, on_sqs)),
+    ],
     ids=lambda make: make.__name__.removeprefix("on_"),
 )
 def broker(request: pytest.FixtureRequest) -> Broker:
@@ -168,7 +173,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered(
     tmp_path: Path,
     full: bool,
 ) -> None:
-    count = 2_000 if full else 200
+    count = 2_000 if full else 60
     poison = count // 3
     messages = [
         Message(
@@ -197,7 +202,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered(
 async def test_messages_that_kill_their_process_are_isolated_from_their_batches(
     database_url: str, inspection: Inspection, tmp_path: Path
 ) -> None:
-    count, poisons = 200, (40, 41)
+    count, poisons = 80, (40, 41)
     messages = [
         Message(TOPIC, POISON if n in poisons else b"%d" % n, key=f"key {n}")
         for n in range(count)
@@ -206,7 +211,7 @@ async def test_messages_that_kill_their_process_are_isolated_from_their_batches(
         "CREATE TABLE noted (number int);"
         f"INSERT INTO inbox.subscription VALUES ('{NAME}', '{TOPIC}')"
     )
-    async with PostgresPublisher.from_url(database_url) as publisher:
+    async with PostgresPublisher(database_url) as publisher:
         await publisher.publish(messages)
     supervisor = Supervisor(
         tmp_path, environment(database_url, database_url), "consumer_of_batches"

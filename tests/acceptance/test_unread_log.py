@@ -10,8 +10,8 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from outbox import Message
 from outbox.testing.lifetime import free_port
+from pillarbox import Message
 from tests.acceptance.test_watching import STUCK
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import insert
@@ -83,13 +83,13 @@ def test_sigterm_ends_a_process_whose_log_nobody_reads(
     command: str, unread: Unread, database_url: str, tmp_path: Path
 ) -> None:
     port = free_port()
-    health = f"--health-listen=127.0.0.1:{port}"
+    health = f"--listen=127.0.0.1:{port}"
     tokens = tmp_path / "tokens"
     tokens.write_text("ann 0123456789abcdef0123456789abcdef\n")
     options, path = {
         "relay": (["--broker=memory://", health, "--log-level=debug"], "/ready"),
         "consume": (["stuck:consumer", health, "--log-level=debug"], "/ready"),
-        "web": ([f"--port={port}", f"--tokens={tokens}"], "/login"),
+        "web": ([health, f"--tokens={tokens}"], "/login"),
     }[command]
     process = start(unread, database_url, tmp_path, command, *options)
     try:
@@ -156,7 +156,7 @@ def test_a_log_that_is_read_late_continues_in_order(
         tmp_path,
         "relay",
         "--broker=memory://",
-        f"--health-listen=127.0.0.1:{port}",
+        f"--listen=127.0.0.1:{port}",
     )
     log = ""
 

@@ -17,7 +17,7 @@ from tests.fixtures.waiting import wait_for
 pytestmark = pytest.mark.fault
 
 # So that killing the receiver loses answers about committed messages.
-OPTIONS = ("--batch-size=50", "--concurrency=2")
+OPTIONS = ("--batch-size=20", "--concurrency=2")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_each_message_takes_effect_once_when_both_sides_are_killed(
     inspection: Inspection,
     full: bool,
 ) -> None:
-    writer.add(2_000 if full else 800)
+    writer.add(2_000 if full else 200)
     broker = f"{hook.url}?secret_env={SECRET_ENV}&allow_private=true"
     relay = relays.start(broker, *OPTIONS)
     for part in range(1, 5):
@@ -56,7 +56,7 @@ def test_each_message_takes_effect_once_when_both_sides_are_killed(
         if part % 2:
             hook.kill()
             # So that there is work left, however late the kill came.
-            writer.add(100)
+            writer.add(50)
             relay.wait_for_log("BrokerLost")
             hook.start()
         else:

@@ -6,7 +6,7 @@ from typing import Self
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-import outbox
+import pillarbox
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 
@@ -16,7 +16,7 @@ _IN_A_TRANSACTION = 500
 class Writer:
     """Adds messages 0, 1, 2, … of each key, with the privileges of an application."""
 
-    def __init__(self, url: str, *, keys: int = 200) -> None:
+    def __init__(self, url: str, *, keys: int = 40) -> None:
         role = {"options": "-c role=pillarbox_application"}
         self._engine = create_engine(sqlalchemy_url(url), connect_args=role)
         self._keys = keys
@@ -39,7 +39,7 @@ class Writer:
         while self.added < end:
             upto = min(end, self.added + _IN_A_TRANSACTION)
             with Session(self._engine) as session, session.begin():
-                outbox.add(
+                pillarbox.add(
                     session,
                     *(self._message(topic, n) for n in range(self.added, upto)),
                 )

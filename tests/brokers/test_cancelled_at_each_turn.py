@@ -8,11 +8,12 @@ that need one unlucky moment, which random cancellation would find about once a 
 import asyncio
 import gc
 import itertools
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Set
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -23,8 +24,8 @@ from inbox.sources.postgres import PostgresSource
 from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.redis import RedisSource
 from inbox.sources.sqs import SqsSource
-from outbox import Message
 from outbox.brokers.sqs.connection import SqsSettings
+from pillarbox import Message
 from relay.publisher import Publisher
 from relay.publishers.http import HttpPublisher
 from relay.publishers.kafka import KafkaPublisher
@@ -41,7 +42,13 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.nats import NatsServer
 from tests.servers.sqs import SqsServer
 
-Call: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
+
+class Call(NamedTuple):
+    """What is called, and the ports of its server."""
+
+    run: Callable[[], Coroutine[Any, Any, object]]
+    ports: frozenset[int]
+
 
 _PATIENCE: Final = 60.0
 _SOON: Final = timedelta(milliseconds=20)
@@ -75,30 +82,34 @@ def little_to_collect() -> None:
     gc.freeze()
 
 
-def _publishing(make: Callable[[], Publisher], topic: str) -> Call:
+def _publishing(url: str, make: Callable[[], Publisher], topic: str) -> Call:
     async def call() -> None:
         async with make() as publisher:
             await publisher.publish([Message(topic, b"1")])
 
-    return call
+    return Call(call, _ports_of(url))
 
 
-def _receiving(make: Callable[[], Source]) -> Call:
+def _receiving(url: str, make: Callable[[], Source]) -> Call:
     async def call() -> None:
         async with make() as source:
             await source.receive(limit=1)
 
-    return call
+    return Call(call, _ports_of(url))
+
+
+def _ports_of(url: str) -> frozenset[int]:
+    return frozenset(map(int, re.findall(r"(?:127\.0\.0\.1|localhost):(\d+)", url)))
 
 
 @pytest.fixture
 def http_publisher(target: Target) -> Call:
-    return _publishing(lambda: HttpPublisher.from_url(target.url()), "t")
+    return _publishing(target.url(), lambda: HttpPublisher.from_url(target.url()), "t")
 
 
 @pytest.fixture
 def kafka_publisher(mock_kafka: KafkaCluster) -> Call:
-    return _publishing(lambda: KafkaPublisher.from_url(mock_kafka.url), "t")
+    return _publishing(mock_kafka.url, lambda: KafkaPublisher(mock_kafka.url), "t")
 
 
 @pytest.fixture
@@ -106,53 +117,57 @@ def kafka_source(mock_kafka: KafkaCluster) -> Call:
     topic = fresh()
     mock_kafka.create_topic(topic, partitions=1)
     return _receiving(
+        mock_kafka.url,
         lambda: KafkaSource(
             mock_kafka.url, consumer=topic, topics=[topic], poll_interval=_SOON
-        )
+        ),
     )
 
 
 @pytest.fixture
 def nats_publisher(shared_nats: NatsServer, nats_topics: str) -> Call:
     return _publishing(
-        lambda: NatsPublisher.from_url(shared_nats.url), f"{nats_topics}.t"
+        shared_nats.url, lambda: NatsPublisher(shared_nats.url), f"{nats_topics}.t"
     )
 
 
 @pytest.fixture
 def nats_source(shared_nats: NatsServer, nats_topics: str) -> Call:
     return _receiving(
+        shared_nats.url,
         lambda: NatsSource(
             shared_nats.url,
             consumer="one",
             topics=[f"{nats_topics}.t"],
             poll_interval=_SOON,
-        )
+        ),
     )
 
 
 @pytest.fixture
 def postgres_publisher(database_url: str) -> Call:
-    return _publishing(lambda: PostgresPublisher.from_url(database_url), "t")
+    return _publishing(database_url, lambda: PostgresPublisher(database_url), "t")
 
 
 @pytest.fixture
 def postgres_source(database_url: str) -> Call:
     return _receiving(
+        database_url,
         lambda: PostgresSource(
             database_url, consumer="one", topics=["t"], poll_interval=_SOON
-        )
+        ),
     )
 
 
 @pytest.fixture
 def rabbitmq_publisher(rabbitmq_url: str) -> Call:
-    return _publishing(lambda: RabbitMQPublisher.from_url(rabbitmq_url), "t")
+    return _publishing(rabbitmq_url, lambda: RabbitMQPublisher(rabbitmq_url), "t")
 
 
 @pytest.fixture
 def rabbitmq_source(rabbitmq_url: str) -> Call:
     return _receiving(
+        rabbitmq_url,
         lambda: RabbitMQSource(
             rabbitmq_url.partition("?")[0],
             consumer="one",
@@ -160,21 +175,22 @@ def rabbitmq_source(rabbitmq_url: str) -> Call:
             exchange=exchange_of(rabbitmq_url),
             queue=exchange_of(rabbitmq_url),
             poll_interval=_SOON,
-        )
+        ),
     )
 
 
 @pytest.fixture
 def redis_publisher(redis_url: str) -> Call:
-    return _publishing(lambda: RedisPublisher.from_url(redis_url), "t")
+    return _publishing(redis_url, lambda: RedisPublisher(redis_url), "t")
 
 
 @pytest.fixture
 def redis_source(redis_url: str) -> Call:
     return _receiving(
+        redis_url,
         lambda: RedisSource(
             redis_url, consumer="one", topics=["t"], poll_interval=_SOON
-        )
+        ),
     )
 
 
@@ -182,7 +198,9 @@ def redis_source(redis_url: str) -> Call:
 def sqs_publisher(shared_sqs: SqsServer, aws: Aws) -> Call:
     topic = fresh()
     asyncio.run(aws.create_queue(f"{topic}.fifo"))
-    return _publishing(lambda: SqsPublisher.from_url(shared_sqs.url()), topic)
+    return _publishing(
+        shared_sqs.url(), lambda: SqsPublisher.from_url(shared_sqs.url()), topic
+    )
 
 
 @pytest.fixture
@@ -190,12 +208,13 @@ def sqs_source(shared_sqs: SqsServer, aws: Aws) -> Call:
     topic = fresh()
     asyncio.run(aws.subscribe(f"{topic}.fifo", f"one-{topic}.fifo"))
     return _receiving(
+        shared_sqs.url(),
         lambda: SqsSource(
             SqsSettings.from_url(shared_sqs.url("sns") + "&fifo=true&wait=0s"),
             consumer="one",
             topics=[topic],
             poll_interval=_SOON,
-        )
+        ),
     )
 
 
@@ -227,15 +246,16 @@ def call(request: pytest.FixtureRequest) -> Call:
 def test_a_call_cancelled_at_any_point_leaves_nothing_behind(call: Call) -> None:
     # The first call creates the objects that a library keeps for the whole process.
     _call_and_cancel(call, turn=None)
+    assert call.ports
     for turn in itertools.count(1):
-        sockets = _open_sockets()
+        sockets = _connections_to(call.ports)
         if not _call_and_cancel(call, turn=turn):
             break
 
         def all_closed(sockets: set[str] = sockets) -> bool:
             # C libraries close sockets when objects are freed, some in a thread.
             gc.collect()
-            return _open_sockets() <= sockets
+            return _connections_to(call.ports) <= sockets
 
         wait_for(f"all closed after turn {turn}", all_closed, seconds=_PATIENCE)
 
@@ -245,7 +265,7 @@ def _call_and_cancel(call: Call, *, turn: int | None) -> bool:
     loop = _Loop(turn)
 
     async def main() -> None:
-        loop.task = task = asyncio.ensure_future(call())
+        loop.task = task = asyncio.ensure_future(call.run())
         await asyncio.wait({task}, timeout=_PATIENCE)
         assert task.done(), f"turn {turn}: {task}"
         assert task.cancelled() is loop.cancelled, f"turn {turn}: {task}"
@@ -261,9 +281,20 @@ def _call_and_cancel(call: Call, *, turn: int | None) -> bool:
     return loop.cancelled
 
 
-def _open_sockets() -> set[str]:
+def _connections_to(ports: Set[int]) -> set[str]:
+    """Return the sockets of this process that are connected to one of these ports.
+
+    Other tests may have left clients in this process that still connect elsewhere.
+    """
+    connected = {
+        inode
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
+        for _, _, remote, _, _, _, _, _, _, inode, *_ in [line.split()]
+        if int(remote.partition(":")[2], 16) in ports
+    }
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             found.add(str(descriptor.readlink()))
-    return {each for each in found if each.startswith("socket:")}
+    return {f"socket:[{inode}]" for inode in connected} & found

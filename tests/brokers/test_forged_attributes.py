@@ -6,14 +6,13 @@ from uuid import uuid4
 
 import pytest
 
-from inbox import Consumer
 from inbox.events import MessageHandled
 from inbox.source import Source
 from inbox.sources.nats import NatsSource
 from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.redis import RedisSource
-from outbox import Message, uuid7
 from outbox.lane import Priority, lane_of
+from pillarbox import Consumer, Message, uuid7
 from relay.events import MessageDeadLettered
 from relay.publisher import Publisher
 from relay.publishers.nats import NatsPublisher
@@ -39,11 +38,11 @@ def broker(request: pytest.FixtureRequest) -> Broker:
         case "redis":
             url, topic = asked("redis_url"), "orders"
             source: Source = RedisSource(url, consumer=consumer, topics=[topic])
-            return RedisPublisher.from_url(url), source, topic
+            return RedisPublisher(url), source, topic
         case "nats":
             url, topic = asked("shared_nats").url, f"{asked('nats_topics')}.orders"
             source = NatsSource(url, consumer=consumer, topics=[topic])
-            return NatsPublisher.from_url(url), source, topic
+            return NatsPublisher(url), source, topic
         case _:
             url, topic = asked("rabbitmq_url"), "orders"
             source = RabbitMQSource(
@@ -52,7 +51,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
                 topics=[topic],
                 exchange=exchange_of(url),
             )
-            return RabbitMQPublisher.from_url(url), source, topic
+            return RabbitMQPublisher(url), source, topic
 
 
 def insert_by_hand(url: str, topic: str, name: str) -> None:

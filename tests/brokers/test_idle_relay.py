@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from outbox import Message, gather
+from outbox import gather
 from outbox.brokers.plugins import implementation
 from outbox.observability.health import Health
+from pillarbox import Message
 from relay.events import (
     BatchSettled,
     BrokerLost,
@@ -53,12 +54,12 @@ async def make_ready(url: str) -> None:
 
 def publisher_of(url: str) -> Publisher:
     found = implementation("relay.publishers", url)
-    return cast("Publisher", found.from_url(url))
+    return cast("Publisher", found(url))
 
 
 def waits_for(relay: Running) -> list[str]:
     """Return the answer of `/ready` after the events so far."""
-    health = Health(RelayStarted, {BrokerLost: BrokerRecovered})
+    health = Health(RelayStarted)
     for event in relay.events.events:
         health(event)
     return health.waits_for

@@ -8,7 +8,6 @@ from typing import Any
 from redis import Redis
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer
 from inbox.events import (
     DuplicateSkipped,
     MessageHandled,
@@ -18,8 +17,8 @@ from inbox.events import (
 from inbox.source import Source
 from inbox.sources.nats import NatsSource
 from inbox.sources.redis import RedisSource
-from outbox import Message
 from outbox.testing.events import RecordedEvents
+from pillarbox import Consumer, Message
 from relay.publisher import Acked, Publisher
 from relay.publishers.nats import NatsPublisher
 from relay.publishers.redis import RedisPublisher
@@ -80,7 +79,7 @@ async def test_a_nats_user_without_ack_permission_is_reported_and_fetches_no_mor
             poll_interval=SOON,
             ack_wait=timedelta(seconds=1),
         )
-        async with NatsPublisher.from_url(every) as publisher:
+        async with NatsPublisher(every) as publisher:
             await put(publisher, b"1")
             async with billing(source, database_url) as events:
                 lost = await until_outcomes_are_refused(events)
@@ -116,7 +115,7 @@ async def test_a_redis_user_that_loses_ack_permission_is_reported_and_fetches_no
     with Redis.from_url(url, protocol=2) as client:
         client.execute_command("ACL SETUSER some on >some ~* +@all")
         async with (
-            RedisPublisher.from_url(url) as publisher,
+            RedisPublisher(url) as publisher,
             billing(source, database_url) as events,
         ):
             client.execute_command("ACL SETUSER some -xack")

@@ -19,7 +19,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from typing_extensions import override
 
-from inbox import Consumer
 from inbox.events import MessageHandled
 from inbox.source import Source
 from inbox.sources.kafka import KafkaSource
@@ -30,11 +29,11 @@ from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.redis import RedisSource
 from inbox.sources.sqs import SqsSource
 from inbox.webhook import webhook_app
-from outbox import Message, add
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.testing.events import RecordedEvents
 from outbox.testing.lifetime import free_port
 from outbox.testing.samples import TRACEPARENT
+from pillarbox import Consumer, Message, add
 from relay.events import BatchSettled
 from relay.publisher import Confirmation, Publisher
 from relay.publishers.http import HttpPublisher
@@ -151,7 +150,7 @@ def memory() -> Way:
 @pytest.fixture
 def postgres(database_url: str) -> Way:
     return way(
-        lambda: PostgresPublisher.from_url(database_url),
+        lambda: PostgresPublisher(database_url),
         lambda name, topics: PostgresSource(
             database_url, consumer=name, topics=topics, poll_interval=SOON
         ),
@@ -162,7 +161,7 @@ def postgres(database_url: str) -> Way:
 @pytest.fixture
 def redis(redis_url: str) -> Way:
     return way(
-        lambda: RedisPublisher.from_url(redis_url),
+        lambda: RedisPublisher(redis_url),
         lambda name, topics: RedisSource(
             redis_url, consumer=name, topics=topics, poll_interval=SOON
         ),
@@ -174,7 +173,7 @@ def redis(redis_url: str) -> Way:
 def rabbitmq(rabbitmq_url: str) -> Way:
     exchange = exchange_of(rabbitmq_url)
     return way(
-        lambda: RabbitMQPublisher.from_url(rabbitmq_url),
+        lambda: RabbitMQPublisher(rabbitmq_url),
         lambda name, topics: RabbitMQSource(
             rabbitmq_url.partition("?")[0],
             consumer=name,
@@ -190,7 +189,7 @@ def rabbitmq(rabbitmq_url: str) -> Way:
 @pytest.fixture
 def nats(shared_nats: NatsServer, nats_topics: str) -> Way:
     return way(
-        lambda: NatsPublisher.from_url(shared_nats.url),
+        lambda: NatsPublisher(shared_nats.url),
         lambda name, topics: NatsSource(
             shared_nats.url, consumer=name, topics=topics, poll_interval=SOON
         ),
@@ -205,7 +204,7 @@ def kafka(mock_kafka: KafkaCluster) -> Way:
     for topic in ("placed", "billed"):
         mock_kafka.create_topic(f"{prefix}{topic}", partitions=1)
     return way(
-        lambda: KafkaPublisher.from_url(mock_kafka.url),
+        lambda: KafkaPublisher(mock_kafka.url),
         lambda name, topics: KafkaSource(
             mock_kafka.url, consumer=name, topics=topics, poll_interval=SOON
         ),

@@ -41,9 +41,9 @@ class Moments:
         message_id._last = 0
         if "template" in request.fixturenames:
             # Not earlier: pytest rewrites the assertions of plugins that it loads.
-            from tests.fixtures.postgres import A_MONTH, A_WEEK, FEW_DAYS
+            from tests.fixtures.postgres import A_WEEK, FEW_DAYS
 
-            for ahead in (FEW_DAYS, A_WEEK, A_MONTH):
+            for ahead in (FEW_DAYS, A_WEEK):
                 request.getfixturevalue("template").name(ahead)
         self._clock.set(self._moment - TO_SET_UP if self._crosses else self._moment)
 

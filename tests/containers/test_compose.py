@@ -2,20 +2,16 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 import yaml
 
+from tests.acceptance.brokers import as_variant
 from tests.containers.engine import DOCKER, Project, docker, run, running_project
 from tests.fixtures.waiting import wait_for
 
 LASTING = ("relay", "billing", "shipping")
 PATIENCE = 120
-
-
-def as_variant(broker: str) -> Any:
-    return pytest.param(broker, marks=pytest.mark.variant)
 
 
 def sell(project: Project) -> None:
@@ -172,7 +168,7 @@ def test_the_demo_works_with_another_broker_and_a_stop_drains(broker: str) -> No
     variables = str(DOCKER / f"brokers/{broker}.env")
     with running_project("--env-file", variables) as project:
         sell(project)
-        assert project.psql("SELECT count(*) FROM inbox.delivery") == "0"
+        assert project.psql("SELECT count(*) FROM inbox.message") == "0"
         project.compose("stop", *LASTING)
         assert {project.state(name)["ExitCode"] for name in LASTING} == {0}
 

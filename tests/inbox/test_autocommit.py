@@ -11,11 +11,11 @@ from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from inbox import Consumer, guard, idempotent, record_receipt
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
-from outbox import AutocommitError, Message
+from outbox.errors import AutocommitError
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Consumer, Message, guard, idempotent, record_receipt
 from tests.fixtures.consumers import DRIVERS, is_plain, sessions_by
 from tests.fixtures.endings import EFFECT, effects, make_effects, receipts
 from tests.fixtures.http import SECRET

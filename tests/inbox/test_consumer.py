@@ -12,7 +12,6 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from inbox import Consumer, DeadLetter, RetryLater, idempotent
 from inbox.events import (
     DuplicateSkipped,
     HandlerDatabaseLost,
@@ -23,12 +22,13 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.sources.memory import MemorySource
-from outbox import Message
 from outbox.errors import ConfigError, DatabaseUnavailableError
+from pillarbox import Consumer, DeadLetter, Message, RetryLater, idempotent
 from tests.fixtures.consumers import (
     NEVER,
     QUICK,
     async_sessions_of,
+    handles,
     id_of,
     numbered,
     running,
@@ -211,7 +211,7 @@ async def test_a_message_that_can_never_be_handled_is_dead_lettered_at_once(
     source = MemorySource(message)
     consumer = Consumer(source, sessions, name="billing", retry=NEVER)
 
-    @consumer.handles("orders", batch=batch)
+    @handles(consumer, "orders", batch=batch)
     async def handle(session: AsyncSession, one_or_many: Any) -> None:
         raise DeadLetter("the handler said so")
 

@@ -7,11 +7,12 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import Consumer, InvalidReceiptError, RetryLater, idempotent
-from inbox.cli.consume import load_consumer
+from inbox.consuming.load import load_consumer
+from inbox.errors import InvalidReceiptError
 from inbox.sources.memory import MemorySource
-from outbox import Message
 from outbox.errors import ConfigError, UnknownImplementationError
+from pillarbox import Consumer, Message, RetryLater, idempotent
+from tests.fixtures.consumers import handles
 
 SYNC = sessionmaker[Session]()
 ASYNC = async_sessionmaker[AsyncSession]()
@@ -46,17 +47,11 @@ def test_a_coroutine_function_needs_an_async_sessionmaker(handler: Any) -> None:
         consumer(SYNC).handles("orders")(handler)
 
 
-def test_a_consumer_refuses_a_handler_that_raises_on_duplicates() -> None:
-    handler = idempotent(consumer="c", on_duplicate="raise")(coroutine)
-    with pytest.raises(ConfigError, match=r'coroutine: on_duplicate="raise"'):
-        consumer().handles("orders")(handler)
-
-
 @pytest.mark.parametrize("kind", [{"batch": 2}, {"lease": timedelta(seconds=1)}])
 def test_two_receipts_for_one_message_are_refused(kind: dict[str, Any]) -> None:
     handler = idempotent(consumer="c")(coroutine)
-    with pytest.raises(ConfigError, match="coroutine: is @idempotent, and lease"):
-        consumer().handles("orders", **kind)(handler)
+    with pytest.raises(ConfigError, match="coroutine: is @idempotent, but the cons"):
+        handles(consumer(), "orders", **kind)(handler)
 
 
 def test_anything_but_a_session_factory_is_refused() -> None:
@@ -73,7 +68,6 @@ def test_registering_returns_the_handler() -> None:
     [
         {"max_in_flight": 0},
         {"max_in_flight_per_tenant": 0},
-        {"max_prefetched": -1},
         {"max_waiting": -1},
         {"max_idle": timedelta(milliseconds=999)},
         {"max_idle": timedelta(days=25)},

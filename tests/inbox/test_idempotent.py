@@ -2,18 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox import ForeignId, InvalidReceiptError, MessageTooOldError, idempotent
-from outbox import Message
+from inbox.receipt import ForeignId
 from outbox.errors import NotASessionError
 from outbox.postgres.connection import sqlalchemy_url
-from tests.fixtures.consumers import async_sessions_of, id_of
+from pillarbox import Message, idempotent
+from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.sessions import execute
 
 CHARGE = text("INSERT INTO charge (what) VALUES (:what)")
@@ -106,16 +105,6 @@ def test_a_handler_that_raises_leaves_neither_receipt_nor_effects(
     assert charges(url) == ["orders"]
 
 
-def test_a_rollback_undoes_receipt_and_effects(engine: Engine, url: str) -> None:
-    message = Message("orders", b"")
-    with Session(engine) as session:
-        bill(session, message)
-        session.rollback()
-    with Session(engine) as session, session.begin():
-        assert bill(session, message) is not None
-    assert charges(url) == ["orders"]
-
-
 def test_foreign_messages_are_identified_by_a_custom_key_function(
     engine: Engine, url: str
 ) -> None:
@@ -124,15 +113,6 @@ def test_foreign_messages_are_identified_by_a_custom_key_function(
         with Session(engine) as session, session.begin():
             assert on_stripe(session, event) == expected
     assert charges(url) == ["evt_1"]
-
-
-def test_a_message_too_old_to_deduplicate_is_not_handled(
-    engine: Engine, url: str
-) -> None:
-    message = Message("orders", b"", id=id_of(datetime(2020, 1, 1, tzinfo=UTC)))
-    with Session(engine) as session, pytest.raises(MessageTooOldError):
-        bill(session, message)
-    assert charges(url) == []
 
 
 def test_an_idempotent_function_keeps_its_name() -> None:
@@ -147,8 +127,3 @@ async def test_the_wrong_kind_of_session_is_refused(engine: Engine, url: str) ->
     async with async_sessions_of(url) as sessions, sessions() as session_:
         with pytest.raises(NotASessionError, match="run_sync"):
             bill(session_, message)  # type: ignore[arg-type]
-
-
-def test_a_consumer_without_a_name_is_refused_at_once() -> None:
-    with pytest.raises(InvalidReceiptError, match="receipt consumer ''"):
-        idempotent(consumer="")

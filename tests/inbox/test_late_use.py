@@ -14,11 +14,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import InvalidRequestError
 
-from inbox import Consumer
 from inbox.events import MessageHandled
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
-from outbox import Message
+from pillarbox import Consumer, Message
 from tests.fixtures.consumers import QUICK, running, sessions_by
 
 SMALL_POOL = {"pool_size": 3, "max_overflow": 0}
@@ -39,9 +38,9 @@ def register(consumer: Consumer, kind: str, use: Callable[[Any], None]) -> None:
         case "single":
             consumer.handles("*")(one)
         case "batch":
-            consumer.handles("*", batch=2)(one)
+            consumer.handles_batch("*", max_size=2)(one)
         case _:
-            consumer.handles("*", lease=timedelta(seconds=60))(long)
+            consumer.job("*", lease=timedelta(seconds=60))(long)
 
 
 def register_async(consumer: Consumer, kind: str, use: Callable[[Any], None]) -> None:
@@ -56,9 +55,9 @@ def register_async(consumer: Consumer, kind: str, use: Callable[[Any], None]) ->
         case "single":
             consumer.handles("*")(one)
         case "batch":
-            consumer.handles("*", batch=2)(one)
+            consumer.handles_batch("*", max_size=2)(one)
         case _:
-            consumer.handles("*", lease=timedelta(seconds=60))(long)
+            consumer.job("*", lease=timedelta(seconds=60))(long)
 
 
 KINDS = ("single", "batch", "job")

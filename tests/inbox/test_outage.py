@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer, DeadLetter
 from inbox.events import (
     HandlerDatabaseLost,
     HandlerDatabaseRecovered,
@@ -21,8 +20,8 @@ from inbox.events import (
 )
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
-from outbox import Message
 from outbox.testing.postgres import PostgresServer
+from pillarbox import Consumer, DeadLetter, Message
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import NEVER, async_sessions_of, numbered, running
@@ -64,7 +63,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
     url = migrated_server.url
     execute(url, "CREATE TABLE effect (what text)")
     execute(url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         await publisher.publish(numbered(300, keys=20))
     async with async_sessions_of(url) as sessions:
         consumer = Consumer(url, sessions, name="billing", retry=NEVER, max_in_flight=4)
@@ -86,7 +85,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
             migrated_server.restart("immediate")
             restarted.set()
             await events.wait_for(HandlerDatabaseRecovered, timeout=60)
-            async with PostgresPublisher.from_url(url) as publisher:
+            async with PostgresPublisher(url) as publisher:
                 await publisher.publish([Message("orders", b"last")])
             while execute(url, "SELECT count(*) FROM effect") != [(301,)]:
                 count = len(events.of(MessageHandled))
@@ -133,19 +132,19 @@ async def test_a_consumer_waits_for_a_read_only_broker_and_loses_nothing(
     ("change", "remedy", "words"),
     [
         (
-            "REVOKE SELECT ON inbox.delivery FROM pillarbox_consumer",
-            "GRANT SELECT ON inbox.delivery TO pillarbox_consumer",
+            "REVOKE SELECT ON inbox.message FROM pillarbox_consumer",
+            "GRANT SELECT ON inbox.message TO pillarbox_consumer",
             "permission denied",
         ),
         (
-            "ALTER TABLE inbox.delivery RENAME TO gone",
-            "ALTER TABLE inbox.gone RENAME TO delivery",
+            "ALTER TABLE inbox.message RENAME TO gone",
+            "ALTER TABLE inbox.gone RENAME TO message",
             "does not exist",
         ),
         # Nothing is claimed without lanes, so only leasing fails.
         (
-            f"ALTER TABLE inbox.delivery RENAME TO gone; {END_LEASE}",
-            "ALTER TABLE inbox.gone RENAME TO delivery",
+            f"ALTER TABLE inbox.message RENAME TO gone; {END_LEASE}",
+            "ALTER TABLE inbox.gone RENAME TO message",
             "does not exist",
         ),
     ],
@@ -175,7 +174,7 @@ async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
 
 
 async def publish(url: str, *messages: Message) -> None:
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         assert await publisher.publish(messages) == [Acked()] * len(messages)
 
 
@@ -206,7 +205,7 @@ async def test_the_consumers_role_has_all_the_privileges_it_needs(
                 raise DeadLetter("as asked")
 
         async with running(consumer) as events:
-            async with PostgresPublisher.from_url(database_url) as publisher:
+            async with PostgresPublisher(database_url) as publisher:
                 await publisher.publish(numbered(3, keys=3))
             await events.wait_for(MessageHandled, 2)
             await events.wait_for(MessageDeadLettered)

@@ -20,7 +20,6 @@ from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import override
 
-from inbox import Consumer, guard, idempotent
 from inbox.events import (
     DuplicateSkipped,
     HandlerFailed,
@@ -30,13 +29,15 @@ from inbox.events import (
 from inbox.handlers.sessions import pool_limit
 from inbox.schema import metadata
 from inbox.sources.memory import MemorySource
-from outbox import ConfigError, Message
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import find, retry_all
+from outbox.dead_letters.retry import retry_all
 from outbox.events import Event
+from pillarbox import ConfigError, Consumer, Message, guard, idempotent
 from tests.fixtures.consumers import DRIVERS, QUICK, is_plain, running, sessions_by
+from tests.fixtures.dead_letters import find
 from tests.fixtures.endings import Effect, dead_letters, effects, make_effects, receipts
 from tests.fixtures.sessions import execute
+from tests.fixtures.variants import in_turn
 
 ROUTERS: Final = {
     "SQLAlchemy's recipe": (Update, Delete),
@@ -164,10 +165,10 @@ def register(consumer: Consumer, kind: str, driver: str, do: Any) -> None:
         case "single":
             consumer.handles("*")(handler_of(driver, do))
         case "batch":
-            consumer.handles("*", batch=2)(batch_handler_of(driver, do))
+            consumer.handles_batch("*", max_size=2)(batch_handler_of(driver, do))
         case "job":
             lease = timedelta(seconds=60)
-            consumer.handles("*", lease=lease)(long_handler_of(driver, do))
+            consumer.job("*", lease=lease)(long_handler_of(driver, do))
         case _:
             handler: Any = idempotent(consumer="billing")(handler_of(driver, do))
             consumer.handles("*")(handler)
@@ -181,6 +182,13 @@ CASES: Final = (
     ("asyncpg", "single"),
     ("asyncpg", "batch"),
     ("asyncpg", "job"),
+)
+CASES_AND_ROUTERS: Final = pytest.mark.parametrize(
+    ("driver", "kind", "writes"),
+    in_turn(
+        [pytest.param(*case, id="-".join(case)) for case in CASES],
+        [pytest.param(writes, id=name) for name, writes in ROUTERS.items()],
+    ),
 )
 
 
@@ -224,7 +232,7 @@ def read_and_write(session: Session, message: Message) -> None:
     write(session, message)
 
 
-@pytest.mark.parametrize(("driver", "kind"), CASES)
+@CASES_AND_ROUTERS
 async def test_a_commit_that_fails_undoes_receipt_and_effects_together(
     url: str, driver: str, kind: str, writes: Any
 ) -> None:
@@ -267,7 +275,7 @@ async def guarded(sessions: Any, driver: str, message: Message, do: Any) -> None
         await session.run_sync(do, message)
 
 
-@pytest.mark.parametrize(("driver", "kind"), CASES)
+@CASES_AND_ROUTERS
 async def test_a_second_connection_that_can_write_is_refused_by_name(
     url: str, reader: str, driver: str, kind: str, writes: Any
 ) -> None:
@@ -287,7 +295,9 @@ async def test_a_second_connection_that_can_write_is_refused_by_name(
 
     assert any(isinstance(event, HandlerFailed) for event in seen)
     ((reason, _),) = dead_letters(url)
-    assert reason.startswith("ConfigError: the session writes to one database through")
+    assert reason.startswith(
+        "ConfigError: the session can write through two connections"
+    )
     assert all(each.partition("://")[2] in reason for each in (url, reader))
     assert "default_transaction_read_only" in reason
     assert (effects(url), receipts(url)) == ([], 0)
@@ -335,7 +345,7 @@ async def test_what_a_block_reads_after_the_guard_is_refused_at_the_commit(
     assert (effects(url), receipts(url)) == ([], 0)
 
 
-@pytest.mark.parametrize(("driver", "kind"), CASES)
+@CASES_AND_ROUTERS
 async def test_handlers_may_read_from_a_replica(
     url: str, replica: str, driver: str, kind: str, writes: Any
 ) -> None:
@@ -348,7 +358,7 @@ async def test_handlers_may_read_from_a_replica(
     assert not [event for event in seen if event.level >= logging.WARNING]
 
 
-@pytest.mark.parametrize(("driver", "kind"), CASES)
+@CASES_AND_ROUTERS
 async def test_dead_letters_and_their_retries_need_only_the_writer(
     url: str, replica: str, driver: str, kind: str, writes: Any
 ) -> None:

@@ -19,25 +19,25 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool, StaticPool
 
-from inbox import Consumer, guard, idempotent
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
-from outbox import Message, add
 from outbox.cli.main import main
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import find
 from outbox.errors import ConfigError
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Consumer, Message, add, guard, idempotent
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import (
     DRIVERS,
     async_sessions_of,
+    handles,
     is_plain,
     running,
     sessions_by,
     sessions_of,
 )
+from tests.fixtures.dead_letters import find
 from tests.fixtures.sessions import execute
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -56,7 +56,7 @@ async def many(session: AsyncSession, messages: Any) -> None: ...
 def consumer_of(sessions: Any, handler: Any = coroutine, **changes: Any) -> Consumer:
     terms = {name: changes.pop(name) for name in ("lease", "batch") if name in changes}
     consumer = Consumer(MemorySource(), sessions, name="billing", **changes)
-    consumer.handles("orders", **terms)(handler)
+    handles(consumer, "orders", **terms)(handler)
     return consumer
 
 
@@ -144,7 +144,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.orm import sessionmaker
-from inbox import Consumer
+from pillarbox import Consumer
 
 consumer = Consumer("memory:", sessionmaker(create_engine({url!r})), name="billing")
 

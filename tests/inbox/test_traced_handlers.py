@@ -11,7 +11,6 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox import Consumer, DeadLetter, ForeignId, RetryLater, guard, idempotent
 from inbox.events import (
     DuplicateSkipped,
     HandlerFailed,
@@ -20,14 +19,15 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.jobs.job import AsyncJob
+from inbox.receipt import ForeignId
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
-from outbox import Message, add
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Outcome, find
+from outbox.dead_letters.retry import Outcome
 from outbox.events import TracingFailed
 from outbox.retry import RetryPolicy
 from outbox.testing.samples import TRACEPARENT
+from pillarbox import Consumer, DeadLetter, Message, RetryLater, add, guard, idempotent
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
@@ -35,6 +35,7 @@ from tests.fixtures.consumers import (
     sessions_by,
     sessions_of,
 )
+from tests.fixtures.dead_letters import find
 from tests.fixtures.http import SECRET
 from tests.fixtures.spans import (
     Record,
@@ -254,7 +255,7 @@ async def test_a_batch_handler_has_one_span_linked_to_each_message(
 
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(MemorySource(*batch), sessions, name="billing")
-        consumer.handles("orders", batch=100)(handle)
+        consumer.handles_batch("orders", max_size=100)(handle)
         async with running(consumer) as events:
             await events.wait_for(MessageHandled, 20)
     processed, made = spans.named("process orders"), spans.named("create bills")
@@ -277,7 +278,7 @@ async def test_a_long_handler_has_one_span_over_all_its_transactions(
 
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(MemorySource(message()), sessions, name="reports")
-        consumer.handles("orders", lease=timedelta(seconds=30))(report)
+        consumer.job("orders", lease=timedelta(seconds=30))(report)
         async with running(consumer) as events:
             await events.wait_for(MessageHandled)
     processed = spans.one("process orders")
@@ -294,7 +295,7 @@ async def test_the_span_of_a_failed_long_handler_has_that_outcome(
 
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(MemorySource(message()), sessions, name="reports")
-        consumer.handles("orders", lease=timedelta(seconds=30))(report)
+        consumer.job("orders", lease=timedelta(seconds=30))(report)
         async with running(consumer) as events:
             await events.wait_for(MessageDeadLettered)
     assert outcome(spans.one("process orders")) == "failed"
@@ -312,7 +313,7 @@ async def test_a_timed_out_long_handler_has_failed_and_a_stopped_one_has_not(
     lease, brief = timedelta(seconds=30), timedelta(milliseconds=50)
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(MemorySource(message()), sessions, name="reports")
-        consumer.handles("orders", lease=lease)(wait)
+        consumer.job("orders", lease=lease)(wait)
         async with running(consumer):
             await started.wait()
         consumer = Consumer(
@@ -321,7 +322,7 @@ async def test_a_timed_out_long_handler_has_failed_and_a_stopped_one_has_not(
             name="reports",
             retry=RetryPolicy(max_attempts=1),
         )
-        consumer.handles("late", lease=lease, time_limit=brief)(wait)
+        consumer.job("late", lease=lease, time_limit=brief)(wait)
         async with running(consumer) as events:
             await events.wait_for(MessageDeadLettered)
     stopped, late = spans.one("process orders"), spans.one("process late")

@@ -1,8 +1,8 @@
 """Install the wheel without the lock file, and test the installation.
 
-    python -m tests.install            the core, README's extras and all extras, and the
-                                       imports of each extra alone
-    python -m tests.install --full     also each extra alone, from `add` to its handler
+    python -m tests.install            core, README's extras and dev, from `add` to a
+                                       handler, and the imports of each other extra
+    python -m tests.install --full     all of them, from `add` to a handler
     python -m tests.install redis nats only these extras
 
 Each set is installed at the lowest versions that pyproject.toml allows, and at the
@@ -70,7 +70,7 @@ class Environment:
         extras = [*self._extras, *more]
         chosen = f"[{','.join(extras)}]" if extras else ""
         # Posted webhooks need a server, which pillarbox leaves to the user.
-        others = ["uvicorn"] if "http" in self._extras else []
+        others = ["uvicorn"] if "http" in contained(self._extras) else []
         run(
             # pyproject.toml gives the bounds: uv doesn't treat a wheel's as direct.
             [
@@ -128,8 +128,8 @@ def clean_environment() -> dict[str, str]:
 
 
 def documented_extras() -> list[str]:
-    """Return the extras in README's install line."""
-    (line,) = re.findall(r"pip install 'pillarbox\[(.+?)\]'", README.read_text())
+    """Return the extras in README's install line for production."""
+    (line,) = re.findall(r"pip install 'pillarbox\[(\w+,.+?)\]'", README.read_text())
     return str(line).split(",")
 
 
@@ -138,6 +138,16 @@ def declared_requirements() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
     return extras | {"": project["dependencies"]}
+
+
+def contained(extras: Sequence[str]) -> list[str]:
+    """Return these extras, and those that they consist of."""
+    requirements = declared_requirements()
+    found = [*extras]
+    for extra in found:  # grows
+        for parts in re.findall(r"pillarbox\[(.+?)\]", " ".join(requirements[extra])):
+            found += [part for part in parts.split(",") if part not in found]
+    return found
 
 
 def send_messages(
@@ -189,8 +199,9 @@ def main() -> int:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     known = sorted(declared_requirements().keys() - {""})
-    names = {"none": [], "readme": documented_extras(), "all": known}
+    names = {"none": [], "readme": documented_extras(), "all": ["all"]}
     names |= {extra: [extra] for extra in known}
+    complete = {(), ("dev",), tuple(documented_extras())}
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(names))
     parser.add_argument("--full", action="store_true", help="see above")
     parser.add_argument(
@@ -217,7 +228,8 @@ def main() -> int:
         print("|---|---|---|---|---|", flush=True)
         for python in options.python or [sys.executable]:
             for extras in sets:
-                whole = options.full or len(extras) != 1 or bool(options.extras)
+                whole = options.full or bool(options.extras)
+                whole |= tuple(extras) in complete
                 for resolution in RESOLUTIONS:
                     environment = Environment(
                         folder / uuid4().hex, python, tuple(extras)
@@ -249,16 +261,15 @@ def passes(
     try:
         environment.install(wheel, resolution)
         versions = environment.versions()
-        environment.probe("imports", *extras)
+        environment.probe("imports", *contained(extras))
         if whole:
-            if "cli" not in extras:
+            if "cli" not in contained(extras):
                 environment.install(wheel, resolution, "cli")
             environment.probe("commands")
-            send_messages(environment, extras, server)
+            send_messages(environment, contained(extras), server)
     except (RuntimeError, ConfigError) as error:
         problem = str(error)
-    several = "readme" if list(extras) == documented_extras() else "all"
-    name = several if len(extras) > 1 else extras[0] if extras else "none"
+    name = "readme" if len(extras) > 1 else extras[0] if extras else "none"
     shown = f"{resolution}: " + ", ".join(
         f"{package} {version}"
         for package, version in versions.items()
@@ -278,7 +289,8 @@ def passes(
 def is_declared(package: str, extras: Sequence[str]) -> bool:
     """Return whether pyproject.toml names a package for these extras."""
     requirements = declared_requirements()
-    lines = [line for extra in ("", *extras) for line in requirements[extra]]
+    known = ("", *contained(extras))
+    lines = [line for extra in known for line in requirements[extra]]
     names = [line.replace("_", "-").lower() for line in lines]
     return any(name.startswith(package.replace("_", "-").lower()) for name in names)
 

@@ -12,10 +12,9 @@ from typing import Any
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import Consumer
 from inbox.webhook import webhook_app
-from outbox import REGISTRY, Message
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import REGISTRY, Consumer, Message
 
 TOPIC = "demo.orders"
 EFFECT = text("INSERT INTO effect VALUES (:n)")

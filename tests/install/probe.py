@@ -38,9 +38,10 @@ EFFECTS = (
 
 # The modules of each extra; all others need only the core.
 MODULES = {
+    "dev": ("inbox.demo",),
     "faststream": ("inbox.frameworks.faststream",),
     "http": ("relay.publishers.http",),
-    "jsonschema": ("outbox.validators.json_schema",),
+    "jsonschema": ("outbox.payload.validators.json_schema",),
     "kafka": (
         "inbox.sources.kafka",
         "outbox.brokers.kafka.connection",
@@ -59,7 +60,7 @@ MODULES = {
         "relay.metrics",
     ),
     "migrations": ("outbox.migrations.script", "outbox.migrations.versions"),
-    "msgspec": ("outbox.validators.msgspec",),
+    "msgspec": ("outbox.payload.validators.msgspec",),
     "nats": (
         "inbox.sources.nats",
         "outbox.brokers.nats.connection",
@@ -67,7 +68,7 @@ MODULES = {
         "relay.publishers.nats",
     ),
     "otel": ("outbox.observability.opentelemetry",),
-    "pydantic": ("outbox.validators.pydantic",),
+    "pydantic": ("outbox.payload.validators.pydantic",),
     "rabbitmq": (
         "inbox.sources.rabbitmq",
         "outbox.brokers.rabbitmq.amqp",
@@ -87,8 +88,9 @@ MODULES = {
     ),
     "web": ("outbox.web",),
 }
-# These work only when Alembic runs them, or in an environment that has pytest.
+# These work only when Alembic, the demo or pytest runs them.
 NOT_TRIED = (
+    "inbox.demo.consumers",
     "inbox.testing",
     "outbox.migrations.env",
     "outbox.testing.conformance",
@@ -139,8 +141,8 @@ def within(name: str, packages: tuple[str, ...]) -> bool:
 
 def check_refusals(extras: list[str]) -> Iterator[str]:
     """Check that errors about a missing extra name it."""
-    from outbox import ConfigError
     from outbox.brokers.plugins import implementation
+    from pillarbox import ConfigError
 
     for group in ("relay.publishers", "inbox.sources"):
         for point in entry_points(group=group):
@@ -162,7 +164,7 @@ def check_refusals(extras: list[str]) -> Iterator[str]:
         if "'pillarbox[cli]'" not in said:
             yield f"pillarbox: doesn't name the extra: {said}"
     if "cli" in extras and "migrations" not in extras:
-        said = run("pillarbox", "migrate", "--sql", status=2)
+        said = run("pillarbox", "migrate", "--sql", "all", status=2)
         if "'pillarbox[migrations]'" not in said:
             yield f"pillarbox migrate: doesn't name the extra: {said}"
     if "cli" in extras and "web" not in extras:
@@ -209,7 +211,7 @@ def check_messages(name: str) -> Iterator[str]:
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in EFFECTS:
             connection.execute(statement)
-        options = ["--metrics-listen", "127.0.0.1:0"] if "metrics" in extras else []
+        options = ["--listen", "127.0.0.1:0"] if "metrics" in extras else []
         with consumer() as consuming:
             consuming.wait_for_line("Uvicorn running", "ConsumerStarted")
             add_orders()
@@ -235,7 +237,7 @@ def check_messages(name: str) -> Iterator[str]:
 
 def add_orders() -> None:
     """Add three orders in two transactions, and one that is rolled back."""
-    from outbox import InvalidMessageError, Message, add
+    from pillarbox import InvalidMessageError, Message, add
 
     app: Any = importlib.import_module("app")
     if app.KIND == "plain":
@@ -259,7 +261,7 @@ def add_orders() -> None:
 
 async def add_orders_async(app: Any) -> None:
     """Add the same orders in an `AsyncSession`."""
-    from outbox import Message, add
+    from pillarbox import Message, add
 
     for numbers in ((1, 2), (4,), (3,)):
         with contextlib.suppress(ZeroDivisionError), app.traced():
@@ -271,7 +273,7 @@ async def add_orders_async(app: Any) -> None:
 
 def check_metrics(relaying: "Running") -> Iterator[str]:
     """Check that the relay serves metrics."""
-    line = relaying.wait_for_line("metrics endpoint listening on")
+    line = relaying.wait_for_line("listening on")
     address = line.split("listening on ")[1].split()[0]
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         if "pillarbox_" not in answer.read().decode():

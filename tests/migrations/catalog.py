@@ -49,7 +49,8 @@ _QUERIES = {
     "triggers": f"""
         SELECT t.tgrelid::regclass::text, t.tgname, pg_get_triggerdef(t.oid)
           FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-          JOIN pg_namespace n ON n.oid = c.relnamespace WHERE {_SCHEMAS}
+          JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE {_SCHEMAS} AND NOT t.tgisinternal
     """,
     "views": """
         SELECT schemaname, viewname, definition, viewowner FROM pg_views
@@ -84,7 +85,7 @@ def snapshot(url: str) -> Snapshot:
 
 
 def drop_roles_of_jobs(url: str, prefix: str) -> None:
-    """Drop the roles that a removal leaves if pg_cron runs in another database."""
+    """Drop the roles that a removal leaves where pg_cron runs."""
     left = "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s) ORDER BY 1"
     with psycopg.connect(url, autocommit=True) as connection:
         roles = connection.execute(left, (f"{prefix}_",)).fetchall()

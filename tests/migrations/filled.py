@@ -12,23 +12,26 @@ _DEAD_LETTER: Final = (
     " content_type, headers, payload, error_reason) VALUES ('relay', 'm1', 'orders',"
     " 'a', 8, 1, 'text/plain', '{{\"h\": \"ü\"}}', '\\x00ff', 'refused')"
 )
+_BEAT: Final = (
+    "SELECT {}.beat(gen_random_uuid(), '{}', 'main', 'host 1', 'redis://h/0', now(),"
+    " 'why', 1, 2, false)"
+)
 _ROWS: Final = (
     "SELECT outbox.add('orders', convert_to(n::text, 'UTF8'), 'a', 'acme',"
     " '{\"h\": \"ü\"}', priority => 'bulk') FROM generate_series(1, 3) n",
     "SELECT outbox.add('orders', '\\x00ff'::bytea, available_at => now() + '1 day')",
-    "INSERT INTO outbox.settlement"
-    " (created_at, first_seq, last_seq, lane, outcome, ids)"
-    " SELECT date_bin('15 minutes', created_at, '2000-01-01Z'), min(seq), max(seq),"
-    " lane, 'published', array_agg(id ORDER BY seq) FROM outbox.message"
-    " WHERE key IS NOT NULL GROUP BY 1, lane",
+    "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,"
+    " reader, owner, snapshot)"
+    " SELECT date_trunc('day', now(), 'UTC'), now() + '1 day',"
+    " coalesce((SELECT max(number) FROM outbox.position), 0) + 1, max(seq), count(*),"
+    " lane, 'main', gen_random_uuid(), pg_current_snapshot()"
+    " FROM outbox.message WHERE key IS NOT NULL GROUP BY lane",
     "INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause)"
     " SELECT created_at, available_at, seq, id, lane, 'scheduled'"
     " FROM outbox.message WHERE available_at IS NOT NULL",
-    "INSERT INTO outbox.watermark (created_at, above, up_to, messages, lane)"
-    " SELECT date_trunc('day', now(), 'UTC'), max(up_to), max(up_to) + 3, 3, 33"
-    " FROM (SELECT -1 AS up_to UNION SELECT up_to FROM outbox.watermark) AS w",
-    "INSERT INTO outbox.broker (identity) VALUES ('redis://h/0')"
-    " ON CONFLICT DO NOTHING",
+    "UPDATE outbox.reader SET broker = 'redis://h/0'",
+    _BEAT.format("outbox", "relay"),
+    _BEAT.format("inbox", "consumer"),
     _DEAD_LETTER.format("outbox.dead_letter"),
     _DEAD_LETTER.format("inbox.dead_letter"),
     "INSERT INTO inbox.receipt (message_id, message_at, consumer)"
@@ -40,16 +43,14 @@ _ROWS: Final = (
     " SELECT id, inbox.moment_of(id), 'billing', 2 FROM outbox.uuid7() id",
     "INSERT INTO inbox.foreign_receipt VALUES ('stripe', outbox.uuid7(), 'billing')",
     "INSERT INTO inbox.subscription VALUES (outbox.uuid7(), 'orders*')",
-    "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,"
+    "INSERT INTO inbox.message (message_id, lane, schema_version, topic,"
     " key, content_type, headers, payload)"
-    " VALUES (outbox.uuid7(), 3, 1, 'billing', 'orders', 'a', 'text/plain', '{}', '1')",
-    "INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,"
-    " moments) SELECT date_bin('15 minutes', created_at, '2000-01-01Z'), seq, seq,"
-    " lane, consumer, ARRAY[seq], ARRAY[created_at] FROM inbox.delivery",
-    "INSERT INTO inbox.redelivery (created_at, seq, lane, cause, consumer, key)"
-    " SELECT created_at, seq, lane, 'blocked', consumer, 'a' FROM inbox.delivery",
-    "INSERT INTO inbox.watermark (created_at, above, up_to, deliveries, lane, consumer)"
-    " SELECT created_at, seq - 1, seq, 1, lane, consumer FROM inbox.delivery"
+    " VALUES (outbox.uuid7(), 3, 1, 'orders', 'a', 'text/plain', '{}', '1')",
+    "INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer, key)"
+    " SELECT created_at, seq, lane, 'blocked', 'billing', 'a' FROM inbox.message",
+    "INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane,"
+    " reader, owner, snapshot) SELECT created_at, now(), 1, seq, 1, lane, 'billing',"
+    " gen_random_uuid(), pg_current_snapshot() FROM inbox.message"
     " ON CONFLICT DO NOTHING",
     "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
     " VALUES ('discard', '{\"topic\": \"orders\"}', 'why', 'ann', 3)",
@@ -57,6 +58,10 @@ _ROWS: Final = (
     " VALUES ('outbox.message', '2001-01-01Z', '2001-01-02Z') ON CONFLICT DO NOTHING",
     "INSERT INTO outbox.upkeep_failure (step, object, failure)"
     " VALUES ('drop', 'outbox.message_p20010101', 'in use') ON CONFLICT DO NOTHING",
+    "INSERT INTO outbox.retiring_partition (partition, parent_table, starts_at,"
+    " ends_at, detach_by) SELECT partition, 'outbox.message', starts_at, ends_at,"
+    " 'pg_cron' FROM outbox.partitions('outbox.message') ORDER BY starts_at LIMIT 1"
+    " ON CONFLICT DO NOTHING",
     "INSERT INTO outbox.kept_partition (partition, parent_table, starts_at, ends_at)"
     " VALUES ('outbox.message_moved', 'outbox.message', '2001-01-01Z', '2001-01-02Z')"
     " ON CONFLICT DO NOTHING",

@@ -6,18 +6,19 @@ RECEIVE = """
     SELECT id, inbox.moment_of(id), 'billing' FROM (SELECT outbox.uuid7() AS id) AS m
 """
 DELIVER = """
-    INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,
-                                content_type, headers, payload)
-    VALUES (outbox.uuid7(), 0, 1, 'billing', 't', 'text/plain', '{}', '')
+    INSERT INTO inbox.message (message_id, lane, schema_version, topic, content_type,
+                               headers, payload)
+    VALUES (outbox.uuid7(), 0, 1, 't', 'text/plain', '{}', '')
 """
 ACK = """
-    INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,
-                           moments)
-    VALUES (date_bin('15 minutes', now(), '2000-01-01Z'), 1, 1, 0, 'billing', '{1}',
-            ARRAY[now()])
+    INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane,
+                                reader, owner, snapshot)
+    VALUES (date_trunc('day', now(), 'UTC'), now() + interval '1 day', 1, 1, 1, 0,
+            'billing', gen_random_uuid(), pg_current_snapshot())
+    ON CONFLICT DO NOTHING
 """
 REDELIVER = """
-    INSERT INTO inbox.redelivery (created_at, seq, lane, cause, consumer, key)
+    INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer, key)
     VALUES (now(), 1, 0, 'blocked', 'billing', 'k')
 """
 GIVE_UP = """
@@ -56,25 +57,19 @@ SUSPECT = """
     RETURNING starts
 """
 
-MARK = """
-    INSERT INTO outbox.settlement (created_at, first_seq, last_seq, lane, outcome, ids)
-    VALUES (date_bin('15 minutes', now(), '2000-01-01Z'), 1, 1, 0, 'published',
-            ARRAY[gen_random_uuid()])
+SETTLE = """
+    INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
+                                 reader, owner, snapshot)
+    VALUES (date_trunc('day', now(), 'UTC'), now(), 1, 1, 1, 0, 'main',
+            gen_random_uuid(), '1:1:')
 """
 DEFER = """
     INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause)
     VALUES (now(), now(), 1, gen_random_uuid(), 0, 'refused')
 """
-VERIFY = """
-    INSERT INTO outbox.watermark (created_at, above, up_to, messages, lane)
-    VALUES (date_trunc('day', now(), 'UTC'), -1, 1, 0, 0)
-"""
 NOT_TWICE = [
     statement.format(table)
-    for table in (
-        *("outbox.message", "outbox.settlement"),
-        *("outbox.deferral", "outbox.watermark"),
-    )
+    for table in (*("outbox.message", "outbox.position", "outbox.deferral"),)
     for statement in (
         "UPDATE {} SET lane = lane",
         "UPDATE {} SET created_at = created_at",
@@ -101,12 +96,10 @@ ALLOWED = {
     "application": [ADD],
     "relay": [
         "SELECT * FROM outbox.message",
-        MARK,
+        SETTLE,
         DEFER,
-        VERIFY,
-        "SELECT * FROM outbox.settlement",
+        "SELECT * FROM outbox.position",
         "SELECT * FROM outbox.deferral",
-        "SELECT * FROM outbox.watermark",
         "SELECT outbox.cluster()",
         "SELECT last_value FROM outbox.deferral_entry_seq",
         GIVE_UP.format(schema="outbox"),
@@ -126,15 +119,14 @@ ALLOWED = {
         "SELECT * FROM outbox.upkeep_plan('inbox.receipt')",
         "SELECT * FROM inbox.receipt",
         "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')",
-        "SELECT * FROM inbox.delivery",
+        "SELECT * FROM inbox.message",
         "SELECT * FROM inbox.delivery_status",
         "SELECT * FROM inbox.unsettled_delivery",
         "SELECT * FROM inbox.job_status",
         ACK,
         REDELIVER,
-        "SELECT s.last_value FROM inbox.delivery_seq s, inbox.redelivery_entry_seq",
-        "INSERT INTO inbox.watermark (created_at, above, up_to, deliveries, lane,"
-        " consumer) VALUES (now(), -1, 1, 1, 0, 'billing')",
+        "SELECT s.last_value FROM inbox.message_seq s, inbox.deferral_entry_seq",
+        "SELECT * FROM inbox.base",
         GIVE_UP.format(schema="inbox"),
         "SELECT * FROM inbox.readable_dead_letter",
         "SELECT * FROM inbox.dead_letter FOR UPDATE",
@@ -148,7 +140,7 @@ ALLOWED = {
         "SELECT * FROM outbox.upkeep_plan()",
         "SELECT outbox.finish_detached('outbox.message')",
         "SELECT outbox.accept_clock()",
-        "SELECT outbox.trim_operations()",
+        "SELECT outbox.trim_batch('outbox.operation')",
     ],
     "detacher": [
         "SELECT * FROM outbox.upkeep_plan()",
@@ -157,9 +149,8 @@ ALLOWED = {
     ],
     "monitor": [
         "SELECT id, topic, key, available_at FROM outbox.message",
-        "SELECT * FROM outbox.settlement",
+        "SELECT * FROM outbox.position",
         "SELECT * FROM outbox.deferral",
-        "SELECT * FROM outbox.watermark",
         "SELECT topic, error_reason, attempts FROM outbox.dead_letter",
         "SELECT * FROM outbox.partition_health",
         "SELECT count(*) FROM inbox.receipt",
@@ -205,7 +196,7 @@ FORBIDDEN = {
         "UPDATE outbox.operation SET asked_by = 'somebody else'",
         "UPDATE outbox.operation SET asked_at = now()",
         "DELETE FROM outbox.operation",
-        "SELECT outbox.trim_operations()",
+        "SELECT outbox.trim_batch('outbox.operation')",
         "DELETE FROM inbox.receipt",
         "SELECT checkpoint FROM inbox.job",
         "CALL outbox.maintain()",
@@ -220,11 +211,11 @@ FORBIDDEN = {
         " created_at) VALUES (outbox.uuid7(), 0, 't', 'c', '', now())",
         "INSERT INTO outbox.message (id, lane, topic, content_type, payload,"
         " seq) VALUES (outbox.uuid7(), 0, 't', 'c', '', 1)",
-        MARK,
+        SETTLE,
         DEFER,
-        "SELECT * FROM outbox.settlement",
+        "SELECT * FROM outbox.position",
         "SELECT * FROM outbox.dead_letter",
-        "SELECT nextval('inbox.delivery_seq')",
+        "SELECT nextval('inbox.message_seq')",
         "CALL outbox.maintain()",
         "CREATE TABLE outbox.mine (id int)",
         "SELECT headers FROM outbox.message",
@@ -235,7 +226,7 @@ FORBIDDEN = {
         "SELECT setval('outbox.message_seq', 1)",
         "ALTER TABLE outbox.message DISABLE TRIGGER message_doorbell",
         "TABLE inbox.receipt",
-        "TABLE inbox.delivery",
+        "TABLE inbox.message",
         "SELECT * FROM outbox.upkeep_plan()",
         "UPDATE outbox.partition_policy SET retention = '99 days'",
         "SET ROLE pillarbox_owner",
@@ -248,10 +239,9 @@ FORBIDDEN = {
         "SELECT nextval('outbox.message_seq')",
         *NOT_TWICE,
         "SELECT setval('outbox.deferral_entry_seq', 1)",
-        "SELECT * FROM outbox.unsettled_messages('outbox.message', now(), now())",
         "DELETE FROM outbox.dead_letter",
         *(query.format(schema="outbox") for query in REWRITE_DEAD_LETTERS),
-        "DELETE FROM inbox.delivery",
+        "DELETE FROM inbox.message",
         "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')",
         RECEIVE,
         "CALL outbox.maintain()",
@@ -259,10 +249,10 @@ FORBIDDEN = {
         "UPDATE outbox.partition_policy SET unsettled = NULL",
         "TABLE partman.part_config",
         "SET ROLE pillarbox_owner",
-        "UPDATE inbox.delivery SET topic = 'other'",
+        "UPDATE inbox.message SET topic = 'other'",
         ACK,
         REDELIVER,
-        "SELECT payload FROM inbox.delivery",
+        "SELECT payload FROM inbox.message",
         "SELECT * FROM inbox.receipt",
     ],
     "consumer": [
@@ -273,19 +263,17 @@ FORBIDDEN = {
         "DELETE FROM inbox.receipt",
         "UPDATE inbox.receipt SET consumer = 'other'",
         DELIVER,
-        "DELETE FROM inbox.delivery",
-        "UPDATE inbox.delivery SET payload = ''",
-        "UPDATE inbox.delivery SET consumer = 'mine'",
-        "UPDATE inbox.ack SET consumer = 'mine'",
-        "DELETE FROM inbox.ack",
-        "INSERT INTO inbox.ack (acked_at) VALUES (now())",
-        "UPDATE inbox.redelivery SET attempts = 0",
-        "DELETE FROM inbox.redelivery",
-        "UPDATE inbox.watermark SET up_to = 10",
-        "DELETE FROM inbox.watermark",
-        "SELECT nextval('inbox.delivery_seq')",
+        "DELETE FROM inbox.message",
+        "UPDATE inbox.message SET payload = ''",
+        "UPDATE inbox.position SET reader = 'mine'",
+        "DELETE FROM inbox.position",
+        "INSERT INTO inbox.base (seq) VALUES (9)",
+        "UPDATE inbox.subscription SET since_seq = 0",
+        "UPDATE inbox.deferral SET attempts = 0",
+        "DELETE FROM inbox.deferral",
+        "SELECT nextval('inbox.message_seq')",
         "UPDATE outbox.message SET available_at = now()",
-        MARK,
+        SETTLE,
         DEFER,
         "SELECT nextval('outbox.message_seq')",
         "SELECT * FROM outbox.dead_letter",
@@ -294,7 +282,7 @@ FORBIDDEN = {
         *(query.format(schema="inbox") for query in REWRITE_DEAD_LETTERS),
         "TRUNCATE inbox.receipt",
         "UPDATE inbox.suspect SET consumer = 'other'",
-        "SELECT outbox.trim_foreign_receipts_batch()",
+        "SELECT outbox.trim_batch('inbox.foreign_receipt')",
         "CALL outbox.maintain()",
         "SET ROLE pillarbox_owner",
     ],
@@ -302,9 +290,9 @@ FORBIDDEN = {
         ADD,
         "SELECT * FROM outbox.message",
         *NOT_TWICE,
-        MARK,
+        SETTLE,
         "UPDATE outbox.partition_policy SET retention = '1 day'",
-        "SELECT outbox.adopt_table('outbox.message')",
+        "SELECT outbox.make_partition('outbox.message', now())",
         "DROP TABLE outbox.message",
         "SET ROLE pillarbox_detacher",
         "SET ROLE pillarbox_owner",
@@ -315,7 +303,7 @@ FORBIDDEN = {
         " now(), now()",
         "INSERT INTO outbox.retiring_partition SELECT 'inbox.message', 'outbox.x',"
         " now(), now()",
-        "SELECT payload FROM inbox.delivery",
+        "SELECT payload FROM inbox.message",
         "TABLE inbox.dead_letter",
         "DELETE FROM inbox.receipt",
         "DELETE FROM inbox.foreign_receipt",
@@ -346,19 +334,18 @@ FORBIDDEN = {
         "SELECT payload_json FROM outbox.readable_dead_letter",
         "SELECT topic FROM inbox.readable_dead_letter",
         *NOT_TWICE,
-        MARK,
+        SETTLE,
         DEFER,
-        VERIFY,
         "UPDATE partman.part_config SET retention = '1 day'",
         "SELECT outbox.finish_detached('outbox.message')",
         "SELECT outbox.end_upkeep(now(), false)",
         "SELECT outbox.accept_clock()",
         ADD,
-        "SELECT payload FROM inbox.delivery",
+        "SELECT payload FROM inbox.message",
         "SELECT headers FROM inbox.dead_letter",
         "SELECT error_stacktrace FROM outbox.dead_letter",
         "UPDATE outbox.dead_letter SET status = 'DISCARDED'",
-        "UPDATE inbox.delivery SET topic = 'other'",
+        "UPDATE inbox.message SET topic = 'other'",
         ACK,
         REDELIVER,
         "UPDATE outbox.partition_policy SET retention = '99 days'",

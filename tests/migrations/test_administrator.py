@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.administration.migrate import migrate, unmigrate
+from outbox.administration.migrate import unmigrate
 from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 from tests.outbox.administration.retiring import EXPIRED
@@ -39,9 +40,9 @@ def administrator(server: PostgresServer, empty_database_url: str) -> Iterator[s
 def test_a_role_with_createrole_migrates_maintains_and_removes(
     administrator: str, empty_database_url: str
 ) -> None:
-    migrate(administrator, with_cron=False, role_prefix="theirs")
+    migrate_for_a_week(administrator, role_prefix="theirs")
     first = snapshot(empty_database_url)
-    migrate(administrator, with_cron=False, role_prefix="theirs")
+    migrate_for_a_week(administrator, role_prefix="theirs")
     assert snapshot(empty_database_url) == first
 
     assert main(["maintain", "--database", administrator]) == 0

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from outbox.administration.upkeep import maintain
-from tests.fixtures.marks import publish
+from tests.fixtures.positions import publish
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
-from tests.outbox.administration.retiring import AT_THE_NOTES, EXPIRED, reader, steps
+from tests.outbox.administration.retiring import EXPIRED, reader, steps
 from tests.outbox.administration.test_upkeep import old_partition
 
 FINISH = "SELECT partition, outcome FROM outbox.finish_detached('outbox.message')"
@@ -38,7 +38,7 @@ def interrupted(database_url: str) -> str:
         psycopg.connect(database_url, autocommit=True) as dba,
         reader(database_url),
     ):
-        maintain(dba, tell=print, detach_wait=timedelta(milliseconds=50))
+        maintain(dba, report=print, detach_wait=timedelta(milliseconds=50))
     assert steps(database_url, "finalize") == ["finalize"]
     ((name,),) = execute(database_url, EXPIRED)
     return str(name)
@@ -86,51 +86,31 @@ def test_the_routines_wait_for_statements_of_other_sessions(
     assert done == [(interrupted, "finalized"), (interrupted, "dropped")]
 
 
-def test_writers_and_readers_continue_while_the_command_finishes_a_detach(
+def test_writers_and_readers_continue_while_the_routines_finish_a_detach(
     database_url: str, interrupted: str
 ) -> None:
-    told: list[str] = []
+    done: list[tuple[str, str]] = []
 
     def finish_it() -> None:
-        with psycopg.connect(database_url, autocommit=True) as dba:
-            maintain(dba, tell=told.append, detach_wait=timedelta(minutes=5))
+        done.extend(execute(database_url, FINISH))
 
-    with psycopg.connect(database_url) as other:
-        # Makes the routines leave the detach to the command, which waits longer.
-        other.execute(AT_THE_NOTES)
-        with long_statement(database_url) as working:
-            command = threading.Thread(target=finish_it)
-            command.start()
-            wait_for("FINALIZE", lambda: execute(database_url, WAITS_FOR_A_SNAPSHOT))
-            execute(database_url, ADD)
-            publish(f"{database_url}?options=-cstatement_timeout%3D5s")
-            assert execute(database_url, COUNT) == [(1,)]
-            # Readers of the plan and older transactions don't wait either.
-            assert steps(database_url, "finalize") == ["finalize"]
-            assert working.execute(COUNT).fetchall() == [(0,)]
-            assert execute(database_url, WAITS_FOR_A_SNAPSHOT) == [(1,)]
-            working.rollback()
-            command.join(60)
+    with long_statement(database_url) as working:
+        routine = threading.Thread(target=finish_it)
+        routine.start()
+        wait_for("FINALIZE", lambda: execute(database_url, WAITS_FOR_A_SNAPSHOT))
+        execute(database_url, ADD)
+        publish(f"{database_url}?options=-cstatement_timeout%3D5s")
+        assert execute(database_url, COUNT) == [(1,)]
+        # Readers of the plan and older transactions don't wait either.
+        assert steps(database_url, "finalize") == ["finalize"]
+        assert working.execute(COUNT).fetchall() == [(0,)]
+        working.rollback()
+        routine.join(60)
 
-    assert told == [f"{interrupted}: finalized"]
-    assert execute(database_url, FINISH) == [(interrupted, "dropped")]
-
-
-def test_the_command_waits_at_most_for_its_timeout(
-    database_url: str, interrupted: str
-) -> None:
-    told: list[str] = []
-    with (
-        psycopg.connect(database_url) as other,
-        long_statement(database_url),
-        psycopg.connect(database_url, autocommit=True) as dba,
-    ):
-        other.execute(AT_THE_NOTES)
-        maintain(dba, tell=told.append, detach_wait=timedelta(milliseconds=50))
-
-    (line,) = told
-    assert line.startswith(f"{interrupted}: not detached yet: after 0.05s")
-    assert "an older statement or transaction is still running; the next" in line
+    # It waits 5 s for others, which a busy machine may exceed.
+    if done == [(interrupted, "waiting")]:
+        done = execute(database_url, FINISH)
+    assert done == [(interrupted, "finalized"), (interrupted, "dropped")]
 
 
 def test_a_detach_is_not_finished_while_a_transaction_can_read_the_partition(
@@ -142,12 +122,11 @@ def test_a_detach_is_not_finished_while_a_transaction_can_read_the_partition(
             psycopg.connect(database_url, autocommit=True) as dba,
             reader(database_url),
         ):
-            maintain(dba, tell=print, detach_wait=timedelta(milliseconds=50))
-        told: list[str] = []
+            maintain(dba, report=print, detach_wait=timedelta(milliseconds=50))
         assert execute(database_url, FINISH) == []
         with psycopg.connect(database_url, autocommit=True) as dba:
-            maintain(dba, tell=told.append)
-        assert "an older transaction is open" in told[0]
+            maintain(dba, report=print)
+        assert steps(database_url, "finalize") == ["finalize"]
         # The older transaction therefore needn't wait.
         older.execute("SET LOCAL lock_timeout = '1s'")
         assert older.execute(COUNT).fetchall() == [(0,)]

@@ -11,29 +11,33 @@ import pytest
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
-from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.timeout(300)
 
+_BEAT = (
+    "{}.beat(uuid,text,text,text,text,timestamp with time zone,text,integer,integer,"
+    "boolean)"
+)
+_CALL = (
+    "SELECT {}.beat('00000000-0000-0000-0000-000000000000',"
+    " 'k', 'n', 'h', 'b', NULL, NULL, 0, 0, false)"
+)
 # SECURITY DEFINER functions, each with a role that may call it.
 DEFINERS = {
     "outbox.make_partitions(text)": (
         *("maintainer", "SELECT outbox.make_partitions('outbox.message')"),
     ),
     "outbox.make_days()": ("relay", "SELECT * FROM outbox.make_days()"),
+    _BEAT.format("outbox"): ("relay", _CALL.format("outbox")),
+    _BEAT.format("inbox"): ("consumer", _CALL.format("inbox")),
     "outbox.set_interval(text,interval,integer)": (
         "owner",
         "SELECT outbox.set_interval('outbox.message', '1 hour', 48)",
     ),
-    "outbox.detach_expired(text,regclass[],interval)": (
-        "maintainer",
-        "SELECT * FROM outbox.detach_expired('outbox.message', '{}', '0')",
+    "outbox.trim_batch(text)": (
+        *("maintainer", "SELECT outbox.trim_batch('outbox.operation')"),
     ),
-    "outbox.trim_foreign_receipts_batch()": (
-        *("maintainer", "SELECT outbox.trim_foreign_receipts_batch()"),
-    ),
-    "outbox.trim_operations()": ("maintainer", "SELECT outbox.trim_operations()"),
     "outbox.note_failure(text,text,text,text,text,text)": (
         *("maintainer", "SELECT outbox.note_failure('x')"),
     ),
@@ -44,7 +48,7 @@ DEFINERS = {
     "outbox.is_followed(text,timestamp with time zone,timestamp with time zone)": (
         *(
             "monitor",
-            "SELECT outbox.is_followed('outbox.watermark', '-infinity', 'infinity')",
+            "SELECT outbox.is_followed('outbox.position', '-infinity', 'infinity')",
         ),
     ),
     "outbox.upkeep_plan(text)": ("monitor", "SELECT * FROM outbox.upkeep_plan()"),
@@ -197,17 +201,3 @@ def test_a_definer_function_without_a_pinned_path_calls_a_trap(
 
     with pytest.raises(psycopg.errors.RaiseException, match="trapped as pillarbox_own"):
         hostile.execute("SELECT * FROM outbox.upkeep_plan()")
-
-
-def test_a_detach_under_a_hostile_search_path_detaches_the_right_table(
-    database_url: str,
-) -> None:
-    call = "SELECT outcome FROM outbox.detach_expired('outbox.message', %s, '0')"
-    with trapped(database_url) as hostile:
-        act(hostile, "maintainer", PATHS[0])
-        hostile.execute("SELECT outbox.make_partitions('outbox.message')")
-
-        assert hostile.execute(call, ([],)).fetchone() == ("held",)
-        ((held,), _) = execute(database_url, EXPIRED)
-        assert hostile.execute(call, ([held],)).fetchone() == ("detached",)
-    assert execute(database_url, EXPIRED) == [(held,)]

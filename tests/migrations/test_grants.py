@@ -1,69 +1,44 @@
 """The grants are declared once, for both the migrations and the doctor."""
 
-import re
 from importlib.resources import files
 
 import pytest
 
-from outbox.administration.names import ROLES, Names
-from outbox.migrations.grants import (
-    closed_routines,
-    rights,
-)
+from outbox.administration.names import ROLES
+from tests.fixtures.sessions import execute
 
 FOLDER = files("outbox.migrations")
+RIGHTS = (
+    "SELECT relation, substring(fact FROM '^right of pillarbox_(\\S+) to '),"
+    " substring(fact FROM ' to (\\S+)') FROM outbox.promise"
+    " WHERE fact LIKE 'right of %'"
+)
 
 
-def test_every_object_of_a_statement_is_read() -> None:
-    """A statement that isn't understood would grant what the doctor doesn't check."""
-    versions = FOLDER.joinpath("versions").iterdir()
-    scripts = [f.read_text("utf-8") for f in versions if "grants" in f.name]
-    names = {right.name for right in rights()} | set(closed_routines())
-    found = re.findall(r"\b(?:outbox|inbox)\.\w+", "".join(scripts))
-
-    assert {name.partition("(")[0] for name in names} == {*found, "outbox", "inbox"}
-    assert sum(len(re.findall(r"^GRANT ", s, re.MULTILINE)) for s in scripts) == sum(
-        s.count("GRANT ") for s in scripts
-    )
-
-
-def test_all_roles_are_in_one_list() -> None:
-    assert {right.role for right in rights()} == set(ROLES) - {"owner"}
-    for file in ("check.sql", "roles.sql", "remove.sql"):
+def test_all_roles_are_in_one_list(database_url: str) -> None:
+    assert {role for _, role, _ in execute(database_url, RIGHTS)} == set(ROLES) - {
+        "owner"
+    }
+    for file in ("check.sql", "roles.sql", "remove_roles.sql"):
         script = FOLDER.joinpath(file).read_text(encoding="utf-8")
         assert [role for role in ROLES if f"{{{role}_name}}" not in script] == []
 
 
-def test_each_privilege_is_granted_by_one_line() -> None:
-    (right,) = (
-        right
-        for right in rights()
-        if right.role == "relay"
-        and right.name == "outbox.dead_letter"
-        and right.privilege == "UPDATE"
-    )
-    assert Names(role_prefix="shop").fill(right.grant) == (
-        "GRANT UPDATE (status, retry_count, retry_after, updated_at, error_reason,"
-        " error_stacktrace, discard_reason, discarded_by) ON outbox.dead_letter TO"
-        ' "shop_relay";'
-    )
-
-
-WRITTEN_ONCE = (
-    "outbox.message",
-    "outbox.settlement",
-    "outbox.deferral",
-    "outbox.watermark",
+@pytest.mark.parametrize(
+    "table", ["outbox.message", 'outbox."position"', "outbox.deferral"]
 )
+def test_no_role_can_change_rows_that_are_written_once(
+    table: str, database_url: str
+) -> None:
+    rights = execute(database_url, RIGHTS)
+
+    assert {right for name, _, right in rights if name == table} == {"SELECT", "INSERT"}
 
 
-@pytest.mark.parametrize("table", WRITTEN_ONCE)
-def test_no_role_can_change_rows_that_are_written_once(table: str) -> None:
-    privileges = {right.privilege for right in rights() if right.name == table}
+def test_no_routine_that_writes_is_open_to_all(database_url: str) -> None:
+    granted = {n for n, _, right in execute(database_url, RIGHTS) if right == "EXECUTE"}
+    is_open = "SELECT has_function_privilege('public', %s, 'EXECUTE')"
 
-    assert privileges == {"SELECT", "INSERT"}
-
-
-def test_only_granted_roles_can_run_a_restricted_routine() -> None:
-    routines = {r.name for r in rights() if r.privilege == "EXECUTE"}
-    assert routines - set(closed_routines()) == {"inbox.moment_of(uuid)"}
+    assert [
+        name for name in granted if execute(database_url, is_open, [name])[0][0]
+    ] == ["inbox.moment_of(uuid)"]

@@ -4,6 +4,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 from uuid import uuid4
@@ -11,13 +12,18 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox import uuid7
 from outbox.administration import connection as administration
 from outbox.administration.migrate import migration_sql, unmigrate
 from outbox.cli.main import main
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import Template
+from pillarbox import uuid7
+from tests.fixtures.postgres import (
+    A_WEEK,
+    Template,
+    migrate_for_a_week,
+    removal,
+)
 from tests.fixtures.sessions import execute, session
 from tests.migrations.catalog import snapshot
 from tests.migrations.mallory import traps
@@ -27,6 +33,7 @@ from tests.outbox.administration.test_upkeep import add_old, old_partition
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 
 Lay: TypeAlias = Callable[[str], None]
+Commands: TypeAlias = dict[str, tuple[Callable[[str], int], int]]
 
 ROOT: Final = Path(__file__).parent.parent.parent
 BREAK_A_CONDITION: Final = (
@@ -51,60 +58,56 @@ def call(url: str) -> int:
         path = connection.execute("SHOW search_path").fetchone()
         # The upkeep fails because of the broken condition, not because of a trap.
         with pytest.raises(psycopg.errors.RaiseException, match="nothing"):
-            connection.execute("CALL outbox.maintain(2)")
+            connection.execute("CALL outbox.maintain()")
         assert connection.execute("SHOW search_path").fetchone() == path
     return 2
 
 
 # Commands, each with its exit status when a partition's condition is broken.
-COMMANDS: Final[dict[str, tuple[Callable[[str], int], int]]] = {
+def migrate_quickly(url: str) -> int:
+    migrate_for_a_week(url)
+    return 0
+
+
+SET: Final = ("retention", "set", "inbox.job", "20d")
+sql_for_a_week: Final = partial(migration_sql, with_cron=False, days_ahead=A_WEEK)
+
+COMMANDS: Final[Commands] = {
     "doctor": (lambda url: main(["doctor", "--database", url]), 3),
     "partitions": (lambda url: main(["partitions", "--database", url]), 0),
     "retention": (lambda url: main(["retention", "--database", url]), 0),
-    "change of the interval": (
-        lambda url: main(
-            [
-                "retention",
-                "--database",
-                url,
-                "set",
-                "inbox.job",
-                "20d",
-                "--interval",
-                "weekly",
-            ]
-        ),
-        0,
-    ),
     "plan": (lambda url: main(["maintain", "--dry-run", "--database", url]), 0),
-    "upkeep": (lambda url: main(["maintain", "--database", url]), 2),
-    "upkeep by SQL": (call, 2),
-    "migrate again": (
-        lambda url: main(["migrate", "--without-cron", "--database", url]),
-        0,
-    ),
-    "migrate again in psql": (
-        lambda url: psql(url, migration_sql(with_cron=False, from_version="0007")),
-        0,
-    ),
-    "remove": (
-        lambda url: main(["migrate", "--remove", "--yes", "--database", url]),
-        0,
-    ),
-    "remove in psql": (lambda url: psql(url, migration_sql(remove=True)), 0),
     "blocked keys": (lambda url: main(["blocked", "--database", url]), 0),
     "dead letters": (lambda url: main(["dead-letters", "list", "--database", url]), 0),
     "jobs": (lambda url: main(["jobs", "--database", url]), 0),
     "trace": (lambda url: main(["trace", str(uuid7()), "--database", url]), 1),
     "trace of a key": (lambda url: main(["trace", "--key", "k", "--database", url]), 1),
     "subscribe": (lambda url: main(["subscribe", "a", "t", "--database", url]), 0),
+    "upkeep": (lambda url: main(["maintain", "--database", url]), 2),
+    "change of the interval": (
+        lambda url: main([*SET, "--interval", "weekly", "--database", url]),
+        0,
+    ),
+    "migrate again": (
+        lambda url: main(["migrate", "--without-cron", "--database", url]),
+        0,
+    ),
+    "remove": (lambda url: main(removal(url)), 0),
+}
+IN_SQL: Final[Commands] = {
+    "upkeep": (call, 2),
+    "migrate again": (
+        lambda url: psql(url, sql_for_a_week(from_version="0007")),
+        0,
+    ),
+    "remove": (lambda url: psql(url, migration_sql(remove=True)), 0),
 }
 NEW: Final[dict[str, Callable[[str], int]]] = {
-    "migrate": lambda url: main(["migrate", "--without-cron", "--database", url]),
-    "migrate in psql": lambda url: psql(url, migration_sql(with_cron=False)),
+    "migrate": migrate_quickly,
+    "migrate in psql": lambda url: psql(url, sql_for_a_week()),
     "migrate in psql by parts": lambda url: (
-        psql(url, migration_sql(with_cron=False, part="administrator"))
-        or psql(url, migration_sql(with_cron=False, part="owner"))
+        psql(url, sql_for_a_week(part="administrator"))
+        or psql(url, sql_for_a_week(part="owner"))
     ),
 }
 
@@ -199,15 +202,13 @@ def trapped_url(sources: Sources, busy: str, lay: Lay, copy: Copy) -> str:
     return copy(sources.name(lay, busy))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_calls_no_function_that_shadows_the_catalogs(
-    command: str, trapped_url: str, server: PostgresServer, mallory: str
+@pytest.mark.parametrize("commands", [COMMANDS, IN_SQL], ids=["commands", "SQL"])
+def test_no_command_calls_a_function_that_shadows_the_catalogs(
+    commands: Commands, trapped_url: str, server: PostgresServer, mallory: str
 ) -> None:
-    run, status = COMMANDS[command]
-
-    assert run(trapped_url) == status
-
-    assert not is_superuser(server, mallory)
+    for command, (run, status) in commands.items():
+        assert run(trapped_url) == status, command
+        assert not is_superuser(server, mallory), command
 
 
 @pytest.mark.parametrize("command", NEW)
@@ -280,16 +281,15 @@ def by_the_catalog(url: str) -> str:
     return f"{url}?options=-csearch_path%3Dpg_catalog"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_uses_no_name_that_a_search_path_could_hide(
-    command: str, hidden_url: str
+@pytest.mark.parametrize("commands", [COMMANDS, IN_SQL], ids=["commands", "SQL"])
+def test_no_command_uses_a_name_that_a_search_path_could_hide(
+    commands: Commands, hidden_url: str
 ) -> None:
-    run, status = COMMANDS[command]
+    for command, (run, status) in commands.items():
+        assert run(hidden_url) == status, command
 
-    assert run(hidden_url) == status
 
-
-@pytest.mark.month
+@pytest.mark.week
 @pytest.mark.parametrize("command", NEW)
 def test_a_first_migration_makes_the_same_schema_whatever_the_path_hides(
     command: str,

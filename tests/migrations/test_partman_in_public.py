@@ -6,11 +6,12 @@ from typing import Final, TypedDict
 
 import pytest
 
-from outbox.administration.migrate import migrate, unmigrate
+from outbox.administration.migrate import unmigrate
 from outbox.cli.main import main
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.pasting import paste
+from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
 
@@ -58,30 +59,19 @@ def shared(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
     execute(server.url, "DROP ROLE IF EXISTS shared_maintainer, shared_detacher")
 
 
-def test_pillarboxs_roles_can_use_only_the_extension(shared: str) -> None:
+def test_pillarboxs_roles_can_use_only_the_extension(
+    shared: str, server: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(MigrationError, match="--partman-schema public"):
-        migrate(shared, with_cron=False, role_prefix="shared")
-    migrate(shared, with_cron=False, **NAMES)
+        migrate_for_a_week(shared, role_prefix="shared")
+    migrate_for_a_week(shared, **NAMES)
 
     assert execute(shared, RIGHTS, (False,)) == []
     for role, right in (("owner", "DELETE"), ("detacher", "UPDATE")):
         assert execute(shared, MAY.format(role, right)) == [(False,)]
     call_as_the_maintainer(shared)
-    assert execute(shared, "SELECT min(ahead) FROM outbox.partition_health") == [(40,)]
-    unmigrate(shared, **NAMES)
-    assert is_empty(snapshot(shared))
-    assert execute(shared, RIGHTS, (True,)) == []
-
-
-def call_as_the_maintainer(url: str) -> None:
-    execute(url, "UPDATE outbox.partition_policy SET premake = 40")
-    execute(f"{url}?options=-crole%3Dshared_maintainer", "CALL outbox.maintain()")
-
-
-def test_grants_by_others_survive_a_removal(
-    shared: str, server: PostgresServer
-) -> None:
-    migrate(shared, with_cron=False, **NAMES)
+    assert execute(shared, "SELECT min(ahead) FROM outbox.partition_health") == [(10,)]
+    the_doctor_asks_only_for_the_extensions_privileges(shared, capsys)
     execute(
         shared,
         "GRANT SELECT ON public.salary TO shared_owner, shared_monitor;"
@@ -93,12 +83,35 @@ def test_grants_by_others_survive_a_removal(
 
     unmigrate(shared, **NAMES)
 
-    assert execute(shared, RIGHTS, (False,)) == granted
+    assert is_empty(snapshot(shared))
     assert execute(shared, RIGHTS, (True,)) == []
+    # Grants by others survive a removal.
+    assert execute(shared, RIGHTS, (False,)) == granted
     may = "SELECT has_schema_privilege('shared_owner', 'public', 'CREATE')"
     assert execute(shared, may) == [(True,)]
     execute(shared, "DROP OWNED BY shared_owner, shared_monitor")
     execute(server.url, "DROP ROLE shared_owner, shared_monitor")
+
+
+def the_doctor_asks_only_for_the_extensions_privileges(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--json", "--database", url]) == 0
+    # Every role may connect to a test's database, and no relay is running.
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [f for f in findings if f["severity"] != "hint"] == []
+
+    execute(url, "REVOKE ALL ON public.part_config FROM shared_owner")
+    assert main(["doctor", "--json", "--database", url]) == 3
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (found,) = (f for f in findings if f["check"] == "grants")
+    paste(url, found["remedy"])
+    assert main(["doctor", "--database", url]) == 0
+
+
+def call_as_the_maintainer(url: str) -> None:
+    execute(url, "UPDATE outbox.partition_policy SET premake = 10")
+    execute(f"{url}?options=-crole%3Dshared_maintainer", "CALL outbox.maintain()")
 
 
 def test_an_administrator_without_table_privileges_migrates(
@@ -120,30 +133,10 @@ def test_an_administrator_without_table_privileges_migrates(
     )
     chief = shared.replace("postgres@", "shared_chief@")
     try:
-        migrate(chief, with_cron=False, **NAMES)
+        migrate_for_a_week(chief, **NAMES)
         call_as_the_maintainer(shared)
         unmigrate(chief, **NAMES)
         assert is_empty(snapshot(shared))
     finally:
         execute(shared, "DROP OWNED BY shared_chief CASCADE")
         execute(server.url, "DROP ROLE shared_chief")
-
-
-def test_the_doctor_asks_only_for_the_extensions_privileges(
-    shared: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    migrate(shared, with_cron=False, **NAMES)
-    call_as_the_maintainer(shared)
-
-    assert main(["doctor", "--json", "--database", shared]) == 0
-    # Every role may connect to a test's database, which the doctor reports.
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    assert [f for f in findings if f["check"] != "locks"] == []
-
-    execute(shared, "REVOKE ALL ON public.part_config FROM shared_owner")
-    assert main(["doctor", "--json", "--database", shared]) == 3
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    (found,) = (f for f in findings if f["check"] == "grants")
-    paste(shared, found["remedy"])
-    assert main(["doctor", "--database", shared]) == 0
-    unmigrate(shared, **NAMES)

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-import outbox
-from outbox import Message
+import pillarbox
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.postgres import PostgresServer
+from pillarbox import Message
 from tests.fixtures.postgres import Template, new_database
 from tests.migrations.rights import ADD, ALLOWED, DETACH, FORBIDDEN, ON_A_PARTITION
 
@@ -66,7 +66,7 @@ def test_a_role_may_not_touch_a_partition_directly(
             " outbox.partition_policy p, outbox.partitions(p.parent_table) x"
             " GROUP BY p.parent_table"
         ).fetchall()
-    assert len(newest) == 13
+    assert len(newest) == 11
 
     with acting(role) as connection:
         for parent, control, partition in newest:
@@ -134,10 +134,10 @@ def test_the_application_adds_through_its_session(
     engine = create_engine(sqlalchemy_url(database_url))
     with Session(engine) as session, session.begin():
         session.execute(text("SET LOCAL ROLE pillarbox_application"))
-        outbox.add(session, *[Message("t", b"", key="k") for _ in range(count)])
+        pillarbox.add(session, *[Message("t", b"", key="k") for _ in range(count)])
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL ROLE pillarbox_application"))
-        connection.execute(outbox.insert_statement(Message("t", b"")))
+        connection.execute(pillarbox.insert_statement(Message("t", b"")))
     engine.dispose()
 
     with psycopg.connect(database_url) as owner:

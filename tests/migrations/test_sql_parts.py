@@ -11,6 +11,7 @@ from outbox.administration.migrate import migrate, migration_sql, unmigrate
 from outbox.cli.main import main
 from outbox.errors import ConfigError
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
 
@@ -49,7 +50,7 @@ def developer(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
 
 def printed(part: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     options = ["--without-cron", "--role-prefix", PREFIX, *more]
-    assert main(["migrate", "--sql", "--part", part, *options]) == 0
+    assert main(["migrate", "--sql", part, *options]) == 0
     return capsys.readouterr().out
 
 
@@ -59,86 +60,66 @@ def test_both_parts_make_the_same_schema_as_the_command(
     empty_database_url: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    url = empty_database_url
     administrator_s, owner_s = (printed(p, capsys) for p in ("administrator", "owner"))
 
-    first = psql(empty_database_url, administrator_s)
+    first = psql(url, administrator_s)
     assert (first.returncode, "ERROR" in first.stderr) == (0, False)
+    # The part can be run again: after an upgrade of pg_partman it renews the grants.
+    assert psql(url, administrator_s).returncode == 0
     early = psql(developer, owner_s)
     assert 'permission denied to set role "parted_owner"' in early.stderr
-    execute(empty_database_url, "GRANT parted_owner TO parted_developer")
+    execute(url, "GRANT parted_owner TO parted_developer")
     then = psql(developer, owner_s)
     assert (then.returncode, then.stderr) == (0, "")
 
-    made = snapshot(empty_database_url)
-    unmigrate(empty_database_url, role_prefix=PREFIX)
-    assert is_empty(snapshot(empty_database_url))
-    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
-    assert made == snapshot(empty_database_url)
-    unmigrate(empty_database_url, role_prefix=PREFIX)
+    made = snapshot(url)
+    migrate_for_a_week(url, role_prefix=PREFIX)
+    execute(f"{url}?options=-crole%3Dparted_maintainer", "CALL outbox.maintain()")
+    assert snapshot(url) == made
 
-
-def test_after_both_parts_the_command_changes_nothing_and_the_upkeep_runs(
-    psql: Psql,
-    developer: str,
-    empty_database_url: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert psql(empty_database_url, printed("administrator", capsys)).returncode == 0
-    # The part can be run again: after an upgrade of pg_partman it renews the grants.
-    assert psql(empty_database_url, printed("administrator", capsys)).returncode == 0
-    execute(empty_database_url, "GRANT parted_owner TO parted_developer")
-    assert psql(developer, printed("owner", capsys)).returncode == 0
-    before = snapshot(empty_database_url)
-
-    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
-    execute(
-        f"{empty_database_url}?options=-crole%3Dparted_maintainer",
-        "CALL outbox.maintain()",
-    )
-
-    assert snapshot(empty_database_url) == before
-    unmigrate(empty_database_url, role_prefix=PREFIX)
+    unmigrate(url, role_prefix=PREFIX)
+    assert is_empty(snapshot(url))
     roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'parted%' ORDER BY 1"
     # The job roles stay: pg_cron runs in another database.
     stay = [("parted_detacher",), ("parted_developer",), ("parted_maintainer",)]
-    assert execute(empty_database_url, roles) == stay
+    assert execute(url, roles) == stay
+    migrate(url, with_cron=False, role_prefix=PREFIX)
+    assert made == snapshot(url)
+    unmigrate(url, role_prefix=PREFIX)
 
 
-@pytest.mark.parametrize("part", ["administrator", "owner"])
-def test_sql_for_another_version_changes_nothing(
-    part: str,
-    psql: Psql,
-    empty_database_url: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    script = printed(part, capsys, "--from", "0007")
-    if part == "administrator":
-        assert "print the SQL without --from" in psql(empty_database_url, script).stderr
-        assert is_empty(snapshot(empty_database_url))
-    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
-    execute(empty_database_url, "UPDATE outbox.alembic_version SET version_num = '6'")
-    before = snapshot(empty_database_url)
-
-    refused = psql(empty_database_url, script).stderr
-
-    assert "updates version 0007, but the schema has version 6" in refused
-    assert "print it with --from 6" in refused
-    assert snapshot(empty_database_url) == before
-    unmigrate(empty_database_url, role_prefix=PREFIX)
-
-
-def test_at_the_newest_version_the_sql_restores_dropped_objects(
+def test_sql_for_another_version_changes_nothing_and_at_the_newest_restores_objects(
     psql: Psql, empty_database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
+    url = empty_database_url
+    parts = {
+        part: printed(part, capsys, "--from", "0007")
+        for part in ("administrator", "owner")
+    }
+    refused = psql(url, parts["administrator"]).stderr
+    assert "print the SQL without --from" in refused
+    assert is_empty(snapshot(url))
+    migrate_for_a_week(url, role_prefix=PREFIX)
+    execute(url, "UPDATE outbox.alembic_version SET version_num = '6'")
+    before = snapshot(url)
+
+    for script in parts.values():
+        refused = psql(url, script).stderr
+
+        assert "updates version 0007, but the schema has version 6" in refused
+        assert "print it with --from 6" in refused
+        assert snapshot(url) == before
+
+    execute(url, "UPDATE outbox.alembic_version SET version_num = '0007'")
     execute(
-        empty_database_url,
+        url,
         "DROP OWNED BY parted_relay; DROP ROLE parted_relay;"
         " REVOKE ALL ON inbox.receipt FROM parted_consumer",
     )
 
-    for part in ("administrator", "owner"):
-        done = psql(empty_database_url, printed(part, capsys, "--from", "0007"))
+    for script in parts.values():
+        done = psql(url, script)
         assert (done.returncode, "ERROR" in done.stderr) == (0, False)
 
     may = "SELECT has_table_privilege(%s, %s, 'SELECT')"
@@ -146,8 +127,8 @@ def test_at_the_newest_version_the_sql_restores_dropped_objects(
         ("parted_relay", "outbox.message"),
         ("parted_consumer", "inbox.receipt"),
     ):
-        assert execute(empty_database_url, may, who) == [(True,)]
-    unmigrate(empty_database_url, role_prefix=PREFIX)
+        assert execute(url, may, who) == [(True,)]
+    unmigrate(url, role_prefix=PREFIX)
 
 
 def test_the_jobs_belong_to_the_administrator(
@@ -177,10 +158,8 @@ def test_invalid_options_of_the_printed_sql_are_refused(
         migration_sql(part="owner", remove=True)
     with pytest.raises(ConfigError, match=r"outbox.alembic_version, one of 0007"):
         migration_sql(from_version="3")
-    with pytest.raises(ConfigError, match="a removal doesn't need it"):
+    with pytest.raises(ConfigError, match="runs the whole removal"):
         migration_sql(from_version="0003", remove=True)
 
-    assert main(["migrate", "--part", "owner", "--database", "postgresql://h/d"]) == 2
-    assert "only printed SQL has parts; add --sql" in capsys.readouterr().err
     assert main(["migrate", "--from", "0003", "--database", "postgresql://h/d"]) == 2
     assert "only printed SQL needs it; add --sql" in capsys.readouterr().err

@@ -1,16 +1,19 @@
 """Two applications in a cluster, each with its database, prefix and roles."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
 from outbox.administration.migrate import migrate, unmigrate
-from outbox.testing.postgres import postgres_server
-from tests.fixtures.sessions import execute
+from outbox.testing.cluster import private_cluster
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import A_WEEK, SETTINGS, copied_server
+from tests.fixtures.sessions import execute, session
 from tests.fixtures.waiting import wait_for
-from tests.migrations.catalog import is_empty, snapshot
+from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 from tests.outbox.administration.test_upkeep import TABLES
 
 pytestmark = pytest.mark.timeout(300)
@@ -22,14 +25,27 @@ ADD = "SELECT outbox.add('t', '{}'::jsonb)"
 
 
 @pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    """The databases of both by prefix, on one server; pg_cron runs in shop's."""
-    with postgres_server(durable=False, docker=False) as server:
-        server.create_database("bank")
-        found = {"shop": server.url, "bank": server.database_url("bank")}
-        for prefix, url in found.items():
-            migrate(url, role_prefix=prefix, with_cron=prefix == "shop")
-        yield found
+def data() -> Iterator[Path]:
+    """The directory of a stopped server with both; pg_cron runs in shop's database."""
+    with private_cluster(SETTINGS, durable=False) as cluster:
+        execute(cluster.url, "CREATE DATABASE bank")
+        for prefix, url in urls_on(PostgresServer(cluster.url)).items():
+            with_cron = prefix == "shop"
+            migrate(url, role_prefix=prefix, with_cron=with_cron, days_ahead=A_WEEK)
+        session.end()
+        cluster.stop("fast")
+        yield cluster.data
+
+
+def urls_on(server: PostgresServer) -> dict[str, str]:
+    """Return the URLs of both databases by prefix."""
+    return {"shop": server.url, "bank": server.database_url("bank")}
+
+
+@pytest.fixture(scope="module")
+def urls(data: Path) -> Iterator[dict[str, str]]:
+    with copied_server(data) as server:
+        yield urls_on(server)
 
 
 def acting(url: str, role: str) -> psycopg.Connection[Any]:
@@ -96,19 +112,15 @@ def test_a_job_resolves_unqualified_names_only_in_the_catalog(
     assert settings == [("shop_detacher", path), ("shop_maintainer", path)]
 
 
-def test_removing_one_schema_leaves_the_other() -> None:
-    with postgres_server(durable=False, docker=False) as own:
-        own.create_database("bank")
-        urls = {"shop": own.url, "bank": own.database_url("bank")}
-        for prefix, url in urls.items():
-            migrate(url, role_prefix=prefix, with_cron=prefix == "shop")
+def test_removing_one_schema_leaves_the_other(data: Path) -> None:
+    with copied_server(data) as own:
+        urls = urls_on(own)
         before = snapshot(urls["bank"])
 
         unmigrate(urls["shop"], role_prefix="shop")
 
         assert is_empty(snapshot(urls["shop"]))
         assert snapshot(urls["bank"]) == before
-        gone = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'shop%'"
-        assert execute(urls["bank"], gone) == []
+        drop_roles_of_jobs(urls["bank"], "shop")
         execute(urls["bank"], "CALL outbox.maintain()")
         wait_for("launcher", lambda: execute(own.url, LAUNCHER), seconds=60)

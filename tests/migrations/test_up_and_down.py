@@ -6,13 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from outbox.administration.migrate import migrate, migration_sql, unmigrate
 from outbox.cli.main import main
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
 from outbox.testing.lifetime import free_port
+from tests.fixtures.postgres import (
+    A_WEEK,
+    PARTMAN_SCHEMA,
+    migrate_for_a_week,
+    removal,
+)
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 
@@ -31,58 +36,59 @@ def run_in_psql(url: str, script: str, directory: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.month
+@pytest.mark.week
 def test_a_second_migration_changes_nothing(database_url: str) -> None:
     first = snapshot(database_url)
 
-    migrate(database_url, with_cron=False)
+    migrate_for_a_week(database_url)
 
     assert not is_empty(first)
     assert snapshot(database_url) == first
 
 
-@pytest.mark.month
-def test_a_downgrade_removes_everything_and_an_upgrade_restores_it(
+@pytest.mark.week
+def test_a_downgrade_removes_only_what_is_ours_and_an_upgrade_restores_it(
     database_url: str,
 ) -> None:
     first = snapshot(database_url)
+    execute(
+        database_url,
+        "CREATE TABLE shop_order AS SELECT 7 AS id;"
+        " CREATE TABLE alembic_version AS SELECT 'theirs' AS version",
+    )
+    theirs = "SELECT id, version FROM shop_order, alembic_version"
 
     unmigrate(database_url)
     assert is_empty(snapshot(database_url))
-    migrate(database_url, with_cron=False)
+    assert execute(database_url, theirs) == [(7, "theirs")]
+    # The roles are used in the database of which this one is a copy.
+    roles = "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'pillarbox%'"
+    assert execute(database_url, roles) == [(8,)]
+    migrate_for_a_week(database_url)
 
     assert snapshot(database_url) == first
+    assert execute(database_url, theirs) == [(7, "theirs")]
 
 
-@pytest.mark.month
+@pytest.mark.week
 def test_the_printed_sql_makes_the_same_schema_as_the_command(
     database_url: str, empty_database_url: str, tmp_path: Path
 ) -> None:
-    run_in_psql(empty_database_url, migration_sql(with_cron=False), tmp_path)
-    assert snapshot(empty_database_url) == snapshot(database_url)
+    script = migration_sql(with_cron=False, days_ahead=A_WEEK)
+    run_in_psql(empty_database_url, script, tmp_path)
+    made = snapshot(empty_database_url)
+    assert made == snapshot(database_url)
+    # The command recognizes it.
+    migrate_for_a_week(empty_database_url)
+    assert snapshot(empty_database_url) == made
 
     run_in_psql(empty_database_url, migration_sql(remove=True), tmp_path)
     assert is_empty(snapshot(empty_database_url))
 
 
-def test_the_command_recognizes_a_schema_made_with_sql(
-    empty_database_url: str, tmp_path: Path
-) -> None:
-    run_in_psql(empty_database_url, migration_sql(with_cron=False), tmp_path)
-    before = snapshot(empty_database_url)
-
-    migrate(empty_database_url, with_cron=False)
-    assert snapshot(empty_database_url) == before
-
-    unmigrate(empty_database_url)
-    assert is_empty(snapshot(empty_database_url))
-
-
 def test_threads_that_migrate_at_once_take_turns(empty_database_url: str) -> None:
     with ThreadPoolExecutor() as pool:
-        runs = [
-            pool.submit(migrate, empty_database_url, with_cron=False) for _ in range(3)
-        ]
+        runs = [pool.submit(migrate_for_a_week, empty_database_url) for _ in range(2)]
         for run in runs:
             run.result(timeout=120)
 
@@ -91,14 +97,16 @@ def test_threads_that_migrate_at_once_take_turns(empty_database_url: str) -> Non
 
 def test_concurrent_migrations_take_turns(empty_database_url: str) -> None:
     command = (
-        "import sys; from outbox.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; from outbox.administration.migrate import migrate;"
+        f" migrate(sys.argv[1], with_cron=False, days_ahead={A_WEEK},"
+        f" partman_schema={PARTMAN_SCHEMA!r})"
     )
-    arguments = ["migrate", "--without-cron", "--database", empty_database_url]
     runs = [
-        subprocess.Popen([sys.executable, "-c", command, *arguments]) for _ in range(3)
+        subprocess.Popen([sys.executable, "-c", command, empty_database_url])
+        for _ in range(2)
     ]
 
-    assert [run.wait(120) for run in runs] == [0, 0, 0]
+    assert [run.wait(120) for run in runs] == [0, 0]
     assert not is_empty(snapshot(empty_database_url))
 
 
@@ -106,7 +114,7 @@ def test_the_role_prefix_and_the_extensions_schema_can_be_chosen(
     empty_database_url: str,
 ) -> None:
     names: dict[str, Any] = {"role_prefix": "other_app", "partman_schema": "parts"}
-    migrate(empty_database_url, with_cron=False, **names)
+    migrate_for_a_week(empty_database_url, **names)
     try:
         owners = execute(
             empty_database_url,
@@ -119,29 +127,10 @@ def test_the_role_prefix_and_the_extensions_schema_can_be_chosen(
         with pytest.raises(
             MigrationError, match=r'"parts", not in "partman".*--partman'
         ):
-            migrate(empty_database_url, with_cron=False, role_prefix="other_app")
+            migrate_for_a_week(empty_database_url, role_prefix="other_app")
     finally:
         unmigrate(empty_database_url, role_prefix="other_app", partman_schema="parts")
     drop_roles_of_jobs(empty_database_url, "other_app")
-
-
-def test_a_removal_keeps_user_data_and_roles_used_in_another_database(
-    database_url: str, empty_database_url: str
-) -> None:
-    with psycopg.connect(empty_database_url) as connection:
-        connection.execute("CREATE TABLE shop_order AS SELECT 7 AS id")
-        connection.execute("CREATE TABLE alembic_version AS SELECT 'theirs' AS version")
-
-    migrate(empty_database_url, with_cron=False)
-    unmigrate(empty_database_url)
-
-    query = "SELECT id, version FROM shop_order, alembic_version"
-    assert execute(empty_database_url, query) == [(7, "theirs")]
-    execute(database_url, "SELECT outbox.add('t', '{}'::jsonb)")
-    roles = execute(
-        database_url, "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'pillarbox%'"
-    )
-    assert roles == [(8,)]
 
 
 @pytest.mark.parametrize("name", ["Upper", "semi;colon", "", "x" * 41, '"', "1st"])
@@ -202,12 +191,13 @@ def test_the_command_migrates_prints_and_asks_before_it_removes(
 ) -> None:
     here = ["migrate", "--database", empty_database_url]
 
-    assert main(["migrate", "--sql"]) == 0
+    assert main(["migrate", "--sql", "all"]) == 0
     assert "CREATE TABLE outbox.message" in capsys.readouterr().out
     assert main([*here, "--without-cron"]) == 0
     assert main(["maintain", "--database", empty_database_url]) == 0
-    assert main([*here, "--remove"]) == 2
-    assert "add --yes if you mean it" in capsys.readouterr().err
+    name = removal(empty_database_url)[2]
+    assert main([*here, "--remove", "another"]) == 2
+    assert f"write --remove {name} if you mean it" in capsys.readouterr().err
     assert not is_empty(snapshot(empty_database_url))
-    assert main([*here, "--remove", "--yes"]) == 0
+    assert main([*here, "--remove", name]) == 0
     assert is_empty(snapshot(empty_database_url))

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from outbox.log.hidden import Floors
 from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Day, Progress, Stored
+from outbox.log.progress import Day, Progress, Stored, fence_of
 from tests.models.explore import BrokenPromiseError
 
 DAYS: Final = tuple(
@@ -49,6 +49,8 @@ class Row(NamedTuple):
     """The rows of its key that its writer could see, or wrote itself."""
     is_scheduled: bool = False
     is_committed: bool = False
+    is_other: bool = False
+    """Whether its topic is not one of the reader's."""
 
 
 class Writer(NamedTuple):
@@ -80,6 +82,7 @@ class Database(NamedTuple):
     """The open entries by the ids of their rows."""
     base: int | None = -1
     """None: a dump was restored, and nothing has been migrated."""
+    dropped: frozenset[Day] = frozenset()
 
 
 class Batch(NamedTuple):
@@ -129,6 +132,8 @@ class Budget(NamedTuple):
     midnights: int = 0
     steps_back: int = 0
     """How often the clock steps back over midnight."""
+    drops: int = 0
+    """How many days are dropped, once they have passed and all is done."""
     opened: int = 0
     """How often a consumer holds a delivery for so long that it gets an entry."""
 
@@ -160,7 +165,8 @@ class LogModel:
 
     Args:
         scripts: what each writer does: `x` gets a transaction id, another letter writes
-            a row with that key, `-` one without a key, `S` one that is scheduled; `(`
+            a row with that key, `-` one without a key, `S` one that is scheduled, `O`
+            one of a topic that the reader doesn't get; `(`
             writes one of key k in a savepoint, `)` rolls it back; `p` prepares the
             transaction, `.` commits, `?` commits or rolls back, `|` begins again.
         most: the maximum number of rows in a claim.
@@ -185,7 +191,8 @@ class LogModel:
         settles: what a settle writes `together`, or first: `position` or `entries`.
         rebases: a restored dump is migrated before it is read.
         new_days_continue: a day that is read for the first time gets the position of
-            the day before.
+            the day before, whatever its rows.
+        moves_fence: the last settlement of a day past is repeated for today.
     """
 
     scripts: Sequence[str]
@@ -210,6 +217,7 @@ class LogModel:
     settles: str = "together"
     rebases: bool = True
     new_days_continue: bool = False
+    moves_fence: bool = True
 
     def start(self) -> State:
         database = Database(tuple(Writer(script) for script in self.scripts))
@@ -263,7 +271,7 @@ class LogModel:
                 ),
             )
             return
-        key = {"(": "k", "S": "-"}.get(what, what)
+        key = {"(": "k", "S": "-", "O": "-"}.get(what, what)
         if key not in "-x" and any(
             row.key == key and not row.is_committed and row.writer != number
             for row in database.rows
@@ -316,6 +324,7 @@ class LogModel:
                 if row.key == key != "-" and (row.is_committed or row.writer == number)
             ),
             what == "S",
+            is_other=what == "O",
         )
         yield (
             f"writes row {row.id} of key {key}, seq {seq}",
@@ -356,20 +365,34 @@ class LogModel:
         days = DAYS[: self.days]
         if self.lists_days:
             days = DAYS[:1]
-        owner = Owner(self.new_progress(database, days))
+        owner = Owner(self.new_progress(state, days))
         owner = owner._replace(entries=self.remember(database.entries))
         yield "a relay takes the lane", _with_owner(state, number, owner)
 
-    def new_progress(self, database: Database, days: Iterable[Day]) -> Progress:
-        """Do what `take_over.sql` does."""
+    def new_progress(self, state: State, days: Iterable[Day]) -> Progress:
+        """Do what `_take_over` does."""
+        database = state.database
         assert database.start is not None
-        positions = dict.fromkeys(days, database.start)
+        days = [day for day in days if day not in database.dropped]
+        lowest = find_lowest(database, days)
+        if self.budget.drops:
+            fence = fence_of(database.stored)
+            first = min([*lowest, *fence, DAYS[state.today]])
+            days = [day for day in days if day >= first]
+        if not self.finds_late:
+            lowest = {
+                day: seq
+                for day, seq in lowest.items()
+                if seq > _position_of(database, day).up_to
+            }
+        if self.new_days_continue:
+            lowest = {day: seq for day, seq in lowest.items() if day == DAYS[0]}
         return self.progress.take_over(
-            positions,
+            dict.fromkeys(days, database.start),
             database.stored,
             self.take_snapshot(database),
             database.next_xid,
-            _find_late(database, set(positions)) if self.finds_late else None,
+            lowest,
         )
 
     def remember(self, entries: tuple[tuple[int, str], ...]) -> Any:
@@ -387,8 +410,10 @@ class LogModel:
                 ),
             )
         elif owner.batch is None:
-            if len(owner.progress.days) < self.days:
+            if len(owner.progress.days) < self.days and not state.database.dropped:
                 yield "the relay lists the days", self.list_days(state, number, owner)
+            if self.moves_fence and (moved := self.move_fence(state, number, owner)):
+                yield "the fence moves", moved
             yield from self.claim(state, number, owner)
         elif not owner.batch.is_published:
             yield from self.publish(state, number, owner, owner.batch)
@@ -396,21 +421,37 @@ class LogModel:
             yield "the relay settles", self.settle(state, number, owner, owner.batch)
 
     def list_days(self, state: State, number: int, owner: Owner) -> State:
-        start = state.database.start
-        assert start is not None
-        if self.new_days_continue:
-            start = owner.progress.days[-1][1]
-        stored = {row.day: row.position for row in state.database.stored}
-        days = {day: stored.get(day, start) for day in DAYS[: self.days]}
-        new = set(days) - dict(owner.progress.days).keys()
-        progress = owner.progress.read_days(days, _find_late(state.database, new))
+        progress = self.new_progress(state, DAYS[: self.days])
         return _with_owner(state, number, owner._replace(progress=progress))
+
+    def move_fence(self, state: State, number: int, owner: Owner) -> State | None:
+        """Do what `move_fences` does once a day has passed; then take the lane over."""
+        progress = owner.progress
+        if max(progress.fence) >= (today := DAYS[state.today]):
+            return None
+        moved = progress.move_fence(today)
+        if moved is None:
+            return None
+        after, rows = moved
+        if any((row.day, row.number) in state.database.numbers for row in rows):
+            return _with_owner(state, number, None)
+        state = state._replace(
+            database=store_positions(state.database, rows, keep=self.budget.losses > 0)
+        )
+        if owner.has_lease:
+            after = self.new_progress(state, DAYS[: self.days])
+        return _with_owner(state, number, owner._replace(progress=after))
 
     def claim(
         self, state: State, number: int, owner: Owner
     ) -> Iterator[tuple[str, State]]:
         """Do what one statement does: read the log, then the lane, in one snapshot."""
         database = state.database
+        read = dict(owner.progress.days)
+        if self.budget.drops and find_lowest(database, set(DAYS) - read.keys()):
+            # Its look finds the row first.
+            progress = self.new_progress(state, DAYS[: self.days])
+            owner = owner._replace(progress=progress)
         entries = dict(database.entries if owner.has_lease else owner.entries)
         rows = {row.id: row for row in database.rows if row.is_committed}
         taken, going_on = self.claim_waiting(rows, entries)
@@ -423,6 +464,8 @@ class LogModel:
             up_to = max(row.seq for row in rows.values())
         next_xid = snapshot.xmax if self.floors_by_xmax else database.next_xid
         after = owner.progress.claimed(up_to, snapshot, next_xid, is_cut=is_cut)
+        others = [row for row in found if row.is_other]
+        found = [row for row in found if row not in others]
         seen = max(position.up_to for _, position in after.days)
         owner = owner._replace(floors=owner.floors.note(next_xid, seen))
         if not taken and not found:
@@ -432,6 +475,12 @@ class LogModel:
                     _with_owner(
                         state, number, forget_floors(owner._replace(progress=after))
                     ),
+                )
+            if others:
+                batch = Batch((), (), (), frozenset(), after, is_published=True)
+                yield (
+                    "the relay stores that it has found nothing",
+                    self.settle(state, number, owner, batch),
                 )
             return
         waiting = {
@@ -504,15 +553,12 @@ class LogModel:
     ) -> tuple[list[Row], bool]:
         """Do what `claim.sql` does with the parts of a lane."""
         as_of, base = owner.progress.as_of, _base(database)
-        ended = [
-            floor
-            for xid, floor in owner.progress.floors(owner.floors).items()
-            if snapshot.visible(xid)
-        ]
+        hidden = owner.progress.find_hidden(owner.floors)
+        floor = None if hidden is None else hidden.find_floor(snapshot)
         found = []
         for part in owner.progress.parts():
             up_to = part.position.up_to
-            start = min([part.start, *ended])
+            start = part.start if floor is None else min(part.start, floor)
             if not self.has_floors and as_of is None:
                 start = -1
             if not self.claims_late:
@@ -594,6 +640,8 @@ class LogModel:
             row = rows.get(id)
             if row is None:
                 continue  # Lost in a crash since the claim.
+            if row.is_other:
+                raise BrokenPromiseError(f"row {id} was published to another reader")
             if id not in state.replayed:
                 missing = {
                     other
@@ -624,7 +672,10 @@ class LogModel:
             ]
         is_refused = self.fence == "session" and not owner.has_lease
         if self.fence == "number":
-            is_refused = any((row.day, row.number) in database.numbers for row in rows)
+            is_refused = any(
+                (row.day, row.number) in database.numbers or row.day in database.dropped
+                for row in rows
+            )
         if is_refused:
             # It forgets what it remembers, and takes over if the lane is still its.
             return _with_owner(state, number, None)
@@ -718,6 +769,8 @@ class LogModel:
                     budget=budget._replace(steps_back=budget.steps_back - 1),
                 ),
             )
+        if budget.drops and self.can_drop(state):
+            yield "the first day is dropped", self.drop(state)
         if budget.crashes:
             if state.flushed is None:
                 yield "the WAL is flushed", state._replace(flushed=database)
@@ -766,6 +819,39 @@ class LogModel:
                             replayed=state.replayed | {row.id},
                         ),
                     )
+
+    def can_drop(self, state: State) -> bool:
+        """Do what the gate of a day does, long after the fence has moved."""
+        database, day = state.database, DAYS[0]
+        entries = dict(database.entries)
+        if not state.today or day in database.dropped:
+            return False
+        if self.moves_fence and any(
+            owner is not None and day in dict(owner.progress.days)
+            for owner in state.owners
+        ):
+            return False
+        return all(
+            DAYS[row.day] != day
+            or row.is_other
+            or (
+                row.is_committed and is_covered(database, row) and row.id not in entries
+            )
+            for row in database.rows
+        )
+
+    def drop(self, state: State) -> State:
+        database, day = state.database, DAYS[0]
+        return state._replace(
+            database=database._replace(
+                rows=tuple(row for row in database.rows if DAYS[row.day] != day),
+                stored=tuple(row for row in database.stored if row.day != day),
+                numbers=frozenset(n for n in database.numbers if n[0] != day),
+                dropped=database.dropped | {day},
+            ),
+            budget=state.budget._replace(drops=state.budget.drops - 1),
+            lost=_next_id(state) - 1,
+        )
 
     def crash(self, state: State, flushed: Database) -> State:
         """Continue with what was flushed; ids and numbers after it are used again."""
@@ -843,7 +929,7 @@ class LogModel:
             return
         entries = dict(database.entries)
         for row in database.rows:
-            if not row.is_committed or row.id in state.exempt:
+            if not row.is_committed or row.is_other or row.id in state.exempt:
                 continue
             is_done, entry = is_covered(database, row), entries.get(row.id)
             if is_done and entry is None and row.id not in state.published:
@@ -856,7 +942,7 @@ class LogModel:
     def check_end(self, state: State) -> None:
         entries = dict(state.database.entries)
         for row in state.database.rows:
-            if not row.is_committed or row.id in state.exempt:
+            if not row.is_committed or row.is_other or row.id in state.exempt:
                 continue
             if row.id not in state.published or row.id in entries:
                 raise BrokenPromiseError(f"row {row.id} is never published")
@@ -867,19 +953,15 @@ def is_covered(database: Database, row: Row) -> bool:
     return _position(database, row).covers(row.seq, row.xid, _base(database))
 
 
-def _find_late(database: Database, days: set[Day]) -> int | None:
-    """Return the lowest row below the position of its day that it doesn't cover."""
-    return min(
-        (
-            row.seq
-            for row in database.rows
-            if row.is_committed
-            and DAYS[row.day] in days
-            and row.seq <= _position(database, row).up_to
-            and not is_covered(database, row)
-        ),
-        default=None,
-    )
+def find_lowest(database: Database, days: Iterable[Day]) -> dict[Day, int]:
+    """Return the lowest row of each day that its position doesn't cover."""
+    rows = [
+        (DAYS[row.day], row.seq)
+        for row in database.rows
+        if row.is_committed and not is_covered(database, row)
+    ]
+    lowest = dict(sorted(rows, reverse=True))
+    return {day: lowest[day] for day in days if day in lowest}
 
 
 def migrate(database: Database) -> Database:
@@ -892,7 +974,8 @@ def migrate(database: Database) -> Database:
     found = {
         row.id: DUE
         for row in database.rows
-        if row.seq <= _position(database, row).up_to and not is_covered(database, row)
+        if row.seq <= _position(database, row).up_to
+        and not (row.is_other or is_covered(database, row))
     }
     number = max((row.number for row in database.stored), default=0) + 1
     rows = [
@@ -956,9 +1039,13 @@ def _base(database: Database) -> int:
 
 
 def _position(database: Database, row: Row) -> Position:
+    return _position_of(database, DAYS[row.day])
+
+
+def _position_of(database: Database, day: Day) -> Position:
     assert database.start is not None
     for stored in database.stored:
-        if stored.day == DAYS[row.day]:
+        if stored.day == day:
             return stored.position
     return database.start
 

@@ -37,6 +37,22 @@ SMALL = {
     "a reader that starts now, two rows in a claim": LogModel(
         ["x-k.", "-.", "k."], most=2, from_now=True
     ),
+    "rows of other topics": LogModel(["kO.", "xO-.", "k."], most=2),
+    "rows of other topics, a refusal and a kill": LogModel(
+        ["kO.", "xOk."], Budget(refusals=1, kills=1), most=2
+    ),
+    "rows of other topics and a lost lease": LogModel(
+        ["OO.", "xk."], Budget(losses=1), most=2
+    ),
+    "rows of other topics and a restored dump": LogModel(
+        ["xO-.", "k."], Budget(restores=1)
+    ),
+    "rows of other topics, and a day that is dropped": LogModel(
+        ["kO.", "O."], Budget(midnights=1, drops=1), days=2
+    ),
+    "a reader of some topics that starts now": LogModel(
+        ["xO-.", "kO."], most=2, from_now=True
+    ),
     "a row inserted by hand, without floors": LogModel(
         ["kk.", "xk."], Budget(by_hand=1), has_floors=False
     ),
@@ -70,6 +86,15 @@ SMALL = {
     ),
     "midnight, a refusal and a crash of the server": LogModel(
         ["xk.", "k."], Budget(refusals=1, crashes=1, midnights=1), days=2
+    ),
+    "a day that is dropped": LogModel(
+        ["k-.", "k."], Budget(refusals=1, midnights=1, drops=1), days=2
+    ),
+    "a day that is dropped, late rows and a kill": LogModel(
+        ["xk.", "-."], Budget(kills=1, midnights=1, drops=1), days=2
+    ),
+    "a day that is dropped and a lost lease": LogModel(
+        ["k.", "k."], Budget(losses=1, midnights=1, drops=1), days=2
     ),
     "a day that is read later": LogModel(
         ["k-.", "-."],
@@ -154,6 +179,9 @@ BROKEN = {
     "continues a cut claim as of now": LogModel(
         ["x--.", "--.", "x-."], progress=ClaimsAsOfNow
     ),
+    "passes late rows beyond those of other topics that it has read": LogModel(
+        ["xO.", "xk."], most=1, up_to_last_seen=True
+    ),
     "stores a snapshot of the settlement": LogModel(
         ["-.", "-."], snapshot_of_claim=False
     ),
@@ -186,6 +214,9 @@ BROKEN = {
     ),
     "cached numbers, and the order of keys": LogModel(
         ["-k.", "kk."], cache=2, has_floors=False
+    ),
+    "the fence stays in a day that is dropped": LogModel(
+        ["-.", "-."], Budget(midnights=1, drops=1), days=2, moves_fence=False
     ),
     "a new day gets the position of the day before": LogModel(
         ["-.", "-."],

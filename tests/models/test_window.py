@@ -1,10 +1,13 @@
 """A consumer's deliveries may end in any order, and none is skipped."""
 
+from collections import Counter
+from collections.abc import Collection
+
 import pytest
 from typing_extensions import override
 
-from outbox.log.progress import Progress, Stored
-from outbox.log.window import Window
+from outbox.log.progress import Day, Progress, Stored
+from outbox.log.window import Place, Window
 from tests.models.explore import BrokenPromiseError, explore
 from tests.models.log import Budget
 from tests.models.window import WindowModel
@@ -38,14 +41,16 @@ class IgnoresWhatIsHeld(Window):
     """Stores how far the claims have read."""
 
     @override
-    def settle(self, logged: int | None = None) -> tuple[Progress, list[Stored]] | None:
+    def settle(
+        self, logged: Collection[Place] = (), *, all_days: bool = False
+    ) -> tuple[Progress, list[Stored], Counter[Day]] | None:
         held, self._held = self._held, {}
         result = super().settle()
         self._held = held
         return result
 
     @override
-    def settled(self, stored: Progress, logged: int | None = None) -> None:
+    def settled(self, stored: Progress, logged: Collection[Place] = ()) -> None:
         super().settled(stored)
         self._ended.clear()
 
@@ -54,8 +59,10 @@ class LogsWithoutPassing(Window):
     """Adds an entry for a delivery that the stored position doesn't cover."""
 
     @override
-    def settle(self, logged: int | None = None) -> tuple[Progress, list[Stored]] | None:
-        return super().settle() if logged is None else (self.stored, [])
+    def settle(
+        self, logged: Collection[Place] = (), *, all_days: bool = False
+    ) -> tuple[Progress, list[Stored], Counter[Day]] | None:
+        return (self.stored, [], Counter()) if logged else super().settle()
 
 
 BROKEN = {

@@ -14,7 +14,7 @@ from typing_extensions import override
 from outbox.log.hidden import Floors
 from outbox.log.position import Snapshot
 from outbox.log.progress import Day, Progress
-from outbox.log.window import Window
+from outbox.log.window import Place, Window
 from tests.models.explore import BrokenPromiseError
 from tests.models.log import (
     DAYS,
@@ -38,8 +38,8 @@ class Consumer(NamedTuple):
     read: Progress
     stored: Progress
     floors: Floors = Floors()
-    held: tuple[tuple[int, Day], ...] = ()
-    ended: tuple[tuple[int, Day], ...] = ()
+    held: tuple[tuple[Place, Day], ...] = ()
+    ended: tuple[tuple[Place, Day], ...] = ()
     last: tuple[int, Snapshot] | None = None
 
 
@@ -58,7 +58,7 @@ class WindowModel(LogModel):
         database: Database = state.database
         consumer: Any = state.owners[0]
         if consumer is None:
-            progress = self.new_progress(database, DAYS[: self.days])
+            progress = self.new_progress(state, DAYS[: self.days])
             yield (
                 "a consumer takes the lane",
                 _with(state, Consumer(progress, progress)),
@@ -68,14 +68,15 @@ class WindowModel(LogModel):
         if len(consumer.held) < _MOST_HELD:
             yield from self.hold(state, consumer)
         yield from self.handle(state, consumer, rows)
-        yield from self.store(state, consumer, None)
+        yield from self.store(state, consumer)
         if state.budget.opened and consumer.held:
-            seq, _ = consumer.held[0]
+            place, _ = consumer.held[0]
+            row = rows[place[0]]
             spent = state.budget._replace(opened=state.budget.opened - 1)
-            for name, after in self.store(state, consumer, seq):
-                entries = (*database.entries, (rows[seq].id, OPENED))
+            for name, after in self.store(state, consumer, place):
+                entries = (*database.entries, (row.id, OPENED))
                 yield (
-                    f"{name} beyond row {rows[seq].id}, which is open",
+                    f"{name} beyond row {row.id}, which is open",
                     after._replace(
                         budget=spent,
                         database=after.database._replace(
@@ -91,7 +92,7 @@ class WindowModel(LogModel):
         found, is_cut = self.scan(database, reader, snapshot, self.most)
         window = self.thaw(consumer)
         window.claimed(
-            [(row.seq, DAYS[row.day]) for row in found],
+            map(_place_of, found),
             max((row.seq for row in found), default=-1),
             snapshot,
             database.next_xid,
@@ -115,7 +116,7 @@ class WindowModel(LogModel):
         """End any delivery whose key has no earlier one in hand."""
         database = state.database
         opened = {id for id, _ in database.entries}
-        held = [rows[seq] for seq, _ in consumer.held]
+        held = [rows[seq] for (seq, _), _ in consumer.held]
         held += [row for row in database.rows if row.id in opened]
         for row in held:
             if row.key != "-" and any(
@@ -126,7 +127,7 @@ class WindowModel(LogModel):
             name = f"row {row.id} is handled"
             if row.id not in opened:
                 window = self.thaw(consumer)
-                window.ended(row.seq)
+                window.ended(_place_of(row))
                 yield name, _with(handled, _freeze(window, consumer.floors))
                 continue
             left = tuple(entry for entry in database.entries if entry[0] != row.id)
@@ -135,13 +136,13 @@ class WindowModel(LogModel):
                 yield f"{name}, and the consumer killed", _kill(handled)
 
     def store(
-        self, state: State, consumer: Consumer, logged: int | None
+        self, state: State, consumer: Consumer, *logged: Place
     ) -> Iterator[tuple[str, State]]:
         window = self.thaw(consumer)
         result = window.settle(logged)
         if result is None:
             return
-        stored, rows = result
+        stored, rows, _ = result
         window.settled(stored, logged)
         yield (
             "the consumer stores its position",
@@ -174,8 +175,12 @@ class WindowModel(LogModel):
                 raise BrokenPromiseError(f"row {row.id} is never stored")
 
     def _is_consistent(self, state: State, consumer: Consumer) -> bool:
-        stored = dict(consumer.stored.days)
-        return all(stored[row.day] == row.position for row in state.database.stored)
+        database, stored = state.database, dict(consumer.stored.days)
+        return all(
+            stored[DAYS[row.day]].covers(row.seq, row.xid) == is_covered(database, row)
+            for row in database.rows
+            if row.is_committed
+        )
 
     def thaw(self, consumer: Consumer) -> Window:
         window = self.window(consumer.stored)
@@ -184,6 +189,10 @@ class WindowModel(LogModel):
         window._ended = dict(consumer.ended)
         window._last = consumer.last
         return window
+
+
+def _place_of(row: Row) -> Place:
+    return row.seq, DAYS[row.day].starts_at
 
 
 def _freeze(window: Window, floors: Floors) -> Consumer:

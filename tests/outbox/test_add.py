@@ -13,9 +13,9 @@ from sqlalchemy.orm import (
     mapped_column,
 )
 
-import outbox
-from outbox import InvalidMessageError, Message
+import pillarbox
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import InvalidMessageError, Message
 from tests.fixtures.added import FULL, MESSAGES, STORED, fields, topics
 from tests.fixtures.sessions import execute
 
@@ -59,7 +59,7 @@ def test_every_field_arrives_by_a_session(
     database_url: str, engine: Engine, messages: list[Message]
 ) -> None:
     with Session(engine) as session, session.begin():
-        outbox.add(session, *messages)
+        pillarbox.add(session, *messages)
 
     row = execute(
         database_url,
@@ -74,8 +74,8 @@ def test_many_calls_make_one_insert_without_returning(
     with Session(engine) as session, session.begin():
         session.add(Order(id=1))
         for message in MESSAGES:
-            outbox.add(session, message)
-        outbox.add(session, FULL, Message("last", b""))
+            pillarbox.add(session, message)
+        pillarbox.add(session, FULL, Message("last", b""))
 
     assert len(inserts) == 1
     assert "RETURNING" not in inserts[0]
@@ -86,7 +86,7 @@ def test_one_message_makes_one_insert_without_returning(
     engine: Engine, inserts: list[str]
 ) -> None:
     with Session(engine) as session, session.begin():
-        outbox.add(session, FULL)
+        pillarbox.add(session, FULL)
 
     assert len(inserts) == 1
     assert "RETURNING" not in inserts[0]
@@ -97,7 +97,7 @@ def test_seq_follows_the_order_of_adding(database_url: str, engine: Engine) -> N
 
     with Session(engine) as session, session.begin():
         for n in range(0, 500, 50):
-            outbox.add(session, *[Message(f"t{i}", b"") for i in range(n, n + 50)])
+            pillarbox.add(session, *[Message(f"t{i}", b"") for i in range(n, n + 50)])
             if n % 100 == 0:
                 session.flush()
 
@@ -123,7 +123,6 @@ def undo_by_expunging_and_rollback(session: Session) -> None:
     session.rollback()
 
 
-@pytest.mark.pillarbox_allow_unsent
 @pytest.mark.parametrize(
     "undo",
     [
@@ -137,10 +136,10 @@ def test_after_a_rollback_nothing_is_added_and_the_session_is_usable(
     database_url: str, engine: Engine, undo: Work
 ) -> None:
     with Session(engine) as session:
-        outbox.add(session, Message("undone", b""))
+        pillarbox.add(session, Message("undone", b""))
         undo(session)
         session.commit()
-        outbox.add(session, Message("kept", b""))
+        pillarbox.add(session, Message("kept", b""))
         session.commit()
 
     assert topics(database_url) == ["kept"]
@@ -151,7 +150,7 @@ def test_a_failed_statement_rolls_back_the_messages(
     database_url: str, engine: Engine
 ) -> None:
     with Session(engine) as session:
-        outbox.add(session, *MESSAGES)
+        pillarbox.add(session, *MESSAGES)
         session.add_all([Order(id=1), Order(id=1)])
         with pytest.raises(SQLAlchemyError):
             session.commit()
@@ -163,19 +162,19 @@ def test_savepoints_keep_or_roll_back_their_messages(
     database_url: str, engine: Engine
 ) -> None:
     with Session(engine) as session, session.begin():
-        outbox.add(session, Message("outer", b""))
+        pillarbox.add(session, Message("outer", b""))
         with session.begin_nested():
-            outbox.add(session, Message("released", b""))
+            pillarbox.add(session, Message("released", b""))
             inner = session.begin_nested()
-            outbox.add(session, Message("flushed and lost", b""))
+            pillarbox.add(session, Message("flushed and lost", b""))
             session.flush()
-            outbox.add(session, Message("pending and lost", b""))
+            pillarbox.add(session, Message("pending and lost", b""))
             inner.rollback()
-            outbox.add(session, Message("after", b""))
+            pillarbox.add(session, Message("after", b""))
         lost = session.begin_nested()
-        outbox.add(session, Message("lost", b""))
+        pillarbox.add(session, Message("lost", b""))
         lost.rollback()
-        outbox.add(session, Message("last", b""))
+        pillarbox.add(session, Message("last", b""))
 
     assert topics(database_url) == ["outer", "released", "after", "last"]
 
@@ -185,7 +184,7 @@ def test_flushed_messages_are_visible_only_in_their_transaction(
 ) -> None:
     count = text("SELECT count(*) FROM outbox.message")
     with Session(engine) as session, session.begin():
-        outbox.add(session, *MESSAGES)
+        pillarbox.add(session, *MESSAGES)
         with session.no_autoflush:
             assert session.scalar(count) == 0
         session.flush()
@@ -196,7 +195,7 @@ def test_flushed_messages_are_visible_only_in_their_transaction(
 
 def test_an_orm_query_flushes_pending_messages(engine: Engine) -> None:
     with Session(engine) as session, session.begin():
-        outbox.add(session, *MESSAGES)
+        pillarbox.add(session, *MESSAGES)
         session.query(Order).all()
         assert session.scalar(text("SELECT count(*) FROM outbox.message")) == 3
 
@@ -205,11 +204,11 @@ def test_a_refused_message_leaves_the_transaction_usable(
     database_url: str, engine: Engine
 ) -> None:
     with Session(engine) as session, session.begin():
-        outbox.add(session, Message("before", b""))
+        pillarbox.add(session, Message("before", b""))
         with pytest.raises(InvalidMessageError):
-            outbox.add(session, Message("good", b""), Message("\0", b""))
+            pillarbox.add(session, Message("good", b""), Message("\0", b""))
         session.add(Order(id=7))
-        outbox.add(session, Message("after", b""))
+        pillarbox.add(session, Message("after", b""))
 
     assert topics(database_url) == ["before", "after"]
     assert execute(database_url, "SELECT id FROM shop_order") == [(7,)]

@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import scoped_session, sessionmaker
 
-import outbox
-from outbox import Message
+import pillarbox
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Message
 from tests.fixtures.added import FULL, MESSAGES, STORED, fields, topics
 from tests.fixtures.sessions import execute
 
@@ -44,7 +44,7 @@ async def test_every_field_arrives_by_an_async_session(
     messages: list[Message],
 ) -> None:
     async with async_sessions.begin() as session:
-        outbox.add(session, *messages)
+        pillarbox.add(session, *messages)
 
     row = execute(
         database_url,
@@ -58,7 +58,7 @@ async def test_a_statement_serves_async_connections_too(
 ) -> None:
     async with async_sessions.begin() as session:
         connection = await session.connection()
-        await connection.execute(outbox.insert_statement(*MESSAGES, FULL))
+        await connection.execute(pillarbox.insert_statement(*MESSAGES, FULL))
 
     assert topics(database_url) == ["t0", "t1", "t2", "orders.placed"]
     assert execute(
@@ -71,12 +71,12 @@ async def test_a_rolled_back_savepoint_removes_its_messages_async(
     database_url: str, async_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     async with async_sessions.begin() as session:
-        outbox.add(session, Message("kept", b""))
+        pillarbox.add(session, Message("kept", b""))
         savepoint = await session.begin_nested()
-        outbox.add(session, Message("pending", b""))
+        pillarbox.add(session, Message("pending", b""))
         await savepoint.rollback()
         async with session.begin_nested():
-            outbox.add(session, Message("kept too", b""))
+            pillarbox.add(session, Message("kept too", b""))
 
     assert topics(database_url) == ["kept", "kept too"]
 
@@ -87,11 +87,11 @@ async def test_scoped_sessions_are_sessions(
     async_sessions: async_sessionmaker[AsyncSession],
 ) -> None:
     scoped = scoped_session(sessionmaker(engine))
-    outbox.add(scoped, Message("sync", b""))
+    pillarbox.add(scoped, Message("sync", b""))
     scoped.commit()
     scoped.remove()
     async_scoped = async_scoped_session(async_sessions, scopefunc=lambda: 1)
-    outbox.add(async_scoped, Message("async", b""))
+    pillarbox.add(async_scoped, Message("async", b""))
     await async_scoped.commit()
     await async_scoped.remove()
 

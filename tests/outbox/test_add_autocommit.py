@@ -9,14 +9,13 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-import outbox
-from outbox import AutocommitError, Message, insert_statement
+import pillarbox
+from outbox.errors import AutocommitError
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Message, insert_statement
 from tests.fixtures.added import topics
 
 # Who catches the error has to roll back, which these tests leave out.
-pytestmark = pytest.mark.pillarbox_allow_unsent
-
 AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
 MESSAGES = [Message("orders.placed", {"order": n}) for n in range(3)]
 
@@ -35,12 +34,12 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] 
 
 
 def add_one(session: Session) -> None:
-    outbox.add(session, MESSAGES[0])
+    pillarbox.add(session, MESSAGES[0])
     session.commit()
 
 
 def add_many(session: Session) -> None:
-    outbox.add(session, *MESSAGES)
+    pillarbox.add(session, *MESSAGES)
     session.commit()
 
 
@@ -109,7 +108,7 @@ async def test_autocommit_is_refused_in_an_async_session(
 
 def test_refused_messages_are_retried_and_not_skipped(database_url: str) -> None:
     with session_of(database_url, "engine") as session:
-        outbox.add(session, *MESSAGES)
+        pillarbox.add(session, *MESSAGES)
         for _ in range(2):
             with pytest.raises(AutocommitError, match="a rollback keeps the messages"):
                 session.flush()
@@ -122,7 +121,7 @@ def test_an_autocommit_engine_adds_messages_in_their_own_transaction(
     engine = create_engine(sqlalchemy_url(database_url), isolation_level="AUTOCOMMIT")
     transactional = engine.execution_options(isolation_level="READ COMMITTED")
     with Session(transactional) as session, session.begin():
-        outbox.add(session, MESSAGES[0])
+        pillarbox.add(session, MESSAGES[0])
     with transactional.connect() as connection:
         connection.execute(insert_statement(MESSAGES[1]))
         connection.rollback()

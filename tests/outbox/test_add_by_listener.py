@@ -7,11 +7,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-import outbox
-from outbox import Message
+import pillarbox
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.schema import message_table
 from outbox.writer import AddedMessages
+from pillarbox import Message
 from tests.fixtures.sessions import execute
 
 
@@ -41,7 +41,7 @@ def topics(url: str) -> list[str]:
 def add_for_each_invoice(session: Session, *_: Any) -> None:
     for invoice in session.new:
         if isinstance(invoice, Invoice):
-            outbox.add(session, Message(f"invoice.{invoice.id}", b""))
+            pillarbox.add(session, Message(f"invoice.{invoice.id}", b""))
 
 
 @pytest.mark.parametrize("moment", ["before_flush", "after_flush"])
@@ -51,7 +51,7 @@ def test_a_flush_listener_can_add_messages(
     with Session(engine) as session, session.begin():
         event.listen(session, moment, add_for_each_invoice)
         session.add_all([Invoice(id=1), Invoice(id=2)])
-        outbox.add(session, Message("by hand", b""))
+        pillarbox.add(session, Message("by hand", b""))
 
     first, *rest = topics(database_url)
     assert (first, sorted(rest)) == ("by hand", ["invoice.1", "invoice.2"])
@@ -64,7 +64,7 @@ def test_a_listener_that_runs_first_does_not_miss_messages(
     event.listen(Session, "before_flush", add_for_each_invoice, insert=True)
     try:
         with Session(engine) as session, session.begin():
-            outbox.add(session, Message("earlier", b""))
+            pillarbox.add(session, Message("earlier", b""))
             session.add(Invoice(id=1))
     finally:
         event.remove(Session, "before_flush", add_for_each_invoice)
@@ -77,7 +77,7 @@ def test_a_commit_listener_can_add_messages(database_url: str, engine: Engine) -
         event.listen(
             session,
             "before_commit",
-            lambda session: outbox.add(session, Message("at last", b"")),
+            lambda session: pillarbox.add(session, Message("at last", b"")),
         )
 
     assert topics(database_url) == ["at last"]
@@ -91,7 +91,7 @@ def test_a_session_with_several_binds_needs_a_bind_for_the_message_table(
     Base.metadata.create_all(elsewhere)
     with Session(binds={Invoice: elsewhere, bound: engine}) as session:
         session.add(Invoice(id=1))
-        outbox.add(session, Message("t", b""))
+        pillarbox.add(session, Message("t", b""))
         session.commit()
         assert session.scalar(
             text("SELECT count(*) FROM invoice"), bind_arguments={"mapper": Invoice}

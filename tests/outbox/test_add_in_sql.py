@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from outbox import uuid7
 from outbox.lane import Priority, lane_of
 from outbox.message_id import is_uuid7
+from pillarbox import uuid7
 
 
 @pytest.fixture

@@ -9,24 +9,22 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-import outbox
+import pillarbox
 from examples.sealed.aes_gcm import AesGcm
-from inbox import Consumer, idempotent
 from inbox.errors import DeadLetter
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox import Limits, Message
-from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import find, retry_all
 from outbox.errors import InvalidMessageError
-from outbox.payload_codec import CODEC_HEADER, encoded
+from outbox.limits import Limits
+from outbox.payload.payload_codec import CODEC_HEADER, encoded
+from outbox.payload.schema_registry import SchemaRegistry
 from outbox.postgres.connection import sqlalchemy_url
-from outbox.schema_registry import SchemaRegistry
+from pillarbox import Consumer, Message, idempotent
 from relay.events import BatchSettled
 from relay.events import MessageDeadLettered as RelayDeadLettered
 from tests.fixtures.consumers import async_sessions_of, sessions_of
 from tests.fixtures.consumers import running as consuming
-from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.dead_letters import give_up, retry, states
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import running
 from tests.fixtures.sessions import execute
@@ -45,7 +43,7 @@ def message(topic: str = "patients", **fields: Any) -> Message:
 def add(url: str, *messages: Message, with_codec: AesGcm = codec) -> None:
     engine = create_engine(sqlalchemy_url(url))
     with Session(engine) as session, session.begin():
-        outbox.add(session, *messages, codec=with_codec)
+        pillarbox.add(session, *messages, codec=with_codec)
     engine.dispose()
 
 
@@ -63,7 +61,7 @@ def test_the_table_contains_no_plain_text(database_url: str) -> None:
 def test_insert_statement_encodes_the_payload(database_url: str) -> None:
     engine = create_engine(sqlalchemy_url(database_url))
     with engine.begin() as connection:
-        connection.execute(outbox.insert_statement(message(), codec=codec))
+        connection.execute(pillarbox.insert_statement(message(), codec=codec))
     engine.dispose()
 
     ((_, payload, _, _),) = execute(database_url, STORED)
@@ -79,10 +77,10 @@ def test_schemas_apply_before_the_codec_and_limits_before_and_after_it(
     with Session(engine) as session:
         wrong = Message("patients", {"nam": 1})
         with pytest.raises(InvalidMessageError, match="required"):
-            outbox.add(session, wrong, codec=codec, registry=registry)
+            pillarbox.add(session, wrong, codec=codec, registry=registry)
         limits = Limits(max_payload_bytes=len(SECRET))
         with pytest.raises(InvalidMessageError, match="over the limit"):
-            outbox.add(session, message(), codec=codec, limits=limits)
+            pillarbox.add(session, message(), codec=codec, limits=limits)
         assert not session.new
     engine.dispose()
 
@@ -175,8 +173,7 @@ async def test_a_dead_letter_can_be_retried_once_the_key_is_available(
                 MemorySource(), sessions, name="billing", codec=with_codec
             )
             consumer.handles("patients")(clinic)
-            async with consumer.retrier() as retrier:
-                tally = await retry_all(retrier, await find(retrier, Criteria()))
+            tally = await retry(consumer.retrier())
             assert tally.succeeded == (1 if with_codec is codec else 0)
 
     assert clinic.read == [(SECRET, "text/plain")]

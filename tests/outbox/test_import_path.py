@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inbox.cli.consume import load_consumer
+from inbox.consuming.load import load_consumer
 from outbox.errors import ConfigError
 from outbox.import_path import import_object
 
@@ -91,9 +91,7 @@ def test_the_error_for_a_missing_name_names_the_file(folder: Path) -> None:
     assert refusal("import_named:consumer").endswith(
         f"'consumer' is not in import_named ({folder / 'import_named.py'})"
     )
-    assert "is a int, and should be an inbox.Consumer" in refusal(
-        "import_named:consumers"
-    )
+    assert "is a int, and should be a Consumer" in refusal("import_named:consumers")
 
 
 def test_a_factory_that_fails_is_reported_with_its_line(

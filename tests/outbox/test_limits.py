@@ -6,8 +6,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from outbox import ConfigError, InvalidMessageError, Limits, Message, Priority, uuid7
 from outbox.errors import shorten
+from outbox.lane import Priority
+from outbox.limits import Limits
+from pillarbox import ConfigError, InvalidMessageError, Message, uuid7
 
 NOW = datetime.now(UTC)
 

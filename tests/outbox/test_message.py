@@ -12,10 +12,12 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-import outbox
-from outbox import CodecError, InvalidMessageError, Message, Priority, uuid7
+import pillarbox
+from outbox.errors import CodecError
+from outbox.lane import Priority
 from outbox.message_id import is_uuid7
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import InvalidMessageError, Message, uuid7
 from tests.fixtures.sessions import execute
 
 
@@ -97,7 +99,7 @@ def test_one_dict_of_headers_serves_many_messages(database_url: str) -> None:
     with Session(engine) as session, session.begin():
         for item in "abc":
             headers["item"] = item
-            outbox.add(session, Message("t", b"", headers=headers))
+            pillarbox.add(session, Message("t", b"", headers=headers))
         headers["nats-later"] = "a name that add refuses"
     engine.dispose()
 

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from outbox import Message
-from tests.fixtures.marks import defer, give_up, publish, verify
+from pillarbox import Message
+from tests.fixtures.positions import defer, give_up, publish
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -46,7 +46,6 @@ def test_a_scheduled_message_says_when_it_is_due(
     insert(database_url, Message("t", b"", available_at=soon))
     if claimed:
         defer(database_url, "scheduled", seconds=3600)
-        verify(database_url)
 
     row = status(database_url)
 
@@ -73,7 +72,6 @@ def test_a_refused_message_waits_and_says_why(database_url: str) -> None:
     insert(database_url, Message("t", b""))
     defer(database_url, "refused", attempts=1, reason="no such queue")
     defer(database_url, "refused", attempts=2, reason="still no such queue")
-    verify(database_url)
 
     row = status(database_url)
 
@@ -94,9 +92,19 @@ def test_a_message_behind_a_refused_one_is_blocked(database_url: str) -> None:
     insert(database_url, Message("head", b"", key="k"), Message("behind", b"", key="k"))
     defer(database_url, "refused", "topic = 'head'", attempts=1)
     defer(database_url, "blocked", "topic = 'behind'")
-    verify(database_url)
 
     assert unsettled(database_url) == [("waiting", 0), ("blocked", 0)]
+
+
+@pytest.mark.parametrize("cause", ["aside", "unknown", "found"])
+def test_a_message_that_is_due_at_once_is_ready(database_url: str, cause: str) -> None:
+    insert(database_url, Message("t", b""))
+    # The relay can write it after the beginning of the statement that reads it.
+    defer(database_url, "scheduled", seconds=3600)
+    execute(database_url, "UPDATE outbox.deferral SET cause = %s", (cause,))
+
+    assert status(database_url)["state"] == "ready"
+    assert unsettled(database_url) == [("ready", 0)]
 
 
 def test_a_message_published_after_refusals_keeps_their_number_and_the_reason(
@@ -167,21 +175,6 @@ def test_a_replay_that_is_dead_lettered_was_published_before(database_url: str) 
     assert unsettled(database_url) == []
 
 
-def test_a_second_mark_changes_nothing(database_url: str) -> None:
-    """Two relays settled one message: the first was slow and had lost its lanes."""
-    insert(database_url, Message("t", b""))
-    publish(database_url)
-    execute(
-        database_url,
-        "INSERT INTO outbox.settlement (created_at, lane, first_seq, last_seq, outcome,"
-        " ids) SELECT created_at, lane, first_seq, last_seq, outcome, ids"
-        " FROM outbox.settlement",
-    )
-
-    assert status(database_url)["state"] == "published"
-    assert unsettled(database_url) == []
-
-
 def test_an_entry_written_late_does_not_reopen_a_settled_run(database_url: str) -> None:
     """A relay that lost its lane logs a refusal after another relay has published."""
     insert(database_url, Message("t", b""))
@@ -198,71 +191,132 @@ def test_an_entry_written_late_does_not_reopen_a_settled_run(database_url: str) 
     assert unsettled(database_url) == []
 
 
-def test_a_mark_settles_a_message_even_without_an_entry_in_the_log(
-    database_url: str,
-) -> None:
-    """A relay that had not read the log published it."""
-    insert(database_url, Message("t", b""))
-    publish(database_url)
-    execute(
-        database_url,
-        "INSERT INTO outbox.deferral (created_at, due_at, seq, id, attempts, lane,"
-        " cause, reason) SELECT created_at, now(), seq, id, 1, lane, 'refused', 'late'"
-        " FROM outbox.message",
-    )
-
-    assert status(database_url)["state"] == "published"
-    assert unsettled(database_url) == []
+LATER = (
+    "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,"
+    " reader, owner, snapshot, settled_at) SELECT created_at, ends_at, number + %s,"
+    " up_to, 0, lane, reader, owner, {}, settled_at + %s * interval '1 hour'"
+    " FROM outbox.position WHERE number = 1"
+)
 
 
-def test_messages_above_a_watermark_are_found_and_those_below_are_not_read(
-    database_url: str,
-) -> None:
+def test_messages_above_the_positions_are_found(database_url: str) -> None:
     insert(database_url, *(Message(f"t{n}", b"") for n in range(50)))
     publish(database_url)
-    verify(database_url)
     insert(database_url, *(Message("new", b"") for _ in range(20)))
-    publish(database_url, "topic = 'new' AND seq % 2 = 0")
+
+    found = execute(
+        database_url, "SELECT count(*), min(seq) FROM outbox.unsettled_message"
+    )
+
+    assert found == [(20, 51)]
+
+
+def test_a_message_that_commits_late_is_found_below_the_position(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("first", b"", key="k"))
+    publish(database_url)
+    with psycopg.connect(database_url) as slow:
+        slow.execute("SELECT outbox.add('late', '{}', key => 'k')")
+        insert(database_url, Message("overtakes", b"", key="k"))
+        publish(database_url)
+        assert unsettled(database_url) == []
+    insert(database_url, Message("new", b"", key="k"))
 
     found = execute(
         database_url,
-        "SELECT count(*) FILTER (WHERE topic = 'new'), count(*)"
-        " FROM outbox.unsettled_message",
+        "SELECT topic, state FROM outbox.message_status ORDER BY seq",
     )
-    progress = execute(
+
+    assert unsettled(database_url) == [("ready", 0), ("ready", 0)]
+    assert found == [
+        ("first", "published"),
+        ("late", "ready"),
+        ("overtakes", "published"),
+        ("new", "ready"),
+    ]
+    publish(database_url)
+    assert unsettled(database_url) == []
+
+
+@pytest.mark.parametrize("first", [1, 2, 9, 10])
+def test_a_late_message_was_published_when_a_position_first_saw_it(
+    database_url: str, first: int
+) -> None:
+    with psycopg.connect(database_url) as slow:
+        slow.execute("SELECT outbox.add('late', '{}', key => 'k')")
+        insert(database_url, Message("overtakes", b"", key="k"))
+        publish(database_url)
+    for number in range(1, 11):
+        # Numbers have gaps where the lane settled messages of other days.
+        snapshot = "snapshot" if number < first else "pg_current_snapshot()"
+        execute(database_url, LATER.format(snapshot), (number * 3, number))
+
+    late = execute(
         database_url,
-        "SELECT bool_or(verified_up_to > 0), bool_or(marked_up_to > verified_up_to),"
-        " max(marked_up_to) FROM outbox.lane_progress()",
+        "SELECT m.published_at - p.settled_at FROM outbox.message_status m,"
+        " outbox.position p WHERE m.topic = 'late' AND p.number = 1",
     )
 
-    assert found == [(10, 10)]
-    assert progress == [(True, True, 70)]
+    assert late == [(timedelta(hours=first),)]
 
 
-def test_a_watermark_of_another_cluster_is_ignored(database_url: str) -> None:
-    """The rows of a restored dump or a logical replica arrived by another path."""
-    insert(database_url, Message("t", b""))
+def test_of_late_messages_only_those_of_the_late_part_are_settled(
+    database_url: str,
+) -> None:
+    with psycopg.connect(database_url) as slow:
+        for topic in ("late", "too late"):
+            slow.execute("SELECT outbox.add(%s, '{}', key => 'k')", (topic,))
+        insert(database_url, Message("overtakes", b"", key="k"))
+        publish(database_url)
     execute(
         database_url,
-        "INSERT INTO outbox.watermark (created_at, lane, above, up_to, messages,"
-        " cluster) SELECT date_trunc('day', created_at, 'UTC'), lane, -1, seq, 1,"
-        " 'other' FROM outbox.message",
+        "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages,"
+        " lane, reader, owner, snapshot, late_up_to, late_snapshot)"
+        " SELECT created_at, ends_at, 2, up_to, 1, lane, reader, owner, snapshot, 1,"
+        " pg_current_snapshot() FROM outbox.position",
     )
 
-    assert unsettled(database_url) == [("ready", 0)]
+    found = execute(
+        database_url, "SELECT topic, state FROM outbox.message_status ORDER BY seq"
+    )
+
+    assert [state for _, state in found] == ["published", "ready", "published"]
+    waiting = execute(database_url, "SELECT topic FROM outbox.unsettled_message")
+    assert waiting == [("too late",)]
 
 
-def test_a_watermark_from_before_the_sequence_was_set_back_is_ignored(
+def test_messages_from_another_cluster_are_covered_by_their_seq(
+    database_url: str,
+) -> None:
+    """The ids of their transactions mean nothing here."""
+    insert(database_url, Message("t", b"", key="k"), Message("t", b"", key="k"))
+    publish(database_url)
+    execute(database_url, "UPDATE outbox.position SET snapshot = '1:1:'")
+    assert status_of_all(database_url) == {"ready"}
+
+    execute(database_url, "INSERT INTO outbox.base VALUES ('this cluster', 2)")
+
+    assert status_of_all(database_url) == {"published"}
+    assert unsettled(database_url) == []
+
+
+def test_positions_from_before_the_sequence_was_set_back_hide_nothing(
     database_url: str,
 ) -> None:
     insert(database_url, *(Message("old", b"", key="k") for _ in range(9)))
     publish(database_url)
-    verify(database_url)
     execute(database_url, "ALTER SEQUENCE outbox.message_seq RESTART")
 
     insert(database_url, Message("new", b"", key="k"))
 
     assert unsettled(database_url) == [("ready", 0)]
+
+
+def status_of_all(url: str) -> set[str]:
+    return {
+        state for (state,) in execute(url, "SELECT state FROM outbox.message_status")
+    }
 
 
 @pytest.mark.parametrize(

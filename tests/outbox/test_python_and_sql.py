@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import psycopg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.rows import TupleRow
@@ -40,7 +40,6 @@ UUIDS = st.builds(uuid7_of, MILLISECONDS, st.integers(0, 2**80 - 1))
 
 
 @given(st.lists(st.tuples(st.none() | TEXTS, UUIDS, PRIORITIES), min_size=1))
-@settings(max_examples=300, deadline=None)
 def test_python_and_sql_put_a_message_into_the_same_lane(
     connection: Connection, messages: Sequence[tuple[str | None, UUID, Priority]]
 ) -> None:
@@ -82,7 +81,6 @@ def test_keys_and_ids_spread_over_all_buckets() -> None:
 
 
 @given(st.lists(UUIDS, min_size=1))
-@settings(max_examples=300, deadline=None)
 def test_python_and_sql_read_the_same_moment_from_an_id(
     connection: Connection, ids: Sequence[UUID]
 ) -> None:
@@ -96,7 +94,6 @@ def test_python_and_sql_read_the_same_moment_from_an_id(
 
 
 @given(st.lists(UUIDS, min_size=1), st.sampled_from((-1, 0, 1)))
-@settings(max_examples=300, deadline=None)
 def test_a_receipt_must_have_the_moment_of_its_id(
     connection: Connection, ids: Sequence[UUID], microseconds: int
 ) -> None:

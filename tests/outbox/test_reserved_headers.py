@@ -3,10 +3,10 @@
 import pytest
 from sqlalchemy.orm import Session
 
-import outbox
-from outbox import Message, insert_statement
+import pillarbox
 from outbox.errors import InvalidMessageError
 from outbox.limits import STORED_HEADERS, reserved_header
+from pillarbox import Message, insert_statement
 
 RESERVED = [
     *("ce-tenant", "ce_tenant", "CE-Type", "Ce_Id", "ce-anything"),
@@ -28,7 +28,7 @@ def test_a_reserved_name_is_refused_when_it_is_added(name: str) -> None:
     message = Message("t", b"", headers={"x": "1", name: "forged"})
 
     with pytest.raises(InvalidMessageError, match="is a reserved name") as it:
-        outbox.add(session, message)
+        pillarbox.add(session, message)
     with pytest.raises(InvalidMessageError, match="is a reserved name"):
         insert_statement(message)
 

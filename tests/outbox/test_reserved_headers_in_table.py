@@ -3,14 +3,14 @@
 import psycopg
 import pytest
 
-from outbox import Message, uuid7
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import RetryCounts, find, retry_all
+from outbox.dead_letters.retry import RetryCounts, retry_all
 from outbox.lane import Priority, lane_of
 from outbox.limits import STORED_HEADERS
+from pillarbox import Message, uuid7
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import MessageDeadLettered
-from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import dead_letters, insert, running
 from tests.fixtures.sessions import execute

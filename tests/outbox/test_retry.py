@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import ConfigError
 from outbox.retry import RetryPolicy
+from pillarbox import ConfigError
 
 
 def seconds(count: float) -> timedelta:

@@ -11,10 +11,11 @@ from psycopg.rows import TupleRow
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
-import outbox
-from outbox import Message, Priority
+import pillarbox
+from outbox.lane import Priority, lane_of
 from outbox.limits import reserved_header
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Message
 
 CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 # Characters with a meaning in array, bytea or JSON literals.
@@ -83,7 +84,7 @@ def expected(message: Message) -> tuple[object, Mapping[str, str]]:
         message.content_type,
         message.schema_version,
         message.available_at,
-        outbox.lane.lane_of(message.key, message.id, message.priority),
+        lane_of(message.key, message.id, message.priority),
     ), dict(message.headers)
 
 
@@ -93,7 +94,7 @@ def test_messages_added_by_a_session_arrive_unchanged(
     engine: Engine, messages: list[Message]
 ) -> None:
     with Session(engine) as session:
-        outbox.add(session, *messages)
+        pillarbox.add(session, *messages)
         session.flush()
         assert rows_and_headers(session, messages) == [expected(m) for m in messages]
         session.rollback()
@@ -105,5 +106,5 @@ def test_messages_added_by_a_statement_arrive_unchanged(
     engine: Engine, messages: list[Message]
 ) -> None:
     with Session(engine) as session:
-        session.execute(outbox.insert_statement(*messages))
+        session.execute(pillarbox.insert_statement(*messages))
         assert rows_and_headers(session, messages) == [expected(m) for m in messages]

@@ -15,18 +15,17 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import inbox.events
-import outbox
+import pillarbox
 import relay.events
 from examples.sealed.aes_gcm import AesGcm
-from inbox import Consumer
 from inbox.errors import RetryLater
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox import Message
 from outbox.errors import one_line
 from outbox.events import Event
 from outbox.observability.logging import LogEvents
-from outbox.payload_codec import encoded
+from outbox.payload.payload_codec import encoded
+from pillarbox import Consumer, Message
 from relay.events import BatchSettled
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.consumers import QUICK, sessions_of
@@ -128,7 +127,7 @@ async def test_a_consumer_reveals_no_payload(
                     text("INSERT INTO person VALUES (:name)"), {"name": name}
                 )
             case "adds":
-                outbox.add(session, Message("t", message.payload), Message("t", b""))
+                pillarbox.add(session, Message("t", message.payload), Message("t", b""))
                 session.connection().execute(text("SET TRANSACTION READ ONLY"))
                 session.flush()
 

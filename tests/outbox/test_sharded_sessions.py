@@ -8,9 +8,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.ext.horizontal_shard import ShardedSession
 
-import outbox
-from outbox import ConfigError, Message
+import pillarbox
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import ConfigError, Message
 from tests.fixtures.added import topics
 
 
@@ -31,9 +31,9 @@ def test_a_message_goes_to_the_shard_that_is_named(
 ) -> None:
     with ShardedSession(**options) as session:
         with pytest.raises(ConfigError, match=r"bind_arguments=\{'shard_id': …\}"):
-            outbox.add(session, Message("t", b""))
+            pillarbox.add(session, Message("t", b""))
         session.execute(
-            outbox.insert_statement(Message("t", b"")),
+            pillarbox.insert_statement(Message("t", b"")),
             bind_arguments={"shard_id": "eu"},
         )
         session.commit()
@@ -47,4 +47,4 @@ async def test_an_async_sharded_session_is_refused_by_name(
     session = AsyncSession(sync_session_class=ShardedSession, **options)
 
     with pytest.raises(ConfigError, match="is a ShardedSession"):
-        outbox.add(session, Message("t", b""))
+        pillarbox.add(session, Message("t", b""))

@@ -9,18 +9,18 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-import outbox
-from outbox import Message, insert_statement
+import pillarbox
 from outbox.postgres.advisory_lock import Lock
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.postgres.doorbell import Doorbell
+from pillarbox import Message, insert_statement
 from tests.fixtures.added import topics
 from tests.fixtures.sessions import execute
 
 MESSAGES = [Message(topic, b"") for topic in "abc"]
 BELLS = [
     (Lock.OUTBOX_DOORBELL, "outbox_message"),
-    (Lock.INBOX_DOORBELL, "inbox_delivery"),
+    (Lock.INBOX_DOORBELL, "inbox_message"),
 ]
 
 
@@ -63,12 +63,12 @@ async def test_a_two_phase_session_commits_its_messages(
 ) -> None:
     with Session(engine, twophase=True) as session:
         session.add(Order(id=1))
-        outbox.add(session, *MESSAGES[:count])
+        pillarbox.add(session, *MESSAGES[:count])
         session.flush()
         lost = session.begin_nested()
-        outbox.add(session, Message("lost", b""))
+        pillarbox.add(session, Message("lost", b""))
         lost.rollback()
-        outbox.add(session, Message("last", b""))
+        pillarbox.add(session, Message("last", b""))
         session.prepare()
         session.commit()
 
@@ -81,7 +81,7 @@ async def test_a_session_that_joins_a_two_phase_connection_commits_its_messages(
 ) -> None:
     with engine.connect() as connection, connection.begin_twophase() as transaction:
         with Session(connection) as session:
-            outbox.add(session, *MESSAGES)
+            pillarbox.add(session, *MESSAGES)
             session.commit()
         connection.execute(insert_statement(Message("by statement", b"")))
         transaction.prepare()
@@ -95,7 +95,7 @@ async def test_an_async_two_phase_session_commits_its_messages(
 ) -> None:
     engine = create_async_engine(sqlalchemy_url(database_url))
     async with AsyncSession(engine, twophase=True) as session:
-        outbox.add(session, *MESSAGES)
+        pillarbox.add(session, *MESSAGES)
         await session.commit()
     await engine.dispose()
 
@@ -110,7 +110,7 @@ async def test_a_session_of_one_phase_executes_nothing_more(engine: Engine) -> N
 
     event.listen(engine, "before_cursor_execute", note)
     with Session(engine) as session, session.begin():
-        outbox.add(session, *MESSAGES)
+        pillarbox.add(session, *MESSAGES)
 
     assert len(seen) == 1
 
@@ -120,7 +120,7 @@ async def test_a_session_of_one_phase_executes_nothing_more(engine: Engine) -> N
     [
         "SELECT outbox.add('t', '{}'::jsonb)",
         # The trigger fires for a statement, not for a row.
-        "INSERT INTO inbox.delivery SELECT * FROM inbox.delivery WHERE false",
+        "INSERT INTO inbox.message SELECT * FROM inbox.message WHERE false",
     ],
 )
 async def test_a_transaction_in_sql_says_that_it_will_be_prepared(

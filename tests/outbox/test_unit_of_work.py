@@ -14,11 +14,11 @@ from sqlalchemy.orm import (
     object_session,
 )
 
-import outbox
 import outbox.schema
-from outbox import ConfigError, Message
+import pillarbox
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.writer import AddedMessages
+from pillarbox import ConfigError, Message
 from tests.fixtures.added import topics
 
 
@@ -37,7 +37,7 @@ announced: list[Session] = []
 
 def announce_note() -> str:
     for session in announced:
-        outbox.add(session, Message("a note", b""))
+        pillarbox.add(session, Message("a note", b""))
     return "noted"
 
 
@@ -83,26 +83,26 @@ class Manager:
 
 
 def add_and_flush(session: Session) -> None:
-    outbox.add(session, Message("t", b""))
+    pillarbox.add(session, Message("t", b""))
     session.flush()
 
 
 def add_in_savepoint(session: Session) -> None:
     with session.begin_nested():
-        outbox.add(session, Message("t", b""))
+        pillarbox.add(session, Message("t", b""))
 
 
 def add_beside_a_lost_savepoint(session: Session) -> None:
-    outbox.add(session, Message("t", b""))
+    pillarbox.add(session, Message("t", b""))
     lost = session.begin_nested()
-    outbox.add(session, Message("lost", b""))
+    pillarbox.add(session, Message("lost", b""))
     lost.rollback()
 
 
 @pytest.mark.parametrize(
     "work",
     [
-        lambda session: outbox.add(session, Message("t", b"")),
+        lambda session: pillarbox.add(session, Message("t", b"")),
         add_and_flush,
         add_in_savepoint,
         add_beside_a_lost_savepoint,
@@ -138,8 +138,8 @@ def test_a_listener_of_every_flush_sees_mapped_rows(
     try:
         with Session(engine) as session, session.begin():
             session.add(order)
-            outbox.add(session, message)
-            outbox.add(session, Message("u", b""))
+            pillarbox.add(session, message)
+            pillarbox.add(session, Message("u", b""))
     finally:
         event.remove(Session, moment, audit)
 
@@ -151,11 +151,11 @@ def test_one_object_holds_the_messages_of_a_flush(engine: Engine) -> None:
     first, second, third = (Message("t", b"") for _ in range(3))
 
     with Session(engine) as session, session.begin():
-        outbox.add(session, first)
-        outbox.add(session, second)
+        pillarbox.add(session, first)
+        pillarbox.add(session, second)
         [one] = session.new
         session.flush()
-        outbox.add(session, third)
+        pillarbox.add(session, third)
         [other] = session.new
 
         assert isinstance(one, AddedMessages)
@@ -170,19 +170,19 @@ def test_a_mapper_event_adds_its_messages_after_those_that_wait(
     def announce(_mapper: Any, _connection: Any, order: Order) -> None:
         session = object_session(order)
         assert session is not None
-        outbox.add(session, Message(f"order {order.id}", b""))
+        pillarbox.add(session, Message(f"order {order.id}", b""))
 
     event.listen(Order, moment, announce)
     try:
         with Session(engine) as session, session.begin():
             session.add_all([Order(id=1), Order(id=2)])
-            outbox.add(session, Message("by hand", b""))
+            pillarbox.add(session, Message("by hand", b""))
             session.flush()
             lost = session.begin_nested()
             session.add(Order(id=3))
             session.flush()
             lost.rollback()
-            outbox.add(session, Message("last", b""))
+            pillarbox.add(session, Message("last", b""))
     finally:
         event.remove(Order, moment, announce)
 
@@ -197,7 +197,7 @@ def test_a_message_that_a_savepoints_own_flush_adds_is_not_in_the_savepoint(
 
         def announce(session: Session, *_: Any) -> None:
             if session.new:
-                outbox.add(session, Message("of the flush", b""))
+                pillarbox.add(session, Message("of the flush", b""))
 
         event.listen(session, "after_flush", announce)
         savepoint = session.begin_nested()
@@ -221,19 +221,18 @@ def test_a_default_of_a_bulk_insert_can_add_a_message(
 def test_a_session_reads_no_message_back(engine: Engine) -> None:
     with Session(engine) as session:
         session.connection().exec_driver_sql("SET LOCAL ROLE pillarbox_application")
-        outbox.add(session, Message("one", b""))
+        pillarbox.add(session, Message("one", b""))
         session.flush()
-        outbox.add(session, Message("two", b""), Message("three", b""))
+        pillarbox.add(session, Message("two", b""), Message("three", b""))
         session.commit()
 
 
-@pytest.mark.pillarbox_allow_unsent
 def test_a_missing_bind_is_named_before_anything_is_written(
     database_url: str, engine: Engine
 ) -> None:
     with Session(binds={Base: engine}) as session:
         session.add(Order(id=1))
-        outbox.add(session, Message("t", b""))
+        pillarbox.add(session, Message("t", b""))
         with pytest.raises(ConfigError, match=r"outbox\.schema\.message_table: engine"):
             session.flush()
         session.bind_table(outbox.schema.message_table, engine)
@@ -243,12 +242,11 @@ def test_a_missing_bind_is_named_before_anything_is_written(
 
 
 @pytest.mark.parametrize("drop", [Session.rollback, Session.expunge_all])
-@pytest.mark.pillarbox_allow_unsent
 def test_a_missing_bind_matters_only_while_messages_wait(
     engine: Engine, drop: Callable[[Session], None]
 ) -> None:
     with Session(binds={Base: engine}) as session:
-        outbox.add(session, Message("t", b""))
+        pillarbox.add(session, Message("t", b""))
         drop(session)
         session.add(Order(id=1))
         session.commit()
@@ -257,7 +255,7 @@ def test_a_missing_bind_matters_only_while_messages_wait(
 def test_the_table_takes_rows_of_other_statements(
     database_url: str, engine: Engine
 ) -> None:
-    row = {"id": outbox.uuid7(), "lane": 0, "topic": "t", "content_type": "a/b"}
+    row = {"id": pillarbox.uuid7(), "lane": 0, "topic": "t", "content_type": "a/b"}
     with engine.begin() as connection:
         statement = outbox.schema.message_table.insert()
         connection.execute(statement, row | {"payload": b""})

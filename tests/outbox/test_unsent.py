@@ -29,14 +29,13 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-import outbox
-from outbox import Message, unsent
+import pillarbox
+from outbox import unsent
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing import added
 from outbox.unsent import MessagesUnsent, UnsentMessagesWarning
 from outbox.writer import AddedMessages
-
-pytestmark = pytest.mark.pillarbox_allow_unsent
+from pillarbox import Message
 
 ORDER = Message("orders.placed", {"order": 1})
 REFUND = Message("refunds.made", {"order": 1})
@@ -48,20 +47,18 @@ ONE = MessagesUnsent(messages=1, topics=("orders.placed",))
 
 
 @pytest.fixture
-def reported() -> Iterator[list[MessagesUnsent]]:
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[MessagesUnsent]:
     reported: list[MessagesUnsent] = []
-    listener = reported.append
-    unsent.on_unsent.append(listener)
-    yield reported
-    unsent.on_unsent.remove(listener)
+    monkeypatch.setattr(unsent, "_report", reported.append)
+    return reported
 
 
 def test_a_session_that_is_closed_without_a_commit_is_reported(
     reported: list[MessagesUnsent],
 ) -> None:
     with Session() as session:
-        outbox.add(session, ORDER, REFUND)
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER, REFUND)
+        pillarbox.add(session, ORDER)
 
     assert reported == [CLOSED]
 
@@ -70,8 +67,8 @@ async def test_an_async_session_that_is_closed_without_a_commit_is_reported(
     reported: list[MessagesUnsent],
 ) -> None:
     async with AsyncSession() as session:
-        outbox.add(session, ORDER, REFUND)
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER, REFUND)
+        pillarbox.add(session, ORDER)
 
     assert reported == [CLOSED]
 
@@ -81,8 +78,8 @@ async def test_scoped_sessions_are_reported_when_they_are_removed(
 ) -> None:
     scoped = scoped_session(sessionmaker())
     async_scoped = async_scoped_session(async_sessionmaker(), scopefunc=lambda: 1)
-    outbox.add(scoped, ORDER)
-    outbox.add(async_scoped, REFUND)
+    pillarbox.add(scoped, ORDER)
+    pillarbox.add(async_scoped, REFUND)
 
     scoped.remove()
     await async_scoped.remove()
@@ -93,8 +90,8 @@ async def test_scoped_sessions_are_reported_when_they_are_removed(
 def test_a_session_that_is_collected_is_not_reported(
     reported: list[MessagesUnsent],
 ) -> None:
-    outbox.add(Session(), ORDER)
-    outbox.add(AsyncSession(), ORDER)
+    pillarbox.add(Session(), ORDER)
+    pillarbox.add(AsyncSession(), ORDER)
     gc.collect()
 
     assert reported == []
@@ -120,7 +117,7 @@ def test_a_flush_hides_no_loss(
     engine: Engine, send: Callable[[Session], Any], reported: list[MessagesUnsent]
 ) -> None:
     with Session(engine) as session:
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         send(session)
 
     assert reported == [ONE]
@@ -131,7 +128,7 @@ async def test_a_flush_hides_no_loss_async(
 ) -> None:
     engine = create_async_engine(sqlalchemy_url(database_url))
     async with AsyncSession(engine) as session:
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         await session.flush()
     await engine.dispose()
 
@@ -140,7 +137,7 @@ async def test_a_flush_hides_no_loss_async(
 
 async def fail_after_a_flush(engine: AsyncEngine) -> None:
     async with AsyncSession(engine) as session:
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         await session.flush()
         raise ZeroDivisionError
 
@@ -160,13 +157,13 @@ def test_only_what_no_savepoint_rolled_back_is_reported(
     engine: Engine, reported: list[MessagesUnsent]
 ) -> None:
     with Session(engine) as session:
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         outer = session.begin_nested()
         with session.begin_nested():
-            outbox.add(session, REFUND)
+            pillarbox.add(session, REFUND)
         outer.rollback()
         with session.begin_nested():
-            outbox.add(session, ORDER)
+            pillarbox.add(session, ORDER)
 
     assert reported == [MessagesUnsent(messages=2, topics=("orders.placed",))]
 
@@ -175,11 +172,11 @@ def test_a_session_that_committed_or_failed_to_is_not_reported(
     engine: Engine, reported: list[MessagesUnsent]
 ) -> None:
     with Session(engine) as session:
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         session.commit()
     with Session(engine) as session:
         session.execute(text("SET TRANSACTION READ ONLY"))
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         with pytest.raises(InternalError):
             session.commit()
 
@@ -193,7 +190,7 @@ def test_a_commit_that_the_server_refuses_is_not_reported_as_a_loss(
         session.execute(
             text("CREATE TEMP TABLE once (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
         )
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         session.execute(text("INSERT INTO once VALUES (1), (1)"))
         with pytest.raises(IntegrityError):
             session.commit()
@@ -209,7 +206,7 @@ async def test_a_session_keeps_the_close_that_a_test_gave_it() -> None:
         closed.append("by the code under test")
 
     session.close = stay_open  # type: ignore[method-assign]
-    outbox.add(session, ORDER)
+    pillarbox.add(session, ORDER)
     async with session:
         pass
 
@@ -221,9 +218,9 @@ def test_messages_that_a_commit_leaves_out_are_reported(
     engine: Engine, reported: list[MessagesUnsent]
 ) -> None:
     with Session(engine) as session:
-        outbox.add(session, REFUND)
+        pillarbox.add(session, REFUND)
         session.flush()
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         session.expunge_all()
         session.commit()
 
@@ -235,7 +232,7 @@ def test_a_session_that_is_used_again_after_a_close_is_reported_each_time(
 ) -> None:
     session = Session()
     for _ in range(2):
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         session.close()
 
     assert len(reported) == 2
@@ -243,10 +240,10 @@ def test_a_session_that_is_used_again_after_a_close_is_reported_each_time(
 
 def test_a_rollback_is_not_reported_as_a_loss(reported: list[MessagesUnsent]) -> None:
     with Session() as session:
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         session.rollback()
     with sessionmaker().begin() as session:
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         session.rollback()
     gc.collect()
 
@@ -257,7 +254,7 @@ async def test_a_rollback_of_an_async_session_is_not_reported_as_a_loss(
     reported: list[MessagesUnsent],
 ) -> None:
     async with AsyncSession() as session:
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         await session.rollback()
 
     assert reported == []
@@ -308,7 +305,7 @@ async def leave_generator_async(session: AsyncSession) -> None:
 
 
 def add_and_fail(session: Session | AsyncSession) -> None:
-    outbox.add(session, ORDER)
+    pillarbox.add(session, ORDER)
     raise ZeroDivisionError
 
 
@@ -347,7 +344,7 @@ async def test_a_cancelled_task_is_not_reported_as_a_loss(
 
     async def handle() -> None:
         async with AsyncSession() as session:
-            outbox.add(session, ORDER)
+            pillarbox.add(session, ORDER)
             is_added.set()
             await asyncio.Event().wait()
 
@@ -409,8 +406,8 @@ async def test_a_request_that_fails_is_not_reported(
         session: Annotated[Session, Depends(session_of_request)],
         async_session: Annotated[AsyncSession, Depends(async_session_of_request)],
     ) -> None:
-        outbox.add(session, ORDER)
-        outbox.add(async_session, ORDER)
+        pillarbox.add(session, ORDER)
+        pillarbox.add(async_session, ORDER)
         if failure is not None:
             raise failure
 
@@ -432,29 +429,27 @@ def test_messages_that_a_test_read_are_not_reported_as_a_loss(
     reported: list[MessagesUnsent],
 ) -> None:
     with Session() as session:
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         assert added(session) == [ORDER]
 
     assert reported == []
 
 
 def test_a_loss_is_logged_and_warned_about_with_topic_and_remedy(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(unsent, "on_unsent", [])
-
     with (
         caplog.at_level(logging.WARNING, "pillarbox"),
         pytest.warns(UnsentMessagesWarning, match="of topic 'orders.placed': their"),
         Session() as session,
     ):
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
 
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("pillarbox", "WARNING")
     assert record.getMessage() == (
         "MessagesUnsent messages=1 topics=('orders.placed',) remedy='commit the session"
-        " that outbox.add was given, or roll it back on purpose'"
+        " that add was given, or roll it back on purpose'"
     )
     assert record.__dict__["event"] == "MessagesUnsent"
     assert record.__dict__["values"]["topics"] == ("orders.placed",)
@@ -463,13 +458,12 @@ def test_a_loss_is_logged_and_warned_about_with_topic_and_remedy(
 def test_a_session_closes_even_if_warnings_are_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unsent, "on_unsent", [])
     raised: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", raised.append)
 
     with warnings.catch_warnings(), Session() as session:
         warnings.simplefilter("error")
-        outbox.add(session, ORDER)
+        pillarbox.add(session, ORDER)
         session.close()
 
     assert not session.in_transaction()

@@ -16,7 +16,6 @@ import pydantic
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer, DeadLetter, RetryLater
 from inbox.events import (
     HandlerFailed,
     MessageDeadLettered,
@@ -24,9 +23,9 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.sources.memory import MemorySource
-from outbox import Message, SchemaRegistry
 from outbox.errors import message_of, one_line, traceback_of
 from outbox.observability.logging import LogEvents
+from pillarbox import Consumer, DeadLetter, Message, RetryLater, SchemaRegistry
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.sessions import execute
 

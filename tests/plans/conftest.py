@@ -14,6 +14,7 @@ from psycopg import sql
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from relay.relay import WORKER_SETTINGS
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
 
 DAYS_BACK = 5
@@ -35,16 +36,16 @@ FILL = """
      CROSS JOIN generate_series(1, CASE WHEN day = %(today)s - interval '24 hours'
                                         THEN 60000 ELSE 3000 END) AS n
 """
-# Nine messages in ten have a mark; one of the nine waits. 1 % of those were refused.
-MARK = """
-    INSERT INTO outbox.settlement (created_at, lane, first_seq, last_seq, outcome, ids)
-    SELECT bin, lane, min(seq), max(seq), outcome, array_agg(id ORDER BY seq)
-      FROM (SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00') AS bin,
-                   lane, seq, id,
-                   CASE WHEN seq % 10 = 1 THEN 'deferred' ELSE 'published' END AS outcome
-              FROM outbox.message WHERE seq % 10 > 0) AS marked
-     GROUP BY bin, lane, seq / 500, outcome
-"""  # noqa: E501
+# Settled in batches of 500 messages; one in ten was deferred, of which 1 % was refused.
+SETTLE = """
+    INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
+                                 reader, owner, snapshot)
+    SELECT day, day + interval '24 hours', row_number() OVER (ORDER BY max(seq)),
+           max(seq), count(*), lane, 'main', gen_random_uuid(), pg_current_snapshot()
+      FROM (SELECT date_trunc('day', created_at, 'UTC') AS day, lane, seq
+              FROM outbox.message) AS settled
+     GROUP BY day, lane, seq / 500
+"""
 DEFER = """
     INSERT INTO outbox.deferral
            (created_at, due_at, seq, id, attempts, lane, cause, key)
@@ -99,7 +100,7 @@ class Explained:
         """Return the non-empty partitions that were read sequentially."""
         return [
             node["Relation Name"]
-            for node in self.scans("message", "settlement", "deferral", "watermark")
+            for node in self.scans("message", "position", "deferral")
             if node["Node Type"] == "Seq Scan"
             and node["Actual Rows"] + node.get("Rows Removed by Filter", 0) > 0
         ]
@@ -142,15 +143,18 @@ def filled_url(
             connection.execute("SET timezone = 'UTC'")
             connection.execute("SET ROLE pillarbox_owner")
             days = [today - timedelta(days=n) for n in range(1, DAYS_BACK + 1)]
-            connection.execute(
-                "SELECT partman.create_partition_time('outbox.message', %s)", (days,)
-            )
+            connection.execute(make_partitions_at("outbox.message"), (days,))
             connection.execute(
                 FILL, {"today": today, "back": DAYS_BACK, "payload": b"x" * 300}
             )
-            connection.execute(MARK)
+            connection.execute(SETTLE)
             connection.execute(DEFER)
-            for table in ("message", "settlement", "deferral"):
+            # As autovacuum does.
+            connection.execute(
+                "SELECT brin_summarize_new_values(inhrelid) FROM pg_inherits"
+                " WHERE inhparent = 'outbox.message_xid_idx'::regclass"
+            )
+            for table in ("message", "position", "deferral"):
                 connection.execute(f"ANALYZE outbox.{table}".encode())
         yield url
 
@@ -174,8 +178,9 @@ def explaining(url: str, settings: Mapping[str, str]) -> Iterator[Explain]:
         with psycopg.connect(url) as connection:
             parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
 
-        def run(name: str, **parameters: object) -> Explained:
-            return Explained(execute(load("relay", name), parameters), parents)
+        def run(name: str, package: str = "relay", **parameters: object) -> Explained:
+            values = {"reader": "main", **parameters}
+            return Explained(execute(load(package, name), values), parents)
 
         yield run
 

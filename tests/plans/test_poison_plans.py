@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from inbox.dead_letters.write import StoredFailure
 from inbox.poison.store import (
     count_starts,
-    forget_starts,
+    delete_starts,
     keep_starts,
-    take_back_starts,
+    uncount_starts,
 )
 from inbox.receipt import has_receipt
 from outbox.message_id import uuid7
@@ -65,8 +65,8 @@ asks = pytest.mark.parametrize(
         count_and_find,
         count_again,
         keep_two,
-        take_back_starts,
-        forget_starts,
+        uncount_starts,
+        delete_starts,
     ],
     ids=lambda ask: ask.__name__,
 )

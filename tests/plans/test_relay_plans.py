@@ -1,13 +1,16 @@
 """The hot statements use their index and touch only partitions within their bounds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
+from outbox.log.position import Snapshot
+from outbox.log.reader import _xids
 from outbox.testing.postgres import PostgresServer
+from relay.reader import ALL
 from relay.relay import WORKER_SETTINGS
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import DAYS_BACK, Explain, Explained, explaining
@@ -30,29 +33,71 @@ def day(moment: datetime) -> str:
     return moment.strftime("%Y%m%d")
 
 
-def claim(oldest: datetime, newest: datetime, **changes: object) -> dict[str, Any]:
+BEYOND = 2**63 - 1
+LIMITS = {
+    "max_bytes": 8_000_000,
+    "max_indexed": 2048,
+    "max_tenant": 1024,
+    "max_content_type": 1020,
+    "max_headers": 262_144,
+    "max_payload": 1_000_000,
+    "max_copied": 1_000_000,
+}
+PARTS = ("lanes", "oldest", "newest", "starts", "up_tos", "snapshots")
+
+
+def claim(
+    oldest: datetime,
+    newest: datetime,
+    lanes: Sequence[int] = range(16, 32),
+    start: int = -1,
+    up_to: int = -1,
+    snapshot: str = "1:1:",
+    **changes: object,
+) -> dict[str, Any]:
+    """Return the parameters of a claim of lanes with one part each."""
     return {
-        "lanes": [*range(16, 32)],
-        "floors": [-1] * 16,
+        "lanes": list(lanes),
+        "starts": [start] * len(lanes),
+        "up_tos": [up_to] * len(lanes),
+        "snapshots": [snapshot] * len(lanes),
+        "as_ofs": [None] * len(lanes),
+        **{f"part_{name}": [] for name in PARTS},
+        "hidden": [],
+        "floors": [],
+        "since": str(BEYOND),
+        "floor": BEYOND,
+        "base": -1,
         "oldest": oldest,
         "newest": newest,
         "max_rows": 500,
-        "aside": [],
-        "max_bytes": 8_000_000,
-        "max_indexed": 2048,
-        "max_tenant": 1024,
-        "max_content_type": 1020,
-        "max_headers": 262_144,
-        "max_payload": 1_000_000,
-        "max_copied": 1_000_000,
+        **ALL.parameters,
+        **LIMITS,
         **changes,
     }
 
 
-CLAIMS = {"message_lane_idx", "settlement_lane_idx"}
+def several(first: datetime, days: int, lanes: Sequence[int]) -> dict[str, Any]:
+    """Return the parameters of a claim of lanes with a part for each day."""
+    parts = [(lane, first + n * DAY) for lane in lanes for n in range(days)]
+    return claim(first, first + days * DAY, lanes) | {
+        "up_tos": [None] * len(lanes),
+        "part_lanes": [lane for lane, _ in parts],
+        "part_oldest": [begin for _, begin in parts],
+        "part_newest": [begin + DAY for _, begin in parts],
+        "part_starts": [-1] * len(parts),
+        "part_up_tos": [-1] * len(parts),
+        "part_snapshots": ["1:1:"] * len(parts),
+    }
 
 
-def test_a_claim_reads_the_days_between_its_bounds_by_the_lane_indexes(
+def rows_of(plan: Explained, *tables: str) -> int:
+    return sum(
+        node["Actual Rows"] * node["Actual Loops"] for node in plan.scans(*tables)
+    )
+
+
+def test_a_claim_reads_the_days_between_its_bounds_by_the_lane_index(
     explain: Explain, today: datetime
 ) -> None:
     bounds = (today, today + DAY - timedelta(hours=1))
@@ -60,33 +105,8 @@ def test_a_claim_reads_the_days_between_its_bounds_by_the_lane_indexes(
     plan = explain("claim_batch", **claim(*bounds))
 
     assert plan.sequential() == []
-    assert plan.partitions("message", "settlement") == {day(today)}
-    assert plan.indexes() == CLAIMS
-
-
-def hashed(plan: Explained) -> list[str]:
-    """Return the filters that search a list of marks by hash."""
-    return [
-        node["Filter"]
-        for node in plan.nodes
-        if "hashed SubPlan" in str(node.get("Filter"))
-    ]
-
-
-def test_marks_are_searched_by_hash_with_any_statistics(
-    explain: Explain, backlog_url: str, today: datetime
-) -> None:
-    bounds = (today - DAY, today + DAY)
-    assert hashed(explain("claim_batch", **claim(*bounds)))
-    with explaining(backlog_url, WORKER_SETTINGS) as without_statistics:
-        plan = without_statistics("claim_batch", **claim(*bounds))
-        assert hashed(plan)
-        (marks,) = (
-            node
-            for node in plan.nodes
-            if str(node.get("Subplan Name")).startswith("InitPlan")
-        )
-        assert marks["Actual Loops"] == 1
+    assert plan.partitions("message", "position") == {day(today)}
+    assert plan.indexes() == {"message_lane_idx"}
 
 
 @pytest.fixture
@@ -123,24 +143,26 @@ def backlog_url(
 
 @pytest.mark.parametrize("lanes", [[*range(16, 28)], [16], [LONG_LANE]])
 @pytest.mark.parametrize("days", [1, 2, PARTITIONS])
+@pytest.mark.parametrize("has_parts", [False, True], ids=["one part", "parts"])
 def test_a_worker_claims_a_backlog_in_index_order_without_sorting(
-    backlog_url: str, today: datetime, lanes: list[int], days: int
+    backlog_url: str, today: datetime, lanes: list[int], days: int, has_parts: bool
 ) -> None:
-    bounds = (today - (days - 1) * DAY, today + DAY)
-    asked: dict[str, Any] = {"lanes": lanes, "floors": [-1] * len(lanes)}
+    first = today - (days - 1) * DAY
+    asked = claim(first, today + DAY, lanes)
+    if has_parts:
+        asked = several(first, days, lanes)
 
     with explaining(backlog_url, WORKER_SETTINGS) as explain:
-        plan = explain("claim_batch", **claim(*bounds, **asked))
+        plan = explain("claim_batch", **asked)
 
     assert plan.sorts() == []
     assert plan.sequential() == []
-    assert plan.indexes() == CLAIMS
+    assert plan.indexes() == {"message_lane_idx"}
     # The rows of the batch, plus the first row of each partition that has rows.
-    read = sum(node["Actual Rows"] * node["Actual Loops"] for node in plan.scans())
-    assert read <= 500 + 2 * len(lanes)
+    assert rows_of(plan) <= 500 + 2 * len(lanes)
 
 
-def test_an_unbounded_claim_still_uses_the_indexes(
+def test_an_unbounded_claim_still_uses_the_index(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain(
@@ -148,18 +170,35 @@ def test_an_unbounded_claim_still_uses_the_indexes(
     )
 
     assert plan.sequential() == []
-    assert plan.indexes() == CLAIMS
+    assert plan.indexes() == {"message_lane_idx"}
 
 
-def test_a_claim_above_the_floor_reads_no_row_below_it(
+def test_a_claim_at_the_position_reads_no_row_below_it(
     explain: Explain, today: datetime
 ) -> None:
-    plan = explain("claim_batch", **claim(today, today + DAY, floors=[10**9] * 16))
+    asked = claim(today, today + DAY, start=10**9, up_to=10**9)
 
-    scans = plan.scans("message", "settlement")
-    assert sum(node["Actual Rows"] for node in scans) == 0
+    plan = explain("claim_batch", **asked)
+
+    assert rows_of(plan, "message", "position") == 0
     assert plan.rows_removed() == 0
-    assert all("floor" in condition for condition in plan.conditions())
+    assert all("start" in condition for condition in plan.conditions())
+
+
+def test_a_claim_below_the_position_reads_only_from_the_floor_of_what_has_ended(
+    explain: Explain, filled_url: str, today: datetime
+) -> None:
+    with psycopg.connect(filled_url) as connection:
+        ((last, snapshot),) = connection.execute(
+            "SELECT max(seq), pg_current_snapshot()::text FROM outbox.message"
+        ).fetchall()
+    asked = claim(today, today + DAY, start=last, up_to=last, snapshot=snapshot)
+
+    plan = explain("claim_batch", **asked | {"hidden": ["3"], "floors": [last - 100]})
+
+    assert rows_of(plan) == 0
+    # Of each lane, which are read one after the other.
+    assert plan.rows_removed() <= 100 / 16 + 1
 
 
 def read_log(plan: Explained) -> int:
@@ -232,10 +271,6 @@ def test_messages_that_waited_are_loaded_by_primary_key(
             (today - DAY, today),
         ).fetchall()
     ids, created_ats, lanes, seqs, runs, entries = map(list, zip(*rows, strict=True))
-    bounds = claim(today, today)
-    for name in ("lanes", "floors", "oldest", "newest", "max_rows", "aside"):
-        del bounds[name]
-
     plan = explain(
         "claim_deferred",
         ids=ids,
@@ -246,16 +281,12 @@ def test_messages_that_waited_are_loaded_by_primary_key(
         entries=entries,
         first=min(created_ats),
         last=max(created_ats),
-        **bounds,
+        **LIMITS,
     )
 
     assert plan.sequential() == []
-    assert plan.partitions("message", "deferral", "settlement") == {day(today - DAY)}
-    assert plan.indexes() == {
-        "message_pkey",
-        "deferral_message_idx",
-        "settlement_lane_idx",
-    }
+    assert plan.partitions("message", "deferral", "position") == {day(today - DAY)}
+    assert plan.indexes() == {"message_pkey", "deferral_message_idx"}
 
 
 def test_reading_the_log_resumes_after_the_last_entry_read(explain: Explain) -> None:
@@ -285,72 +316,77 @@ def test_blocked_keys_are_found_by_the_key(explain: Explain) -> None:
     assert "deferral_key_idx" in plan.indexes()
 
 
-def test_the_first_message_without_a_mark_is_found_by_the_lane_indexes(
-    explain: Explain,
-) -> None:
-    plan = explain("find_unmarked", lanes=LANES, aboves=[-1] * 16, up_tos=[2**18] * 16)
-
-    assert plan.sequential() == []
-    assert plan.indexes() == CLAIMS
-
-
-def test_marks_are_verified_by_the_lane_indexes(explain: Explain) -> None:
-    plan = explain(
-        "verify_marks",
-        lanes=LANES,
-        aboves=[1000] * 48,
-        up_tos=[1500] * 48,
-        above=1000,
-        up_to=1500,
-    )
-
-    assert plan.sequential() == []
-    assert plan.indexes() == CLAIMS
-    read = sum(
-        node["Actual Rows"] * node["Actual Loops"] for node in plan.scans("message")
-    )
-    assert read <= 2 * 500 + len(plan.scans()) * len(LANES)
-
-
-def test_without_statistics_marks_are_verified_by_hash_and_by_index(
-    backlog_url: str,
-) -> None:
-    with explaining(backlog_url, WORKER_SETTINGS) as explain:
-        plan = explain(
-            "verify_marks",
-            lanes=LANES,
-            aboves=[10_000] * 48,
-            up_tos=[14_000] * 48,
-            above=10_000,
-            up_to=14_000,
-        )
-
-    assert plan.sequential() == []
-    assert plan.indexes() == CLAIMS
-
-
-def test_a_stretch_is_checked_in_its_partition(
+def test_a_takeover_reads_one_position_and_one_row_of_each_lane_and_day(
     explain: Explain, today: datetime
 ) -> None:
-    stretch = {
-        "lane": 17,
-        "starts_at": today - DAY,
-        "ends_at": today,
-        "up_to": 10**6,
+    plan = explain(
+        "take_over",
+        "outbox.log",
+        reader="main",
+        lanes=LANES,
+        since=-1,
+        oldest=today,
+        newest=today + DAY,
+    )
+
+    assert plan.sequential() == []
+    assert plan.indexes() <= {"position_pkey", "message_lane_idx"}
+    assert rows_of(plan, "message", "position") <= 2 * len(LANES) * (DAYS_BACK + 1)
+
+
+def test_the_last_number_of_a_lane_is_read_by_the_primary_key(
+    explain: Explain,
+) -> None:
+    plan = explain("read_numbers", "outbox.log", reader="main", lanes=LANES)
+
+    assert plan.sequential() == []
+    assert plan.indexes() == {"position_pkey"}
+    # The merge of the partitions reads the last row of each.
+    assert rows_of(plan, "position") <= len(LANES) * (len(plan.scans("position")) + 1)
+
+
+def late(url: str, oldest: datetime, newest: datetime) -> dict[str, Any]:
+    """Return the parameters of a search for late rows, of which there are none."""
+    with psycopg.connect(url) as connection:
+        ((snapshot,),) = connection.execute(
+            "SELECT pg_current_snapshot()::text"
+        ).fetchall()
+    return {
+        "lanes": LANES,
+        "up_tos": [10**9] * 16,
+        "snapshots": [snapshot] * 16,
+        "late_up_tos": [None] * 16,
+        "late_snapshots": [None] * 16,
+        "base": -1,
+        "oldest": oldest,
+        "newest": newest,
+        **_xids([Snapshot.parse(snapshot)]),
     }
-    plan = explain("check_stretch", **stretch)
+
+
+def test_late_rows_are_found_by_their_transactions(
+    explain: Explain, filled_url: str, today: datetime
+) -> None:
+    plan = explain("find_late", "outbox.log", **late(filled_url, today - DAY, today))
+
     assert plan.sequential() == []
+    assert plan.indexes() == {"message_xid_idx"}
     assert plan.partitions() == {day(today - DAY)}
+    # What the index has not summarized yet is read.
+    removed = sum(int(n.get("Rows Removed by Index Recheck", 0)) for n in plan.scans())
+    assert removed < 6_000
 
-    plan = explain("find_passed_by", **stretch, max_indexed=2048, max_rows=100)
+
+def test_late_rows_of_lanes_that_have_few_are_found_in_the_lanes(
+    explain: Explain, filled_url: str, today: datetime
+) -> None:
+    asked = late(filled_url, today - DAY, today)
+    del asked["xids"], asked["xid_from"]
+
+    plan = explain("find_late_in_lanes", "outbox.log", **asked)
+
     assert plan.sequential() == []
-    assert plan.partitions("message", "settlement") == {day(today - DAY)}
-
-
-def test_watermarks_are_read_by_lane(explain: Explain) -> None:
-    plan = explain("read_watermarks", lanes=LANES, drawn=10**9)
-
-    assert plan.sequential() == []
+    assert plan.indexes() == {"message_lane_idx"}
 
 
 def test_there_are_partitions_to_skip(filled_url: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
-from tests.fixtures.marks import defer, publish, verify
+from tests.fixtures.positions import defer
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import Explained, executed_plans
 
@@ -20,7 +20,7 @@ DAY: Final = timedelta(days=1)
 DAYS: Final = 40
 SETTLED: Final = 6000
 FRESH: Final = 3000
-MARKED: Final = 200
+PUBLISHED: Final = 3000
 WAITING: Final = 40
 ADD = """
     INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
@@ -28,7 +28,19 @@ ADD = """
            %(topic)s, 'k' || n %% 100, 'text/plain', '\\x'
       FROM generate_series(1, %(count)s) AS n
 """
-ANALYZE = "ANALYZE outbox.message, outbox.settlement, outbox.deferral, outbox.watermark"
+# As a relay does that claims three messages of each lane at a time.
+SETTLE = """
+    INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
+                                 reader, owner, snapshot)
+    SELECT day, day + interval '24 hours', min(number), max(seq), count(*), lane,
+           'main', gen_random_uuid(), pg_current_snapshot()
+      FROM (SELECT date_trunc('day', created_at, 'UTC') AS day, lane, seq, topic,
+                   row_number() OVER (PARTITION BY lane ORDER BY seq) AS number
+              FROM outbox.message) AS settled
+     WHERE topic = %s
+     GROUP BY day, lane, number / 3
+"""
+ANALYZE = "ANALYZE outbox.message, outbox.position, outbox.deferral"
 
 Run = Callable[..., Explained]
 
@@ -53,18 +65,17 @@ def url(
                 connection.execute(
                     ADD, {"begin": day, "count": SETTLED, "topic": "settled"}
                 )
-            publish(url)
-            verify(url)
+            connection.execute(SETTLE, ("settled",))
             connection.execute(ANALYZE)
             for topic, count in (
-                ("marked", MARKED),
+                ("published", PUBLISHED),
                 ("refused", WAITING),
                 ("fresh", FRESH),
             ):
                 connection.execute(
                     ADD, {"begin": today, "count": count, "topic": topic}
                 )
-            publish(url, "topic = 'marked'")
+            connection.execute(SETTLE, ("published",))
             defer(url, "refused", "topic = 'refused'", attempts=1)
             if request.param == "with statistics":
                 connection.execute(ANALYZE)
@@ -150,9 +161,9 @@ def test_the_status_of_a_message_is_found_by_the_indexes_of_one_day(
 
     assert by_index(plan, "message")
     assert rows(plan, "message") == 1
-    assert len(days(plan, "settlement")) == 1
+    assert len(days(plan, "position")) == 1
     assert len(days(plan, "deferral")) == 1
-    assert rows(plan, "settlement") <= SETTLED / 16
+    assert rows(plan, "position") <= 1
 
 
 @pytest.mark.parametrize(
@@ -173,22 +184,21 @@ def test_the_status_of_a_day_costs_one_index_scan_for_each_message(
     plan = run(query, bounds)
 
     assert days(plan, "message") == {named(today - DAY)}
-    assert days(plan, "settlement") == {named(today - DAY)}
-    (marks,) = scans(plan, "settlement")
-    assert "Index" in marks["Node Type"]
-    assert marks["Actual Loops"] == SETTLED
-    # Only the few marks that can contain the message, not the whole day's.
-    assert rows(plan, "settlement") <= 3 * SETTLED
+    assert days(plan, "position") == {named(today - DAY)}
+    (positions,) = scans(plan, "position")
+    assert "Index" in positions["Node Type"]
+    assert positions["Actual Loops"] == SETTLED
+    # Only the first position that reaches the message, not the whole day's.
+    assert rows(plan, "position") <= SETTLED
 
 
-def test_unsettled_messages_are_found_above_the_watermarks(
+def test_unsettled_messages_are_found_above_the_positions(
     run: Run, today: datetime
 ) -> None:
     plan = run("SELECT count(*) FROM outbox.unsettled_message")
 
     assert by_index(plan, "message")
-    assert about(rows(plan, "message"), FRESH + MARKED + WAITING)
-    assert days(plan, "settlement") <= {named(today)}
+    assert about(rows(plan, "message"), FRESH)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +215,15 @@ def test_commands_read_no_settled_messages(
     assert rows(plan, "message") <= most
 
 
-WHICH: Final = dict.fromkeys(("topic", "topic_prefix", "key", "tenant"))
+WHICH: Final = {
+    "reader": "main",
+    **dict.fromkeys(("topic", "topic_prefix", "key", "tenant")),
+}
 
 
 @pytest.mark.parametrize("name", ["find_published", "count_published"])
 @pytest.mark.parametrize("topic", [None, "settled"])
-def test_a_replay_reads_the_requested_days_and_few_marks_for_each_message(
+def test_a_replay_reads_the_requested_days_and_a_position_for_each_message(
     run: Run, today: datetime, name: str, topic: str | None
 ) -> None:
     bounds = {"since": today - 2 * DAY + timedelta(hours=1), "until": today}
@@ -220,8 +233,8 @@ def test_a_replay_reads_the_requested_days_and_few_marks_for_each_message(
     plan = run(statement, {**WHICH, "topic": topic, **bounds, **more})
 
     assert days(plan, "message") == {named(today - 2 * DAY), named(today - DAY)}
-    assert days(plan, "settlement") == {named(today - DAY)}
-    assert rows(plan, "settlement") <= 3 * SETTLED
+    assert days(plan, "position") == {named(today - DAY)}
+    assert rows(plan, "position") <= SETTLED
 
 
 @pytest.mark.parametrize("run", ["relay"], indirect=True)
@@ -240,6 +253,7 @@ def test_a_batch_of_a_replay_is_found_by_the_indexes_of_its_days(
     plan = run(
         load("relay", "replay_published"),
         {
+            "reader": "main",
             "ids": [id for id, _ in places],
             "first": min(moments),
             "last": max(moments),
@@ -249,17 +263,20 @@ def test_a_batch_of_a_replay_is_found_by_the_indexes_of_its_days(
     # For many rows of a small partition, a sequential scan is faster.
     assert by_index(plan, "message") or count > 1
     assert days(plan, "message") == {named(today - DAY)}
-    assert days(plan, "settlement") == {named(today - DAY)}
-    assert rows(plan, "settlement") <= 3 * count
+    assert days(plan, "position") == {named(today - DAY)}
+    assert rows(plan, "position") <= count
 
 
 def test_the_last_hour_is_read_by_minute_however_full_the_days_are(url: str) -> None:
-    # In this database, all marks of a day are on one page.
+    # In this database, all positions of a day are on a few pages.
     settings = {"jit": "off", "enable_seqscan": "off"}
     with executed_plans(url, "pillarbox_monitor", settings) as execute:
         statement = load("outbox", "measure_history")
         plan = Explained(execute(statement, {"minutes": 60, "most": 200}), {})
-    for table, condition in (("message", "id >="), ("settlement", "settled_at >=")):
+    for table, condition in (("message", "id >="), ("position", "settled_at >=")):
         assert by_index(plan, table)
-        assert all(condition in it["Index Cond"] for it in scans(plan, table))
+        conditions = [
+            it.get("Index Cond") or it["Recheck Cond"] for it in scans(plan, table)
+        ]
+        assert all(condition in found for found in conditions)
         assert rows(plan, table) <= 60 * 200

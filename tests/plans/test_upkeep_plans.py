@@ -8,20 +8,21 @@ import psycopg
 import pytest
 
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures import marks
+from tests.fixtures import positions
 from tests.fixtures.days import make_partitions_at
+from tests.fixtures.deliveries import COVER, FROM_OLDEST
 from tests.fixtures.postgres import Template, new_database
 
 ROWS = 5_000
 DAYS_AGO = 40
 TABLES = (
     "inbox.dead_letter",
-    "inbox.delivery",
     "inbox.job",
+    "inbox.message",
     "outbox.dead_letter",
     "outbox.message",
 )
-LEADERS = ("inbox.delivery", "outbox.message")
+LEADERS = ("inbox.message", "outbox.message")
 FILL_DEAD_LETTERS = """
 INSERT INTO {} (created_at, origin, message_id, topic, attempts, schema_version,
                 content_type, headers, payload, error_reason)
@@ -36,11 +37,11 @@ SELECT gen_random_uuid(), %(at)s + n * interval '1 second', n %% 48, 't', 'c', '
 """,
     "outbox.dead_letter": FILL_DEAD_LETTERS.format("outbox.dead_letter"),
     "inbox.dead_letter": FILL_DEAD_LETTERS.format("inbox.dead_letter"),
-    "inbox.delivery": """
-INSERT INTO inbox.delivery (created_at, message_id, lane, schema_version, consumer,
-                            topic, content_type, headers, payload)
-SELECT %(at)s + n * interval '1 second', gen_random_uuid(), n %% 16, 1, 'billing',
-       't', 'c', '{}', ''
+    "inbox.message": """
+INSERT INTO inbox.message (created_at, message_id, lane, schema_version, topic,
+                           content_type, headers, payload)
+SELECT %(at)s + n * interval '1 second', gen_random_uuid(), n %% 16, 1, 't', 'c',
+       '{}', ''
   FROM generate_series(1, %(rows)s) AS n
 """,
     # The time in milliseconds, then the rest of a UUIDv7.
@@ -55,15 +56,9 @@ SELECT id, inbox.moment_of(id), 'reports'
 SETTLE = {
     "outbox.dead_letter": "UPDATE {} SET status = 'SUCCEEDED'",
     "inbox.dead_letter": "UPDATE {} SET status = 'SUCCEEDED'",
-    "inbox.delivery": """
-INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs, moments)
-SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), min(seq), max(seq),
-       lane, consumer, array_agg(seq), array_agg(created_at)
-  FROM {} GROUP BY 1, lane, consumer, seq / 4096;
-INSERT INTO inbox.watermark (created_at, above, up_to, deliveries, lane, consumer)
-SELECT date_trunc('day', min(created_at), 'UTC'), -1, max(seq), count(*), lane, consumer
-  FROM inbox.delivery GROUP BY lane, consumer
-""",
+    "inbox.message": FROM_OLDEST.format(consumer="'billing'", topic="'t'")
+    + ";"
+    + COVER.format(which="true"),
     "inbox.job": "UPDATE {} SET state = 'success', finished_at = now()",
 }
 # When the partition was analyzed.
@@ -75,12 +70,11 @@ SELECT seq_scan, seq_tup_read, idx_scan > 0 FROM pg_stat_xact_user_tables
 """
 CALLS = """
 SELECT funcname, calls FROM pg_stat_xact_user_functions
- WHERE funcname IN ('upkeep_plan', 'describe_unsettled')
+ WHERE funcname IN ('upkeep_plan', 'what_keeps')
 """
 QUIET_HOUR = """
 SELECT outbox.make_partitions(%(table)s),
-       (SELECT count(*) FROM outbox.finish_detached(%(table)s)),
-       outbox.detach_expired(%(table)s, '{}', '6 hours')
+       (SELECT count(*) FROM outbox.finish_detached(%(table)s))
 """
 READINGS = """
 SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = %s
@@ -108,8 +102,7 @@ def settled(
                 if request.param == "before they were settled":
                     run(connection, f"ANALYZE {day}")
                 if table == "outbox.message":
-                    marks.publish(url)
-                    marks.verify(url)
+                    positions.publish(url)
                 else:
                     run(connection, SETTLE[table].format(day))
                 if request.param == "settled":
@@ -164,18 +157,6 @@ def test_the_plan_reads_no_partition(
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_fallback_reads_no_partition_before_it_locks_the_table(
-    table: str, looking: psycopg.Connection[Any]
-) -> None:
-    day = old_day(looking, table)
-
-    detach = "SELECT outcome FROM outbox.detach_expired(%s, '{}', '0')"
-    assert looking.execute(detach, (table,)).fetchall() == [("detached",)]
-
-    assert read(looking, day) == UNREAD
-
-
-@pytest.mark.parametrize("table", TABLES)
 def test_detached_partitions_are_not_read_either(
     table: str, looking: psycopg.Connection[Any]
 ) -> None:
@@ -183,7 +164,7 @@ def test_detached_partitions_are_not_read_either(
     detach = f"ALTER TABLE {table} DETACH PARTITION {day}"
     note = (
         "INSERT INTO outbox.retiring_partition"
-        " SELECT partition, %s, starts_at, ends_at, now(), 'outbox.maintain()'"
+        " SELECT partition, %s, starts_at, ends_at, now(), 'pillarbox maintain'"
         " FROM outbox.partitions(%s) WHERE partition = %s::regclass"
     )
     looking.execute(note, (table, table, day))
@@ -202,7 +183,7 @@ def test_each_partition_is_visited_once(
     looking.execute("SELECT outbox.finish_detached('outbox.message')")
 
     calls = dict(looking.execute(CALLS).fetchall())
-    assert calls == {"upkeep_plan": 1, "describe_unsettled": 1}
+    assert calls == {"upkeep_plan": 1, "what_keeps": 1}
 
 
 def count_calls(connection: psycopg.Connection[Any]) -> dict[str, int]:
@@ -220,8 +201,10 @@ def count_calls(connection: psycopg.Connection[Any]) -> dict[str, int]:
         *((table, 2) for table in TABLES if table not in LEADERS),
         ("inbox.receipt", 2),
         # A follower also reads the bounds of its leader, and is detached with it.
-        ("outbox.settlement", 3),
-        *((table, 2 + 3 * 2) for table in LEADERS),
+        ("outbox.position", 3),
+        # Twice for each follower.
+        ("outbox.message", 2 + 2 * 2),
+        ("inbox.message", 2 + 2 * 2),
     ],
 )
 def test_an_upkeep_with_nothing_to_do_does_not_call_pg_partman(

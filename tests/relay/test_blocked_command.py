@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import Message
 from outbox.cli.main import main
 from outbox.retry import RetryPolicy
+from pillarbox import Message
 from relay.events import BatchSettled, KeyBlocked, MessageDelayed
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.acceptance.relays import as_role
-from tests.fixtures.marks import defer
+from tests.fixtures.positions import defer
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
@@ -104,21 +104,23 @@ def test_the_doctor_counts_messages_refused_for_a_long_time(
     defer(database_url, "refused", attempts=3, reason="no such queue")
     main(["doctor", "--json", "--database", database_url])
     report = json.loads(capsys.readouterr().out)
-    (finding,) = [f for f in report["findings"] if f["check"] == "backlog"]
+    (finding,) = [f for f in report["findings"] if f["check"] == "failures"]
     assert "2 blocked keys, 1 message without a key" in finding["finding"]
     assert finding["remedy"].startswith("pillarbox blocked")
 
 
 DELIVERY_REFUSED = """
     WITH refused AS (
-        INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,
-                                    key, content_type, headers, payload)
-        VALUES (outbox.uuid7(), 1, 1, 'billing', 'orders', 'k', 'a/b', '{}', '')
-        RETURNING seq, created_at, lane, consumer, key
+        INSERT INTO inbox.message (message_id, lane, schema_version, topic, key,
+                                   content_type, headers, payload)
+        VALUES (outbox.uuid7(), 1, 1, 'orders', 'k', 'a/b', '{}', '')
+        RETURNING seq, created_at, lane, key
+    ), subscribed AS (
+        INSERT INTO inbox.subscription VALUES ('billing', 'orders')
     )
-    INSERT INTO inbox.redelivery (seq, created_at, lane, consumer, key, attempts, cause,
-                                  due_at)
-    SELECT seq, created_at, lane, consumer, key, 2, 'refused',
+    INSERT INTO inbox.deferral (seq, created_at, lane, consumer, key, attempts, cause,
+                                due_at)
+    SELECT seq, created_at, lane, 'billing', key, 2, 'refused',
            now() + interval '1 hour'
       FROM refused
 """

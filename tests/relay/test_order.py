@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
-from outbox import Message, Priority
+from outbox.lane import Priority
 from outbox.retry import RetryPolicy
+from pillarbox import Message
 from relay.events import BatchSettled, KeyBlocked, MessageDeadLettered
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
@@ -93,36 +94,6 @@ async def test_a_refused_message_delays_its_key_and_no_other(
     assert unsettled(database_url) == 0
 
 
-async def test_a_refusal_is_recorded(database_url: str) -> None:
-    insert(database_url, Message("t", b"", key="k"))
-    publisher = refuse("t")
-
-    async with running(database_url, publisher, retry=PATIENT) as relay:
-        await relay.events.wait_for(BatchSettled)
-
-    ((attempts, error, waits),) = execute(
-        database_url,
-        "SELECT attempts, reason, due_at > now() + interval '50 minutes'"
-        " FROM outbox.deferral WHERE cause = 'refused'",
-    )
-    assert (attempts, error, waits) == (1, "not now", True)
-
-
-async def test_refused_messages_are_retried_in_order_until_they_are_acked(
-    database_url: str,
-) -> None:
-    insert(database_url, *numbered("ab", 10))
-    publisher = refuse("a/0", "a/5", "b/9", times=2)
-
-    async with running(database_url, publisher) as relay:
-        await publisher.until_acked(20)
-        assert len(relay.events.of(KeyBlocked)) == 6
-
-    assert publisher.of_key("a") == [f"a/{n}" for n in range(10)]
-    assert publisher.of_key("b") == [f"b/{n}" for n in range(10)]
-    assert dead_letters(database_url) == []
-
-
 async def test_after_the_last_attempt_a_message_is_dead_lettered_and_its_key_continues(
     database_url: str,
 ) -> None:
@@ -145,7 +116,7 @@ async def test_after_the_last_attempt_a_message_is_dead_lettered_and_its_key_con
     )
     assert rows == [
         (
-            *("publisher:ScriptedPublisher", str(bad.id), "bad", "k", "acme", 3, 1),
+            *("relay:main", str(bad.id), "bad", "k", "acme", 3, 1),
             *("application/octet-stream", {"a": "b"}, b"\xff", "not now"),
             *("PENDING", 0),
         )
@@ -260,26 +231,6 @@ async def test_a_key_continues_when_another_relay_settles_its_head(
         await publisher.until_acked(2)
 
     assert publisher.topics() == ["a/1", "a/2"]
-
-
-async def test_another_relay_reads_the_blocked_keys_from_the_database(
-    database_url: str,
-) -> None:
-    insert(database_url, *numbered("ab", 2))
-    first = refuse("a/0")
-    async with running(database_url, first, retry=PATIENT) as relay:
-        await first.until_acked(2)
-        await relay.events.wait_for(KeyBlocked)
-
-    second = ScriptedPublisher()
-    async with running(database_url, second):
-        insert(database_url, Message("b/2", b"", key="b"))
-        await second.until_acked(1)
-        assert second.topics() == ["b/2"]
-        make_due(database_url)
-        await second.until_acked(3)
-
-    assert second.of_key("a") == ["a/0", "a/1"]
 
 
 async def test_a_postponed_message_blocks_its_key_and_is_never_dead_lettered(

@@ -2,11 +2,11 @@
 
 from hashlib import sha256
 
-from outbox import Message
-from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import RetryCounts, find, retry_all
+from outbox.dead_letters.retry import RetryCounts
+from pillarbox import Message
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import MessageDeadLettered
+from tests.fixtures.dead_letters import retry
 from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import dead_letters, insert, running, unsettled
@@ -39,8 +39,7 @@ async def test_a_long_topic_is_shortened_and_published_in_full_by_a_retry(
     assert publisher.calls == []
 
     publisher = ScriptedPublisher()
-    async with publishing_retrier(database_url, lambda: publisher) as retrier:
-        tally = await retry_all(retrier, await find(retrier, Criteria()))
+    tally = await retry(publishing_retrier(database_url, lambda: publisher))
     assert tally == RetryCounts(succeeded=1)
     ((message,),) = publisher.calls
     assert (message.topic, message.headers) == (LONG, {"h": "v"})

@@ -8,13 +8,13 @@ from functools import partial
 import psycopg
 import pytest
 
-from outbox import Message
 from outbox.cli.main import main
 from outbox.postgres.connection import conninfo
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.replay import ReplayCriteria, replay_published
 from tests.acceptance.relays import as_role
-from tests.fixtures.marks import defer, give_up, publish
+from tests.fixtures.positions import defer, give_up, publish
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, numbered, running, unsettled
 from tests.fixtures.sessions import execute
@@ -247,12 +247,12 @@ def test_a_read_only_role_can_count_and_is_told_which_grant_it_needs(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--since", "yesterday"], "--since 'yesterday': write a moment"),
+        (["--since", "yesterday"], "'--since': 'yesterday': write a moment"),
         (["--since", "2026-01-31T14:00"], "with its time zone"),
         (["--since", "2026-01-31"], "with its time zone"),
-        (["--since", "999999w"], "--since '999999w'"),
+        (["--since", "999999w"], "'--since': '999999w'"),
         (["--since", "1h", "--until", "2h"], "must be before until"),
-        (["--since", "1h", "--until", "soon"], "--until 'soon'"),
+        (["--since", "1h", "--until", "soon"], "'--until': 'soon'"),
         (["--since", "1h", "--limit", "0"], "'--limit': 0 is not in the range"),
         (["--since", "1h", "--batch-size", "0"], "'--batch-size': 0 is not in the"),
         (["--since", "1h", "--rate", "fast"], "'--rate': 'fast': write 10/s"),

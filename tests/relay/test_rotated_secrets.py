@@ -7,12 +7,12 @@ from typing import Self
 import psycopg
 import pytest
 
-from outbox import Message
 from outbox.administration.connection import administration
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.postgres.connection import connect, conninfo
 from outbox.testing.postgres import PostgresServer
 from outbox.url import FileUrl
+from pillarbox import Message
 from relay.events import BatchSettled, BrokerLost, DatabaseLost, LeaseTaken
 from relay.publisher import Acked, Checkable, Confirmation
 from relay.renewed_publisher import RenewedPublisher

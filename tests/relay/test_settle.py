@@ -1,12 +1,12 @@
 """The settlement that follows from the answers of the publisher."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from outbox.retry import RetryPolicy
 from relay.claim import Claimed
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
-from relay.settle import Settlement, decide, marks
+from relay.settle import Settlement, decide
 from tests.fixtures.claimed import claimed
 
 SECOND = timedelta(seconds=1)
@@ -25,7 +25,6 @@ def test_acked_messages_are_published() -> None:
     settlement = settle((one, ACKED), (other, ACKED))
 
     assert settlement.published == [one, other]
-    assert not settlement.empty
 
 
 def test_without_an_answer_nothing_is_recorded() -> None:
@@ -34,7 +33,7 @@ def test_without_an_answer_nothing_is_recorded() -> None:
     settlement = settle((row, None))
 
     assert settlement.untouched == [row]
-    assert settlement.empty
+    assert settlement.published == []
 
 
 def test_a_refused_message_is_retried_with_its_reason_after_a_delay() -> None:
@@ -134,33 +133,6 @@ def test_a_message_without_an_answer_waits_behind_a_refused_one() -> None:
     assert settlement.held == [behind]
 
 
-def test_a_mark_covers_one_lanes_messages_of_a_quarter_of_an_hour() -> None:
-    quarter = datetime(2026, 1, 1, 12, 15, tzinfo=UTC)
-    row = claimed("a")._replace(lane=16, seq=4095, created_at=quarter)
-    rows = [
-        row,
-        row._replace(seq=4096),
-        row._replace(seq=4097, created_at=quarter - timedelta(microseconds=1)),
-        row._replace(seq=4098, created_at=quarter + timedelta(minutes=14)),
-        row._replace(seq=4098, lane=17),
-        row._replace(seq=-1),
-    ]
-
-    found = [
-        (mark.lane, mark.bin, [row.seq for row in mark.rows])
-        for mark in marks(rows, "published")
-    ]
-
-    before = quarter - timedelta(minutes=15)
-    assert found == [
-        (16, quarter, [-1]),
-        (16, quarter, [4095]),
-        (16, quarter, [4096, 4098]),
-        (16, before, [4097]),
-        (17, quarter, [4098]),
-    ]
-
-
 def test_a_postponed_message_is_retried_after_the_requested_time() -> None:
     row = claimed("a", "k", attempts=2)
 
@@ -169,7 +141,6 @@ def test_a_postponed_message_is_retried_after_the_requested_time() -> None:
     assert settlement.put_off == [(row, "later", 7.0)]
     assert settlement.retried == []
     assert settlement.dead_lettered == []
-    assert not settlement.empty
 
 
 def test_nothing_is_postponed_for_less_than_the_first_delay() -> None:

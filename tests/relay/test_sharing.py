@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import psycopg
 
-from outbox import Message, Priority
-from outbox.lane import LANES, PRIORITIES, priority_of
+from outbox.lane import LANES, PRIORITIES, Priority, priority_of
 from outbox.postgres.connection import conninfo
+from pillarbox import Message
 from relay.events import BatchSettled, LeaseLost, LeaseTaken
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import QUICK, Running, insert, numbered, running, unsettled

@@ -1,4 +1,4 @@
-"""The sweep finds due messages, rows inserted by hand, and rows without a mark."""
+"""The sweep finds due messages, and rows inserted by hand."""
 
 import asyncio
 from datetime import timedelta
@@ -6,18 +6,18 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-import relay.claim
-from outbox import Message, Priority
+import outbox.log.reader
 from outbox.lane import PRIORITIES, lanes_of
-from outbox.postgres.connection import Link
+from outbox.postgres.connection import Link, conninfo
+from pillarbox import Message
 from relay.config import RelayConfig
 from relay.events import BatchSettled
 from relay.lanes.board import LaneBoard
-from relay.publisher import Acked, Nacked
+from relay.lanes.deferrals import LONG_AGO
 from relay.sweep import sweep_lanes
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import defer, insert, running, unsettled
+from tests.fixtures.relay import defer, insert, numbered, running, unsettled
 from tests.fixtures.sessions import execute
 
 FILL = """
@@ -39,7 +39,7 @@ async def test_a_batch_of_each_lane_is_found_and_more_on_request(
     board.take(numbers)
     lanes = [lane for number in numbers if (lane := board.find(number))]
     for lane in lanes:
-        lane.deferrals.note_created(lane.oldest)
+        lane.deferrals.note_created(LONG_AGO)
     link = Link(database_url, application_name="test")
     found: set[object] = set()
 
@@ -115,52 +115,7 @@ async def test_a_row_inserted_by_hand_far_above_the_sequence_delays_no_other(
     assert unsettled(database_url) == 0
 
 
-async def test_a_message_whose_mark_was_lost_in_a_crash_is_published_again(
-    database_url: str,
-) -> None:
-    publisher = ScriptedPublisher()
-
-    # A crash loses no mark that a sweep has verified, so no sweep may run first.
-    never = timedelta(hours=1)
-    async with running(database_url, publisher, sweep_interval=never) as relay:
-        # In different lanes, because a mark covers the messages of one lane.
-        lost, kept = Message("lost", b""), Message("kept", b"", priority=Priority.BULK)
-        insert(database_url, lost, kept)
-        await publisher.until_acked(2)
-        await relay.events.wait_for(BatchSettled, 2)
-        execute(
-            database_url,
-            "DELETE FROM outbox.settlement s USING outbox.message m"
-            " WHERE m.topic = 'lost' AND m.id = ANY (s.ids)",
-        )
-        execute(
-            database_url,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database()"
-            "   AND application_name LIKE 'pillarbox relay%'",
-        )
-        await publisher.until_acked(3)
-
-    assert publisher.topics()[2:] == ["lost"]
-    assert unsettled(database_url) == 0
-
-
-async def test_a_relay_that_stops_raises_its_watermarks(database_url: str) -> None:
-    publisher = ScriptedPublisher(
-        lambda message: Nacked("no") if message.topic == "k/7" else Acked()
-    )
-    async with running(database_url, publisher, batch_size=4) as relay:
-        insert(database_url, *[Message(f"k/{n}", b"", key="k") for n in range(10)])
-        await publisher.until_acked(7)
-        await relay.events.wait_for(BatchSettled, 3)
-
-    # Waiting messages have a mark, too.
-    assert execute(
-        database_url, "SELECT max(up_to), sum(messages) FROM outbox.watermark"
-    ) == [(10, 10)]
-
-
-async def test_a_row_inserted_by_hand_below_the_watermark_is_found(
+async def test_a_row_inserted_by_hand_below_the_position_is_found(
     database_url: str,
 ) -> None:
     insert(database_url, *[Message(f"k/{n}", b"", key="k") for n in range(5)])
@@ -182,23 +137,64 @@ async def test_a_row_inserted_by_hand_below_the_watermark_is_found(
     assert unsettled(database_url) == 0
 
 
-@pytest.mark.parametrize("step", ["_verify", "_raise_watermarks"])
-async def test_a_claim_that_fails_while_raising_watermarks_loses_no_message(
-    step: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_late_row_far_below_the_position_is_found_before_later_ones_of_its_key(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = getattr(relay.claim, step)
-    failures = iter([True] * 3)
-
-    async def fail(*arguments: object) -> object:
-        if next(failures, False):
-            raise psycopg.OperationalError("the connection was cut")
-        return await original(*arguments)
-
-    monkeypatch.setattr(relay.claim, step, fail)
-    insert(database_url, *[Message(f"k/{n}", b"", key="k") for n in range(20)])
+    monkeypatch.setattr(outbox.log.reader, "_FAR", 10)
     publisher = ScriptedPublisher()
-    async with running(database_url, publisher, batch_size=7):
-        await publisher.until_acked(20)
+    with psycopg.connect(conninfo(database_url)) as slow:
+        async with running(
+            database_url, publisher, sweep_interval=timedelta(hours=1)
+        ) as relay:
+            insert(database_url, Message("first", b"", key="k"))
+            await publisher.until_acked(1)
+            slow.execute("SELECT outbox.add('late', '{}'::jsonb, key => 'k')")
+            for n in range(3):
+                insert(database_url, *[Message(f"{n}", b"") for _ in range(30)])
+                await publisher.until_acked(31 + 30 * n)
+            await relay.events.wait_for(BatchSettled)
+            slow.commit()
+            insert(database_url, Message("last", b"", key="k"))
+            await publisher.until_acked(93)
 
-    assert publisher.of_key("k") == [f"k/{n}" for n in range(20)]
+    assert publisher.of_key("k") == ["first", "late", "last"]
     assert unsettled(database_url) == 0
+
+
+async def test_rows_of_a_default_partition_hold_up_no_others(
+    database_url: str,
+) -> None:
+    ((yesterday, today),) = execute(
+        database_url,
+        "SELECT starts_at, ends_at FROM outbox.partitions('outbox.message')"
+        " WHERE ends_at < now() ORDER BY starts_at DESC LIMIT 1",
+    )
+    execute(
+        database_url,
+        "DO $$ BEGIN EXECUTE (SELECT format('DROP TABLE %s', p.partition)"
+        " FROM outbox.partitions('outbox.message') p"
+        f" WHERE p.starts_at = '{yesterday}'); END $$",
+    )
+    execute(
+        database_url,
+        "CREATE TABLE outbox.message_default PARTITION OF outbox.message DEFAULT",
+    )
+    for topic, moment, count in (
+        ("before", yesterday - timedelta(hours=1), 1),
+        ("odd", today - timedelta(hours=1), 5),
+    ):
+        execute(
+            database_url,
+            "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+            " payload) SELECT outbox.uuid7(), %s,"
+            " outbox.lane_of('k', outbox.uuid7()), %s, 'c', ''"
+            " FROM generate_series(1, %s)",
+            (moment, topic, count),
+        )
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, batch_size=2):
+        insert(database_url, *numbered("k", 3))
+        await publisher.until_acked(4)
+
+    assert publisher.topics() == ["before", "k/0", "k/1", "k/2"]
+    assert unsettled(database_url) == 5

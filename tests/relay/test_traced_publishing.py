@@ -8,10 +8,10 @@ import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from outbox import Message
 from outbox.errors import BrokerUnavailableError
 from outbox.events import TracingFailed
 from outbox.testing.samples import TRACEPARENT
+from pillarbox import Message
 from relay.adaptive_batch import BatchLimit
 from relay.claim import Claimed
 from relay.config import RelayConfig

@@ -6,11 +6,11 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from outbox import ConfigError, Message
-from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
-from outbox.postgres.connection import conninfo
-from outbox.testing.lifetime import free_port
+from outbox.postgres.connection import connect, conninfo
 from outbox.testing.postgres import PostgresServer
+from pillarbox import ConfigError, Message
+from relay.claim import claim_batch
+from relay.config import RelayConfig
 from relay.events import (
     BatchClaimed,
     BatchSettled,
@@ -25,16 +25,18 @@ from relay.events import (
     RelayStopped,
 )
 from relay.publisher import Acked, Nacked
+from relay.settle import complete, decide, settle_batch
 from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import dead_letters, insert, numbered, running, unsettled
 from tests.fixtures.sessions import execute
+from tests.relay.test_claim import board_of_all_lanes
 
 MIB = 1024 * 1024
 
 
-async def test_a_refusal_after_the_lease_is_lost_blocks_no_key(
+async def test_a_refusal_after_the_lease_is_lost_counts_if_nobody_else_settled(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("a", 3))
@@ -56,8 +58,39 @@ async def test_a_refusal_after_the_lease_is_lost_blocks_no_key(
         await publisher.until_acked(3)
 
     assert publisher.topics() == ["a/0", "a/1", "a/2"]
-    assert relay.events.of(KeyBlocked) == []
+    assert unsettled(database_url) == 0
+    assert dead_letters(database_url) == []
+
+
+async def test_a_settlement_after_another_relay_has_settled_is_refused_as_a_whole(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("a", 3), Message("bad", b"", key="b"))
+    publisher = ScriptedPublisher()
+    publisher.script = lambda message: (
+        Nacked("no", permanent=message.topic == "bad")
+        if len(publisher.calls) == 1
+        else Acked()
+    )
+    publisher.open.clear()
+
+    async with running(database_url, publisher) as relay:
+        await publisher.until(lambda: bool(publisher.calls))
+        board, other = board_of_all_lanes(), RelayConfig()
+        async with await connect(database_url, application_name="test") as connection:
+            batch = await claim_batch(connection, board, board.pick(), other)
+            settlement = decide(batch.rows, [Acked()] * 4, other.retry)
+            complete(settlement, batch)
+            await settle_batch(connection, board.reader, settlement)
+        publisher.open.set()
+        insert(database_url, Message("a/3", b"", key="a"))
+        await publisher.until_acked(1)
+        assert relay.events.of(KeyBlocked) == []
+
+    assert publisher.topics() == ["a/3"]
     assert execute(database_url, "SELECT FROM outbox.deferral") == []
+    assert dead_letters(database_url) == []
+    assert unsettled(database_url) == 0
 
 
 async def test_an_outage_of_the_broker_costs_no_attempts_and_publishing_resumes(
@@ -288,14 +321,6 @@ async def test_a_relay_that_cannot_lease_lanes_reports_it(database_url: str) -> 
         await publisher.until_acked(1)
 
 
-async def test_a_database_without_the_schema_is_refused_at_start(
-    empty_database_url: str,
-) -> None:
-    with pytest.raises(ConfigError, match="no schema outbox: run pillarbox"):
-        async with running(empty_database_url, ScriptedPublisher()):
-            pass
-
-
 async def test_a_role_without_privileges_is_refused_at_start(
     server: PostgresServer, database_url: str
 ) -> None:
@@ -307,19 +332,3 @@ async def test_a_role_without_privileges_is_refused_at_start(
                 pass
     finally:
         execute(server.url, "DROP ROLE powerless")
-
-
-async def test_an_unreachable_database_is_refused_at_start() -> None:
-    url = f"postgresql://someone:secret@127.0.0.1:{free_port()}/nowhere"
-    with pytest.raises(DatabaseUnavailableError, match="can't reach") as refusal:
-        async with running(url, ScriptedPublisher()):
-            pass
-    assert "secret" not in str(refusal.value)
-
-
-async def test_an_unavailable_broker_is_refused_at_start(database_url: str) -> None:
-    publisher = ScriptedPublisher()
-    publisher.away = "no such host"
-    with pytest.raises(BrokerUnavailableError, match="no such host"):
-        async with running(database_url, publisher):
-            pass

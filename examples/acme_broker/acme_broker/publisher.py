@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Self
 
-from outbox import Message
 from outbox.cloudevents.headers import to_headers
 from outbox.errors import BrokerUnavailableError
+from pillarbox import Message
 from relay.publisher import Acked, Confirmation, Nacked
 
 from .queue import Queue
@@ -21,11 +21,6 @@ class AcmePublisher:
     def __init__(self, url: str) -> None:
         self._queue = Queue(url)
         self._entered = False
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Create a publisher from a URL such as `acme:///path/of/a/directory`."""
-        return cls(url)
 
     async def __aenter__(self) -> Self:
         self._queue.create()

@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Any, Self
 from uuid import uuid4
 
-from inbox.source import Delivery
-from outbox import Message, uuid7
+from inbox.source import Abilities, Delivery
 from outbox.cloudevents.headers import from_headers
 from outbox.errors import BrokerUnavailableError, InvalidMessageError
+from pillarbox import Message, uuid7
 
 from .publisher import PREFIX
 from .queue import Queue
@@ -62,6 +62,7 @@ class AcmeDelivery:
         self._source = source
         self._seq, topic, headers, payload, self.attempts = row
         self.problem: str | None = None
+        self.history = self.published_at = None
         try:
             self.message = from_headers(json.loads(headers), payload, PREFIX)
         except (InvalidMessageError, ValueError) as error:
@@ -98,6 +99,7 @@ class AcmeSource:
         hold: timedelta = timedelta(seconds=30),
         poll_interval: timedelta = timedelta(seconds=1),
     ) -> None:
+        self.abilities = Abilities()
         self._queue = Queue(url)
         self._names = {"consumer": consumer, "owner": uuid4().hex}
         self._topics = json.dumps(list(topics))
@@ -105,11 +107,6 @@ class AcmeSource:
         self._poll = poll_interval.total_seconds()
         self._outcomes: list[tuple[str, dict[str, Any]]] = []
         self._beating: asyncio.Task[None] | None = None
-
-    @classmethod
-    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create a source from a URL such as `acme:///path/of/a/directory`."""
-        return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         self._queue.create()

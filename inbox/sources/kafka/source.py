@@ -19,7 +19,7 @@ import confluent_kafka
 from confluent_kafka import Message as Record
 
 from inbox.consuming.backlog import Backlog
-from inbox.source import Delivery, EntryDelivery
+from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.kafka.log import Entry, Log, written_at_of
 from inbox.sources.kafka.reader import Part, Reader, require_topics
 from outbox.brokers.kafka.connection import (
@@ -76,6 +76,7 @@ class KafkaSource:
             defaults |= _COOPERATIVE
         self._config: Mapping[str, Any] = {**defaults, **config}
         check_config(self._name, confluent_kafka.Consumer, self._config)
+        self.abilities = Abilities()
         self._topics = tuple(topics)
         self._poll = poll_interval.total_seconds()
         self._handover = options.handover.total_seconds()
@@ -87,15 +88,6 @@ class KafkaSource:
         self._moved: set[Log] = set()
         self._wakeup = asyncio.Event()
         self._reader: Reader | None = None
-
-    @classmethod
-    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create a source from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used.
-        """
-        return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         """Join the group.
@@ -131,7 +123,7 @@ class KafkaSource:
         while True:
             if entries := self._take(limit):
                 return [self._delivery(entry) for entry in entries]
-            await self._look_after_reader()
+            await self._check_reader()
             patience = until - time.monotonic()
             if patience <= 0:
                 return []
@@ -171,7 +163,7 @@ class KafkaSource:
                 self._backlog.add(entry)
             else:
                 failed = replace(entry, attempts=entry.attempts + 1)
-                self._backlog.put_aside(failed, delay.total_seconds())
+                self._backlog.defer(failed, delay.total_seconds())
             self._count(1)
             self._wakeup.set()
         self._landed(entry.log)
@@ -268,7 +260,7 @@ class KafkaSource:
         limit = _MAX_HELD_WHILE_KEYS_WAIT if keys_wait else _MAX_HELD
         self._room = limit - self._held
 
-    async def _look_after_reader(self) -> None:
+    async def _check_reader(self) -> None:
         reader = self._reader
         if reader is None:
             raise BrokerUnavailableError(f"the source for {self._name} is closed")

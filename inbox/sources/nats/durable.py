@@ -55,12 +55,12 @@ class Durable:
 
     Messages delivered to a process that died, or over a connection that was cut, are
     redelivered only after `ack_wait`. If there is only one replica, first deliveries
-    are set aside until then, so that they don't overtake those messages. JetStream
-    can't tell them from messages that another replica is handling.
+    wait until then, so that they don't overtake those messages. JetStream can't
+    distinguish them from messages that another replica is handling.
 
     Attributes:
         missing: how many messages are still expected to be redelivered.
-        aside: the first deliveries that wait for these, until `waits_until`.
+        waiting: the first deliveries that wait for these, until `waits_until`.
     """
 
     stream: str
@@ -72,7 +72,7 @@ class Durable:
     ends_at: float = 0.0
     missing: int = 0
     waits_until: float = 0.0
-    aside: list[Entry] = field(default_factory=list)
+    waiting: list[Entry] = field(default_factory=list)
 
     @property
     def place(self) -> str:
@@ -125,7 +125,7 @@ class Durable:
             self.missing = max(0, info["num_ack_pending"] - held)
         self.waits_until = time.monotonic() + self.ack_wait + _GRACE
 
-    async def look(self, connection: NatsConnection, held: int) -> None:
+    async def check(self, connection: NatsConnection, held: int) -> None:
         """Check whether other replicas have settled the missing messages."""
         info = await connection.ask(f"CONSUMER.INFO.{self.place}")
         self.missing = max(0, info["num_ack_pending"] - held)
@@ -134,22 +134,22 @@ class Durable:
     def may_pull(self) -> bool:
         """Whether a pull would bring messages that can be delivered."""
         return self.outstanding <= 0 and (
-            not self.aside or time.monotonic() > self.waits_until - _GRACE
+            not self.waiting or time.monotonic() > self.waits_until - _GRACE
         )
 
     def sort(self, entry: Entry) -> None:
-        """Add a delivery to those set aside."""
+        """Add a delivery to those that wait."""
         if not entry.is_first:
             self.missing -= 1
-        self.aside.append(entry)
+        self.waiting.append(entry)
 
     def take(self) -> list[Entry]:
         """Remove and return the entries that needn't wait."""
         if self.missing > 0 and time.monotonic() < self.waits_until:
-            free = [entry for entry in self.aside if not entry.is_first]
-            self.aside = [entry for entry in self.aside if entry.is_first]
+            free = [entry for entry in self.waiting if not entry.is_first]
+            self.waiting = [entry for entry in self.waiting if entry.is_first]
         else:
-            free, self.aside, self.missing = self.aside, [], 0
+            free, self.waiting, self.missing = self.waiting, [], 0
         return free
 
 

@@ -21,6 +21,7 @@ from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
 from outbox.brokers.nats.connection import NatsConnection
 from outbox.brokers.nats.message import decode_message, raw_headers, raw_text
 from outbox.errors import InvalidMessageError
+from outbox.logs.printable import count
 from outbox.message import Message
 
 ACKS: Final = "$JS.ACK."
@@ -66,27 +67,27 @@ class Pulls:
             for durable in self._durables.values()
         )
 
-    def aside(self, place: str) -> list[Entry]:
-        """Return the entries that a durable set aside, for the next connection."""
-        return self._durables[place].aside if place in self._durables else []
+    def waiting(self, place: str) -> list[Entry]:
+        """Return the entries that wait at a durable, for the next connection."""
+        return self._durables[place].waiting if place in self._durables else []
 
     def take(self) -> list[Entry]:
-        """Remove and return the entries set aside that needn't wait."""
+        """Remove and return the entries that needn't wait any longer."""
         return [e for durable in self._durables.values() for e in durable.take()]
 
-    async def look(self, held: Callable[[str], int]) -> None:
+    async def check(self, held: Callable[[str], int]) -> None:
         """Check whether other replicas have settled the missing messages.
 
         `held` returns how many messages of a durable this replica holds.
         """
         for place, durable in self._durables.items():
-            if durable.aside:
-                await durable.look(self.connection, held(place))
+            if durable.waiting:
+                await durable.check(self.connection, held(place))
 
-    async def listen(self, heard: Callable[[Msg], Awaitable[None]]) -> None:
-        """Call `heard` with each message that arrives, in order."""
+    async def listen(self, on_message: Callable[[Msg], Awaitable[None]]) -> None:
+        """Call `on_message` with each message that arrives, in order."""
         await self.connection.client.subscribe(
-            f"{self._inbox}>", cb=heard, pending_bytes_limit=0
+            f"{self._inbox}>", cb=on_message, pending_bytes_limit=0
         )
 
     async def ask(self, limit: int, wait: float) -> None:
@@ -124,8 +125,8 @@ class Pulls:
             problem = str(error)
         if durable.max_deliver is not None and int(delivered) >= durable.max_deliver:
             problem = problem or (
-                f"was delivered {delivered} times without being settled, and "
-                "max_deliver prevents another delivery"
+                f"was delivered {count(int(delivered), 'time')} without being "
+                "settled, and max_deliver prevents another delivery"
             )
         return Entry(
             durable.place,
@@ -143,8 +144,8 @@ class Pulls:
             self._durables[place].outstanding = 0
         headers = got.headers or {}
         if headers.get("Status") not in _ENDED:
-            said = headers.get("Description") or f"{place} is gone"
-            await self.connection.drop(f"it ended the pull: {said}")
+            reason = headers.get("Description") or f"{place} is gone"
+            await self.connection.drop(f"it ended the pull: {reason}")
 
 
 async def give_back(

@@ -20,7 +20,7 @@ from nats.errors import Error as NatsError
 from inbox.consuming.backlog import Backlog
 from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Delivery, EntryDelivery
+from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
 from inbox.sources.nats.pull import ACKS, Pulls, give_back
 from outbox.brokers.nats.connection import ApiError, NatsConnection
@@ -58,9 +58,6 @@ class NatsSource:
         max_ack_pending: how many messages all replicas can hold together; 1 keeps
             the order of each topic whatever happens, one message at a time.
         replicas: 1 if no other replica runs: keys then stay in order after a crash.
-
-    Attributes:
-        reclaimed: the number of messages received that had been delivered before.
 
     Settings given neither by these arguments nor by the URL stay unchanged in an
     existing durable; a new one gets 30 s, no limit and 10,000.
@@ -100,7 +97,8 @@ class NatsSource:
             self._wanted["ack_wait"] = int(
                 options.ack_wait.total_seconds() * NANOSECONDS
             )
-        self.reclaimed = 0
+        self._reclaimed = 0
+        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
         self._connecting = asyncio.Lock()
         self._entered = False
         self._pulls: Pulls | None = None
@@ -110,15 +108,6 @@ class NatsSource:
         self._backlog: Backlog[Entry] = Backlog()
         self._outcomes: Outcomes[Entry] = Outcomes(self._acknowledge)
         self._tasks: list[asyncio.Task[None]] = []
-
-    @classmethod
-    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create a source from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used.
-        """
-        return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         """Connect; create or update the durables.
@@ -192,7 +181,7 @@ class NatsSource:
             self._backlog.add(entry)
         else:
             entry.attempts += 1
-            self._backlog.put_aside(entry, delay.total_seconds())
+            self._backlog.defer(entry, delay.total_seconds())
         self._came.set()
 
     async def _fetch(self, pulls: Pulls, limit: int) -> None:
@@ -204,7 +193,7 @@ class NatsSource:
             async with asyncio.timeout(poll if due is None else min(poll, due)):
                 await self._came.wait()
         try:
-            await pulls.look(self._count_held)
+            await pulls.check(self._count_held)
         except ApiError as error:
             await pulls.connection.drop(error)
         self._release(pulls)
@@ -214,7 +203,7 @@ class NatsSource:
         if pulls.connection.lost is not None:
             raise pulls.connection.lost
 
-    async def _hear(self, got: Msg) -> None:
+    async def _on_message(self, got: Msg) -> None:
         if self._pulls is not None and (entry := await self._pulls.read(got)):
             at = entry.durable, entry.place
             if at in self._held:
@@ -222,7 +211,7 @@ class NatsSource:
                 self._held[at].reply = entry.reply
             else:
                 self._held[at] = entry
-                self.reclaimed += not entry.is_first
+                self._reclaimed += not entry.is_first
                 self._pulls[entry.durable].sort(entry)
                 self._release(self._pulls)
         self._came.set()
@@ -301,9 +290,9 @@ class NatsSource:
                     held = self._count_held(durable.place) if is_alone else None
                     await durable.join(connection, self._wanted, _DEFAULT, held)
                     if self._pulls is not None:
-                        durable.aside = self._pulls.aside(durable.place)
+                        durable.waiting = self._pulls.waiting(durable.place)
                 pulls = Pulls(connection, self._settings.api, durables)
-                await pulls.listen(self._hear)
+                await pulls.listen(self._on_message)
             except BaseException as error:
                 await connection.drop()
                 if isinstance(error, NatsError | ApiError):

@@ -1,4 +1,4 @@
-"""A source that reads `inbox.delivery`: PostgreSQL as the broker."""
+"""A source that reads `inbox.message`: PostgreSQL as the broker."""
 
 from inbox.sources.postgres.source import PostgresSource
 

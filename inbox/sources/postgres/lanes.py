@@ -1,16 +1,18 @@
 """What a replica knows about the lanes that it leases from the postgres broker.
 
-Claiming writes nothing. The claims of a lane read each delivery once, in order of seq,
+Claiming writes nothing. The claims of a lane read each message once, in order of seq,
 and from then on this module tracks its state. It is *held* (claimed, with no outcome
 written yet), acked, or it *waits*: it was nacked with a delay, or it arrived while
-another delivery of its key waited and thereby *blocked* the key. The marks and the log
-in the database record the same, so that the lane's next owner finds what is left.
+another delivery of its key waited and thereby *blocked* the key. The positions and the
+log in the database record the same, so that the lane's next owner finds what is left.
 
-Claims start above a lane's *floor* and skip the deliveries above it that they have
-*passed*. `outbox/postgres/lane_cursor.py` describes how the floor rises. Deliveries
-that wait are instead claimed by their place, once they are due. When a nacked delivery
-becomes due, its key *drains*: its deliveries are read from the log in order of seq, and
-until none is left, deliveries of the key that a claim finds go behind them.
+A position covers what has ended; `outbox/log/window.py` describes how it advances.
+Deliveries *ahead* are known although no claim has reached them: a look at their tenant
+has found them, or the log has an entry for them. What ends ahead gets an entry, and
+claims skip it. Deliveries that wait are claimed by their place, once they are due. When
+a nacked delivery becomes due, its key *drains*: its deliveries are read from the log in
+order of seq, and until none is left, deliveries of the key that a claim finds go behind
+them.
 """
 
 import heapq
@@ -19,17 +21,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Final, NamedTuple
 
-from inbox.sources.postgres.ready import Ready
-from outbox.message import Message
-from outbox.postgres.lane_cursor import LaneCursor, Snapshot
+from typing_extensions import override
 
-BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
-# One statement draws seq and created_at, but not at the same instant.
-SKEW: Final = timedelta(hours=1)
+from inbox.sources.postgres.ready import Ready
+from outbox.log.progress import Progress
+from outbox.log.reader import LogLane, Look
+from outbox.log.window import MOST_AGAIN, Place, Window
+from outbox.message import Message
+
 # A draining key may be in a lane that is about to be released, so it isn't read
 # immediately.
 _SOON: Final = 0.05
@@ -47,6 +50,11 @@ class ClaimedDelivery(NamedTuple):
     is_logged: bool = False
     """Whether the log has an entry for it; if so, its ack goes there, too."""
 
+    @property
+    def place(self) -> Place:
+        """What identifies it."""
+        return self.seq, self.created_at
+
 
 class WaitingDelivery(NamedTuple):
     """A waiting delivery, and where to find it."""
@@ -57,6 +65,11 @@ class WaitingDelivery(NamedTuple):
     attempts: int
     is_logged: bool
 
+    @property
+    def place(self) -> Place:
+        """What identifies it."""
+        return self.seq, self.created_at
+
 
 class FreedKey(NamedTuple):
     """A draining key: its deliveries above this seq are next."""
@@ -66,13 +79,27 @@ class FreedKey(NamedTuple):
     above: int
 
 
+class Read(NamedTuple):
+    """How far a claim has read a lane; see `Progress.claimed`."""
+
+    up_to: int
+    is_cut: bool
+
+
 class _Due(NamedTuple):
     """When a waiting delivery is due, by the monotonic clock."""
 
     at: float
     lane: int
-    seq: int
+    place: Place
     key: str | None
+
+
+class _Held(NamedTuple):
+    """A delivery in hand, and since when."""
+
+    row: ClaimedDelivery
+    since: float
 
 
 def _is_of(lane: int, key: str, row: ClaimedDelivery) -> bool:
@@ -85,29 +112,84 @@ class _Key:
 
     above: int
     """Its waiting deliveries at or below this seq have been claimed."""
-    due: dict[int, float] = field(default_factory=dict)
+    due: dict[Place, float] = field(default_factory=dict)
     """The deliveries that block it, and when each is due; inf: not written yet."""
 
 
-@dataclass(slots=True)
-class _Lane:
-    """One leased lane."""
+class DeliveryLane(LogLane):
+    """One leased lane.
 
-    cursor: LaneCursor = field(default_factory=LaneCursor)
-    highest: int = -1
-    """The last seq that was claimed."""
-    passed: set[int] = field(default_factory=set)
-    """The seqs above the floor that were claimed, or have a mark or an entry."""
-    keys: dict[str, _Key] = field(default_factory=dict)
-    alone: dict[int, tuple[WaitingDelivery, float]] = field(default_factory=dict)
-    """The deliveries that wait without blocking a key, and when each is due."""
-    kept: list[ClaimedDelivery] = field(default_factory=list)
-    """Claimed deliveries kept back because the lane is about to be released."""
-    is_new: bool = True
-    """Whether its remaining deliveries must still be read from the database."""
-    claimed: int = 0
-    """How many deliveries were claimed since the lane was verified."""
-    verified_at: float = field(default_factory=time.monotonic)
+    Attributes:
+        window: how far it is read and how far that is stored; None: it must be taken
+            over.
+        has_moved: rows were read since the positions of all days were stored.
+        is_new: it was leased and not taken over yet.
+        ahead: the places of deliveries that claims skip.
+        keys: those that are blocked or draining.
+        alone: the deliveries that wait without blocking a key, and when each is due.
+        kept: claimed deliveries kept back because the lane is about to be released.
+    """
+
+    __slots__ = ("ahead", "alone", "has_moved", "is_new", "kept", "keys", "window")
+
+    def __init__(self, number: int) -> None:
+        self.forget()
+        self.is_new = True
+        self.keys: dict[str, _Key] = {}
+        super().__init__(number)
+
+    def forget(self) -> None:
+        """Forget how far it is read, and what waits in it."""
+        self.window: Window | None = None
+        self.has_moved = False
+        self.ahead: set[Place] = set()
+        self.alone: dict[Place, tuple[WaitingDelivery, float]] = {}
+        self.kept: list[ClaimedDelivery] = []
+
+    @property  # type: ignore[explicit-override]
+    @override
+    def progress(self) -> Progress | None:
+        """How far claims have read."""
+        return None if self.window is None else self.window.read
+
+    @progress.setter
+    def progress(self, progress: Progress | None) -> None:
+        if progress is None:
+            self.window = None
+        else:
+            assert self.window is not None
+            self.window.read = progress
+
+    @override
+    def taken_over(self, progress: Progress) -> None:
+        if self.window is None or self.window.stored.number != progress.number:
+            self.window = Window(progress)
+        else:
+            self.window.read_days(progress)
+
+    @property
+    def start(self) -> int:
+        """The seq above which the next claim reads."""
+        assert self.window is not None
+        return min(part.start for part in self.window.read.parts())
+
+    def must_move(self, long_past: datetime) -> bool:
+        """Whether to store the positions of all days.
+
+        The last ones must not be of a day that ended by `long_past`: claims read it.
+        """
+        if self.window is None:
+            return False
+        stored = self.window.stored
+        return self.has_moved or (
+            stored.number > 0 and max(stored.fence).ends_at < long_past
+        )
+
+    @property
+    def up_to(self) -> int:
+        """The seq above which nothing is covered or claimed in order."""
+        assert self.window is not None
+        return max(position.up_to for _, position in self.window.read.days)
 
 
 class DeliveryLanes:
@@ -125,24 +207,23 @@ class DeliveryLanes:
         on_leave: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.oldest = BEGINNING
         self._on_use = on_use
         self._on_leave = on_leave
         self._clock = clock
-        self._lanes: dict[int, _Lane] = {}
-        self._held: dict[int, tuple[int, float]] = {}
+        self._lanes: dict[int, DeliveryLane] = {}
+        self._held: dict[Place, _Held] = {}
         self._count: Counter[int] = Counter()
         self._ready: Ready[ClaimedDelivery] = Ready()
         self._first = 0
         self._due: list[_Due] = []
         self._draining: dict[tuple[int, str], None] = {}
         self._behind: list[ClaimedDelivery] = []
-        self._logged: set[int] = set()
+        self._logged: set[Place] = set()
 
     @property
     def new(self) -> list[int]:
         """The lanes that were leased but haven't been read yet."""
-        return [number for number, lane in self._lanes.items() if lane.is_new]
+        return [number for number, lane in self._lanes.items() if lane.window is None]
 
     @property
     def blocked(self) -> list[str]:
@@ -167,8 +248,8 @@ class DeliveryLanes:
         return self._due[0].at if self._due else math.inf
 
     @property
-    def held(self) -> Collection[int]:
-        """The seqs of the deliveries that are held."""
+    def held(self) -> Collection[Place]:
+        """The places of the deliveries that are held."""
         return self._held.keys()
 
     def is_stuck(self, without: Collection[str]) -> bool:
@@ -178,96 +259,101 @@ class DeliveryLanes:
     def take(self, lanes: Collection[int]) -> None:
         """Add lanes that were just leased."""
         for number in lanes:
-            self._lanes[number] = _Lane()
+            self._lanes[number] = DeliveryLane(number)
+
+    def find(self, number: int) -> DeliveryLane | None:
+        """Return a lane, or None if it is not leased."""
+        return self._lanes.get(number)
 
     def lose(self, lanes: Collection[int]) -> None:
         """Forget lanes whose lease was lost; handed-out deliveries stay held."""
+        self._drop(lanes)
         for number in lanes:
             self._lanes.pop(number, None)
+
+    def doubt(self, lanes: Collection[int] | None = None) -> None:
+        """Forget how far lanes are read, and what waits; None: all of them.
+
+        Keys of which a delivery was nacked stay blocked until that is written.
+        """
+        for number in self._drop(self._lanes.keys() if lanes is None else lanes):
+            lane = self._lanes[number]
+            lane.forget()
+            lane.keys = {
+                key: known
+                for key, known in lane.keys.items()
+                if math.inf in known.due.values()
+            }
+
+    def _drop(self, lanes: Collection[int]) -> list[int]:
         for row in self._ready.remove(lambda row: row.lane in lanes):
             self.let_go(row)
         self._behind = [row for row in self._behind if row.lane not in lanes]
+        return [number for number in lanes if number in self._lanes]
 
-    def start(self, number: int, floor: int, passed: Iterable[int]) -> None:
-        """Start claiming from a new lane.
-
-        Args:
-            number: the lane.
-            floor: every delivery at or below it has a mark or an entry.
-            passed: the seqs of the deliveries above it that have one.
-        """
-        lane = self._lanes.get(number)
-        if lane is not None:
-            lane.is_new = False
-            lane.cursor.floor = lane.highest = floor
-            lane.passed.update(passed)
-            lane.verified_at = self._clock()
-
-    def floors(self, leased: Collection[int]) -> dict[int, int]:
-        """Return the floors of the lanes to claim from; lanes take turns."""
+    def in_turn(self, leased: Collection[int]) -> list[DeliveryLane]:
+        """Return the lanes to claim from; lanes take turns."""
         ours = sorted(
             number
             for number in leased
-            if number in self._lanes and not self._lanes[number].is_new
+            if (lane := self._lanes.get(number)) is not None and lane.window is not None
         )
         start = next((i for i, n in enumerate(ours) if n >= self._first), 0)
-        turn = ours[start:] + ours[:start]
-        return {number: self._lanes[number].cursor.floor for number in turn}
+        return [self._lanes[number] for number in ours[start:] + ours[:start]]
 
-    def passed(self, floors: Collection[int]) -> list[int]:
-        """Return the seqs that a claim from these lanes must skip."""
-        return [seq for number in floors for seq in self._lanes[number].passed]
+    def ahead(self, lanes: Iterable[DeliveryLane]) -> list[Place]:
+        """Return the places that a claim from these lanes must skip."""
+        return [place for lane in lanes for place in lane.ahead]
 
     def claimed(
         self,
+        lane: DeliveryLane,
         rows: Sequence[ClaimedDelivery],
-        lanes: Sequence[int],
-        snapshot: Snapshot | None,
-        *,
-        full: bool,
-        drawn: int = -1,
+        read: Read,
+        look: Look,
     ) -> None:
-        """Hold the rows claimed from `lanes`, in this order, and raise their floors.
-
-        A full claim says nothing about the lanes after its last row.
-
-        Args:
-            drawn: see `LaneCursor.looked`.
-        """
-        last = {row.lane: row.seq for row in rows}
-        self.claimed_aside(rows)
-        seen = not full
-        for number in reversed(lanes):
-            lane = self._lanes.get(number)
-            if lane is None:
-                continue
-            lane.highest = max(lane.highest, last.get(number, -1))
-            if snapshot is not None and (seen or number in last):
-                up_to = max(lane.highest, drawn) if seen else last[number]
-                before = lane.cursor.floor
-                lane.cursor.looked(up_to, snapshot, drawn)
-                if lane.cursor.floor > before:
-                    floor = lane.cursor.floor
-                    lane.passed = {seq for seq in lane.passed if seq > floor}
-            seen = seen or number in last
+        """Hold the rows claimed from a lane, in this order."""
+        if self._lanes.get(lane.number) is not lane or lane.window is None:
+            return  # lost in the meantime
+        up_to = read.up_to if read.is_cut else max(read.up_to, lane.up_to)
+        passed = {place for place in lane.ahead if place[0] <= up_to}
+        if passed:
+            others = {row.place for row in (*self._behind, *lane.kept)}
+            passed_by = [p for p in passed if p in others or self._is_unlogged(p)]
+        else:
+            passed_by = []
+        # Until the late rows are read, a claim may not see one that is ahead.
+        if lane.window.read.as_of is None:
+            lane.ahead -= passed
+        places = [*(row.place for row in rows), *passed_by]
+        lane.window.claimed(places, read.up_to, *look, is_cut=read.is_cut)
+        lane.has_moved = lane.has_moved or read.up_to >= 0
+        for row in rows:
+            self._put(lane, row)
         if rows:
-            self._first = rows[-1].lane + 1
+            self._first = lane.number + 1
 
-    def claimed_aside(self, rows: Iterable[ClaimedDelivery]) -> None:
-        """Hold claimed rows, or put them behind their key; floors stay unchanged."""
+    def claimed_ahead(self, rows: Iterable[ClaimedDelivery]) -> None:
+        """Hold rows that a look at their tenants has claimed."""
         for row in rows:
             lane = self._lanes.get(row.lane)
-            if lane is None:
-                continue
-            lane.claimed += 1
-            if row.seq > lane.cursor.floor:
-                lane.passed.add(row.seq)
-            if row.seq in self._held:
-                continue
-            if row.message.key in lane.keys:
-                self._put_behind(lane, row)
-            else:
-                self._make_ready(row)
+            if lane is not None and lane.reads(row.created_at):
+                lane.ahead.add(row.place)
+                self._put(lane, row)
+
+    def claimed_again(self, row: ClaimedDelivery) -> None:
+        """Hold a delivery that waited without blocking its key."""
+        lane = self._lanes.get(row.lane)
+        if lane is not None:
+            self._put(lane, row)
+
+    def _put(self, lane: DeliveryLane, row: ClaimedDelivery) -> None:
+        if row.place in self._held:
+            return
+        if row.message.key in lane.keys:
+            self._put_behind(lane, row)
+        else:
+            self._make_ready(row)
 
     def freed(
         self, leased: Collection[int], max_keys: int, max_places: int
@@ -282,8 +368,8 @@ class DeliveryLanes:
                 continue
             if due.key is not None:
                 self._draining[due.lane, due.key] = None
-            elif due.seq in lane.alone and lane.alone[due.seq][1] <= now:
-                places.append(lane.alone.pop(due.seq)[0])
+            elif due.place in lane.alone and lane.alone[due.place][1] <= now:
+                places.append(lane.alone.pop(due.place)[0])
         keys: list[FreedKey] = []
         for number, key in list(self._draining):
             lane = self._lanes.get(number)
@@ -303,7 +389,7 @@ class DeliveryLanes:
         rows: Sequence[ClaimedDelivery | None],
         *,
         since: float,
-        held: Collection[int],
+        held: Collection[Place],
         max_rows_each: int,
     ) -> None:
         """Hold the rows claimed for draining keys; free a key that has no more rows.
@@ -313,7 +399,7 @@ class DeliveryLanes:
             rows: the rows found, those of each key in order of seq; None if there was
                 no room for the rest.
             since: when they were requested.
-            held: the seqs held at that time; their outcomes may have been written in
+            held: the places held at that time; their outcomes may have been written in
                 the meantime.
             max_rows_each: how many rows of each key were requested.
         """
@@ -327,7 +413,7 @@ class DeliveryLanes:
             known = None if lane is None else lane.keys.get(key)
             if lane is None or known is None:
                 continue
-            known.due = {seq: at for seq, at in known.due.items() if at > since}
+            known.due = {place: at for place, at in known.due.items() if at > since}
             if known.due:
                 continue  # nacked in the meantime: the key is blocked again
             of_key = found.get((number, key), [])
@@ -335,7 +421,7 @@ class DeliveryLanes:
             later = self._ready.remove(partial(_is_of, number, key))
             for row in of_key:
                 known.above = row.seq
-                if row.seq not in held and row.seq not in self._held:
+                if row.place not in held and row.place not in self._held:
                     self._hold(row)
                     later.append(row)
             for row in sorted(later, key=lambda row: row.seq):
@@ -375,7 +461,7 @@ class DeliveryLanes:
         """Hold back the rest of a delivery's key until that delivery is retried."""
         lane = self._lanes.get(row.lane)
         if lane is not None and row.message.key is not None:
-            self._key(lane, row.message.key, row.seq).due[row.seq] = math.inf
+            self._key(lane, row.message.key, row.seq).due[row.place] = math.inf
 
     def refused(self, row: ClaimedDelivery, due: float) -> None:
         """Record when to retry a delivery whose nack is already in the log."""
@@ -392,7 +478,7 @@ class DeliveryLanes:
         self, place: WaitingDelivery, key: str | None, due: float
     ) -> None:
         """Record a delivery that the log lists as waiting."""
-        if place.seq not in self.held and not self._is_kept(place):
+        if place.place not in self.held and not self._is_kept(place):
             self._wait(place, key, due)
 
     def found_behind(self, number: int, key: str) -> None:
@@ -406,7 +492,7 @@ class DeliveryLanes:
         """Make a delivery ready again, ahead of the rest of its key."""
         if row.lane not in self._lanes:
             self.let_go(row)  # for the lane's next owner
-        elif row.seq in self._held:
+        elif row.place in self._held:
             key = row.message.key
             self._ready.put_back(
                 row,
@@ -418,94 +504,102 @@ class DeliveryLanes:
     def let_go(self, row: ClaimedDelivery) -> None:
         """Stop holding a delivery: its outcome is written, or it has no outcome."""
         self._release(row)
-        self._logged.discard(row.seq)
+        self._logged.discard(row.place)
 
-    def take_behind(self, limit: int) -> list[ClaimedDelivery]:
-        """Remove and return deliveries that wait behind their key but aren't logged.
+    @property
+    def has_behind(self) -> bool:
+        """Whether deliveries wait behind their key that aren't logged."""
+        return bool(self._behind)
 
-        Deliveries behind one whose nack isn't written yet stay: otherwise the lane's
-        next owner would find them in the log and deliver them first.
+    def to_log(self, limit: int) -> tuple[list[ClaimedDelivery], list[ClaimedDelivery]]:
+        """Return deliveries that wait behind their key but aren't logged.
+
+        And those held or kept back ahead of them that aren't logged either: without an
+        entry, the lane's next owner would deliver them after what waits behind them.
         """
-        taken: list[ClaimedDelivery] = []
-        left: list[ClaimedDelivery] = []
-        for row in self._behind:
-            can_go = len(taken) < limit and not self._is_behind_unwritten(row)
-            (taken if can_go else left).append(row)
-        self._behind = left
-        return taken
-
-    def put_back_behind(self, rows: Sequence[ClaimedDelivery]) -> None:
-        """Put back deliveries that couldn't be written."""
-        self._behind = [
-            *(row for row in rows if row.lane in self._lanes),
-            *self._behind,
+        behind = sorted(self._behind, key=lambda row: row.place)[:limit]
+        last = {(row.lane, row.message.key): row.place for row in behind}
+        others = [row for row, _ in self._held.values()]
+        others += [row for lane in self._lanes.values() for row in lane.kept]
+        ahead = [
+            row
+            for row in others
+            if (place := last.get((row.lane, row.message.key))) is not None
+            and row.place < place
+            and not self.is_logged(row)
         ]
+        return behind, ahead
 
     def is_logged(self, row: ClaimedDelivery) -> bool:
         """Return whether the ack of a delivery goes to the log."""
-        return row.is_logged or row.seq in self._logged
+        return row.is_logged or row.place in self._logged
 
-    def known(self) -> set[int]:
-        """Return the seqs of known deliveries that may lack a mark or an entry."""
-        return {
-            *self._held,
-            *(row.seq for row in self._behind),
-            *(row.seq for lane in self._lanes.values() for row in lane.kept),
-            *(seq for lane in self._lanes.values() for seq in lane.alone),
-        }
+    def to_open(self, lane: DeliveryLane, before: float) -> list[ClaimedDelivery]:
+        """Return deliveries that need an entry, so that a position can pass them.
 
-    def held_since(self, before: float, seqs: Iterable[int]) -> set[int]:
-        """Return those of `seqs` held since `before` that aren't in the log."""
-        return {
-            seq
-            for seq in seqs
-            if seq in self._held
-            and self._held[seq][1] <= before
-            and seq not in self._logged
-        }
+        That is, those behind which others have ended, if these are many, if it is held
+        since `before`, or if it is kept back.
+        """
+        found: list[ClaimedDelivery] = []
+        if lane.window is not None:
+            kept = {row.place: row for row in lane.kept}
+            for place in lane.window.passed_by:
+                held = self._held.get(place)
+                row = kept.get(place) if held is None else held.row
+                if row is None or not (
+                    place in kept
+                    or (held is not None and held.since <= before)
+                    or (not found and lane.window.count_behind(place) >= MOST_AGAIN)
+                ):
+                    break
+                found.append(row)
+        return found
 
-    def logged(self, seqs: Iterable[int]) -> None:
-        """Record that these seqs have entries in the log, so their acks go there."""
-        self._logged.update(seq for seq in seqs if seq in self._held)
+    def opened(self, rows: Iterable[ClaimedDelivery]) -> None:
+        """Record that deliveries have entries in the log, so their acks go there."""
+        self._logged.update(row.place for row in rows)
 
-    def is_verification_due(self, number: int, rows: int, interval: float) -> bool:
-        """Return whether a lane is due for verification, by rows claimed or by time."""
-        lane = self._lanes.get(number)
-        return lane is not None and (
-            lane.claimed >= rows or self._clock() - lane.verified_at >= interval
-        )
+    def logged(self, rows: Collection[ClaimedDelivery]) -> None:
+        """Record that deliveries have entries: claims skip them."""
+        places = {row.place for row in rows}
+        self._behind = [row for row in self._behind if row.place not in places]
+        for row in rows:
+            lane = self._lanes.get(row.lane)
+            if lane is None or lane.window is None or self.is_logged(row):
+                continue
+            if row.place in lane.window:
+                lane.window.ended(row.place)
+            else:
+                lane.ahead.add(row.place)
 
-    def verified(self, number: int) -> None:
-        """Record that a lane was verified."""
-        lane = self._lanes.get(number)
-        if lane is not None:
-            lane.claimed = 0
-            lane.verified_at = self._clock()
+    def _is_unlogged(self, place: Place) -> bool:
+        held = self._held.get(place)
+        return held is not None and not self.is_logged(held.row)
 
     def _make_ready(self, row: ClaimedDelivery) -> None:
         self._hold(row)
         self._ready.add(row)
 
     def _hold(self, row: ClaimedDelivery) -> None:
-        self._held[row.seq] = (row.lane, self._clock())
+        self._held[row.place] = _Held(row, self._clock())
         self._count[row.lane] += 1
         if self._count[row.lane] == 1:
             self._on_use(row.lane)
 
     def _release(self, row: ClaimedDelivery) -> None:
-        if self._held.pop(row.seq, None) is None:
+        if self._held.pop(row.place, None) is None:
             return
         self._count[row.lane] -= 1
         if not self._count[row.lane]:
             self._on_leave(row.lane)
 
-    def _put_behind(self, lane: _Lane, row: ClaimedDelivery) -> None:
+    def _put_behind(self, lane: DeliveryLane, row: ClaimedDelivery) -> None:
         assert row.message.key is not None
         self._key(lane, row.message.key, row.seq)
-        if not row.is_logged:
+        if not self.is_logged(row):
             self._behind.append(row)
 
-    def _key(self, lane: _Lane, key: str, seq: int) -> _Key:
+    def _key(self, lane: DeliveryLane, key: str, seq: int) -> _Key:
         """Block a key if it isn't; its waiting deliveries from `seq` on are next."""
         known = lane.keys.setdefault(key, _Key(above=seq - 1))
         known.above = min(known.above, seq - 1)
@@ -516,19 +610,14 @@ class DeliveryLanes:
         if lane is None:
             return
         if key is None:
-            lane.alone[place.seq] = (place, due)
+            lane.alone[place.place] = (place, due)
         else:
-            self._key(lane, key, place.seq).due[place.seq] = due
-        heapq.heappush(self._due, _Due(due, place.lane, place.seq, key))
+            self._key(lane, key, place.seq).due[place.place] = due
+        heapq.heappush(self._due, _Due(due, place.lane, place.place, key))
 
     def _is_kept(self, place: WaitingDelivery) -> bool:
         lane = self._lanes.get(place.lane)
-        return lane is not None and any(row.seq == place.seq for row in lane.kept)
-
-    def _is_behind_unwritten(self, row: ClaimedDelivery) -> bool:
-        lane, key = self._lanes.get(row.lane), row.message.key
-        known = None if lane is None or key is None else lane.keys.get(key)
-        return known is not None and math.inf in known.due.values()
+        return lane is not None and any(row.place == place.place for row in lane.kept)
 
     def _is_blocked(self, row: ClaimedDelivery) -> bool:
         lane, key = self._lanes.get(row.lane), row.message.key

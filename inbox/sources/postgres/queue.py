@@ -1,21 +1,29 @@
-"""Runs the statements on `inbox.delivery` and its related tables."""
+"""Runs the statements on `inbox.message` and its related tables."""
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import psycopg
 
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
 from inbox.sources.postgres.lanes import (
-    SKEW,
     ClaimedDelivery,
+    DeliveryLane,
     DeliveryLanes,
-    FreedKey,
+    Read,
     WaitingDelivery,
 )
 from inbox.sources.postgres.tenants import Tenants
@@ -25,12 +33,14 @@ from outbox.errors import (
     DatabaseUnavailableError,
     message_of,
 )
-from outbox.json_codec import read_headers
+from outbox.log.position import Position, Snapshot
+from outbox.log.reader import Clock, LogReader, Look, Settled
+from outbox.log.window import Place
 from outbox.message import Message
-from outbox.postgres.connection import Link
-from outbox.postgres.lane_cursor import Drawn, Snapshot
+from outbox.payload.json_codec import read_headers
+from outbox.postgres.connection import Connection, Link
 from outbox.postgres.remedy import remedy_of
-from outbox.postgres.sql_files import load
+from outbox.postgres.sql_files import load_numbered
 
 # These include a server that became a standby, and a missing table or privilege: no
 # message is to blame, and an operator can fix it.
@@ -42,23 +52,20 @@ AWAY: Final = (
     psycopg.ProgrammingError,
 )
 _MAX_BYTES: Final = 8 * 1024 * 1024
+MAX_READ: Final = 10_000
+"""How many rows of a lane a claim reads, whatever their topics."""
 # For each lane that this replica takes over.
 _MAX_SUSPECTS: Final = 256
 # How many keys one claim drains, and how many entries one statement writes.
 _MAX_KEYS: Final = 64
 _MAX_ENTRIES: Final = 1000
-# A watermark rises after this many deliveries, or after this time.
-_STRETCH: Final = 4096
-_VERIFY_INTERVAL: Final = timedelta(minutes=1)
-# How many numbers of the sequence one statement verifies.
-_MAX_VERIFIED: Final = 200_000
-# How many deliveries with neither a mark nor an entry one statement returns.
-_MAX_OPEN: Final = 10_000
+_OPEN_AFTER: Final = timedelta(minutes=1)
+_SKEW: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """A delivery that was settled: acked or failed."""
+class Outcome:
+    """What became of a delivery: acked or failed."""
 
     row: ClaimedDelivery
     delay: timedelta | None
@@ -73,32 +80,8 @@ class _TakenOver:
     history: TakenOver
 
 
-class _Part(NamedTuple):
-    """A lane in one partition, and how far it was verified."""
-
-    lane: int
-    starts_at: datetime
-    ends_at: datetime
-    watermark: int
-    head: int | None
-    """The first seq above the watermark."""
-
-
-class _Stretch(NamedTuple):
-    """The result of reading a lane in one partition.
-
-    Attributes:
-        deliveries: how many deliveries precede the first open one.
-        last: the seq of the last of these; None if there are none.
-        open: seq, time and key of the deliveries with neither a mark nor an entry, in
-            order; if there are many, only the first ones.
-        xmin: the snapshot's xmin.
-    """
-
-    deliveries: int
-    last: int | None
-    open: list[tuple[int, datetime, str | None]]
-    xmin: int
+class _MustLookError(Exception):
+    """A transaction has ended whose rows the claim didn't look for."""
 
 
 class Queue:
@@ -116,92 +99,112 @@ class Queue:
         prefetch: int,
         sweep_interval: timedelta,
         answer_timeout: timedelta,
-        verify_interval: timedelta = _VERIFY_INTERVAL,
+        open_after: timedelta = _OPEN_AFTER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
+        self._opened_at = 0.0
         self._lanes = lanes
+        self._reader = LogReader(consumer, "inbox")
         self._taken_over: dict[int, _TakenOver] = {}
         self._consumer = consumer
         self._prefetch = prefetch
         self._tenants = Tenants(prefetch)
         self._sweep_interval = sweep_interval.total_seconds()
         self._answer_timeout = answer_timeout.total_seconds()
-        self._verify_interval = verify_interval.total_seconds()
-        self._now = clock
+        self._open_after = open_after.total_seconds()
+        self._clock = clock
         self._turn = asyncio.Lock()
-        self._clock_offset = timedelta(0)
-        self._drawn = Drawn()
-        self._clock = _Clock(datetime.now(UTC), -1, -1, 0, "")
         self._entries_read = [-1, -1]
-        self._checked = 0
-        self._to_verify: deque[_Part] = deque()
         self._sweep_at = 0.0
 
     @property
-    def look_at(self) -> float:
+    def next_claim_at(self) -> float:
         """When to claim again even without a wake-up, by the monotonic clock."""
         return min(self._sweep_at, self._lanes.next_due)
-
-    @property
-    def is_verifying(self) -> bool:
-        """Whether the next claim verifies something."""
-        return bool(self._to_verify)
 
     def sweep_soon(self) -> None:
         """Make the next claim sweep."""
         self._sweep_at = 0.0
 
     async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe the consumer; from then on, its deliveries are created."""
+        """Subscribe the consumer; it gets what is published from then on."""
         async with self._turn:
-            await subscribe(await self._link.connection(), self._consumer, topics)
+            connection = await self._connect()
+            await subscribe(connection, self._consumer, topics)
+            await self._reader.read_clock(connection)
 
     async def claim(self, leased: Collection[int]) -> None:
         """Read due deliveries and the next ones of these lanes, at most `prefetch`."""
-        if self._lanes.new or self._now() >= self._sweep_at:
-            await self._sweep(leased)
-        # Verify one part at a time, which hardly delays the consumer.
-        await self._verify_next()
+        async with self._turn:
+            await self._connect()
         await self._log_behind()
+        if self._lanes.new or self._clock() >= self._sweep_at:
+            await self._sweep(leased)
         await self._claim_freed(leased)
         # A claim may find only deliveries that wait behind blocked keys.
         while await self._claim_next(leased) and not self._lanes.ready:
             pass
 
-    def _plan_verification(self, lanes: Sequence[int], parts: Sequence[_Part]) -> None:
-        for lane in lanes:
-            if self._lanes.is_verification_due(lane, _STRETCH, self._verify_interval):
-                self._lanes.verified(lane)
-                self._to_verify += [
-                    part
-                    for part in parts
-                    if part.lane == lane and part.head is not None
-                ]
-
-    async def _verify_next(self) -> None:
-        if self._to_verify:
-            part = self._to_verify.popleft()
-            await self._verify([part], self._lanes.floors([part.lane]))
-
     async def _claim_next(self, leased: Collection[int]) -> bool:
         """Read the next deliveries of these lanes; return whether there may be more."""
-        floors = self._lanes.floors(leased)
-        if not floors:
-            return False
-        rows = await self._execute("claim_deliveries", **self._bounds(floors))
-        claimed = [read_delivery(row) for row in rows]
-        full = self._is_full(claimed)
-        snapshot = Snapshot.read(rows[0][-1]) if rows else None
-        drawn = -1 if snapshot is None else self._drawn.before(snapshot)
-        self._lanes.claimed(claimed, list(floors), snapshot, full=full, drawn=drawn)
-        self._tenants.claimed([row.message.tenant for row in claimed], full=full)
+        try:
+            async with self._turn:
+                more = await self._claim(await self._connect(), leased)
+        except _MustLookError:
+            await self._sweep(leased)
+            return True
         await self._log_behind()
-        return full
+        return more
+
+    async def _claim(
+        self,
+        connection: Connection,
+        leased: Collection[int],
+        *,
+        has_looked: bool = False,
+    ) -> bool:
+        """Read the next deliveries.
+
+        Args:
+            has_looked: whether a look has found the rows of transactions that ended.
+        """
+        lanes = self._lanes.in_turn(leased)
+        if not lanes:
+            return False
+        claiming = self._reader.prepare(lanes)
+        found = await self._query(
+            connection,
+            "claim_deliveries",
+            **claiming.parameters,
+            **self._skipped(lanes),
+            max_rows=self._prefetch,
+        )
+        look = Look.parse(found[0][-1])
+        if not has_looked and claiming.lanes_to_look(look.snapshot):
+            raise _MustLookError
+        rows = [_Row.of(row) for row in found if row[0] is not None]
+        taken = [row.delivery for row in rows if row.delivery is not None]
+        is_full = len(rows) >= self._prefetch or _is_large(taken)
+        is_cut = False
+        for lane, claimed, read in _read_lanes(lanes, rows, is_full=is_full):
+            is_cut = is_cut or read.is_cut
+            if all(lane.reads(row.created_at) for row in claimed):
+                self._lanes.claimed(lane, claimed, read, look)
+            else:
+                # A row of a day that did not exist when the lane was taken over.
+                lane.expires_at = datetime.min.replace(tzinfo=UTC)
+                self.sweep_soon()
+        seen = max((row.seq for row in rows), default=-1)
+        if seen <= int(found[0][-1].rpartition("/")[2]):
+            # The table's owner can have chosen a higher one.
+            self._reader.note(look.next_xid, seen)
+        self._tenants.claimed([row.message.tenant for row in taken], full=is_full)
+        return is_full or is_cut
 
     async def _claim_freed(self, leased: Collection[int]) -> None:
         """Read deliveries that waited and are due."""
-        since, held = self._now(), frozenset(self._lanes.held)
+        since, held = self._clock(), frozenset(self._lanes.held)
         keys, places = self._lanes.freed(leased, _MAX_KEYS, self._prefetch)
         if not keys and not places:
             return
@@ -209,6 +212,7 @@ class Queue:
         try:
             rows = await self._execute(
                 "claim_waiting",
+                base=self._reader.base,
                 lanes=[freed.lane for freed in keys],
                 keys=[freed.key for freed in keys],
                 aboves=[freed.above for freed in keys],
@@ -222,30 +226,19 @@ class Queue:
             for place in places:
                 self._lanes.found(place)
             raise
-        self._read_freed(keys, places, rows, since, held, each)
-
-    def _read_freed(
-        self,
-        keys: Sequence[FreedKey],
-        places: Sequence[WaitingDelivery],
-        rows: Sequence[Sequence[Any]],
-        since: float,
-        held: Collection[int],
-        each: int,
-    ) -> None:
-        alone = {place.seq: place for place in places}
+        alone = {place.place: place for place in places}
         of_keys: list[ClaimedDelivery | None] = []
         for row in rows:
-            place = alone.get(row[1])
-            if place is None:
+            waited = alone.get((row[1], row[2]))
+            if waited is None:
                 of_keys.append(
                     read_delivery(row, is_logged=True) if row[8] is not None else None
                 )
             elif row[8] is None:
-                self._lanes.found(place)
+                self._lanes.found(waited)
             else:
-                self._lanes.claimed_aside(
-                    [read_delivery(row, is_logged=place.is_logged)]
+                self._lanes.claimed_again(
+                    read_delivery(row, is_logged=waited.is_logged)
                 )
         self._lanes.claimed_waiting(
             keys, of_keys, since=since, held=held, max_rows_each=each
@@ -263,26 +256,40 @@ class Queue:
         stuck = self._lanes.is_stuck(without)
         if not self._tenants.is_due(self._lanes.ready, ready, stuck=stuck):
             return
-        floors = self._lanes.floors(leased)
-        if not floors:
+        lanes = self._lanes.in_turn(leased)
+        if not lanes:
             return
+        parameters = self._reader.prepare(lanes).parameters
         rows = await self._execute(
             "claim_tenants",
-            **self._bounds(floors),
+            **{name: parameters[name] for name in ("base", "oldest", "newest")},
+            **self._skipped(lanes),
+            lanes=[lane.number for lane in lanes],
+            up_tos=[lane.up_to for lane in lanes],
             known=list({*ready, *without}),
             after=self._tenants.after,
             max_steps=self._tenants.max_steps,
             max_rows_each=self._tenants.rows_each,
+            max_rows=self._prefetch,
         )
         claimed = [read_delivery(row[1:]) for row in rows if row[1] is not None]
-        self._lanes.claimed_aside(claimed)
+        self._lanes.claimed_ahead(claimed)
         await self._log_behind()
-        self._tenants.looked(
+        self._tenants.searched(
             [row[0] for row in rows],
             [row[8] for row in rows if row[1] is not None],
             ready=ready,
-            cut=len(rows) >= self._prefetch or self._is_full(claimed),
+            cut=len(rows) >= self._prefetch or _is_large(claimed),
         )
+
+    def _skipped(self, lanes: Sequence[DeliveryLane]) -> dict[str, Any]:
+        ahead = self._lanes.ahead(lanes)
+        return {
+            "seqs": [seq for seq, _ in ahead],
+            "moments": [moment for _, moment in ahead],
+            "max_read": MAX_READ,
+            "max_bytes": _MAX_BYTES,
+        }
 
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str]
@@ -299,320 +306,345 @@ class Queue:
             return taken_over.history
         return REDELIVERED if row.attempts else FIRST_DELIVERY
 
-    async def write(self, batch: Sequence[Settled]) -> None:
+    async def write(self, batch: Sequence[Outcome]) -> None:
         """Write outcomes, and stop holding their deliveries.
 
         Raises:
             BrokerUnavailableError: the database is unavailable; call again.
         """
-        acked = [s.row for s in batch if s.delay is None]
-        marked = [row for row in acked if not self._lanes.is_logged(row)]
-        entries = [_acked(row) for row in acked if self._lanes.is_logged(row)]
-        entries += [_refused(s.row, s.delay) for s in batch if s.delay is not None]
         try:
-            if marked:
-                await self._execute(
-                    "mark_acked",
-                    lanes=[row.lane for row in marked],
-                    seqs=[row.seq for row in marked],
-                    moments=[row.created_at for row in marked],
-                )
-            await self._log(entries)
+            async with self._turn:
+                await self._settle(await self._connect(), batch)
         except AWAY as error:
             raise BrokerUnavailableError(
                 f"{message_of(error)}; {remedy_of(error)}"
             ) from error
-        now = self._now()
-        for settled in batch:
-            self._lanes.let_go(settled.row)
-            if settled.delay is not None:
-                self._lanes.refused(settled.row, now + settled.delay.total_seconds())
+        now = self._clock()
+        for outcome in batch:
+            self._lanes.let_go(outcome.row)
+            if outcome.delay is not None:
+                self._lanes.refused(outcome.row, now + outcome.delay.total_seconds())
 
-    async def raise_watermarks(self, leased: Collection[int]) -> None:
-        """Raise the watermarks so that the lanes' next owners skip settled ones."""
-        lanes = [lane for lane in leased if lane not in self._lanes.new]
-        if lanes:
-            await self._verify(await self._parts(lanes), self._lanes.floors(lanes))
+    async def _settle(self, connection: Connection, batch: Sequence[Outcome]) -> None:
+        """Write outcomes: as a position if one can cover them, else as entries."""
+        logged: list[ClaimedDelivery] = []
+        entries: list[_Entry] = []
+        lanes: dict[int, DeliveryLane] = {}
+        for row, delay in ((outcome.row, outcome.delay) for outcome in batch):
+            lane = self._lanes.find(row.lane)
+            is_covered = False
+            if lane is not None and lane.window is not None:
+                lane.window.ended(row.place)
+                lanes[row.lane] = lane
+                is_covered = row.place in lane.window and not self._lanes.is_logged(row)
+            if delay is not None:
+                entries.append(_refused(row, delay))
+                logged.append(row)
+            elif not is_covered:
+                entries.append(_acked(row))
+                logged.append(row)
+        before = self._clock() - self._open_after
+        try:
+            is_stored = await self._store(connection, lanes.values(), entries, before)
+        except BaseException:
+            for row in logged:
+                lane = self._lanes.find(row.lane)
+                if lane is not None and lane.window is not None:
+                    lane.window.reopen(row.place)
+            raise
+        if is_stored:
+            self._lanes.logged(logged)
+        else:
+            await self._settle(connection, batch)
+
+    async def _store(
+        self,
+        connection: Connection,
+        lanes: Iterable[DeliveryLane],
+        entries: Sequence["_Entry"],
+        before: float,
+        moved: Collection[int] = (),
+    ) -> bool:
+        """Store how far lanes have been handled, with entries; return whether it is so.
+
+        If not, another process has settled one of the lanes: they are taken over again.
+
+        Args:
+            before: a delivery that is held since then gets an entry, if others have
+                ended behind it.
+            moved: the lanes of which to store all days.
+        """
+        settled: list[Settled[DeliveryLane]] = []
+        opened: dict[int, list[ClaimedDelivery]] = {}
+        for lane in lanes:
+            if lane.window is None:
+                continue
+            all_days = lane.number in moved
+            for rows in (self._lanes.to_open(lane, before), []):
+                logged = [row.place for row in rows]
+                result = lane.window.settle(logged, all_days=all_days)
+                if result is not None:
+                    after, stored, covered = result
+                    deferred = Counter(map(lane.window.day_of, logged))
+                    settled.append(Settled(lane, after, stored, covered, deferred))
+                    opened[lane.number] = rows
+                    break
+        entries = [*entries, *(_open(row) for rows in opened.values() for row in rows)]
+        try:
+            if entries and settled:
+                async with connection.transaction():
+                    await self._log(connection, entries)
+                    await self._store_positions(connection, settled)
+            elif entries:
+                await self._log(connection, entries)
+            else:
+                await self._store_positions(connection, settled)
+        except psycopg.errors.UniqueViolation:
+            self._lanes.doubt([one.lane.number for one in settled])
+            self.sweep_soon()
+            return False
+        for one in settled:
+            rows = opened[one.lane.number]
+            assert one.lane.window is not None
+            one.lane.window.settled(one.after, [row.place for row in rows])
+            self._lanes.opened(rows)
+            if one.lane.number in moved:
+                one.lane.has_moved = False
+        return True
+
+    async def _store_positions(
+        self, connection: Connection, settled: Sequence[Settled[DeliveryLane]]
+    ) -> None:
+        async with self._answered("store_positions"):
+            await self._reader.store(connection, settled)
+
+    async def leave(self, leased: Collection[int]) -> None:
+        """Store all that has ended, so that the lanes' next owners don't get it again.
+
+        What is still held gets entries if something behind it has ended.
+        """
+        async with self._turn:
+            connection = await self._connect()
+            lanes = self._lanes.in_turn(leased)
+            await self._store(connection, lanes, [], self._clock())
 
     async def close(self) -> None:
         """Disconnect; the next call connects again."""
         await self._link.close()
 
-    def _bounds(self, floors: dict[int, int]) -> dict[str, Any]:
-        return {
-            "lanes": list(floors),
-            "floors": list(floors.values()),
-            "passed": self._lanes.passed(floors),
-            "oldest": self._lanes.oldest,
-            "newest": datetime.now(UTC) + self._clock_offset + SKEW,
-            "max_rows": self._prefetch,
-            "max_bytes": _MAX_BYTES,
-        }
-
-    def _is_full(self, claimed: Sequence[ClaimedDelivery]) -> bool:
-        return (
-            len(claimed) >= self._prefetch
-            or sum(len(row.message.payload) for row in claimed) >= _MAX_BYTES
-        )
-
     async def _log_behind(self) -> None:
         """Log the deliveries that wait behind blocked keys."""
-        while rows := self._lanes.take_behind(_MAX_ENTRIES):
-            try:
-                await self._log([_blocked(row) for row in rows])
-            except BaseException:
-                self._lanes.put_back_behind(rows)
-                raise
+        while self._lanes.has_behind:
+            async with self._turn:
+                connection = await self._connect()
+                behind, ahead = self._lanes.to_log(_MAX_ENTRIES)
+                entries = [*map(_open, ahead), *map(_blocked, behind)]
+                await self._log(connection, entries)
+                self._lanes.logged([*behind, *ahead])
+                self._lanes.opened(ahead)
 
-    async def _log(self, entries: Sequence["_Entry"]) -> None:
-        if entries:
-            await self._execute(
-                "log_redeliveries",
-                **{
-                    name: [getattr(entry, name[:-1]) for entry in entries]
-                    for name in _ENTRY_ARRAYS
-                },
-            )
+    async def _log(self, connection: Connection, entries: Sequence["_Entry"]) -> None:
+        await self._query(
+            connection,
+            "log_deliveries",
+            **{
+                name: [getattr(entry, name[:-1]) for entry in entries]
+                for name in _ENTRY_ARRAYS
+            },
+        )
 
     async def _sweep(self, leased: Collection[int]) -> None:
-        """Read new lanes and the log, and look for deliveries that no claim found."""
-        new = self._lanes.new
-        lanes = sorted({*leased, *new})
-        self._sweep_at = self._now() + self._sweep_interval
-        # Do it even without lanes: an outage ends the leases, and this reports it.
-        ((now, seq, entry, transaction_id, cluster),) = await self._execute(
-            "read_clock"
-        )
-        went_back = seq < self._clock.seq
-        self._clock = _Clock(now, seq, entry, transaction_id, cluster)
-        self._clock_offset = now - datetime.now(UTC)
-        self._drawn.note(seq, transaction_id)
-        if not lanes:
-            return
-        for lane in new:
-            self._taken_over[lane] = _TakenOver(now, TakenOver(_MAX_SUSPECTS))
-        parts = await self._parts(lanes)
-        if new:
-            parts = await self._take_over(new, lanes, parts)
-        known = [lane for lane in lanes if lane not in new]
-        if known:
-            entered = self._entries_read[0]
-            self._note_waiting(
-                await self._read_log(known, after=entered, with_blocked=False)
-            )
-            self._plan_verification(known, parts)
-        # A transaction that adds an entry by hand can take a while to commit.
-        self._entries_read = [self._entries_read[1], entry]
-        begins = [p.starts_at for p in parts if p.head is not None]
-        self._lanes.oldest = min([now - SKEW, *begins])
-        checked = [p for p in parts if p.watermark >= 0]
-        if went_back or self._clock.seq < max((p.watermark for p in parts), default=-1):
-            for part in checked:
-                await self._check(part)
-        elif checked:
-            self._checked = (self._checked + 1) % len(checked)
-            await self._check(checked[self._checked])
+        """Take new lanes over, read the log, look for what no claim would find."""
+        async with self._turn:
+            connection = await self._connect()
+            self._sweep_at = self._clock() + self._sweep_interval
+            async with self._answered("a sweep"):
+                # Do it even without lanes: an outage ends the leases, and this reports
+                # it.
+                clock = await self._reader.read_clock(connection)
+                lanes = [
+                    lane
+                    for number in sorted({*leased, *self._lanes.new})
+                    if (lane := self._lanes.find(number)) is not None
+                ]
+                if not lanes:
+                    return
+                windows = {lane.number: lane.window for lane in lanes}
+                try:
+                    await self._refresh(connection, leased, lanes, clock)
+                except BaseException:
+                    # Of those that were taken over, the log may not be read.
+                    new = [n for n, window in windows.items() if window is None]
+                    self._lanes.doubt(new)
+                    raise
+            for lane in lanes:
+                if lane.is_new:
+                    lane.is_new = False
+                    history = TakenOver(_MAX_SUSPECTS)
+                    self._taken_over[lane.number] = _TakenOver(clock.now, history)
+            long_past = clock.now - _SKEW
+            moved = {lane.number for lane in lanes if lane.must_move(long_past)}
+            before = self._clock() - self._open_after
+            await self._store(connection, lanes, [], before, moved)
+        await self._log_behind()
 
-    async def _parts(self, lanes: Sequence[int]) -> list[_Part]:
-        rows = await self._execute(
-            "find_heads", lanes=list(lanes), cluster=self._clock.cluster
-        )
-        return [_Part(*row) for row in rows]
+    async def _refresh(
+        self,
+        connection: Connection,
+        leased: Collection[int],
+        lanes: Sequence[DeliveryLane],
+        clock: Clock,
+    ) -> None:
+        """Read positions and the log of lanes, and claim from them, in one snapshot.
 
-    async def _take_over(
-        self, new: Sequence[int], lanes: Sequence[int], parts: Sequence[_Part]
-    ) -> list[_Part]:
-        """Find the remaining deliveries of new lanes, from their watermarks on.
-
-        The statements run one after the other, so whatever the lanes' previous owner
-        writes in the meantime, one of them finds it.
+        A lane's previous owner may settle late.
         """
-        drawn = self._clock.seq
-        await self._verify(
-            [part for part in parts if part.lane in new],
-            dict.fromkeys(new, drawn),
-            finally_from=self._clock.transaction_id,
-        )
-        parts = await self._parts(lanes)
-        floors: dict[int, int] = {}
-        for lane in new:
-            own = [part for part in parts if part.lane == lane]
-            # No open transaction can commit a row at or below a watermark.
-            floor = min(drawn, max((part.watermark for part in own), default=-1))
-            heads = [part.head - 1 for part in own if part.head is not None]
-            floors[lane] = min([floor, *heads])
-        begins = [p.starts_at for p in parts if p.head is not None]
-        rows = await self._execute(
-            "list_covered",
-            lanes=list(floors),
-            floors=list(floors.values()),
-            oldest=min([self._clock.now - SKEW, *begins]),
-        )
-        passed: dict[int, set[int]] = {lane: set() for lane in floors}
-        for lane, seq in rows:
-            passed[lane].add(seq)
-        waiting = await self._read_log(new, after=-1, with_blocked=True)
-        for lane, floor in floors.items():
-            self._lanes.start(lane, floor, passed[lane])
-        self._note_waiting(waiting)
-        return parts
+        windows = {lane.number: lane.window for lane in lanes}
+        async with connection.transaction():
+            await connection.execute(
+                "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;"
+                " SET LOCAL enable_bitmapscan = on"
+            )
+            for up_to, xmin in await self._query(connection, "read_since"):
+                self._reader.since = Position(up_to, Snapshot(xmin, xmin))
+            await self._reader.refresh(connection, lanes, clock)
+            await connection.execute("SET LOCAL enable_bitmapscan = off")
+            known = [
+                lane
+                for lane in lanes
+                if lane.window is not None and lane.window is windows[lane.number]
+            ]
+            new = [lane for lane in lanes if lane not in known]
+            await self._read_log(connection, known, self._entries_read[0])
+            if new:
+                starts = {lane.number: lane.start for lane in new}
+                rows = await self._query(
+                    connection,
+                    "list_logged",
+                    lanes=list(starts),
+                    up_tos=list(starts.values()),
+                )
+                ahead: dict[int, set[Place]] = {number: set() for number in starts}
+                for number, *place in rows:
+                    ahead[number].add((place[0], place[1]))
+                for lane in new:
+                    lane.ahead = ahead[lane.number]
+                await self._read_log(connection, new, None)
+            # A transaction that adds an entry by hand can take a while to commit.
+            self._entries_read = [self._entries_read[1], clock.entry]
+            await self._claim(connection, leased, has_looked=True)
+        self._reader.forget(lanes)
 
     async def _read_log(
-        self, lanes: Sequence[int], *, after: int, with_blocked: bool
-    ) -> Sequence[Any]:
-        return await self._execute(
-            "list_waiting", lanes=list(lanes), after=after, with_blocked=with_blocked
-        )
+        self, connection: Connection, lanes: Sequence[DeliveryLane], after: int | None
+    ) -> None:
+        """Note what waits in lanes.
 
-    def _note_waiting(self, rows: Sequence[Sequence[Any]]) -> None:
-        now = self._now()
-        for lane, key, seq, created_at, attempts, due_in in rows:
+        Args:
+            after: read only later entries of deliveries that have a time; None: all.
+        """
+        if not lanes:
+            return
+        rows = await self._query(
+            connection,
+            "list_waiting",
+            lanes=[lane.number for lane in lanes],
+            after=-1 if after is None else after,
+            with_blocked=after is None,
+        )
+        now = self._clock()
+        for number, key, seq, created_at, attempts, due_in in rows:
             if seq is None:
-                self._lanes.found_behind(lane, key)
+                self._lanes.found_behind(number, key)
             else:
-                place = WaitingDelivery(lane, seq, created_at, attempts, is_logged=True)
+                place = WaitingDelivery(
+                    number, seq, created_at, attempts, is_logged=True
+                )
                 self._lanes.found_waiting(place, key, now + due_in)
 
-    async def _verify(
-        self,
-        parts: Sequence[_Part],
-        up_to: dict[int, int],
-        *,
-        finally_from: int | None = None,
-    ) -> None:
-        """Raise the watermarks past deliveries that have a mark or an entry.
-
-        Args:
-            parts: the parts to verify.
-            up_to: how far to verify each lane, at most to its floor.
-            finally_from: required if `up_to` exceeds the floors: a transaction id that
-                was assigned after all numbers up to `up_to` had been drawn.
-        """
-        for part in parts:
-            watermark, target = part.watermark, up_to.get(part.lane, -1)
-            head = part.head
-            while head is not None and head <= target:
-                end = min(target, head + _MAX_VERIFIED)
-                known = self._lanes.known()
-                most = _MAX_OPEN if finally_from is None else 1
-                stretch = await self._read_stretch(part, watermark, end, most)
-                if finally_from is not None and stretch.xmin < finally_from:
-                    break
-                if stretch.last is not None:
-                    await self._execute(
-                        "raise_watermark",
-                        lane=part.lane,
-                        starts_at=part.starts_at,
-                        above=watermark,
-                        up_to=stretch.last,
-                        deliveries=stretch.deliveries,
-                    )
-                    watermark = stretch.last
-                if stretch.open:
-                    if finally_from is None:
-                        await self._look_at_open(part.lane, stretch.open, known)
-                    break
-                head = end + 1
-
-    async def _look_at_open(
-        self,
-        lane: int,
-        rows: Sequence[tuple[int, datetime, str | None]],
-        known: Collection[int],
-    ) -> None:
-        """Log deliveries that have been held for a long time, and claim unknown ones.
-
-        Args:
-            lane: the lane of the rows.
-            rows: the deliveries with neither a mark nor an entry.
-            known: the seqs that were known before the rows were read.
-        """
-        long_ago = self._now() - self._verify_interval
-        known = {*known, *self._lanes.known()}
-        started = self._lanes.held_since(long_ago, [seq for seq, _, _ in rows])
-        entries = [
-            _Entry(lane, seq, at, 0, "open", 0.0, key)
-            for seq, at, key in rows
-            if seq in started or seq not in known
-        ]
-        self._lanes.logged(started)
-        # Those that were held are still held, or were settled in the meantime.
-        unknown = [entry for entry in entries if entry.seq not in started]
-        await self._log_and_wait(entries, unknown)
-
-    async def _log_and_wait(
-        self, entries: Sequence["_Entry"], found: Sequence["_Entry"]
-    ) -> None:
-        """Log entries, and schedule the claim of those in `found` that aren't held."""
-        await self._log(entries)
-        for lane, seq, at, attempts, _, _, key in found:
-            place = WaitingDelivery(lane, seq, at, attempts, is_logged=True)
-            self._lanes.found_waiting(place, key, self._now())
-
-    async def _check(self, part: _Part) -> None:
-        """Look for deliveries that were inserted below a watermark."""
-        ((rows, known),) = await self._execute(
-            "count_verified",
-            lane=part.lane,
-            starts_at=part.starts_at,
-            ends_at=part.ends_at,
-            up_to=part.watermark,
-            cluster=self._clock.cluster,
-        )
-        above = -1
-        while rows > known and above < part.watermark:
-            end = min(part.watermark, above + _MAX_VERIFIED)
-            stretch = await self._read_stretch(part, above, end, _MAX_OPEN)
-            entries = [
-                _Entry(part.lane, seq, at, 0, "found", 0.0, key)
-                for seq, at, key in stretch.open
-            ]
-            await self._log_and_wait(entries, entries)
-            # They have an entry from here on, so the next read continues after them.
-            if len(stretch.open) < _MAX_OPEN:
-                above = end
-
-    async def _read_stretch(
-        self, part: _Part, above: int, up_to: int, max_open: int
-    ) -> _Stretch:
-        ((rows, last, seqs, moments, keys, text),) = await self._execute(
-            "verify_stretch",
-            lane=part.lane,
-            starts_at=part.starts_at,
-            ends_at=part.ends_at,
-            above=above,
-            up_to=up_to,
-            max_open=max_open,
-        )
-        found = list(zip(seqs, moments, keys, strict=True))
-        return _Stretch(rows, last, found, Snapshot.read(text).xmin)
+    async def _connect(self) -> Connection:
+        """Return the connection; a new one finds the server as it may have crashed."""
+        connection = await self._link.connection()
+        if self._link.opened_at != self._opened_at:
+            self._opened_at = self._link.opened_at
+            self._lanes.doubt()
+        return connection
 
     async def _execute(self, name: str, **parameters: Any) -> Sequence[Any]:
         async with self._turn:
-            connection = await self._link.connection()
-            cursor = connection.cursor(binary=True)
-            try:
-                async with asyncio.timeout(self._answer_timeout):
-                    await cursor.execute(
-                        load("inbox", name), {"consumer": self._consumer, **parameters}
-                    )
-            except TimeoutError:
-                await self._link.close()
-                raise BrokerUnavailableError(
-                    f"the database gave no answer to {name} within "
-                    f"{self._answer_timeout:g} s"
-                ) from None
-            return await cursor.fetchall() if cursor.description else []
+            return await self._query(await self._connect(), name, **parameters)
+
+    async def _query(
+        self, connection: Connection, name: str, **parameters: Any
+    ) -> Sequence[Any]:
+        text, names = load_numbered("inbox", name)
+        values = {"consumer": self._consumer, **parameters}
+        cursor = psycopg.AsyncRawCursor(connection)
+        async with self._answered(name):
+            await cursor.execute(text, [values[name] for name in names], binary=True)
+        return await cursor.fetchall() if cursor.description else []
+
+    @asynccontextmanager
+    async def _answered(self, name: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._answer_timeout):
+                yield
+        except TimeoutError:
+            await self._link.close()
+            raise BrokerUnavailableError(
+                f"the database gave no answer to {name} within "
+                f"{self._answer_timeout:g} s"
+            ) from None
 
 
-class _Clock(NamedTuple):
-    """The result of `read_clock.sql`."""
+class _Row(NamedTuple):
+    """A row that a claim has read; without a delivery if it is only the last one."""
 
-    now: datetime
+    lane: int
     seq: int
-    entry: int
-    transaction_id: int
-    cluster: str
+    delivery: ClaimedDelivery | None
+    is_last: bool
+    place: int
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Self:
+        *columns, is_delivery, is_last, place, _ = row
+        delivery = read_delivery([*columns, None]) if is_delivery else None
+        return cls(row[0], row[1], delivery, is_last, place)
+
+
+def _read_lanes(
+    lanes: Iterable[DeliveryLane], rows: Sequence[_Row], *, is_full: bool
+) -> Iterator[tuple[DeliveryLane, Sequence[ClaimedDelivery], Read]]:
+    """Yield the lanes that a claim has reached, with their deliveries.
+
+    Args:
+        rows: the deliveries, and the last row that was read of each lane.
+        is_full: whether a limit may have ended the claim after the last of these rows.
+    """
+    by_lane: dict[int, list[_Row]] = {}
+    for row in rows:
+        by_lane.setdefault(row.lane, []).append(row)
+    before = 0
+    for lane in lanes:
+        own = by_lane.get(lane.number, [])
+        up_to, is_cut = -1, False
+        if own:
+            up_to = own[-1].seq
+            is_cut = not own[-1].is_last or own[-1].place - before >= MAX_READ
+            before = own[-1].place
+        if is_cut and own[0].seq < up_to:
+            # Others can have the last seq, too, after the sequence was set back.
+            own = [row for row in own if row.seq < up_to]
+            up_to -= 1
+        claimed = [row.delivery for row in own if row.delivery is not None]
+        yield lane, claimed, Read(up_to, is_cut)
+        if is_full and lane.number == rows[-1].lane:
+            return
+
+
+def _is_large(rows: Sequence[ClaimedDelivery]) -> bool:
+    return sum(len(row.message.payload) for row in rows) >= _MAX_BYTES
 
 
 class _Entry(NamedTuple):
@@ -632,6 +664,10 @@ _ENTRY_ARRAYS: Final = tuple(f"{name}s" for name in _Entry._fields)
 
 def _acked(row: ClaimedDelivery) -> _Entry:
     return _entry(row, "acked", row.attempts, None)
+
+
+def _open(row: ClaimedDelivery) -> _Entry:
+    return _entry(row, "open", row.attempts, 0.0)
 
 
 def _refused(row: ClaimedDelivery, delay: timedelta) -> _Entry:

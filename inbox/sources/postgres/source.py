@@ -1,4 +1,4 @@
-"""A source that reads `inbox.delivery`: PostgreSQL as the broker.
+"""A source that reads `inbox.message`: PostgreSQL as the broker.
 
 The replicas of a consumer share 16 lanes through leases, so a key belongs to one
 replica at a time. Claiming writes nothing; see `lanes` for what the process keeps in
@@ -15,9 +15,10 @@ from typing import Final, Self
 import psycopg
 
 from inbox.consuming.outcomes import Outcomes
-from inbox.source import Delivery, EntryDelivery
+from inbox.source import Abilities, Delivery, EntryDelivery
+from inbox.sources.postgres.direct import DirectSource
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
-from inbox.sources.postgres.queue import AWAY, Queue, Settled
+from inbox.sources.postgres.queue import AWAY, Outcome, Queue
 from outbox.brokers.postgres import PostgresOptions
 from outbox.errors import (
     BrokerUnavailableError,
@@ -29,7 +30,7 @@ from outbox.gather import end
 from outbox.lane import BUCKETS
 from outbox.postgres.advisory_lock import Lock, consumer_class
 from outbox.postgres.connection import Link, conninfo
-from outbox.postgres.doorbell import Doorbell
+from outbox.postgres.doorbell import Armed, Doorbell
 from outbox.postgres.lease import Lease
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
@@ -50,12 +51,15 @@ SESSION_SETTINGS: Final = {
     # been analyzed, the planner would rather read and sort all of a tenant's backlog.
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
+    "enable_sort": "off",
 }
-_FIRST_LOOK: Final = 0.005
-_LAST_LOOK: Final = 0.05
+_BUSY: Final = 0.02
+"""Seconds without a pause after which writers needn't ring."""
+_FIRST_PAUSE: Final = 0.005
+_LAST_PAUSE: Final = 0.05
 
 
-OUTCOMES: Final = ("inbox.ack", "inbox.redelivery")
+OUTCOMES: Final = ("inbox.position", "inbox.deferral")
 """The tables into which a consumer inserts what became of its deliveries."""
 
 
@@ -105,11 +109,14 @@ class PostgresSource:
             groups=[range(BUCKETS)],
             limit=options.lease,
             application_name=f"{self._application} lease",
-            relation="inbox.delivery",
+            relation="inbox.message",
             writes=OUTCOMES,
             on_take=self._lanes.take,
             on_lose=self._lanes.lose,
             on_fail=self._lease_failed,
+        )
+        self.abilities = Abilities(
+            leave_out=self._leave_out, foreign_holders=self._foreign_holders
         )
         self._lease_failure: Exception | None = None
         self._queue = Queue(
@@ -128,20 +135,25 @@ class PostgresSource:
         self._bell = Doorbell(
             url,
             lock=Lock.INBOX_DOORBELL,
-            channel="inbox_delivery",
+            channel="inbox_message",
             application_name=f"{self._application} bell",
         )
-        self._settled: Outcomes[Settled] = Outcomes(self._queue.write)
+        self._settled: Outcomes[Outcome] = Outcomes(self._queue.write)
         self._tasks: list[asyncio.Task[None]] = []
+        self._waited_at = 0.0
         self._left_out: frozenset[str] = frozenset()
 
     @classmethod
-    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
+    def from_url(
+        cls, url: str, *, consumer: str, topics: Sequence[str]
+    ) -> "Self | DirectSource":
         """Create a source from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
         """
+        if PostgresOptions.parse(url)[1].direct:
+            return DirectSource(url, consumer=consumer, topics=topics)
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
@@ -149,7 +161,7 @@ class PostgresSource:
 
         Raises:
             BrokerUnavailableError: the database is unreachable, or read-only.
-            ConfigError: it has no table `inbox.delivery`, the role lacks the privileges
+            ConfigError: it has no table `inbox.message`, the role lacks the privileges
                 to use it, or the URL leads through a pooler.
         """
         try:
@@ -197,16 +209,13 @@ class PostgresSource:
             await asyncio.wait({writing}, timeout=self._leave_timeout)
             if writing.done() and not writing.cancelled() and self._lease.holds(lanes):
                 with suppress(*AWAY, BrokerUnavailableError):
-                    await self._queue.raise_watermarks(lanes)
+                    await self._queue.leave(lanes)
 
-    @property
-    def foreign_holders(self) -> Sequence[str]:
-        """Descriptions of the sessions that hold lanes but aren't consumers."""
-        return tuple(map(str, self._lease.obstruction.foreign))
-
-    def leave_out(self, tenants: Collection[str]) -> None:
-        """Deliver no messages of these tenants until this is called again."""
+    def _leave_out(self, tenants: Collection[str]) -> None:
         self._left_out = frozenset(tenants)
+
+    def _foreign_holders(self) -> Sequence[str]:
+        return tuple(map(str, self._lease.obstruction.foreign))
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return deliveries of leased lanes; wait for the doorbell if none is ready.
@@ -235,7 +244,7 @@ class PostgresSource:
 
     def acked(self, row: ClaimedDelivery) -> None:
         """Schedule the ack of a delivery."""
-        self._settled.add(Settled(row, None))
+        self._settled.add(Outcome(row, None))
 
     def nacked(self, row: ClaimedDelivery, delay: timedelta | None) -> None:
         """Make a delivery claimable again, at once or, with its key, after a delay.
@@ -247,25 +256,25 @@ class PostgresSource:
             self._lanes.give_back(row)
             return
         self._lanes.block(row)
-        self._settled.add(Settled(row, delay))
+        self._settled.add(Outcome(row, delay))
 
     def _lease_failed(self, error: Exception | None) -> None:
         self._lease_failure = error
 
     def _away(self, error: Exception) -> BrokerUnavailableError:
-        said = f"{message_of(error)}; {remedy_of(error)}"
+        reason = f"{message_of(error)}; {remedy_of(error)}"
         if not isinstance(error, DatabaseUnavailableError):
-            said = f"broker {without_password(self._url)}: {said}"
-        return BrokerUnavailableError(said)
+            reason = f"broker {without_password(self._url)}: {reason}"
+        return BrokerUnavailableError(reason)
 
     async def _receive(self, limit: int) -> Sequence[Delivery]:
         # The caller may let tenants in again at any moment, but can't while this waits,
         # so return soon.
-        poll = min(self._poll, _LAST_LOOK) if self._left_out else self._poll
+        poll = min(self._poll, _LAST_PAUSE) if self._left_out else self._poll
         deadline = time.monotonic() + jittered(poll)
-        look = _FIRST_LOOK
-        given = await self._look(limit)
-        if given:
+        pause = _FIRST_PAUSE
+        given = await self._claim(limit)
+        if given and time.monotonic() - self._waited_at > _BUSY:
             # Writers needn't ring while there is work to do.
             try:
                 await self._bell.disarm()
@@ -273,19 +282,20 @@ class PostgresSource:
                 for delivery in given:
                     await delivery.nack()
                 raise
-            return given
         while not given and time.monotonic() < deadline:
-            if not await self._bell.arm():
+            armed = await self._bell.arm()
+            if not armed:
                 # A writer's transaction is open: its rows can appear at any moment.
-                await asyncio.sleep(look)
-                look = min(look * 2, _LAST_LOOK)
-            elif not (given := await self._look(limit)):
-                until = min(deadline, self._queue.look_at)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LAST_PAUSE)
+            elif armed is Armed.STILL or not (given := await self._claim(limit)):
+                until = min(deadline, self._queue.next_claim_at)
                 await self._bell.wait(max(0.0, until - time.monotonic()))
-            given = given or await self._look(limit)
+                self._waited_at = time.monotonic()
+            given = given or await self._claim(limit)
         return given
 
-    async def _look(self, limit: int) -> Sequence[Delivery]:
+    async def _claim(self, limit: int) -> Sequence[Delivery]:
         without = self._left_out
         if not self._lanes.ready:
             await self._queue.claim(self._lease.lanes)

@@ -1,4 +1,4 @@
-"""When and where to look for tenants that are hidden behind the backlogs of others.
+"""When and where to search for tenants that are hidden behind the backlogs of others.
 
 Claims read in order of seq. So if more is waiting than one claim returns, claims alone
 would find a tenant's late messages only after all earlier ones are done. Therefore a
@@ -14,17 +14,17 @@ from typing import Final
 _MAX_STEPS: Final = 64
 _MIN_ROWS_EACH: Final = 4
 _INTERVAL: Final = 0.25
-# Limits memory: looks add nothing to this many claims' worth of deliveries.
+# Limits memory: searches add nothing to this many claims' worth of deliveries.
 _MAX_CLAIMS: Final = 4
 
 
 class Tenants:
-    """Schedules the looks of one replica. Pure bookkeeping, for one event loop.
+    """Schedules the searches of one replica. Pure bookkeeping, for one event loop.
 
     Attributes:
-        after: the tenant after which the next look begins.
-        rows_each: the maximum number of rows that a look claims for each tenant.
-        max_steps: the maximum number of tenants that a look skips or finds.
+        after: the tenant after which the next search begins.
+        rows_each: the maximum number of rows that a search claims for each tenant.
+        max_steps: the maximum number of tenants that a search skips or finds.
     """
 
     def __init__(
@@ -39,21 +39,21 @@ class Tenants:
         self._more: set[str] = set()
         self._handed_out = 0
         self._found = False
-        self._look_at = 0.0
+        self._search_at = 0.0
 
     def claimed(self, tenants: Sequence[str | None], *, full: bool) -> None:
         """Record a claim; a full one may have left behind deliveries of its tenants."""
         self._deep = full
         self._more = {tenant for tenant in tenants if full and tenant is not None}
         if self._more or self._found:
-            self._look_at = 0.0
+            self._search_at = 0.0
 
     def handed_out(self, count: int) -> None:
         """Record that `count` deliveries were handed out."""
         self._handed_out += count
 
     def is_due(self, ready: int, tenants: Sequence[str], *, stuck: bool) -> bool:
-        """Return whether to look now.
+        """Return whether to search now.
 
         Args:
             ready: how many deliveries are in memory.
@@ -66,12 +66,12 @@ class Tenants:
             return True
         if not self._deep:
             return False
-        # Only a few looks per claim: the cost must not grow with the number of tenants.
+        # Only a few searches per claim: cost must not grow with the number of tenants.
         some = self._handed_out >= self._prefetch // 4
         short = some and not self._more.issubset(tenants)
-        return short or self._clock() >= self._look_at
+        return short or self._clock() >= self._search_at
 
-    def looked(
+    def searched(
         self,
         steps: Sequence[str],
         tenants: Sequence[str],
@@ -79,7 +79,7 @@ class Tenants:
         ready: Sequence[str],
         cut: bool,
     ) -> None:
-        """Record a look.
+        """Record a search.
 
         Args:
             steps: the tenants that it skipped and found.
@@ -94,7 +94,7 @@ class Tenants:
         self._more |= {tenant for tenant in rows if rows[tenant] >= self.rows_each}
         goes_on = bool(steps) and (cut or len(set(steps)) >= self.max_steps)
         self.after = steps[-1] if goes_on else ""
-        self._look_at = self._clock() + (0.0 if goes_on else _INTERVAL)
+        self._search_at = self._clock() + (0.0 if goes_on else _INTERVAL)
         if rows:
             share = self._prefetch // (2 * len(rows))
             self.rows_each = max(_MIN_ROWS_EACH, share)

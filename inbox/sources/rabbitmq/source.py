@@ -19,7 +19,7 @@ from pika import BasicProperties, spec
 
 from inbox.consuming.backlog import Backlog
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Delivery
+from inbox.source import Abilities, Delivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
 from outbox.bounded_dict import BoundedDict
 from outbox.brokers.rabbitmq.amqp import AmqpConnection
@@ -96,9 +96,6 @@ class RabbitMQSource:
         poll_interval: how long `receive` waits.
         options: override those of the URL: `exchange`, `queue`, `queue_type`,
             `single_active_consumer` and `prefetch`.
-
-    Attributes:
-        reclaimed: the number of messages received that had been delivered before.
     """
 
     def __init__(
@@ -130,16 +127,8 @@ class RabbitMQSource:
         # Kept across channels: unacked messages are redelivered on the next channel.
         self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
         self._done: BoundedDict[UUID, bool] = BoundedDict()
-        self.reclaimed = 0
-
-    @classmethod
-    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create a source from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used, or a topic can't be bound.
-        """
-        return cls(url, consumer=consumer, topics=topics)
+        self._reclaimed = 0
+        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
 
     async def __aenter__(self) -> Self:
         """Connect; create the exchange, the queue and its bindings if missing.
@@ -212,7 +201,7 @@ class RabbitMQSource:
         if delay is None:
             self._backlog.add(delivery)
         else:
-            self._backlog.put_aside(delivery, delay.total_seconds())
+            self._backlog.defer(delivery, delay.total_seconds())
         self._arrived.set()
 
     async def _connect(self) -> Queue:
@@ -259,11 +248,11 @@ class RabbitMQSource:
             redelivered=bool(method.redelivered),
             published_at=published_at(properties),
         )
-        self.reclaimed += bool(method.redelivered)
+        self._reclaimed += bool(method.redelivered)
         delivery.attempts, due = self._failures.get(message.id) or (0, 0.0)
         wait = due - time.monotonic()
         if due and wait > 0:
-            self._backlog.put_aside(delivery, wait)
+            self._backlog.defer(delivery, wait)
         else:
             self._backlog.add(delivery)
         self._arrived.set()

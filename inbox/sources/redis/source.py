@@ -19,7 +19,7 @@ from typing import Final, Self
 from redis.exceptions import ResponseError
 
 from inbox.consuming.outcomes import Outcomes
-from inbox.source import Delivery, EntryDelivery
+from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.redis.streams import Entry, EntryId, Streams
 from outbox.brokers.redis.connection import (
     BROKEN,
@@ -50,9 +50,6 @@ class RedisSource:
             value.
         leave_timeout: how long leaving waits for the acks to be written, and then for
             the other entries to be returned.
-
-    Attributes:
-        reclaimed: the number of entries that were taken over.
     """
 
     def __init__(
@@ -72,7 +69,8 @@ class RedisSource:
         self._leave_timeout = leave_timeout.total_seconds()
         self._client = redis_client(address)
         self._streams = Streams(self._client, group=consumer, topics=topics)
-        self.reclaimed = 0
+        self._reclaimed = 0
+        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
         self._ready: deque[Entry] = deque()
         self._waiting: list[tuple[float, int, Entry]] = []
         self._ticket = count()
@@ -80,15 +78,6 @@ class RedisSource:
         self._reclaim_at = 0.0
         self._outcomes: Outcomes[EntryId] = Outcomes(self._acknowledge)
         self._tasks: list[asyncio.Task[None]] = []
-
-    @classmethod
-    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create a source from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used.
-        """
-        return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         """Join the groups of the streams.
@@ -184,7 +173,7 @@ class RedisSource:
             interval = min(_RECLAIM_INTERVAL, self._reclaim_after / _BEATS)
             self._reclaim_at = time.monotonic() + interval
         taken_over = [entry for entry in entries if entry.at not in self._held]
-        self.reclaimed += len(taken_over)
+        self._reclaimed += len(taken_over)
         self._keep(taken_over)
 
     def _keep(self, entries: Iterable[Entry]) -> None:

@@ -82,9 +82,9 @@ class SqsQueue:
             code = code_of(error)
             if code not in MISSING | DENIED:
                 raise
-            said = "forbids" if code in DENIED else "has no"
+            verb = "forbids" if code in DENIED else "has no"
             raise ConfigError(
-                f"broker {settings.url} {said} queue {name}: create it, or grant "
+                f"broker {settings.url} {verb} queue {name}: create it, or grant "
                 "sqs:GetQueueUrl, ReceiveMessage, DeleteMessage and "
                 "ChangeMessageVisibility"
             ) from None

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Delivery, EntryDelivery
+from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
 from inbox.sources.sqs.queue import Received, delete, hide, queue_names, queues_of
@@ -83,6 +83,7 @@ class SqsSource:
         self._discover_at = 0.0
         self._holding = Holding()
         self._polls = Polls(self._holding, wait=self._wait, visibility=self._visibility)
+        self.abilities = Abilities(reclaimed=lambda: self._polls.reclaimed)
         self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
         # Kept across receipt handles: SQS counts receives, whatever their outcome.
         self._failures: BoundedDict[UUID, int] = BoundedDict()
@@ -169,11 +170,6 @@ class SqsSource:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(until, due) - time.monotonic()):
                     await self._polls.news.wait()
-
-    @property
-    def reclaimed(self) -> int:
-        """The number of messages received that SQS had delivered before."""
-        return self._polls.reclaimed
 
     def acked(self, item: Received) -> None:
         """Schedule the deletion of an item, within milliseconds."""

@@ -1,59 +1,70 @@
-"""Messages that wait, and what vacuum or a detach waits for, as the status shows."""
+"""Messages that wait: too long, or with nothing that handles them."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from outbox.administration.check import Finding, Installation, Severity
-from outbox.administration.checks.sessions import sees_all_sessions
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.retention import read_policies
-from outbox.observability.overview import Part, Scope, read_overview
+from outbox.administration.check import Finding, Severity, error, hint, warning
+from outbox.duration import write_duration
+from outbox.observability.overview import Overview
 
-_PARTS: Final[tuple[Part, ...]] = ("processes", "backlogs", "blocked")
-_SCOPE: Final = Scope(parts=_PARTS, patience=timedelta(minutes=1))
-_WAITS: Final = frozenset({"relays", "backlogs"})
+_WAITING: Final = timedelta(minutes=1)
+_LATE: Final = timedelta(minutes=15)
 
 
-def check_backlog(
-    connection: AdministrationConnection, _here: Installation
-) -> Iterator[Finding]:
-    """Find messages that have waited for too long, as `pillarbox status` does."""
-    overview = read_overview(connection, _SCOPE)
-    is_late = False
-    if overview.outbox is not None and overview.outbox.waited is not None:
-        is_late = any(
-            overview.outbox.waited > policy.retention / 2
-            for policy in read_policies(connection)
-            if policy.parent_table == "outbox.message"
-        )
-    for found in overview.findings:
-        if found.severity is Severity.HINT:
-            continue  # nothing waits yet
-        finding = replace(found, check="backlog")
-        if is_late and found.check in _WAITS:
-            finding = replace(
-                finding,
-                severity=Severity.ERROR,
-                finding=f"{found.finding}, more than half its retention: its partition"
-                " will be held",
+def check_backlog(overview: Overview) -> Iterator[Finding]:
+    """Find messages that have waited for too long, and what is not running for them."""
+    yield from _check_outbox(overview)
+    for consumer in overview.consumers:
+        waited = None if consumer.lag is None else consumer.lag.waited
+        if waited is None or waited < _WAITING:
+            continue
+        oldest = f"its oldest delivery has waited for {write_duration(waited)}"
+        if consumer.replicas == 0:
+            yield warning(
+                f"the consumer {consumer.name} is not running, and {oldest}",
+                "pillarbox consume  # start it; or pillarbox unsubscribe",
             )
-        yield finding
+        elif waited > _LATE:
+            yield warning(
+                f"the consumer {consumer.name} is late: {oldest}",
+                "read its log: is a handler slow? Or start another replica",
+            )
 
 
-def check_pins(
-    connection: AdministrationConnection, _here: Installation
-) -> Iterator[Finding]:
-    """Find what keeps vacuum from removing dead rows, or a detach from finishing."""
-    scope = Scope(parts=["pins"], patience=timedelta(minutes=1))
-    yield from read_overview(connection, scope).findings
-    sees_all, role = sees_all_sessions(connection)
-    if not sees_all:
+def _check_outbox(overview: Overview) -> Iterator[Finding]:
+    processes = overview.processes
+    is_relayed = processes is None or bool(processes.relays)
+    waited = None if overview.outbox is None else overview.outbox.waited
+    if waited is None or waited < _WAITING:
+        if not is_relayed:
+            yield hint(
+                "no relay is running: messages that are added will wait",
+                "pillarbox relay  # unless nothing is published from here",
+            )
+        return
+    retention = [it.retention for it in overview.tables if it.table == "outbox.message"]
+    is_held = any(waited > it / 2 for it in retention)
+    is_late = waited > _LATE
+    oldest = f"the oldest due message has waited for {write_duration(waited)}"
+    if is_held:
+        oldest += ", more than half its retention: its partition will be held"
+    if not is_relayed:
+        yield error(
+            f"no relay is running, and {oldest}",
+            "pillarbox relay  # start it",
+        )
+    elif processes is not None and processes.free and not overview.is_standby:
         yield Finding(
-            check="pins",
-            severity=Severity.UNKNOWN,
-            finding="this role can't see how long transactions of others have been"
-            " open",
-            remedy=f"GRANT pg_monitor TO {role};",
+            Severity.ERROR if is_late else Severity.WARNING,
+            f"{len(processes.free)} of {processes.lanes} lanes are held by no relay,"
+            f" and {oldest}",
+            "pillarbox doctor  # names the sessions that keep relays from lanes",
+        )
+    elif is_late:
+        yield Finding(
+            Severity.ERROR if is_held else Severity.WARNING,
+            oldest,
+            "read the relays' logs: what is slow, the broker or the database? Or start"
+            " another relay",
         )

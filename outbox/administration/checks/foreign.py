@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from outbox.administration.check import Finding, Installation, Severity
+from outbox.administration.check import Finding, Installation, error
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import Names
 from outbox.postgres.sql_files import load
@@ -17,9 +17,7 @@ def check_foreign(
 ) -> Iterator[Finding]:
     """Find objects, triggers and rights because of which a migration refuses."""
     for finding, remedy, _ in _list(connection, here.names):
-        yield Finding(
-            check="foreign", severity=Severity.ERROR, finding=finding, remedy=remedy
-        )
+        yield error(finding, remedy)
 
 
 def may_be_read(connection: AdministrationConnection, names: Names) -> bool:

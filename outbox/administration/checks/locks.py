@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator
 
-from outbox.administration.check import Finding, Installation, Severity
+from outbox.administration.check import Finding, Installation, error, hint
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import ROLES
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder, consumer_class
+from outbox.postgres.advisory_lock import (
+    LOCK_CLASS,
+    Lock,
+    LockHolder,
+    consumer_class,
+    reader_class,
+)
 from outbox.postgres.sql_files import load
 
 
@@ -19,32 +25,38 @@ def check_locks(
         load("outbox", "list_foreign_locks"),
         {
             "class": LOCK_CLASS,
-            "classes": [LOCK_CLASS, *(consumer_class(name) for (name,) in consumers)],
+            "classes": [
+                LOCK_CLASS,
+                *(reader_class(name) for name in read_readers(connection)),
+                *(consumer_class(name) for (name,) in consumers),
+            ],
             "bells": [int(Lock.OUTBOX_DOORBELL), int(Lock.INBOX_DOORBELL)],
             # The application takes doorbells only in shared mode, as any writer does.
             "roles": [role for role in roles if role != here.role("application")],
         },
     )
     for pid, role, application, client, locks in sessions:
-        yield Finding(
-            check="locks",
-            severity=Severity.ERROR,
-            finding=f"{LockHolder(pid, role, application, client)} is not one of our"
+        yield error(
+            f"{LockHolder(pid, role, application, client)} is not one of our"
             f" processes, but holds {locks} of our advisory locks: relays, consumers or"
             " the upkeep are waiting for it, or every insert sends a NOTIFY",
-            remedy=f"SELECT pg_terminate_backend({pid});  -- and keep {role} out",
+            f"SELECT pg_terminate_backend({pid});  -- and keep {role} out",
         )
-    for database, is_open in connection.execute(load("outbox", "judge_connect")):
+    for database, is_open in connection.execute(load("outbox", "check_public_connect")):
         if is_open:
             granted = ", ".join(f'"{role}"' for role in roles)
-            yield Finding(
-                check="locks",
-                severity=Severity.HINT,
-                finding="every role may connect to this database, and so may take the"
+            yield hint(
+                "every role may connect to this database, and so may take the"
                 " advisory locks that relays and the upkeep need",
-                remedy=f"REVOKE CONNECT ON DATABASE {database} FROM PUBLIC;"
+                f"REVOKE CONNECT ON DATABASE {database} FROM PUBLIC;"
                 f" GRANT CONNECT ON DATABASE {database} TO {granted};",
             )
+
+
+def read_readers(connection: AdministrationConnection) -> list[str]:
+    """Return the readers of the outbox, by name."""
+    rows = connection.execute(load("outbox", "list_reader_names"))
+    return [name for (name,) in rows]
 
 
 def read_consumers(connection: AdministrationConnection) -> list[str]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from importlib.resources import files
 
-from outbox.administration.check import Finding, Installation, Severity
+from outbox.administration.check import Finding, Installation, Severity, error, warning
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
@@ -15,18 +15,14 @@ def check_schema(
     """Find a schema that is older or newer than this program."""
     known, found = newest_version(), read_version(connection)
     if found is None or found < known:
-        yield Finding(
-            check="schema",
-            severity=Severity.ERROR,
-            finding=f"the schema has version {found}, but this program needs {known}",
-            remedy=here.migrate,
+        yield error(
+            f"the schema has version {found}, but this program needs {known}",
+            here.migrate,
         )
     elif found > known:
-        yield Finding(
-            check="schema",
-            severity=Severity.WARNING,
-            finding=f"the schema has version {found}, but this program knows {known}",
-            remedy="pip install --upgrade pillarbox",
+        yield warning(
+            f"the schema has version {found}, but this program is for {known}",
+            "pip install --upgrade pillarbox",
         )
 
     if found is not None:
@@ -40,7 +36,6 @@ def _check_promises(
         load("outbox", "list_schema_differences")
     ):
         yield Finding(
-            check="schema",
             severity=Severity.WARNING if restored_by is None else Severity.ERROR,
             finding=f"{thing} {difference}",
             remedy=f"{restored_by};  -- as a superuser"

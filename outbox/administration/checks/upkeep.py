@@ -12,7 +12,6 @@ from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
 MAX_SILENCE: Final = timedelta(hours=3)
-_EVERYWHERE: Final = "by any scheduler: cron, a systemd timer, a CronJob"
 
 
 class CronHome(NamedTuple):
@@ -67,6 +66,11 @@ class Upkeep:
     late_at: datetime | None
     is_late: bool
     is_new: bool
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it has failed since its last success, or distrusts the clock."""
+        return self.failure is not None or self.clock_problem is not None
 
     @property
     def is_fresh(self) -> bool:
@@ -164,20 +168,6 @@ def check_upkeep(
         check="upkeep",
         severity=severity,
         finding=f"{finding}: it creates future partitions and drops expired ones",
-        remedy="pillarbox maintain  # now, and every hour"
-        f" {_by_what(connection, here)}",
+        remedy="pillarbox maintain  # now, and every hour, by any scheduler"
+        + (f", or by pg_cron: {here.migrate}" if find_cron(connection).is_here else ""),
     )
-
-
-def _by_what(connection: AdministrationConnection, here: Installation) -> str:
-    cron = find_cron(connection)
-    if cron.is_here:
-        return f"by pg_cron, which runs here: {here.migrate}; or {_EVERYWHERE}"
-    if cron.home not in {None, cron.here}:
-        return (
-            f"{_EVERYWHERE}; or by pg_cron, which runs in the database {cron.home}:"
-            f" SELECT cron.schedule_in_database('pillarbox maintain {cron.here}',"
-            " '7 * * * *', 'CALL"
-            f" outbox.maintain()', '{cron.here}', '{here.role('maintainer')}')"
-        )
-    return _EVERYWHERE

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Described, Duration, Number, option
+from outbox.brokers.options import BrokerOptions, Described, Form, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,19 +79,19 @@ class KafkaOptions(BrokerOptions):
     )
 
     max_payload_bytes: int | None = option(
-        Number(),
+        Form.number(),
         side="relay",
         shown="`message.max.bytes`",
         help="a larger payload becomes a dead letter",
     )
     timeout: timedelta = option(
-        Duration(),
+        Form.duration(),
         timedelta(seconds=10),
         side="relay",
         help="how long reports of a batch may take before Kafka counts as unavailable",
     )
     handover: timedelta = option(
-        Duration(),
+        Form.duration(),
         timedelta(seconds=10),
         side="consumer",
         help="how long the next owner of a Kafka partition waits for the messages that "

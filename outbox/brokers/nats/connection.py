@@ -159,7 +159,7 @@ class NatsConnection:
         try:
             async with asyncio.timeout(_ANSWER):
                 # The client's own flush overtakes data that waits to be written, and
-                # there is no event that tells when it is written.
+                # there is no event that shows when it is written.
                 while self.client.pending_data_size and not self.lost:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 with cancellable():

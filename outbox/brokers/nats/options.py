@@ -7,14 +7,7 @@ from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from outbox.brokers.options import (
-    BrokerOptions,
-    Duration,
-    NameList,
-    Number,
-    Text,
-    option,
-)
+from outbox.brokers.options import BrokerOptions, Form, option
 from outbox.errors import ConfigError
 
 _FORBIDDEN: Final = frozenset(" \t\r\n.*>/\\")
@@ -35,13 +28,13 @@ class NatsOptions(BrokerOptions):
     destination: ClassVar[tuple[str, ...] | None] = ("stream", "domain")
 
     stream: str | None = option(
-        Text(NAME_FORM, is_name),
+        Form.text(NAME_FORM, is_name),
         side="both",
         shown="whichever captures the topic",
         help="the only stream that may be used",
     )
     create: tuple[str, ...] = option(
-        NameList("subjects, separated by commas"),
+        Form.names("subjects, separated by commas"),
         (),
         side="both",
         shown="",
@@ -49,68 +42,68 @@ class NatsOptions(BrokerOptions):
         "missing",
     )
     max_payload_bytes: int | None = option(
-        Number(),
+        Form.number(),
         side="relay",
         shown="the server's limit",
         help="a larger payload becomes a dead letter",
     )
     timeout: timedelta = option(
-        Duration(),
+        Form.duration(),
         timedelta(seconds=10),
         side="relay",
         help="how long to wait for any of the outstanding answers before NATS counts "
         "as unavailable",
     )
     ack_wait: timedelta | None = option(
-        Duration(),
+        Form.duration(),
         side="consumer",
         shown="`30s`",
         help="time after which the messages of a dead replica are delivered again",
     )
     max_deliver: int | None = option(
-        Number(),
+        Form.number(),
         side="consumer",
         shown="unlimited",
         help="most deliveries of one message; see below",
     )
     max_ack_pending: int | None = option(
-        Number(),
+        Form.number(),
         side="consumer",
         shown="10,000",
         help="most messages that all replicas together may hold",
     )
     replicas: int | None = option(
-        Number(),
+        Form.number(),
         side="consumer",
         shown="several",
         help="`1`: no other replica runs, so new messages wait for those that a crash "
         "left unsettled; with several, nothing waits",
     )
     tls_ca: str | None = option(
-        Text("the name of a file"),
+        Form.text("the name of a file"),
         side="both",
         shown="the system's",
         help="file of the authorities' certificates, for `tls://`",
     )
     tls_cert: str | None = option(
-        Text("the name of a file"), side="both", help="file of our certificate"
+        Form.text("the name of a file"), side="both", help="file of our certificate"
     )
     tls_key: str | None = option(
-        Text("the name of a file"), side="both", help="file of its key"
+        Form.text("the name of a file"), side="both", help="file of its key"
     )
     creds: str | None = option(
-        Text("the name of a file"),
+        Form.text("the name of a file"),
         side="both",
         help="a credentials file; needs `pip install nkeys`",
     )
     inbox_prefix: str = option(
-        Text("a subject"),
+        Form.text("a subject"),
         "_INBOX",
         side="both",
         help="prefix of the subjects of answers",
     )
     domain: str | None = option(
-        Text(NAME_FORM, is_name), side="both", help="the JetStream domain"
+        Form.text(NAME_FORM, is_name), side="both", help="the JetStream domain"
     )
 
     @override

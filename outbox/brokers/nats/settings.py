@@ -77,10 +77,10 @@ class NatsSettings:
         text = str(error).removeprefix("nats: ") or type(error).__name__
         refused = "uthorization" in text or "uthentication" in text
         lost = isinstance(error, OSError)
-        said = f"can't be {'reached' if lost else 'used'}"
+        problem = f"can't be {'reached' if lost else 'used'}"
         if refused:
-            said = "rejected the connection"
-        return BrokerUnavailableError(f"broker {self.name} {said}: {text}")
+            problem = "rejected the connection"
+        return BrokerUnavailableError(f"broker {self.name} {problem}: {text}")
 
 
 def _tls(name: str, scheme: str, options: NatsOptions) -> ssl.SSLContext | None:

@@ -87,7 +87,7 @@ class AmqpConnection:
 
     def __init__(self, connection: "_Connection") -> None:
         self.blocked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._given_up = False
+        self._aborted = False
         self._connection = connection
         self._lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         connection.add_on_close_callback(lambda _, why: _settle(self._lost, why))
@@ -132,13 +132,13 @@ class AmqpConnection:
     @property
     def is_open(self) -> bool:
         """Whether the connection can be used."""
-        return not self._given_up and bool(self._connection.is_open)
+        return not self._aborted and bool(self._connection.is_open)
 
     @property
     def server_version(self) -> tuple[int, ...]:
         """RabbitMQ's version; empty if RabbitMQ doesn't report it."""
-        said = str((self._connection.server_properties or {}).get("version", ""))
-        return tuple(int(part) for part in said.split(".")[:2] if part.isdecimal())
+        version = str((self._connection.server_properties or {}).get("version", ""))
+        return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
 
     async def channel(self) -> Channel:
         """Open a channel.
@@ -205,8 +205,8 @@ class AmqpConnection:
 
     def abort(self) -> None:
         """Disconnect without asking the server."""
-        if not self._given_up and not self._lost.done():
-            self._given_up = True
+        if not self._aborted and not self._lost.done():
+            self._aborted = True
             self._connection.abort()
 
     def _on_blocked(self, _: object, frame: Any) -> None:

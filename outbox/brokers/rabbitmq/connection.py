@@ -64,12 +64,12 @@ def rabbitmq_unavailable(url: str, error: BaseException) -> BrokerUnavailableErr
     error = _cause(error)
     text = str(error) or type(error).__name__
     if isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError):
-        said = f"rejected the connection: {text}"
+        problem = f"rejected the connection: {text}"
     elif isinstance(error, ChannelClosed | ConnectionClosed):
-        said = f"ended the connection: {error.reply_text}"
+        problem = f"ended the connection: {error.reply_text}"
     else:
-        said = f"can't be reached: {text}"
-    return BrokerUnavailableError(f"broker {without_password(url)} {said}")
+        problem = f"can't be reached: {text}"
+    return BrokerUnavailableError(f"broker {without_password(url)} {problem}")
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -8,25 +8,16 @@ from urllib.parse import quote, unquote
 
 from typing_extensions import override
 
-from outbox.brokers.options import (
-    BrokerOptions,
-    Choice,
-    Described,
-    Duration,
-    Flag,
-    Number,
-    Text,
-    option,
-)
+from outbox.brokers.options import BrokerOptions, Described, Form, option
 
 MAX_NAME_BYTES: Final = 255
 """AMQP's limit for a short string: a name, a routing key or a content type."""
 
-_NAME: Final = Text(
+_NAME: Final = Form.text(
     f"a name of at most {MAX_NAME_BYTES} bytes",
     lambda text: len(text.encode(errors="replace")) <= MAX_NAME_BYTES,
 )
-_FILE: Final = Text("the name of a file")
+_FILE: Final = Form.text("the name of a file")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +53,13 @@ class RabbitMQOptions(BrokerOptions):
         help="a durable topic exchange; created if it is missing, used as it is if not",
     )
     unroutable: str = option(
-        Choice(("keep", "drop")),
+        Form.choice("keep", "drop"),
         "keep",
         side="relay",
         help="`drop`: a message that reaches no queue is acked, and lost",
     )
     max_payload_bytes: int = option(
-        Number(),
+        Form.number(),
         # The default max_message_size of RabbitMQ 3; RabbitMQ 4's is 16 MiB.
         128 * 1024 * 1024,
         side="relay",
@@ -76,7 +67,7 @@ class RabbitMQOptions(BrokerOptions):
         "`max_message_size`",
     )
     timeout: timedelta = option(
-        Duration(),
+        Form.duration(),
         timedelta(seconds=20),
         side="relay",
         help="how long the confirms of a batch may take before RabbitMQ counts as "
@@ -89,19 +80,19 @@ class RabbitMQOptions(BrokerOptions):
         help="created if it is missing, used as it is if not",
     )
     queue_type: str = option(
-        Choice(("quorum", "classic")),
+        Form.choice("quorum", "classic"),
         "quorum",
         side="consumer",
         help="the type of a queue that is created",
     )
     single_active_consumer: bool = option(
-        Flag(),
+        Form.flag(),
         False,
         side="consumer",
         help="`true`: one replica works, the others wait",
     )
     prefetch: int | None = option(
-        Number(most=65_535),
+        Form.number(most=65_535),
         side="consumer",
         shown="4 × the first `limit`, at least 100",
         help="most messages held in this process",

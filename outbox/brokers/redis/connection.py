@@ -109,9 +109,9 @@ async def close_client(client: Redis) -> None:
 def redis_unavailable(url: str, error: BaseException) -> BrokerUnavailableError:
     """Return an error that says why Redis is unavailable."""
     if isinstance(error, AuthenticationError):
-        said = f"rejected the connection: {error}"
+        problem = f"rejected the connection: {error}"
     elif isinstance(error, ResponseError):
-        said = f"can't process commands now: {error}"
+        problem = f"can't process commands now: {error}"
     else:
-        said = f"can't be reached: {str(error) or type(error).__name__}"
-    return BrokerUnavailableError(f"broker {without_password(url)} {said}")
+        problem = f"can't be reached: {str(error) or type(error).__name__}"
+    return BrokerUnavailableError(f"broker {without_password(url)} {problem}")

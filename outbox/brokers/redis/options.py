@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Described, Duration, Number, option
+from outbox.brokers.options import BrokerOptions, Described, Form, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +47,20 @@ class RedisOptions(BrokerOptions):
     )
 
     maxlen: int | None = option(
-        Number(),
+        Form.number(),
         side="relay",
         shown="keep all",
         help="about how many entries a stream keeps (`MAXLEN ~`)",
     )
     max_payload_bytes: int = option(
-        Number(),
+        Form.number(),
         # Redis's own limit on the size of a string, proto-max-bulk-len.
         512 * 1024 * 1024,
         side="relay",
         help="a larger payload becomes a dead letter",
     )
     reclaim_after: timedelta = option(
-        Duration(),
+        Form.duration(),
         timedelta(seconds=60),
         side="consumer",
         help="how long an entry stays with a dead replica before another one takes it",

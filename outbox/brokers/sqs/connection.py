@@ -166,13 +166,13 @@ class SqsSettings:
         """Return an error that says why AWS is unavailable."""
         if isinstance(error, ClientError):
             refused = _CREDENTIALS.search(code_of(error))
-            said = "rejected the request" if refused else "is unavailable"
+            problem = "rejected the request" if refused else "is unavailable"
         elif isinstance(error, BROKEN):
-            said = "can't be reached"
+            problem = "can't be reached"
         else:
-            said = "sent an answer that can't be read"
+            problem = "sent an answer that can't be read"
         text = " ".join(str(error).split()) or type(error).__name__
-        return BrokerUnavailableError(f"broker {self.url} {said}: {text}")
+        return BrokerUnavailableError(f"broker {self.url} {problem}: {text}")
 
     def unusable(self, error: BaseException) -> ConfigError | None:
         """Return a ConfigError for wrong credentials or a wrong region; otherwise None.

@@ -8,15 +8,7 @@ from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from outbox.brokers.options import (
-    BrokerOptions,
-    Duration,
-    Flag,
-    Number,
-    Text,
-    identity_of,
-    option,
-)
+from outbox.brokers.options import BrokerOptions, Form, identity_of, option
 from outbox.errors import ConfigError
 from outbox.url import split
 
@@ -44,58 +36,58 @@ class SqsOptions(BrokerOptions):
     )
 
     fifo: bool = option(
-        Flag(),
+        Form.flag(),
         False,
         side="both",
         help="`true`: the names end in `.fifo`",
     )
     queue_prefix: str | None = option(
-        Text(), side="both", help="prefix of the queues' names"
+        Form.text(), side="both", help="prefix of the queues' names"
     )
     topic_prefix: str | None = option(
-        Text(), side="relay", help="prefix of the SNS topics' names"
+        Form.text(), side="relay", help="prefix of the SNS topics' names"
     )
     queue: str | None = option(
-        Text(),
+        Form.text(),
         side="consumer",
         shown="`{topic}`, with `sns://` `{consumer}-{topic}`",
         help="the name of a consumer's queue",
     )
     account: str | None = option(
-        Text("its 12 digits", re.compile(r"[0-9]{12}").fullmatch),
+        Form.text("its 12 digits", re.compile(r"[0-9]{12}").fullmatch),
         side="both",
         shown="ours",
         help="12 digits: the account that owns the queues or topics",
     )
     endpoint_url: str | None = option(
-        Text("https://host:port", _is_endpoint),
+        Form.text("https://host:port", _is_endpoint),
         side="both",
         shown="AWS",
         help="another server with the interface of AWS",
     )
     max_payload_bytes: int | None = option(
-        Number(),
+        Form.number(),
         side="relay",
         shown="the queue's limit",
         help="a larger payload becomes a dead letter",
     )
     in_flight: int = option(
-        Number(), 16, side="relay", help="the most requests in flight"
+        Form.number(), 16, side="relay", help="the most requests in flight"
     )
     strict: bool = option(
-        Flag(),
+        Form.flag(),
         True,
         side="relay",
         help="see below",
     )
     wait: timedelta = option(
-        Duration(timedelta(0), 20 * _SECOND, whole=True),
+        Form.duration(timedelta(0), 20 * _SECOND, whole=True),
         20 * _SECOND,
         side="consumer",
         help="how long one request waits for messages, at most 20 s",
     )
     visibility: timedelta = option(
-        Duration(_SECOND, timedelta(hours=12), whole=True),
+        Form.duration(_SECOND, timedelta(hours=12), whole=True),
         30 * _SECOND,
         side="consumer",
         help="after how long a message that a dead replica held is delivered again",

@@ -16,11 +16,22 @@
   const byId = (id) => document.getElementById(id);
   const say = (text) => { const at = byId("status"); if (at && at.textContent !== text) at.textContent = text; };
 
+  // On a narrow screen each cell names its column.
+  const label = (root) => {
+    for (const table of root.querySelectorAll("table")) {
+      const names = [...table.querySelectorAll("thead th")].map((it) => it.textContent.trim());
+      for (const row of table.tBodies[0]?.rows ?? []) {
+        [...row.cells].forEach((cell, at) => { if (names[at]) cell.dataset.label = names[at]; });
+      }
+    }
+  };
+
   // Replaces the content, and keeps the focus and opened details.
   const replace = (live, html) => {
     const opened = new Set([...live.querySelectorAll("details[open][id]")].map((it) => it.id));
     const focused = live.contains(document.activeElement) ? document.activeElement.id : "";
     live.innerHTML = html;
+    label(live);
     for (const id of opened) { const it = byId(id); if (it) it.open = true; }
     if (focused) byId(focused)?.focus({ preventScroll: true });
   };
@@ -37,7 +48,7 @@
         if (live.contains(getSelection()?.anchorNode) && !getSelection().isCollapsed) return;
         replace(live, event.data);
         root.dataset.updates = Number(root.dataset.updates || 0) + 1;
-        say("Live. What is shown changes by itself.");
+        say("Live");
       });
       source.addEventListener("problem", (event) => say("Not up to date: " + event.data));
       source.onerror = () => {
@@ -60,39 +71,6 @@
     open();
   };
 
-  const keys = () => {
-    const links = Object.fromEntries([...document.querySelectorAll("nav [data-key]")].map((it) => [it.dataset.key, it]));
-    const dialog = byId("keys"), on = byId("keys-on");
-    on.checked = store.get("keys") !== "off";
-    on.addEventListener("change", () => store.set("keys", on.checked ? "on" : "off"));
-    const help = byId("help");
-    help.hidden = false;
-    help.addEventListener("click", () => dialog.showModal());
-    let after = -Infinity;
-    const move = (step) => {
-      const rows = [...document.querySelectorAll("main [data-row]")];
-      const at = rows.indexOf(document.activeElement);
-      rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? 0 : at + step))]?.focus();
-    };
-    document.addEventListener("keydown", (event) => {
-      if (!on.checked || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
-      // Checkboxes accept no letters, and the dialog's keeps the focus for a moment after it closes.
-      if (event.target.matches("input:not([type=checkbox]), select, textarea")) return;
-      // The time at which the key was pressed: a busy browser can handle it later.
-      const now = event.timeStamp, isSecond = now - after < 3000;
-      after = -Infinity;
-      if (isSecond && links[event.key]) { links[event.key].click(); return; }
-      if (event.key === "g") after = now;
-      else if (event.key === "j") move(1);
-      else if (event.key === "k") move(-1);
-      else if (event.key === "?") dialog.showModal();
-      else if (event.key === "/") {
-        const filter = document.querySelector("main input:not([type=hidden])");
-        if (filter) { event.preventDefault(); filter.focus(); }
-      }
-    });
-  };
-
   document.addEventListener("DOMContentLoaded", () => {
     const button = byId("theme");
     const label = () => { button.textContent = "Theme: " + theme(); };
@@ -103,13 +81,13 @@
       paint();
       label();
     });
+    label(document);
     const token = byId("token");
     // Browsers don't send the part after # to the server, so no log contains it.
     if (token && location.hash.length > 1) {
       token.value = decodeURIComponent(location.hash.slice(1));
       history.replaceState(null, "", location.pathname);
     }
-    if (byId("keys")) keys();
     const live = byId("live");
     if (live) follow(live);
   });

@@ -46,7 +46,7 @@ class Host:
         left = self._paused_until - time.monotonic()
         if left > 0:
             raise BrokerUnavailableError(
-                f"{self.name} asked for a pause; {left:.0f} s of it remain"
+                f"{self.name} requested a pause; {left:.0f} s of it remain"
             )
 
     def error(self) -> BrokerUnavailableError:
@@ -73,7 +73,7 @@ class Host:
     def pause(self, seconds: float) -> None:
         """Record that the host requested a pause."""
         self._paused_until = time.monotonic() + seconds
-        self.away = f"asked for a pause of {seconds:.0f} s"
+        self.away = f"requested a pause of {seconds:.0f} s"
 
     def blames(self, id: UUID) -> bool:
         """Return whether the message is to blame for a failed request, not the host.

@@ -93,19 +93,19 @@ class Mailbox:
         async with self._session.post(
             self._url, data=message.payload, headers=headers, allow_redirects=False
         ) as response:
-            said = b""
+            answer = b""
             try:
-                while len(said) < _MAX_ANSWER_BYTES and not response.content.at_eof():
-                    said += await response.content.readany()
+                while len(answer) < _MAX_ANSWER_BYTES and not response.content.at_eof():
+                    answer += await response.content.readany()
             except (TimeoutError, aiohttp.ClientError):
                 # The status is the answer; the body would only have explained it.
                 response.close()
             if not response.content.at_eof():
                 response.close()
-            return self._judge(message, response, said)
+            return self._classify(message, response, answer)
 
-    def _judge(
-        self, message: Message, response: aiohttp.ClientResponse, said: bytes
+    def _classify(
+        self, message: Message, response: aiohttp.ClientResponse, answer: bytes
     ) -> Confirmation | None:
         status = response.status
         if 200 <= status < 300:
@@ -119,7 +119,7 @@ class Mailbox:
             )
             return None
         reason = storable(f"HTTP {status} {response.reason or ''}".rstrip()[:200])
-        if text := " ".join(said[:400].decode(errors="replace").split()):
+        if text := " ".join(answer[:400].decode(errors="replace").split()):
             reason = f"{reason}: {text[:200]}"
         pause = self._pause(response.headers.get("Retry-After", ""))
         if pause is not None and status in _PAUSING:

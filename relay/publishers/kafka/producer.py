@@ -39,22 +39,22 @@ class _Reports:
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self.errors: list[KafkaError | None] = [UNREPORTED] * count
         self.moved = asyncio.Event()
-        self.heard = 0
-        self.heard_when_down = 0
+        self.reported = 0
+        self.reported_when_down = 0
         self.started_at = loop.time()
         self._loop = loop
         self._expected: int | None = None
 
     @property
     def complete(self) -> bool:
-        return self.heard == self._expected
+        return self.reported == self._expected
 
     def expect(self, count: int) -> None:
         self._expected = count
 
-    def hear(self, index: int, error: KafkaError | None, _: object) -> None:
+    def on_delivery(self, index: int, error: KafkaError | None, _: object) -> None:
         self.errors[index] = error
-        self.heard += 1
+        self.reported += 1
         if self.complete:
             # If the loop is closed, nobody waits for the reports.
             with suppress(RuntimeError):
@@ -76,7 +76,7 @@ class Producer:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._client: confluent_kafka.Producer | None = confluent_kafka.Producer(
-            {**config, "error_cb": self._hear_error}
+            {**config, "error_cb": self._on_error}
         )
         self._reason = "no broker answered"
         self._down_at: float | None = None
@@ -162,7 +162,7 @@ class Producer:
     ) -> int:
         """Queue records up to the first that librdkafka refuses; return how many."""
         for index, (topic, key, value, headers) in enumerate(records):
-            hear = partial(reports.hear, index)
+            on_delivery = partial(reports.on_delivery, index)
             while True:
                 client = self._client
                 if self.dead or client is None:
@@ -172,7 +172,7 @@ class Producer:
                         topic,
                         value,
                         key,
-                        on_delivery=hear,
+                        on_delivery=on_delivery,
                         headers=headers,  # type: ignore[arg-type] # dict is invariant
                     )
                 except BufferError:
@@ -190,7 +190,7 @@ class Producer:
     async def _wait(self, reports: _Reports, until: float) -> None:
         limit = until
         # Once a report has arrived, a broker is available again.
-        if self._down_at is not None and reports.heard == reports.heard_when_down:
+        if self._down_at is not None and reports.reported == reports.reported_when_down:
             since = max(self._down_at, reports.started_at)
             limit = min(until, since + _PATIENCE)
             if self._loop.time() >= limit:
@@ -229,7 +229,7 @@ class Producer:
         for reports in self._open:
             reports.moved.set()
 
-    def _hear_error(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._go_down)
@@ -243,5 +243,5 @@ class Producer:
             return  # librdkafka repeats the error at every attempt
         self._down_at = self._loop.time()
         for reports in self._open:
-            reports.heard_when_down = reports.heard
+            reports.reported_when_down = reports.reported
         self._wake()

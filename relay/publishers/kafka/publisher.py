@@ -109,15 +109,6 @@ class KafkaPublisher:
         self._leaderless: dict[str, tuple[int, Collection[int]]] = {}
         self._answered_at = 0.0
 
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Create a publisher from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used.
-        """
-        return cls(url)
-
     async def __aenter__(self) -> Self:
         """Connect.
 
@@ -180,7 +171,7 @@ class KafkaPublisher:
         answers: list[Confirmation | None] = [self._check(each) for each in records]
         valid = [record for record, a in zip(records, answers, strict=True) if not a]
         for topic in {record.topic for record in valid} - self._known:
-            await self._look_up(topic, until)
+            await self._check_topic(topic, until)
         answers = [
             answer or self._refusal(record)
             for record, answer in zip(records, answers, strict=True)
@@ -256,7 +247,7 @@ class KafkaPublisher:
         reason = f"Kafka partition {number} of topic {record.topic} has no leader"
         return Nacked(reason, retry_after=_POSTPONED_FOR)
 
-    async def _look_up(self, topic: str, until: float) -> None:
+    async def _check_topic(self, topic: str, until: float) -> None:
         """Look up a topic before anything is sent to it."""
         if self._refused.get(topic, (0.0,))[0] > time.monotonic():
             return

@@ -62,11 +62,11 @@ class Full:
 
 
 @dataclass(frozen=True, slots=True)
-class Unheard:
+class Unanswered:
     """No stream listens on the subject at the moment."""
 
 
-Answer: TypeAlias = Acked | Nacked | Full | Unheard
+Answer: TypeAlias = Acked | Nacked | Full | Unanswered
 
 
 class Flight:
@@ -110,29 +110,31 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
     if b'"error":' not in data and b'"seq":' in data and data.startswith(_STREAM):
         return _ACKED, data[len(_STREAM) : data.index(b'"', len(_STREAM))].decode()
     if (reply.headers or {}).get("Status") == _NO_RESPONDERS:
-        return Unheard(), ""
+        return Unanswered(), ""
     try:
         answer: dict[str, Any] = json.loads(data)
         error = answer["error"]
         stream = str(answer.get("stream", ""))
-        said = error.get("description", error)
+        description = error.get("description", error)
         code, number = int(error.get("code", 0)), error.get("err_code")
     except (ValueError, KeyError, TypeError, AttributeError):
         return Nacked(f"unexpected answer, not from JetStream: {shorten(data)}"), ""
     if number == _TOO_LARGE:
-        return Nacked(f"stream {stream!r}: {said} (max_msg_size)", permanent=True), ""
+        return Nacked(
+            f"stream {stream!r}: {description} (max_msg_size)", permanent=True
+        ), ""
     if number == _OTHER_STREAM:
         return Nacked(
             f"topic {shorten(message.topic)} is captured by another stream than the "
             "URL's; correct stream= or the subjects of the streams"
         ), ""
     if code >= _SERVER_ERROR or number == _ACCOUNT_FULL:
-        reason = f"stream {stream!r} is not accepting messages: {said}"
-        if number != _LIMIT_REACHED or _ALL_MESSAGES in str(said):
+        reason = f"stream {stream!r} is not accepting messages: {description}"
+        if number != _LIMIT_REACHED or _ALL_MESSAGES in str(description):
             return Full(stream, reason), stream
-        size = len(message.payload) if _BYTES in str(said) else None
+        size = len(message.payload) if _BYTES in str(description) else None
         return Full(stream, reason, entirely=False, size=size), stream
-    return Nacked(f"stream {stream!r} refused it: {said}"), stream
+    return Nacked(f"stream {stream!r} refused it: {description}"), stream
 
 
 def is_duplicate(reply: Msg) -> bool:
@@ -167,15 +169,6 @@ class NatsPublisher:
         self._tickets = count()
         self._flights: dict[str, tuple[Flight, int]] = {}
         self._acked: dict[str, tuple[float, int]] = {}
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Create a publisher from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used.
-        """
-        return cls(url)
 
     async def __aenter__(self) -> Self:
         """Connect.
@@ -234,7 +227,7 @@ class NatsPublisher:
                 outgoing.append((index, message, headers))
         if outgoing:
             await self._send(flight, outgoing, connection)
-        return await self._judge(flight, connection)
+        return await self._confirmations_of(flight, connection)
 
     def _headers(self, message: Message, connection: NatsConnection) -> bytes | Nacked:
         if problem := subject_problem(message.topic) or header_problem(message):
@@ -296,7 +289,7 @@ class NatsPublisher:
             "messages"
         )
 
-    async def _hear(self, reply: Msg) -> None:
+    async def _on_reply(self, reply: Msg) -> None:
         waiting = self._flights.pop(reply.subject[len(self._inbox) :], None)
         if waiting is None:
             return
@@ -315,16 +308,16 @@ class NatsPublisher:
                 del self._flights[ticket]
                 flight.answer(index, Nacked(f"NATS refused it: {text}"))
 
-    async def _judge(
+    async def _confirmations_of(
         self, flight: Flight, connection: NatsConnection
     ) -> list[Confirmation]:
         """Turn answers into confirmations, blaming the topic, stream or broker."""
-        judged: list[Confirmation] = []
+        confirmations: list[Confirmation] = []
         streams: dict[str, Nacked | Full] = {}
         for message, answer in zip(flight.batch, flight.answers, strict=True):
             verdict: Acked | Nacked | Full
             match answer:
-                case Unheard():
+                case Unanswered():
                     if message.topic not in streams:
                         streams[message.topic] = await self._silence(
                             message.topic, connection
@@ -338,8 +331,8 @@ class NatsPublisher:
                 if not self._goes_on(verdict):
                     raise self._settings.unavailable(verdict.reason)
                 verdict = Nacked(verdict.reason)
-            judged.append(verdict)
-        return judged
+            confirmations.append(verdict)
+        return confirmations
 
     async def _silence(self, topic: str, connection: NatsConnection) -> Nacked | Full:
         try:
@@ -388,7 +381,7 @@ class NatsPublisher:
             await connection.open()
             try:
                 self._inbox = f"{connection.client.new_inbox()}."
-                await connection.client.subscribe(f"{self._inbox}*", cb=self._hear)
+                await connection.client.subscribe(f"{self._inbox}*", cb=self._on_reply)
             except BaseException as error:
                 await connection.drop()
                 if isinstance(error, NatsError):

@@ -62,15 +62,6 @@ class RabbitMQPublisher:
         # When the most recently acked topics were last acked on this connection.
         self._acked_at: BoundedDict[str, float] = BoundedDict(_TOPICS)
 
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Create a publisher from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used.
-        """
-        return cls(url)
-
     async def __aenter__(self) -> Self:
         """Connect, and create the exchange if it is missing.
 
@@ -133,7 +124,7 @@ class RabbitMQPublisher:
             if sent:
                 await self._publish_all(batch, sent, answers)
                 self._remember(batch[i] for i in sent if isinstance(answers[i], Acked))
-            return [self._judge(answer) for answer in answers]
+            return [self._confirmation_of(answer) for answer in answers]
         except BaseException:
             self._published.add(
                 message.id
@@ -213,7 +204,7 @@ class RabbitMQPublisher:
         for topic in dict.fromkeys(message.topic for message in acked):
             self._acked_at[topic] = time.monotonic()
 
-    def _judge(self, answer: Answer) -> Confirmation:
+    def _confirmation_of(self, answer: Answer) -> Confirmation:
         """Return the confirmation for an answer; raise if RabbitMQ is to blame."""
         match answer:
             case Full(topic):

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from inbox.webhook import Verifier
-from outbox import Message
 from outbox.errors import BrokerUnavailableError
 from outbox.testing.lifetime import free_port
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import numbered

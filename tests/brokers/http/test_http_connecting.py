@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from outbox import Message
 from outbox.brokers.plugins import implementation
 from outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.http import HttpPublisher
 from tests.fixtures.http import SECRET, SECRET_ENV, MakeTarget, Target, answers
@@ -189,11 +189,6 @@ async def test_signatures_can_be_turned_off(
     headers = target.arrivals[0].headers
     assert headers["webhook-id"] == str(ONE.id)
     assert "webhook-signature" not in headers
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_the_publisher_is_found_by_its_scheme(scheme: str) -> None:
-    assert implementation("relay.publishers", f"{scheme}://h/") is HttpPublisher
 
 
 def test_the_http_broker_has_no_source() -> None:

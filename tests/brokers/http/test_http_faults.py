@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from tests.acceptance.broker_faults import Arrival, BrokerFaults, by_first_appearance
+from tests.acceptance.broker_faults import (
+    TO_BE_CUT,
+    Arrival,
+    BrokerFaults,
+    by_first_appearance,
+)
 from tests.acceptance.hook import Hook
 from tests.fixtures.http import SECRET, SECRET_ENV
 
@@ -42,6 +47,7 @@ class TestHttp(BrokerFaults):
     ) -> None:
         relay = self.drain()
         self.hook.close()
+        self.writer.add(TO_BE_CUT)
         relay.wait_for_log("BrokerLost", times=3)
         assert "refuses one message after another: HTTP 503" in relay.log()
         assert self.inspection.unsettled()

@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 from aiohttp import web
 
-from outbox import Message
 from outbox.errors import BrokerUnavailableError
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import numbered

@@ -2,8 +2,8 @@
 
 import pytest
 
-from outbox import uuid7
 from outbox.errors import BrokerUnavailableError
+from pillarbox import uuid7
 from relay.publishers.http import host as host_module
 from relay.publishers.http.host import Host
 

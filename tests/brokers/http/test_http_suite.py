@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from outbox import Message
+from pillarbox import Message
 from relay.publishers.http import HttpPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.http import Arrival, Target, take

@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaError, murmur2
 
-from outbox import Message
 from outbox.brokers.kafka.connection import kafka_config
 from outbox.errors import BrokerTimeoutError, ConfigError
+from pillarbox import Message
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import Kafka, messages, records
@@ -27,7 +27,7 @@ def topic() -> str:
 
 
 async def publish(kafka: Kafka, *batch: Message) -> list[Confirmation]:
-    async with KafkaPublisher.from_url(kafka.url) as publisher:
+    async with KafkaPublisher(kafka.url) as publisher:
         return list(await publisher.publish(batch))
 
 
@@ -70,7 +70,7 @@ async def test_a_key_gets_the_same_partition_as_from_the_java_client(
 async def test_messages_without_a_key_are_spread(
     shared_kafka: Kafka, topic: str
 ) -> None:
-    async with KafkaPublisher.from_url(shared_kafka.url) as publisher:
+    async with KafkaPublisher(shared_kafka.url) as publisher:
         for _ in range(30):
             await publisher.publish([Message(topic, b"")])
     found = records(shared_kafka.url, topic, 30)
@@ -100,7 +100,7 @@ async def test_headers_count_towards_the_size_limit_of_a_record(
     large = Message(topic, bytes(900), headers={"x": "ä" * 300})
     small = Message(topic, bytes(900))
     url = f"{shared_kafka.url}/?message.max.bytes=1600"
-    async with KafkaPublisher.from_url(url) as publisher:
+    async with KafkaPublisher(url) as publisher:
         refused, taken = await publisher.publish([large, small])
     assert isinstance(refused, Nacked)
     assert refused.permanent
@@ -135,7 +135,7 @@ async def test_a_missing_topic_is_nacked_until_it_exists(
     private_kafka: Kafka, topic: str
 ) -> None:
     url = f"{private_kafka.url}/{NEVER_CREATE}"
-    async with KafkaPublisher.from_url(url) as publisher:
+    async with KafkaPublisher(url) as publisher:
         (answer,) = await publisher.publish([Message(topic, b"")])
         assert isinstance(answer, Nacked)
         assert not answer.permanent
@@ -150,7 +150,7 @@ async def test_a_deleted_topic_is_nacked_and_the_others_are_published(
     for name in (deleted, other):
         private_kafka.create_topic(name, partitions=1)
     batch = [Message(deleted, b"", key="a"), Message(other, b"", key="b")]
-    async with KafkaPublisher.from_url(f"{private_kafka.url}/{NEVER_CREATE}") as one:
+    async with KafkaPublisher(f"{private_kafka.url}/{NEVER_CREATE}") as one:
         assert await one.publish(batch) == [Acked()] * 2
         private_kafka.delete_topic(deleted)
         for _ in range(2):
@@ -185,7 +185,7 @@ async def test_a_partition_without_a_leader_is_postponed_and_the_others_are_publ
     mock_kafka.create_topic(topic, partitions=3)
     mock_kafka.lead(topic, 1, NOBODY)
     batch = numbered(topic, 20, keys=20)
-    async with KafkaPublisher.from_url(mock_kafka.url) as publisher:
+    async with KafkaPublisher(mock_kafka.url) as publisher:
         answers = await publisher.publish(batch)
         assert_postponed(batch, answers, 1, "has no leader")
         mock_kafka.lead(topic, 1, 1)
@@ -200,7 +200,7 @@ async def test_a_partition_whose_leader_fails_is_postponed_and_the_others_publis
         for number in range(3):
             kafka.lead(topic, number, number + 1)
         batch = numbered(topic, 20, keys=20)
-        async with KafkaPublisher.from_url(f"{kafka.url}/?timeout=3s") as publisher:
+        async with KafkaPublisher(f"{kafka.url}/?timeout=3s") as publisher:
             assert await publisher.publish(batch) == [Acked()] * 20
             kafka.stop(3)
             answers = await publisher.publish(batch)
@@ -217,7 +217,7 @@ async def test_only_a_message_that_is_refused_alone_costs_an_attempt(
     refusals = [KafkaError.MSG_SIZE_TOO_LARGE] * 2
     # A request is sent only when it is full.
     in_one_request = f"{private_mock.url}/?linger.ms=900000&batch.num.messages=20"
-    async with KafkaPublisher.from_url(in_one_request) as publisher:
+    async with KafkaPublisher(in_one_request) as publisher:
         private_mock.refuse(PRODUCE, *refusals)
         answers = await publisher.publish(batch)
         refused = [n for n, answer in enumerate(answers) if answer != Acked()]
@@ -239,7 +239,7 @@ async def test_a_new_leader_takes_over_without_an_error(
 ) -> None:
     mock_kafka.create_topic(topic, partitions=1)
     batch = numbered(topic, 300)
-    async with KafkaPublisher.from_url(mock_kafka.url) as publisher:
+    async with KafkaPublisher(mock_kafka.url) as publisher:
         for broker, start in ((1, 0), (2, 100), (3, 200)):
             mock_kafka.lead(topic, 0, broker)
             answers = await publisher.publish(batch[start : start + 100])
@@ -252,7 +252,7 @@ async def test_the_publisher_waits_while_the_queue_is_full(
     shared_kafka: Kafka, topic: str
 ) -> None:
     url = f"{shared_kafka.url}/?queue.buffering.max.messages=10"
-    async with KafkaPublisher.from_url(url) as publisher:
+    async with KafkaPublisher(url) as publisher:
         assert await publisher.publish(numbered(topic, 500)) == [Acked()] * 500
 
 
@@ -288,7 +288,7 @@ async def test_an_answer_that_takes_too_long_is_reported(
 )
 def test_an_invalid_url_is_refused(url: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        KafkaPublisher.from_url(url)
+        KafkaPublisher(url)
 
 
 def test_a_user_in_the_url_means_scram_over_tls_and_is_never_shown() -> None:

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from outbox import Message
+from pillarbox import Message
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import messages
@@ -50,7 +50,7 @@ async def test_a_leader_that_is_killed_loses_nothing_and_keys_keep_their_order(
     topic = f"orders-{uuid4().hex}"
     nodes[0].create_topic(topic, partitions=4)
     victim = nodes[1]
-    async with KafkaPublisher.from_url(f"{nodes[0].url}/?timeout=60s") as publisher:
+    async with KafkaPublisher(f"{nodes[0].url}/?timeout=60s") as publisher:
         assert await publisher.publish(batch(topic, 0)) == [Acked()] * 300
         sending = asyncio.create_task(publisher.publish(batch(topic, 300)))
         await asyncio.to_thread(victim.kill)
@@ -83,7 +83,7 @@ async def test_partitions_whose_only_replica_is_dead_hold_up_no_others(
             if isinstance(answer, Nacked) and answer.retry_after is not None
         }
 
-    async with KafkaPublisher.from_url(f"{nodes[0].url}/?timeout=5s") as publisher:
+    async with KafkaPublisher(f"{nodes[0].url}/?timeout=5s") as publisher:
         assert await publisher.publish(batch(topic, 0)) == [Acked()] * 300
         await asyncio.to_thread(victim.kill)
         try:
@@ -111,7 +111,7 @@ async def test_a_topic_with_too_few_replicas_holds_up_no_others(
     victim = next(node for node in nodes if node.number not in led_by)
     both = [Message(strict, b"", key="a"), Message(other, b"", key="b")]
     # The time until Kafka notices that the node is dead.
-    async with KafkaPublisher.from_url(f"{nodes[0].url}/?timeout=20s") as publisher:
+    async with KafkaPublisher(f"{nodes[0].url}/?timeout=20s") as publisher:
         assert await publisher.publish(both) == [Acked()] * 2
         await asyncio.to_thread(victim.kill)
         try:

@@ -11,8 +11,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # has no __all
 )
 
 from inbox.sources.kafka import KafkaSource
-from outbox import Message
 from outbox.errors import ConfigError
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.real_kafka import USERS, RealKafka, secure_kafka
@@ -40,14 +40,14 @@ async def test_users_with_the_documented_rights_publish_and_read(
 
     message = Message(topic, b"1", key="k")
     with pytest.raises(ConfigError, match="rejected the connection"):
-        async with KafkaPublisher.from_url(url_of("relay", "wrong")):
+        async with KafkaPublisher(url_of("relay", "wrong")):
             pass
     relay, reader = (url_of(user, word) for user, word in USERS.items())
-    async with KafkaPublisher.from_url(relay) as publisher:
+    async with KafkaPublisher(relay) as publisher:
         (refused,) = await publisher.publish([message])
     assert isinstance(refused, Nacked)
     with pytest.raises(ConfigError, match="grant this user the right to read it"):
-        async with KafkaSource.from_url(reader, consumer=group, topics=[topic]):
+        async with KafkaSource(reader, consumer=group, topics=[topic]):
             pass
 
     describe, write, read = (
@@ -58,10 +58,10 @@ async def test_users_with_the_documented_rights_publish_and_read(
     node.add_rule(ResourceType.TOPIC, topic, describe, write, user="relay")
     node.add_rule(ResourceType.TOPIC, topic, describe, read, user="reader")
     node.add_rule(ResourceType.GROUP, group, describe, read, user="reader")
-    async with KafkaPublisher.from_url(relay) as publisher:
+    async with KafkaPublisher(relay) as publisher:
         assert await publisher.publish([message]) == [Acked()]
     async with (
-        KafkaSource.from_url(reader, consumer=group, topics=[topic]) as source,
+        KafkaSource(reader, consumer=group, topics=[topic]) as source,
         asyncio.timeout(60),
     ):
         while not (deliveries := await source.receive(limit=1)):

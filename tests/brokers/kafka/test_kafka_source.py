@@ -10,11 +10,11 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
+from inbox.poison.history import FIRST_DELIVERY, TakenOver
 from inbox.source import Delivery
 from inbox.sources.kafka import KafkaSource
-from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import Kafka, client_config
@@ -47,7 +47,7 @@ async def source(
 
 
 async def publish(kafka: Kafka, *batch: Message) -> None:
-    async with KafkaPublisher.from_url(kafka.url) as publisher:
+    async with KafkaPublisher(kafka.url) as publisher:
         assert await publisher.publish(batch) == [Acked()] * len(batch)
 
 
@@ -118,10 +118,6 @@ async def test_attempts_are_counted_while_the_process_runs(
         assert delivery.attempts == 0
 
 
-def history_of(delivery: Delivery) -> History | None:
-    return getattr(delivery, "history", None)
-
-
 async def test_messages_from_before_the_takeover_could_have_been_started(
     shared_kafka: Kafka, topic: str
 ) -> None:
@@ -130,8 +126,8 @@ async def test_messages_from_before_the_takeover_could_have_been_started(
         before = await receive(consumer, 3)
         await publish(shared_kafka, *numbered(topic, 3))
         later = await receive(consumer, 3)
-    assert [isinstance(history_of(d), TakenOver) for d in before] == [True] * 3
-    assert [history_of(d) for d in later] == [FIRST_DELIVERY] * 3
+    assert [isinstance(d.history, TakenOver) for d in before] == [True] * 3
+    assert [d.history for d in later] == [FIRST_DELIVERY] * 3
 
 
 async def test_nacked_deliveries_come_again_in_the_order_of_their_key(
@@ -181,7 +177,7 @@ async def test_a_missing_topic_is_reported_at_start(
 @pytest.mark.parametrize("option", ["nonsense=1", "group.id=x", "auto.commit=no"])
 def test_an_invalid_url_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
-        KafkaSource.from_url(f"kafka://h/?{option}", consumer="c", topics=["t"])
+        KafkaSource(f"kafka://h/?{option}", consumer="c", topics=["t"])
 
 
 async def test_foreign_records_are_delivered_with_their_problem(

@@ -12,8 +12,8 @@ from typing_extensions import override
 from inbox.sources.kafka import KafkaSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
-from outbox import Message
 from outbox.brokers.kafka.message import record_of
+from pillarbox import Message
 from relay.publishers.kafka import KafkaPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.kafka import Kafka, behind, client_config, messages
@@ -31,9 +31,7 @@ class TestKafkaPublisher(ThroughProxy, PublisherSuite):
 
     @override
     def publisher(self) -> KafkaPublisher:
-        return KafkaPublisher.from_url(
-            f"{self.url}/?max_payload_bytes={self.max_payload_bytes}"
-        )
+        return KafkaPublisher(f"{self.url}/?max_payload_bytes={self.max_payload_bytes}")
 
     @override
     async def received(self, topic: str, count: int) -> Sequence[Message]:
@@ -52,6 +50,7 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(
         acks_each=False,
         counts_attempts=False,
+        counts_reclaimed=False,
         takes_bytes_as_topic=False,
         # While a replica joins, Kafka lets the others commit; the mock doesn't.
         joins_quietly=False,

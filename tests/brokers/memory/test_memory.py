@@ -9,7 +9,7 @@ from typing_extensions import override
 from inbox.sources.memory import MemorySource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
-from outbox import Message
+from pillarbox import Message
 from relay.publishers.memory import MemoryPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 

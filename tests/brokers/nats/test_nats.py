@@ -4,8 +4,8 @@ import nats
 import pytest
 
 from inbox.sources.nats import NatsSource
-from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.nats import NatsPublisher
 from tests.fixtures.nats import ask, make_stream, put_raw, stored
@@ -34,7 +34,7 @@ async def test_an_invalid_subject_is_refused_permanently(
     shared_nats: NatsServer, nats_topics: str, topic: str
 ) -> None:
     good = Message(f"{nats_topics}.ä", b"")
-    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+    async with NatsPublisher(shared_nats.url) as publisher:
         refused, acked = await publisher.publish([Message(topic, b""), good])
     assert isinstance(refused, Nacked)
     assert refused.permanent
@@ -46,7 +46,7 @@ async def test_a_topic_without_a_stream_is_refused_until_a_stream_captures_it(
     private_nats: NatsServer,
 ) -> None:
     batch = [Message("nobody.listens", b""), Message("orders.x", b"")]
-    async with NatsPublisher.from_url(private_nats.url) as publisher:
+    async with NatsPublisher(private_nats.url) as publisher:
         refused, acked = await publisher.publish(batch)
         assert isinstance(refused, Nacked)
         assert not refused.permanent
@@ -60,7 +60,7 @@ async def test_the_broker_is_unavailable_until_the_stream_of_its_url_exists(
     private_nats: NatsServer,
 ) -> None:
     url = private_nats.url
-    async with NatsPublisher.from_url(f"{url}?stream=ORDERS") as publisher:
+    async with NatsPublisher(f"{url}?stream=ORDERS") as publisher:
         await ask(url, "STREAM.DELETE.ORDERS")
         with pytest.raises(BrokerUnavailableError, match=r"stream 'ORDERS'.*create"):
             await publisher.publish([Message("orders.x", b"")])
@@ -73,7 +73,7 @@ async def test_a_missing_stream_of_the_url_is_recreated_if_allowed(
 ) -> None:
     url = f"{private_nats.url}?stream=ORDERS&create=orders.>"
     message = Message("orders.x", b"")
-    async with NatsPublisher.from_url(url) as publisher:
+    async with NatsPublisher(url) as publisher:
         await ask(private_nats.url, "STREAM.DELETE.ORDERS")
         with pytest.raises(
             BrokerUnavailableError, match="had been deleted and was recreated"
@@ -94,7 +94,7 @@ async def test_headers_with_a_meaning_for_nats_are_refused(
         Message(topic, b"", headers={name: "all"})
         for name in ("Nats-Rollup", "nats-msg-id", "Status")
     ]
-    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+    async with NatsPublisher(shared_nats.url) as publisher:
         first, second, third = await publisher.publish(messages)
     assert isinstance(first, Nacked)
     assert isinstance(second, Nacked)
@@ -108,7 +108,7 @@ async def test_the_servers_limit_counts_headers_and_is_exact_to_the_byte(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic, limit = f"{nats_topics}.x", 1024 * 1024
-    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+    async with NatsPublisher(shared_nats.url) as publisher:
         # All with one id: ce-time is shorter for a whole second.
         message = Message(topic, bytes(limit))
         (refused,) = await publisher.publish([message])
@@ -129,7 +129,7 @@ async def test_a_message_too_large_for_its_stream_is_refused_permanently(
     shared_nats: NatsServer,
 ) -> None:
     await make_stream(shared_nats.url, "SMALL", "small.>", max_msg_size=1000)
-    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+    async with NatsPublisher(shared_nats.url) as publisher:
         refused, acked = await publisher.publish(
             [Message("small.x", bytes(1000)), Message("small.x", b"")]
         )
@@ -147,7 +147,7 @@ async def test_a_full_stream_is_unavailable_unless_other_streams_accept_messages
     )
     await put_raw(shared_nats.url, "full.x", b"")
     full, other = Message("full.x", b""), Message(f"{nats_topics}.x", b"")
-    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+    async with NatsPublisher(shared_nats.url) as publisher:
         with pytest.raises(
             BrokerUnavailableError, match="'FULL' is not accepting messages"
         ):
@@ -165,7 +165,7 @@ async def test_a_stream_that_fills_up_mid_batch_costs_no_attempt(
     url, settings = private_nats.url, {"name": "FULL", "subjects": ["full.>"]}
     await ask(url, "STREAM.CREATE.FULL", **settings, **limit, discard="new")
     batch = [Message("full.x", bytes(100)) for _ in range(9)]
-    async with NatsPublisher.from_url(url) as publisher:
+    async with NatsPublisher(url) as publisher:
         # The second time, the acked messages are already stored.
         for _ in range(2):
             with pytest.raises(BrokerUnavailableError, match="'FULL' is not accepting"):
@@ -180,7 +180,7 @@ async def test_a_message_too_large_for_the_room_left_in_a_stream_is_nacked(
 ) -> None:
     url = private_nats.url
     await make_stream(url, "FULL", "full.>", max_bytes=5000, discard="new")
-    async with NatsPublisher.from_url(url) as publisher:
+    async with NatsPublisher(url) as publisher:
         refused, acked = await publisher.publish(
             [Message("full.x", bytes(5000)), Message("full.x", bytes(100))]
         )
@@ -194,12 +194,12 @@ async def test_the_stream_of_the_url_is_created_on_demand_and_enforced(
 ) -> None:
     url = f"{private_nats.url}?stream=BILLS"
     with pytest.raises(ConfigError, match=r"stream 'BILLS'.*add create="):
-        async with NatsPublisher.from_url(url):
+        async with NatsPublisher(url):
             pass
     with pytest.raises(ConfigError, match="stream 'BILLS'"):
         async with NatsSource(url, consumer="billing", topics=["bills.x"]):
             pass
-    async with NatsPublisher.from_url(f"{url}&create=bills.>,invoices") as publisher:
+    async with NatsPublisher(f"{url}&create=bills.>,invoices") as publisher:
         answers = await publisher.publish(
             [Message(t, b"") for t in ("bills.x", "invoices", "orders.x")]
         )
@@ -212,7 +212,7 @@ async def test_the_stream_of_the_url_is_created_on_demand_and_enforced(
 async def test_a_server_without_jetstream_is_reported_at_start() -> None:
     with nats_server({"jetstream": None}) as server:
         with pytest.raises(BrokerUnavailableError, match="JetStream isn't available"):
-            async with NatsPublisher.from_url(server.url):
+            async with NatsPublisher(server.url):
                 pass
         with pytest.raises(BrokerUnavailableError, match="JetStream isn't available"):
             async with NatsSource(server.url, consumer="billing", topics=["x"]):
@@ -225,7 +225,7 @@ async def test_a_server_without_jetstream_is_reported_at_start() -> None:
 )
 def test_an_invalid_publisher_url_is_refused(query: str) -> None:
     with pytest.raises(ConfigError):
-        NatsPublisher.from_url(f"nats://h:4222?{query}")
+        NatsPublisher(f"nats://h:4222?{query}")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_an_invalid_publisher_url_is_refused(query: str) -> None:
 )
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="broker URL"):
-        NatsSource.from_url(url, consumer="billing", topics=["x"])
+        NatsSource(url, consumer="billing", topics=["x"])
 
 
 async def test_other_clients_see_cloudevents(
@@ -253,7 +253,7 @@ async def test_other_clients_see_cloudevents(
     async with await nats.connect(shared_nats.url, allow_reconnect=False) as client:
         reader = await client.subscribe(message.topic)
         await client.flush()
-        async with NatsPublisher.from_url(shared_nats.url) as publisher:
+        async with NatsPublisher(shared_nats.url) as publisher:
             await publisher.publish([message])
         got = await reader.next_msg(timeout=60)
     headers = got.headers or {}

@@ -4,7 +4,6 @@ import asyncio
 import select
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,11 +12,10 @@ from threading import Thread
 import pytest
 from nats.aio.msg import Msg
 
-from outbox import Message
 from outbox.brokers.nats.connection import NatsConnection
 from outbox.brokers.nats.settings import NatsSettings
-from outbox.brokers.plugins import implementation
 from outbox.errors import BrokerUnavailableError
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.nats import NatsPublisher
 from tests.servers.nats import NatsServer, nats_server
@@ -35,7 +33,7 @@ async def test_a_user_publishes_only_what_its_permissions_allow() -> None:
     with nats_server(settings) as server:
         address = server.url.removeprefix("nats://")
         good = f"nats://relay:p%40ss@{address}?stream=ALL&create=orders.>,secret.>"
-        async with NatsPublisher.from_url(good) as publisher:
+        async with NatsPublisher(good) as publisher:
             refused, acked = await publisher.publish(
                 [Message("secret.X", b""), Message("orders.x", b"")]
             )
@@ -50,7 +48,7 @@ async def test_a_user_publishes_only_what_its_permissions_allow() -> None:
             with pytest.raises(
                 BrokerUnavailableError, match="rejected the connection"
             ) as told:
-                async with NatsPublisher.from_url(url):
+                async with NatsPublisher(url):
                     pass
             assert "wrong" not in str(told.value)
 
@@ -60,7 +58,7 @@ async def test_tls_is_required_even_if_the_server_offers_none(
 ) -> None:
     url = shared_nats.url.replace("nats://", "tls://relay:secret@")
     with pytest.raises(BrokerUnavailableError, match="offers no TLS"):
-        async with NatsPublisher.from_url(url):
+        async with NatsPublisher(url):
             pass
 
 
@@ -83,10 +81,10 @@ async def test_tls_is_used_and_verified(certificate: Path) -> None:
     files = {"cert_file": str(certificate), "key_file": str(key)}
     with nats_server({"tls": files | {"timeout": 60}}) as server:
         url = server.url.replace("nats://", "tls://") + "?stream=S&create=orders.>"
-        async with NatsPublisher.from_url(f"{url}&tls_ca={certificate}") as publisher:
+        async with NatsPublisher(f"{url}&tls_ca={certificate}") as publisher:
             assert await publisher.publish([Message("orders.x", b"")]) == [Acked()]
         with pytest.raises(BrokerUnavailableError, match="certificate"):
-            async with NatsPublisher.from_url(url):
+            async with NatsPublisher(url):
                 pass
 
 
@@ -107,23 +105,9 @@ async def test_the_servers_reason_is_reported_however_it_closes() -> None:
         url = f"nats://token@127.0.0.1:{listening.getsockname()[1]}"
         for _ in range(20):
             with pytest.raises(BrokerUnavailableError, match="rejected the connection"):
-                async with NatsPublisher.from_url(url):
+                async with NatsPublisher(url):
                     pass
         server.join(timeout=60)
-
-
-@pytest.mark.parametrize("scheme", ["nats", "tls"])
-def test_the_error_for_a_missing_client_library_names_the_extra(scheme: str) -> None:
-    assert implementation("relay.publishers", f"{scheme}://h") is NatsPublisher
-    script = (
-        "import sys; sys.modules['nats'] = None\n"
-        "from outbox.brokers.plugins import implementation\n"
-        f"implementation('relay.publishers', '{scheme}://localhost')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert "pip install 'pillarbox[nats]'" in done.stderr
 
 
 @asynccontextmanager

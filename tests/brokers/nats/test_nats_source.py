@@ -11,9 +11,9 @@ import pytest
 from inbox.source import Delivery
 from inbox.sources.nats import NatsSource
 from inbox.testing.crash import die_holding
-from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.samples import numbered, numbers_by_key
+from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.nats import NatsPublisher
 from tests.fixtures.nats import ask
@@ -34,7 +34,7 @@ async def source(
 
 
 async def publish(url: str, *messages: Message) -> None:
-    async with NatsPublisher.from_url(url) as publisher:
+    async with NatsPublisher(url) as publisher:
         assert await publisher.publish(messages) == [Acked()] * len(messages)
 
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 from inbox.sources.nats import NatsSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
-from outbox import Message
+from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.nats import NatsPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
@@ -37,7 +37,7 @@ class TestNatsPublisher(ThroughProxy, PublisherSuite):
     @override
     def publisher(self) -> NatsPublisher:
         limit = f"max_payload_bytes={self.max_payload_bytes}"
-        return NatsPublisher.from_url(f"{self.url}?{limit}")
+        return NatsPublisher(f"{self.url}?{limit}")
 
     @override
     async def received(self, topic: str, count: int) -> Sequence[Message]:
@@ -80,13 +80,13 @@ class TestNatsSource(ThroughProxy, SourceSuite):
 
     @override
     async def put(self, *messages: Message) -> None:
-        async with NatsPublisher.from_url(self.direct) as publisher:
+        async with NatsPublisher(self.direct) as publisher:
             assert await publisher.publish(messages) == [Acked()] * len(messages)
 
     @override
     async def try_to_put(self, message: Message) -> bool:
         # NATS allows few header names, and its publisher refuses the others.
-        async with NatsPublisher.from_url(self.direct) as publisher:
+        async with NatsPublisher(self.direct) as publisher:
             return list(await publisher.publish([message])) == [Acked()]
 
     @override

@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
@@ -26,8 +26,11 @@ def subscribe(url: str, *pairs: tuple[str, str]) -> None:
 
 
 def delivered(url: str) -> list[Any]:
-    query = "SELECT consumer, topic, payload FROM inbox.delivery ORDER BY seq"
-    return execute(url, query)
+    return execute(
+        url,
+        "SELECT d.consumer, d.topic, m.payload FROM inbox.delivery_status AS d"
+        "  JOIN inbox.message AS m USING (seq, created_at) ORDER BY seq, consumer",
+    )
 
 
 async def test_each_subscribed_consumer_gets_a_message_once(url: str) -> None:
@@ -41,7 +44,7 @@ async def test_each_subscribed_consumer_gets_a_message_once(url: str) -> None:
         ("other", "orders"),
         ("other", "orders.placed.*"),
     )
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         assert await publisher.publish([Message("orders.placed", b"1")]) == [Acked()]
     consumers = sorted(consumer for consumer, _, _ in delivered(url))
     assert consumers == ["audit", "billing", "shipping"]
@@ -49,14 +52,14 @@ async def test_each_subscribed_consumer_gets_a_message_once(url: str) -> None:
 
 async def test_a_star_is_the_only_wildcard(url: str) -> None:
     subscribe(url, ("billing", "a_%*"))
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         answers = await publisher.publish([Message("a_%b", b""), Message("axyb", b"")])
     assert [type(answer) for answer in answers] == [Acked, Nacked]
 
 
 async def test_the_order_of_a_batch_is_kept(url: str) -> None:
     subscribe(url, ("billing", "orders"), ("shipping", "orders"))
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         for _ in range(3):
             await publisher.publish(numbered(200, keys=7))
     for name in ("billing", "shipping"):
@@ -68,7 +71,7 @@ async def test_a_message_without_subscribers_is_nacked_with_the_remedy(
     url: str,
 ) -> None:
     subscribe(url, ("billing", "orders"))
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         answers = await publisher.publish(
             [Message("orders", b""), Message("nobody", b""), Message("orders", b"")]
         )
@@ -86,7 +89,7 @@ async def test_a_message_without_subscribers_is_nacked_with_the_remedy(
 async def test_messages_without_subscribers_are_dropped_if_the_url_says_so(
     url: str,
 ) -> None:
-    async with PostgresPublisher.from_url(f"{url}?unsubscribed=drop") as publisher:
+    async with PostgresPublisher(f"{url}?unsubscribed=drop") as publisher:
         assert await publisher.publish([Message("nobody", b"")]) == [Acked()]
 
 
@@ -100,7 +103,7 @@ async def test_a_message_that_cannot_be_stored_is_refused_alone_and_permanently(
     url: str, odd: dict[str, Any]
 ) -> None:
     subscribe(url, ("billing", "orders"))
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         first, second, third = await publisher.publish(
             [
                 Message("orders", b"1"),
@@ -116,7 +119,7 @@ async def test_a_message_that_cannot_be_stored_is_refused_alone_and_permanently(
 
 async def test_the_publisher_reconnects_after_a_broken_connection(url: str) -> None:
     subscribe(url, ("billing", "orders"))
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         execute(
             url,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -132,10 +135,10 @@ async def test_a_missing_partition_costs_no_attempt(url: str) -> None:
     with psycopg.connect(url) as connection:
         for (partition,) in connection.execute(
             "SELECT inhrelid::regclass::text FROM pg_inherits"
-            " WHERE inhparent = 'inbox.delivery'::regclass"
+            " WHERE inhparent = 'inbox.message'::regclass"
         ).fetchall():
             connection.execute(f"DROP TABLE {partition}")
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         with pytest.raises(BrokerUnavailableError, match="run pillarbox maintain"):
             await publisher.publish([Message("orders", b"")])
 
@@ -143,7 +146,7 @@ async def test_a_missing_partition_costs_no_attempt(url: str) -> None:
 async def test_a_read_only_database_is_unavailable(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     read_only = f"{url}?options=-cdefault_transaction_read_only%3Don"
-    publisher = PostgresPublisher.from_url(read_only)
+    publisher = PostgresPublisher(read_only)
     with pytest.raises(BrokerUnavailableError, match="read-only transaction"):
         async with publisher:
             await publisher.publish([Message("orders", b"")])
@@ -152,8 +155,8 @@ async def test_a_read_only_database_is_unavailable(url: str) -> None:
 async def test_a_revoked_privilege_costs_no_attempt(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     as_relay = f"{url}?options=-crole%3Dpillarbox_relay"
-    async with PostgresPublisher.from_url(as_relay) as publisher:
-        execute(url, "REVOKE INSERT ON inbox.delivery FROM pillarbox_relay")
+    async with PostgresPublisher(as_relay) as publisher:
+        execute(url, "REVOKE INSERT ON inbox.message FROM pillarbox_relay")
         with pytest.raises(BrokerUnavailableError, match="permission denied"):
             await publisher.publish([Message("orders", b"")])
 
@@ -161,7 +164,7 @@ async def test_a_revoked_privilege_costs_no_attempt(url: str) -> None:
 async def test_the_relays_role_is_allowed_to_publish(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     as_relay = f"{url}?options=-crole%3Dpillarbox_relay"
-    async with PostgresPublisher.from_url(as_relay) as publisher:
+    async with PostgresPublisher(as_relay) as publisher:
         assert await publisher.publish([Message("orders", b"")]) == [Acked()]
 
 
@@ -169,15 +172,13 @@ async def test_a_database_without_the_inbox_is_reported_at_start(
     empty_database_url: str,
 ) -> None:
     with pytest.raises(ConfigError, match="run pillarbox migrate"):
-        async with PostgresPublisher.from_url(empty_database_url):
+        async with PostgresPublisher(empty_database_url):
             pass
 
 
 async def test_a_missing_privilege_is_reported_at_start(url: str) -> None:
     with pytest.raises(ConfigError, match="grant the role pillarbox_relay"):
-        async with PostgresPublisher.from_url(
-            f"{url}?options=-crole%3Dpillarbox_application"
-        ):
+        async with PostgresPublisher(f"{url}?options=-crole%3Dpillarbox_application"):
             pass
 
 
@@ -186,12 +187,12 @@ async def test_a_missing_privilege_is_reported_at_start(url: str) -> None:
 )
 def test_an_unknown_option_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
-        PostgresPublisher.from_url(f"postgresql://host/name?{option}")
+        PostgresPublisher(f"postgresql://host/name?{option}")
 
 
 async def test_two_tasks_can_publish_concurrently(url: str) -> None:
     subscribe(url, ("billing", "orders"))
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         answers = await asyncio.gather(
             publisher.publish(numbered(50)), publisher.publish(numbered(50))
         )

@@ -8,20 +8,20 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox import Consumer
 from inbox.events import MessageHandled
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
-from outbox import Message
+from pillarbox import Consumer, Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
+from tests.fixtures.deliveries import subscribe_from_oldest
 from tests.fixtures.sessions import execute
 
 FLOOD = """
-    INSERT INTO inbox.delivery
-           (message_id, lane, schema_version, consumer, topic, key, tenant,
+    INSERT INTO inbox.message
+           (message_id, lane, schema_version, topic, key, tenant,
             content_type, headers, payload)
-    SELECT outbox.uuid7(), n %% 16, 1, 'billing', 'orders',
+    SELECT outbox.uuid7(), n %% 16, 1, 'orders',
            concat_ws(' ', %s::text, n %% 640), %s,
            'text/plain', '{}', convert_to(n::text, 'UTF8')
       FROM generate_series(1, %s) AS n
@@ -39,7 +39,8 @@ async def sessions(
 
 def flood(url: str, count: int, tenant: str | None = "flood") -> None:
     execute(url, FLOOD, (tenant, tenant, count))
-    execute(url, "ANALYZE inbox.delivery")
+    execute(url, "ANALYZE inbox.message")
+    subscribe_from_oldest(url, topic="orders")
 
 
 async def publish(url: str, *messages: Message) -> None:
@@ -48,7 +49,7 @@ async def publish(url: str, *messages: Message) -> None:
         "INSERT INTO inbox.subscription VALUES ('billing', 'orders')"
         " ON CONFLICT DO NOTHING",
     )
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         await publisher.publish(messages)
 
 

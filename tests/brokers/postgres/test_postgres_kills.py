@@ -2,28 +2,25 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
-from inbox.sources.postgres.queue import Queue, Settled
-from outbox import Message
+from inbox.sources.postgres.queue import Outcome, Queue
+from inbox.sources.postgres.source import SESSION_SETTINGS
 from outbox.postgres.connection import Link
+from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.deliveries import count_holding
 from tests.fixtures.sessions import execute
 
 ALL = range(16)
 MESSAGES = 80
 KEYS = 5
-OPEN = """
-    SELECT count(*)
-      FROM outbox.partitions('inbox.delivery') AS p
-     CROSS JOIN LATERAL inbox.unsettled_deliveries(p.partition, p.starts_at, p.ends_at)
-"""
 
 
 class Killed(BaseException):
@@ -37,14 +34,15 @@ class DyingQueue(Queue):
     dies_after = False
 
     @override
-    async def _execute(self, name: str, **parameters: Any) -> Sequence[Any]:
+    @asynccontextmanager
+    async def _answered(self, name: str) -> AsyncIterator[None]:
         self.statements_left -= 1
-        if self.statements_left == 0 and not self.dies_after:
+        if self.statements_left <= 0 and not self.dies_after:
             raise Killed
-        rows = await super()._execute(name, **parameters)
-        if self.statements_left == 0:
+        async with super()._answered(name):
+            yield
+        if self.statements_left <= 0:
             raise Killed
-        return rows
 
 
 class Shop:
@@ -61,13 +59,13 @@ class Shop:
         lanes = DeliveryLanes(lambda lane: None, lambda lane: None)
         lanes.take(ALL)
         queue = DyingQueue(
-            Link(self.url, application_name="test"),
+            Link(self.url, application_name="test", settings=SESSION_SETTINGS),
             lanes,
             consumer="billing",
             prefetch=self.dice.choice([3, 20, 100]),
             sweep_interval=timedelta(hours=1),
             answer_timeout=timedelta(seconds=60),
-            verify_interval=timedelta(0),
+            open_after=timedelta(0),
         )
         queue.statements_left = self.dice.randint(5, 40)
         queue.dies_after = self.dice.random() < 0.5
@@ -85,10 +83,10 @@ class Shop:
         if self.dice.random() < 0.2:
             queue.sweep_soon()
         if self.dice.random() < 0.1:
-            await queue.raise_watermarks(ALL)
+            await queue.leave(ALL)
         await queue.claim(ALL)
         rows = queue.hand_out(self.dice.randint(1, 30), ALL, ())
-        outcomes: list[Settled] = []
+        outcomes: list[Outcome] = []
         refused: set[str | None] = set()
         for row in rows:
             key = row.message.key
@@ -100,13 +98,13 @@ class Shop:
             if outcome < 0.15:
                 lanes.block(row)
                 refused.add(key)
-                outcomes.append(Settled(row, timedelta(0)))
+                outcomes.append(Outcome(row, timedelta(0)))
             elif outcome < 0.25:
                 lanes.give_back(row)
                 refused.add(key)
             else:
                 self.acked[key].add(int(row.message.payload))
-                outcomes.append(Settled(row, None))
+                outcomes.append(Outcome(row, None))
         if outcomes:
             await queue.write(outcomes)
 
@@ -119,7 +117,7 @@ class Shop:
 
     async def publish(self, count: int) -> None:
         first, self.published = self.published, self.published + count
-        async with PostgresPublisher.from_url(self.url) as publisher:
+        async with PostgresPublisher(self.url) as publisher:
             await publisher.publish(
                 [
                     Message(
@@ -145,7 +143,7 @@ async def test_after_kills_at_any_statement_each_message_is_handled_in_order(
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
     shop = Shop(database_url, random.Random(seed))
     lives = 0
-    while shop.published < MESSAGES or execute(database_url, OPEN) != [(0,)]:
+    while shop.published < MESSAGES or count_holding(database_url):
         await shop.live()
         lives += 1
         assert lives < 200, f"{shop.handled} of {shop.published} in {lives} lives"

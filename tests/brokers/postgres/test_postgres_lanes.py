@@ -1,4 +1,4 @@
-"""A replica's state of its lanes: floors, held deliveries, waiting keys."""
+"""A replica's state of its lanes: held deliveries, those ahead, waiting keys."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -6,14 +6,23 @@ from uuid import UUID
 
 import pytest
 
-from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes, WaitingDelivery
-from outbox import Message
-from outbox.postgres.lane_cursor import Snapshot
+from inbox.sources.postgres.lanes import (
+    ClaimedDelivery,
+    DeliveryLane,
+    DeliveryLanes,
+    Read,
+    WaitingDelivery,
+)
+from outbox.log.position import Position, Snapshot
+from outbox.log.progress import Day, Progress
+from outbox.log.reader import Look
+from pillarbox import Message
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
+DAY = Day(AT, datetime(2026, 1, 2, tzinfo=UTC))
 ALL = frozenset(range(16))
 ID = UUID(int=0)
-QUIET = Snapshot(100, 100)
+QUIET = Look(Snapshot(100, 100), 100)
 """No transaction is open."""
 
 
@@ -50,79 +59,101 @@ def lanes(used: Used, clock: Clock) -> DeliveryLanes:
     """Lanes 1 to 3, taken over with no deliveries left."""
     lanes = DeliveryLanes(used.add, used.discard, clock)
     lanes.take([1, 2, 3])
-    for lane in (1, 2, 3):
-        lanes.start(lane, -1, ())
+    for number in (1, 2, 3):
+        take_over(lanes, number)
     return lanes
 
 
+def take_over(lanes: DeliveryLanes, number: int) -> None:
+    found(lanes, number).taken_over(
+        Progress.take_over({DAY: Position()}, [], QUIET.snapshot, 100, {})
+    )
+
+
+def found(lanes: DeliveryLanes, number: int = 1) -> DeliveryLane:
+    lane = lanes.find(number)
+    assert lane is not None
+    return lane
+
+
+def hold(
+    lanes: DeliveryLanes, rows: Sequence[ClaimedDelivery], *, full: bool = False
+) -> None:
+    """Let a claim of all lanes find these rows."""
+    for lane in lanes.in_turn(ALL):
+        own = [each for each in rows if each.lane == lane.number]
+        last = max((each.seq for each in own), default=-1)
+        lanes.claimed(lane, own, Read(last, full), QUIET)
+
+
 def claim(
-    lanes: DeliveryLanes,
-    *rows: ClaimedDelivery,
-    full: bool = False,
-    snapshot: Snapshot = QUIET,
+    lanes: DeliveryLanes, *rows: ClaimedDelivery, full: bool = False
 ) -> list[ClaimedDelivery]:
-    floors = lanes.floors(ALL)
-    lanes.claimed(rows, list(floors), snapshot, full=full)
+    hold(lanes, rows, full=full)
     return lanes.hand_out(100, ALL)
 
 
-def test_the_floor_follows_the_claimed_rows(lanes: DeliveryLanes) -> None:
-    assert claim(lanes, row(5), row(7), row(3, lane=2)) == [
-        row(5),
-        row(7),
-        row(3, lane=2),
-    ]
-    claim(lanes)
-    assert lanes.floors(ALL) == {1: 7, 2: 3, 3: -1}
-
-
-def test_the_floor_waits_for_transactions_that_were_open(
+def test_a_claim_skips_what_is_ahead_until_it_has_passed_it(
     lanes: DeliveryLanes,
 ) -> None:
-    claim(lanes, row(5), snapshot=Snapshot(90, 100))
-    claim(lanes, row(7), snapshot=Snapshot(99, 105))
-    assert lanes.floors(ALL)[1] == -1
-    claim(lanes, row(9), snapshot=Snapshot(100, 110))
-    assert lanes.floors(ALL)[1] == 5
-    claim(lanes, snapshot=Snapshot(110, 120))
-    assert lanes.floors(ALL)[1] == 9
-
-
-def test_a_backlogs_floor_rises_with_the_claim_that_reads_it(
-    lanes: DeliveryLanes,
-) -> None:
-    lanes.claimed([row(5), row(7)], [1, 2, 3], QUIET, full=True, drawn=6)
-    assert lanes.floors(ALL)[1] == 6
-
-
-def test_a_full_claim_says_nothing_about_lanes_after_its_last_row(
-    lanes: DeliveryLanes,
-) -> None:
-    rows = [row(9), row(8, lane=2)]
-    lanes.claimed(rows, [1, 2, 3], QUIET, full=True, drawn=20)
-    # Lane 1 was read to its end, lane 2 up to 8, lane 3 not at all.
-    assert lanes.floors(ALL) == {3: -1, 1: 20, 2: 8}
-
-
-def test_a_claim_skips_deliveries_already_claimed_above_its_floor(
-    lanes: DeliveryLanes,
-) -> None:
-    (given, _) = claim(lanes, row(5), row(6), snapshot=Snapshot(90, 100))
-    lanes.let_go(given)
-    assert sorted(lanes.passed(lanes.floors(ALL))) == [5, 6]
-    assert claim(lanes, row(7)) == [row(7)]
+    lanes.claimed_ahead([row(7), row(9)])
+    (given, other) = lanes.hand_out(100, ALL)
+    lane = found(lanes)
+    assert sorted(lanes.ahead([lane])) == [(7, AT), (9, AT)]
+    assert claim(lanes, row(5), full=True) == [row(5)]
+    assert len(lane.ahead) == 2
     assert claim(lanes, row(8)) == [row(8)]
-    assert lanes.floors(ALL)[1] == 7
-    assert lanes.passed(lanes.floors(ALL)) == [8]
+    assert lanes.ahead([lane]) == [(9, AT)]
+    # It is handed out, and was not logged: no position may cover it yet.
+    assert lane.window is not None
+    assert given.place in lane.window
+    assert other.place not in lane.window
 
 
-def test_a_new_lane_starts_above_its_watermark(lanes: DeliveryLanes) -> None:
-    lanes.take([4])
-    assert lanes.new == [4]
-    assert 4 not in lanes.floors(ALL)
-    lanes.start(4, 10, [12])
-    assert lanes.floors(ALL)[4] == 10
-    assert lanes.passed([4]) == [12]
+def test_what_ended_ahead_is_not_held_when_a_claim_passes_it(
+    lanes: DeliveryLanes,
+) -> None:
+    lanes.claimed_ahead([row(7)])
+    (given,) = lanes.hand_out(100, ALL)
+    lanes.let_go(given)
+    lanes.logged([given])
+    claim(lanes, row(8))
+    lane = found(lanes)
+    assert lane.window is not None
+    assert given.place not in lane.window
+
+
+def test_deliveries_are_opened_if_many_have_ended_behind_them(
+    lanes: DeliveryLanes, clock: Clock
+) -> None:
+    hold(lanes, [row(seq) for seq in range(300)])
+    rows = lanes.hand_out(300, ALL)
+    lane = found(lanes)
+    assert lane.window is not None
+    for each in rows[2:257]:
+        lane.window.ended(each.place)
+        lanes.let_go(each)
+    assert lanes.to_open(lane, clock.now - 1) == []
+    assert lanes.to_open(lane, clock.now) == rows[:2]
+    lane.window.ended(rows[257].place)
+    assert lanes.to_open(lane, clock.now - 1) == [rows[0]]
+
+
+def test_a_doubted_lane_is_taken_over_again_and_keeps_unwritten_nacks(
+    lanes: DeliveryLanes,
+) -> None:
+    first, second = claim(lanes, row(5, key="a"), row(6, key="b"))
+    lanes.block(first)
+    lanes.claimed_ahead([row(9)])
+    lanes.doubt()
+    assert sorted(lanes.new) == [1, 2, 3]
+    assert lanes.hand_out(100, ALL) == []
+    take_over(lanes, 1)
+    # Both are still in hand, and what follows the nacked one waits.
+    assert claim(lanes, row(5, key="a"), row(6, key="b"), row(7, key="a")) == []
+    lane = found(lanes)
+    assert lane.window is not None
+    assert second.place in lane.window
 
 
 def test_a_lane_is_in_use_while_one_of_its_deliveries_is_held(
@@ -158,18 +189,24 @@ def test_later_deliveries_of_a_blocked_key_wait_behind_it(
     lanes: DeliveryLanes, used: Used
 ) -> None:
     rows = [row(5, key="a"), row(6, key="a"), row(7, key="b")]
-    lanes.claimed(rows, [1, 2, 3], QUIET, full=False)
+    hold(lanes, rows)
     (head,) = lanes.hand_out(1, ALL)
     lanes.block(head)
     assert lanes.blocked == ["a"]
     assert seqs(lanes.hand_out(100, ALL)) == [7]
     assert claim(lanes, row(8, key="a"), row(9, key="b")) == [row(9, key="b")]
-    # Not before the log has the delivery that they wait for.
-    assert lanes.take_behind(10) == []
+    # The delivery that they wait for gets an entry, too, if it has none.
+    behind, ahead = lanes.to_log(10)
+    assert (seqs(behind), seqs(ahead)) == ([6, 8], [5])
     lanes.let_go(head)
     lanes.refused(head, 2000.0)
-    assert seqs(lanes.take_behind(10)) == [6, 8]
-    assert lanes.take_behind(10) == []
+    behind, ahead = lanes.to_log(1)
+    assert (seqs(behind), ahead) == ([6], [])
+    lanes.logged(behind)
+    behind, _ = lanes.to_log(10)
+    assert seqs(behind) == [8]
+    lanes.logged(behind)
+    assert not lanes.has_behind
     assert used == {1}
 
 
@@ -206,7 +243,7 @@ def test_a_key_refused_again_while_it_drains_waits_again(
     (again,) = lanes.hand_out(1, ALL)
     refuse(lanes, again, clock.now + 10)
     assert lanes.hand_out(1, ALL) == []
-    assert lanes.take_behind(10) == [], "the log has it"
+    assert not lanes.has_behind, "the log has it"
     clock.now += 11
     ((freed,), _) = lanes.freed(ALL, 10, 10)
     assert freed == (1, "a", 4)
@@ -251,7 +288,7 @@ def test_a_returned_delivery_comes_again_before_the_rest_of_its_key(
     lanes: DeliveryLanes,
 ) -> None:
     rows = [row(5, key="a"), row(6, key="a"), row(7, key="b"), row(8, key="a")]
-    lanes.claimed(rows, [1, 2, 3], QUIET, full=False)
+    hold(lanes, rows)
     first, second = lanes.hand_out(2, ALL)
     lanes.give_back(first)
     lanes.give_back(second)
@@ -261,7 +298,7 @@ def test_a_returned_delivery_comes_again_before_the_rest_of_its_key(
 def test_nothing_is_delivered_from_a_lane_that_is_being_released(
     lanes: DeliveryLanes, used: Used
 ) -> None:
-    lanes.claimed([row(5), row(6, lane=2)], [1, 2, 3], QUIET, full=False)
+    hold(lanes, [row(5), row(6, lane=2)])
     assert lanes.hand_out(100, frozenset({2})) == [row(6, lane=2)]
     assert used == {2}
     assert lanes.hand_out(100, ALL) == [row(5)]
@@ -275,7 +312,7 @@ def test_a_lost_lane_is_forgotten_but_its_deliveries_stay_held(
     lanes.lose([1])
     assert lanes.hand_out(100, ALL) == []
     lanes.take([1])
-    lanes.start(1, 4, ())
+    take_over(lanes, 1)
     assert claim(lanes, row(5)) == []
     lanes.let_go(given)
     assert used == set()

@@ -9,7 +9,7 @@ from typing_extensions import override
 from inbox.sources.postgres import PostgresSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
-from outbox import Message
+from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
@@ -29,7 +29,7 @@ class TestPostgresPublisher(ThroughProxy, PublisherSuite):
     @override
     def publisher(self) -> PostgresPublisher:
         limit = f"max_payload_bytes={self.max_payload_bytes}"
-        return PostgresPublisher.from_url(f"{self.url}?{limit}")
+        return PostgresPublisher(f"{self.url}?{limit}")
 
     @override
     async def prepare(self, topic: str) -> None:
@@ -42,7 +42,7 @@ class TestPostgresPublisher(ThroughProxy, PublisherSuite):
         rows = execute(
             self.direct,
             "SELECT topic, payload, key, tenant, headers, message_id, content_type,"
-            " schema_version FROM inbox.delivery WHERE topic = %s ORDER BY seq",
+            " schema_version FROM inbox.message WHERE topic = %s ORDER BY seq",
             [topic],
         )
         found = [
@@ -71,7 +71,9 @@ class TestPostgresPublisher(ThroughProxy, PublisherSuite):
 
 
 class TestPostgresSource(ThroughProxy, SourceSuite):
-    capabilities = SourceCapabilities(takes_bytes=False, takes_bytes_as_topic=False)
+    capabilities = SourceCapabilities(
+        counts_reclaimed=False, takes_bytes=False, takes_bytes_as_topic=False
+    )
     answer_timeout = 20.0
 
     @pytest.fixture(autouse=True)
@@ -99,15 +101,15 @@ class TestPostgresSource(ThroughProxy, SourceSuite):
 
     @override
     async def put(self, *messages: Message) -> None:
-        async with PostgresPublisher.from_url(self.direct) as publisher:
+        async with PostgresPublisher(self.direct) as publisher:
             assert await publisher.publish(messages) == [Acked()] * len(messages)
 
     @override
     async def put_foreign(self, topic: str, payload: bytes) -> None:
         execute(
             self.direct,
-            "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer,"
+            "INSERT INTO inbox.message (message_id, lane, schema_version,"
             " topic, content_type, headers, payload)"
-            " VALUES (gen_random_uuid(), 0, 1, 'one', %s, 'x/y', '[1]', %s)",
+            " VALUES (gen_random_uuid(), 0, 1, %s, 'x/y', '[1]', %s)",
             [topic, payload],
         )

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from outbox import Message
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
@@ -52,7 +52,7 @@ async def test_the_wire_format_is_as_documented(rabbitmq_url: str) -> None:
         schema_version=2,
     )
     bind(rabbitmq_url, message.topic)
-    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+    async with RabbitMQPublisher(rabbitmq_url) as publisher:
         assert await publisher.publish([message]) == [Acked()]
     with channel_of(rabbitmq_url) as channel:
         method, properties, body = channel.basic_get(message.topic, auto_ack=True)
@@ -87,7 +87,7 @@ async def test_the_wire_format_is_as_documented(rabbitmq_url: str) -> None:
 async def test_unroutable_messages_are_nacked_and_not_lost(rabbitmq_url: str) -> None:
     bind(rabbitmq_url, "orders")
     lost, found = Message("nowhere", b"1"), Message("orders", b"2")
-    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+    async with RabbitMQPublisher(rabbitmq_url) as publisher:
         answers = await publisher.publish([lost, found])
         assert answers[1] == Acked()
         assert isinstance(answers[0], Nacked)
@@ -99,7 +99,7 @@ async def test_unroutable_messages_are_nacked_and_not_lost(rabbitmq_url: str) ->
 
 
 async def test_unroutable_messages_are_dropped_on_request(rabbitmq_url: str) -> None:
-    async with RabbitMQPublisher.from_url(f"{rabbitmq_url}&unroutable=drop") as each:
+    async with RabbitMQPublisher(f"{rabbitmq_url}&unroutable=drop") as each:
         assert await each.publish([Message("nowhere", b"1")]) == [Acked()]
 
 
@@ -117,7 +117,7 @@ async def test_messages_that_amqp_cannot_carry_are_refused_permanently(
         Message("orders", b"", headers={"BCC": "others"}),
     ]
     good = Message("orders", b"1", headers={"n" * 255: "ä" * 50_000})
-    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+    async with RabbitMQPublisher(rabbitmq_url) as publisher:
         answers = await publisher.publish([*bad, good])
     assert all(isinstance(a, Nacked) and a.permanent for a in answers[:-1]), answers
     assert answers[-1] == Acked()
@@ -130,7 +130,7 @@ async def test_a_message_too_large_for_the_server_is_refused_alone(
     bind(url, "orders")
     batches = [numbered(30, keys=3), numbered(30, keys=3)]
     large = Message("orders", bytes(1001), key="key 0")
-    async with RabbitMQPublisher.from_url(url) as publisher:
+    async with RabbitMQPublisher(url) as publisher:
         one, other = await asyncio.gather(
             publisher.publish([*batches[0][:15], large, *batches[0][15:]]),
             publisher.publish(batches[1]),
@@ -159,7 +159,7 @@ async def test_a_topic_without_write_permission_is_refused_alone(
         Message("secret", b"2"),
         Message("orders", b""),
     ]
-    async with RabbitMQPublisher.from_url(url) as publisher:
+    async with RabbitMQPublisher(url) as publisher:
         for _ in range(2):
             first, refused, last = await publisher.publish(messages)
             assert (first, last) == (Acked(), Acked())
@@ -173,7 +173,7 @@ async def test_an_exchange_that_cannot_be_declared_is_reported_at_start(
 ) -> None:
     url = rabbitmq_url.replace("guest:guest", f"{writer}:secret")
     with pytest.raises(ConfigError, match=r"exchange 'test-.*' doesn't exist"):
-        async with RabbitMQPublisher.from_url(url):
+        async with RabbitMQPublisher(url):
             pass
 
 
@@ -184,7 +184,7 @@ async def test_messages_confirmed_before_a_timeout_are_not_published_again(
     bind(rabbitmq_url, topic)
     slow, through = proxy(f"{rabbitmq_url}&timeout=3s")
     first, large = Message(topic, b"1"), Message(topic, bytes(16 * 1024 * 1024))
-    async with RabbitMQPublisher.from_url(through) as publisher:
+    async with RabbitMQPublisher(through) as publisher:
         assert await publisher.publish([Message(topic, b"0")]) == [Acked()]
         slow.slow(0.05)
         with pytest.raises(BrokerTimeoutError, match="not all confirms within 3 s"):
@@ -198,7 +198,7 @@ async def test_messages_confirmed_before_a_timeout_are_not_published_again(
 async def test_a_deleted_exchange_is_declared_again(rabbitmq_url: str) -> None:
     bind(rabbitmq_url, "orders")
     messages = numbered(3)
-    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+    async with RabbitMQPublisher(rabbitmq_url) as publisher:
         assert await publisher.publish(messages) == [Acked()] * 3
         with channel_of(rabbitmq_url) as channel:
             channel.exchange_delete(exchange_of(rabbitmq_url))
@@ -220,7 +220,7 @@ async def test_an_invalid_url_is_reported_at_start(
     rabbitmq_url: str, change: tuple[str, str], reason: str
 ) -> None:
     with pytest.raises(BrokerUnavailableError, match=reason) as told:
-        async with RabbitMQPublisher.from_url(rabbitmq_url.replace(*change)):
+        async with RabbitMQPublisher(rabbitmq_url.replace(*change)):
             pass
     assert "5ecret" not in str(told.value)
 
@@ -243,7 +243,7 @@ async def test_an_invalid_url_is_reported_at_start(
 )
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
-        RabbitMQPublisher.from_url(url)
+        RabbitMQPublisher(url)
 
 
 @pytest.fixture(scope="module")
@@ -279,12 +279,12 @@ async def test_amqps_verifies_the_servers_certificate(authority: Path) -> None:
         wait_for("the listener for TLS", lambda: is_listening(port))
         secure = f"amqps://guest:guest@127.0.0.1:{port}?exchange=test"
         trusted = f"{secure}&cacertfile={authority / 'ca.pem'}"
-        async with RabbitMQPublisher.from_url(trusted) as publisher:
+        async with RabbitMQPublisher(trusted) as publisher:
             assert await publisher.publish(numbered(500)) == [Acked()] * 500
         with pytest.raises(BrokerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
-            async with RabbitMQPublisher.from_url(secure):
+            async with RabbitMQPublisher(secure):
                 pass
         elsewhere = trusted.replace("127.0.0.1", "localhost")
         with pytest.raises(BrokerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
-            async with RabbitMQPublisher.from_url(elsewhere):
+            async with RabbitMQPublisher(elsewhere):
                 pass

@@ -7,12 +7,12 @@ import pytest
 from typing_extensions import override
 
 from tests.acceptance.broker_faults import (
+    TO_BE_CUT,
     TOPIC,
     Arrival,
     BrokerFaults,
     by_first_appearance,
 )
-from tests.fixtures.processes import RunningProcess
 from tests.fixtures.rabbitmq import bind, channel_of, drain
 from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 
@@ -77,30 +77,38 @@ class RabbitMQFaults(BrokerFaults):
 
 class TestRabbitMQ(RabbitMQFaults):
     @pytest.mark.timeout(300)
-    def test_a_memory_alarm_costs_no_attempt(self) -> None:
+    def test_an_alarm_of_memory_or_disk_costs_no_attempt(self) -> None:
         relay = self.drain()
-        set_limit = "vm_memory_monitor:set_vm_memory_high_watermark({})."
-        self.expect_blocked(relay, set_limit, "0.00001", "0.4")
-
-    @pytest.mark.timeout(300)
-    def test_a_disk_alarm_costs_no_attempt(self) -> None:
-        relay = self.drain()
-        set_limit = "rabbit_disk_monitor:set_disk_free_limit({})."
-        self.expect_blocked(relay, set_limit, "1000000000000000", '"50MB"')
-
-    def expect_blocked(
-        self, relay: RunningProcess, set_limit: str, alarm: str, calm: str
-    ) -> None:
+        for what, set_limit, alarm, calm in (
+            (
+                "memory",
+                "vm_memory_monitor:set_vm_memory_high_watermark",
+                "0.00001",
+                "0.4",
+            ),
+            (
+                "disk",
+                "rabbit_disk_monitor:set_disk_free_limit",
+                "1000000000000000",
+                '"50MB"',
+            ),
+        ):
+            self.proxy.stall()
+            self.writer.add(TO_BE_CUT)
+            self.server.evaluate(f"{set_limit}({alarm}).")
+            self.proxy.resume()
+            try:
+                refused = f"is not accepting messages: low on {what}"
+                relay.wait_for_log(refused, times=2)
+                left = self.inspection.unsettled()
+                assert left
+                assert self.inspection.charged() == 0
+            finally:
+                self.server.evaluate(f"{set_limit}({calm}).")
+            self.wait_for_progress(left)
         self.proxy.stall()
-        self.server.evaluate(set_limit.format(alarm))
-        self.proxy.resume()
-        try:
-            relay.wait_for_log("is not accepting messages: low on", times=2)
-            assert self.inspection.unsettled()
-            assert self.inspection.charged() == 0
-        finally:
-            self.server.evaluate(set_limit.format(calm))
-        self.expect_all(relay)
+        self.writer.add(TO_BE_CUT)
+        self.expect_all(relay, self.proxy.resume)
 
 
 @pytest.mark.variant

@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from outbox import Message
 from outbox.errors import BrokerUnavailableError
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.rabbitmq import bind, drain, set_free_disk_limit
@@ -42,7 +42,7 @@ async def test_a_full_queue_is_unavailable_and_gets_each_message_once(
     bind(rabbitmq_url, topic, {"x-queue-type": kind, "x-max-length": 20} | REJECTS)
     messages = [Message(topic, b"") for _ in range(2_000)]
     batches = [messages[n : n + 50] for n in range(0, len(messages), 50)]
-    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+    async with RabbitMQPublisher(rabbitmq_url) as publisher:
         taken = 0
         while await is_published(publisher, batches[taken]):
             taken += 1
@@ -63,7 +63,7 @@ async def test_a_full_queue_among_others_is_charged_to_its_own_messages(
     bind(rabbitmq_url, "orders")
     bind(rabbitmq_url, topic, {"x-max-length": 0} | REJECTS)
     other, refused = Message("orders", b""), Message(topic, b"")
-    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+    async with RabbitMQPublisher(rabbitmq_url) as publisher:
         with pytest.raises(BrokerUnavailableError, match=TAKES_NOTHING):
             await publisher.publish([refused])
         first, second = await publisher.publish([other, refused])
@@ -82,7 +82,7 @@ async def test_a_queue_that_is_down_is_unavailable_until_it_is_up(
     server = f"quorum_queues, {{'%2F_{topic}', node()}}"
     batch = [Message(topic, b"") for _ in range(10)]
     shared_rabbitmq.evaluate(f"ok = ra:stop_server({server}).")
-    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+    async with RabbitMQPublisher(rabbitmq_url) as publisher:
         with pytest.raises(BrokerUnavailableError, match=TAKES_NOTHING):
             await publisher.publish(batch)
         shared_rabbitmq.evaluate(f"ok = ra:restart_server({server}).")
@@ -101,7 +101,7 @@ async def test_a_server_with_a_full_disk_is_unavailable_until_there_is_room(
     batch = [Message(topic, b"") for _ in range(10)]
     set_free_disk_limit(shared_rabbitmq, "1000000000000000")
     try:
-        async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+        async with RabbitMQPublisher(rabbitmq_url) as publisher:
             for _ in range(2):
                 with pytest.raises(
                     BrokerUnavailableError, match="messages: low on disk"

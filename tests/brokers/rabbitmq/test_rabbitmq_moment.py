@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pika import BasicProperties
 
-from outbox import Message
 from outbox.brokers.rabbitmq.message import from_delivery, published_at, to_properties
+from pillarbox import Message
 
 
 def properties(**given: Any) -> BasicProperties:

@@ -1,4 +1,4 @@
-"""The private RabbitMQ server, and how pillarbox finds the RabbitMQ adapters."""
+"""The private RabbitMQ server."""
 
 import subprocess
 import sys
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from outbox.brokers.plugins import implementation
 from outbox.errors import ConfigError, OutboxError
 from outbox.testing.lifetime import is_running, wait_until
 from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
@@ -66,22 +65,3 @@ def test_without_the_server_the_error_says_what_to_install(
     monkeypatch.setattr("tests.servers.rabbitmq.server._DEBIAN", tmp_path)
     with pytest.raises(ConfigError, match="install it"), rabbitmq_server():
         pass
-
-
-@pytest.mark.parametrize("scheme", ["amqp", "amqps", "rabbitmq"])
-@pytest.mark.parametrize("group", ["relay.publishers", "inbox.sources"])
-def test_each_scheme_finds_its_adapter(group: str, scheme: str) -> None:
-    found = implementation(group, f"{scheme}://localhost")
-    assert found.__name__ in {"RabbitMQPublisher", "RabbitMQSource"}
-
-
-def test_without_the_client_library_the_error_names_the_extra() -> None:
-    program = (
-        "import sys; sys.modules['pika'] = None\n"
-        "from outbox.brokers.plugins import implementation\n"
-        "implementation('relay.publishers', 'amqps://localhost')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert "pip install 'pillarbox[rabbitmq]'" in done.stderr

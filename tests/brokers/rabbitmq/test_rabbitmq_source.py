@@ -12,8 +12,8 @@ import pytest
 from inbox.source import Delivery
 from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.rabbitmq.queue import QueueConfig, binding_key
-from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
@@ -62,7 +62,7 @@ async def source(
 
 
 async def publish(url: str, *messages: Message) -> None:
-    async with RabbitMQPublisher.from_url(url) as publisher:
+    async with RabbitMQPublisher(url) as publisher:
         assert await publisher.publish(messages) == [Acked()] * len(messages)
 
 
@@ -239,11 +239,11 @@ async def test_a_redelivered_message_keeps_its_attempts(
 )
 def test_an_invalid_option_is_refused(options: str) -> None:
     with pytest.raises(ConfigError):
-        RabbitMQSource.from_url(f"amqp://h?{options}", consumer="c", topics=["t"])
+        RabbitMQSource(f"amqp://h?{options}", consumer="c", topics=["t"])
 
 
 def test_the_options_of_a_url_are_used() -> None:
-    RabbitMQSource.from_url(
+    RabbitMQSource(
         "amqp://h/v?exchange=e&queue=q&queue_type=classic&prefetch=10"
         "&single_active_consumer=true&heartbeat=30",
         consumer="c",

@@ -14,8 +14,8 @@ from inbox.testing.source_settling import SourceSettling
 from inbox.testing.source_sharing import SourceSharing
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
-from outbox import Message
 from outbox.brokers.rabbitmq.message import to_properties
+from pillarbox import Message
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
@@ -34,7 +34,7 @@ class TestRabbitMQPublisher(ThroughProxy, PublisherSuite):
     @override
     def publisher(self) -> RabbitMQPublisher:
         limit = f"max_payload_bytes={self.max_payload_bytes}"
-        return RabbitMQPublisher.from_url(f"{self.url}&{limit}")
+        return RabbitMQPublisher(f"{self.url}&{limit}")
 
     @override
     async def prepare(self, topic: str) -> None:

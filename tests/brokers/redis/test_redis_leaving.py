@@ -11,9 +11,9 @@ from redis import Redis
 
 from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
-from outbox import Message
 from outbox.cloudevents.fields import to_fields
 from outbox.errors import BrokerUnavailableError
+from pillarbox import Message
 from tests.servers.redis import RedisServer
 
 SOON = timedelta(milliseconds=50)

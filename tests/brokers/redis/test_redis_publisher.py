@@ -3,8 +3,8 @@
 import pytest
 from redis import Redis as SyncRedis
 
-from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
@@ -16,7 +16,7 @@ async def test_a_full_redis_accepts_all_of_a_batch_or_nothing(
 ) -> None:
     with SyncRedis.from_url(private_redis.url) as client:
         client.config_set("maxmemory", "1")
-        async with RedisPublisher.from_url(private_redis.url) as publisher:
+        async with RedisPublisher(private_redis.url) as publisher:
             with pytest.raises(BrokerUnavailableError, match="used memory"):
                 await publisher.publish(numbered(3))
             assert client.xlen("orders") == 0
@@ -29,7 +29,7 @@ async def test_a_topic_that_is_not_a_stream_is_nacked_and_others_are_not(
 ) -> None:
     with SyncRedis.from_url(redis_url) as client:
         client.set("taken", "x")
-    async with RedisPublisher.from_url(redis_url) as publisher:
+    async with RedisPublisher(redis_url) as publisher:
         first, second, third = await publisher.publish(
             [Message("orders", b""), Message("taken", b""), Message("orders", b"")]
         )
@@ -43,7 +43,7 @@ async def test_a_topic_without_write_permission_is_nacked_alone(
 ) -> None:
     with SyncRedis.from_url(private_redis.url) as client:
         client.execute_command("ACL", "SETUSER", "default", "resetkeys", "~orders")
-        async with RedisPublisher.from_url(private_redis.url) as publisher:
+        async with RedisPublisher(private_redis.url) as publisher:
             first, second = await publisher.publish(
                 [Message("secret", b""), Message("orders", b"")]
             )
@@ -56,7 +56,7 @@ async def test_a_payload_over_the_limit_is_nacked_permanently_and_not_sent(
     redis_url: str,
 ) -> None:
     url = f"{redis_url}?max_payload_bytes=3"
-    async with RedisPublisher.from_url(url) as publisher:
+    async with RedisPublisher(url) as publisher:
         large, small = await publisher.publish(
             [Message("orders", b"1234"), Message("orders", b"123")]
         )
@@ -69,7 +69,7 @@ async def test_a_payload_over_the_limit_is_nacked_permanently_and_not_sent(
 async def test_streams_are_trimmed_to_about_the_length_in_the_url(
     redis_url: str,
 ) -> None:
-    async with RedisPublisher.from_url(f"{redis_url}?maxlen=100") as publisher:
+    async with RedisPublisher(f"{redis_url}?maxlen=100") as publisher:
         await publisher.publish(numbered(1000))
     with SyncRedis.from_url(redis_url) as client:
         assert 100 <= int(str(client.xlen("orders"))) < 300
@@ -88,4 +88,4 @@ async def test_streams_are_trimmed_to_about_the_length_in_the_url(
 )
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="broker URL"):
-        RedisPublisher.from_url(url)
+        RedisPublisher(url)

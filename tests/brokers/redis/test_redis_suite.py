@@ -10,8 +10,8 @@ from typing_extensions import override
 from inbox.sources.redis import RedisSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
-from outbox import Message
 from outbox.cloudevents.fields import from_fields, to_fields
+from pillarbox import Message
 from relay.publishers.redis import RedisPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
@@ -29,7 +29,7 @@ class TestRedisPublisher(ThroughProxy, PublisherSuite):
     @override
     def publisher(self) -> RedisPublisher:
         limit = f"max_payload_bytes={self.max_payload_bytes}"
-        return RedisPublisher.from_url(f"{self.url}?{limit}")
+        return RedisPublisher(f"{self.url}?{limit}")
 
     @override
     async def received(self, topic: str, count: int) -> Sequence[Message]:

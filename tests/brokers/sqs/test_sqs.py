@@ -9,12 +9,12 @@ import pytest
 
 from inbox.source import Delivery
 from inbox.sources.sqs import SqsSource
-from outbox import Message
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.brokers.sqs.message import read
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
 from outbox.testing.samples import differences, full_message, numbered
+from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.sqs import SqsPublisher
 from tests.fixtures.sqs import Aws, fresh

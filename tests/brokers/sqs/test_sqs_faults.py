@@ -19,7 +19,7 @@ from tests.fixtures.proxy import Proxy
 from tests.fixtures.sqs import Aws, account
 from tests.servers.sqs import sqs_server
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.variant]
 
 
 class Reader:
@@ -118,12 +118,10 @@ class TestSqs(BrokerFaults):
         self.proxy.resume()
 
 
-@pytest.mark.variant
 class TestStandardSqs(TestSqs):
     ordered = False
     fifo = False
 
 
-@pytest.mark.variant
 class TestSns(TestSqs):
     scheme = "sns"

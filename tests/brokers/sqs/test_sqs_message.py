@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox import Message
 from outbox.brokers.sqs.connection import SqsSettings, resource_name
 from outbox.brokers.sqs.message import group_of, read, typed, write
 from outbox.errors import ConfigError, InvalidMessageError
 from outbox.testing.samples import TRACEPARENT, differences
+from pillarbox import Message
 
 TAKEN = re.compile("[\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)

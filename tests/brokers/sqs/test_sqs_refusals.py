@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox import Message
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.sqs import SqsPublisher
 from tests.fixtures.sqs_script import (

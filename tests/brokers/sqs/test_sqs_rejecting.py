@@ -1,4 +1,4 @@
-"""A relay with an SQS that throttles and fails: scripted, since moto never does."""
+"""The fault suite with a scripted SQS, which also throttles and rejects."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import override
 
 from outbox.brokers.sqs.message import read
-from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
+from tests.acceptance.broker_faults import TO_BE_CUT, TOPIC, Arrival, BrokerFaults
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.sqs_script import (
     Answer,
@@ -130,6 +130,7 @@ class TestScriptedSqs(BrokerFaults):
     def test_a_service_that_rejects_everything_costs_no_attempt(self) -> None:
         relay = self.drain()
         self.service.reject()
+        self.writer.add(TO_BE_CUT)
         relay.wait_for_log("BrokerLost", times=5)
         assert self.inspection.unsettled()
         assert self.inspection.charged() == 0

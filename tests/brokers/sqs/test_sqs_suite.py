@@ -13,10 +13,10 @@ from inbox.testing.source_settling import SourceSettling
 from inbox.testing.source_sharing import SourceSharing
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
-from outbox import Message
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.testing.conformance import checks
 from outbox.testing.samples import MAX_PAYLOAD_BYTES, numbered
+from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.sqs import SqsPublisher
 from relay.testing.publisher_answers import PublisherAnswers

@@ -6,8 +6,8 @@ import signal
 import psycopg
 import pytest
 
-from outbox import Message
 from outbox.cli.main import main
+from pillarbox import Message
 from tests.fixtures.consumers import numbered
 from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
@@ -75,7 +75,7 @@ async def test_messages_of_a_killed_consumer_are_handled_once_by_the_next(
 @pytest.mark.parametrize(
     ("path", "variables", "words"),
     [
-        ("shop_app:broken", {}, "should be an inbox.Consumer"),
+        ("shop_app:broken", {}, "should be a Consumer"),
         ("shop_app:fail", {}, "'fail' raised LookupError: no such setting"),
         ("no_such:consumer", {}, "No module named 'no_such'"),
         ("shop_app:consumer", {"TEST_BROKER": "x://y"}, "no source for the scheme"),

@@ -4,8 +4,8 @@ from typing import cast
 
 import pytest
 
-from outbox import uuid7
 from outbox.cli.main import main
+from pillarbox import uuid7
 from tests.acceptance.relays import as_role
 
 Capture = pytest.CaptureFixture[str]

@@ -45,7 +45,7 @@ def test_a_waiting_key_holds_back_its_current_and_later_messages() -> None:
     backlog: Backlog[Item] = Backlog(clock)
     for item in (Item(2, "a"), Item(3, "b")):
         backlog.add(item)
-    backlog.put_aside(Item(1, "a"), 5)
+    backlog.defer(Item(1, "a"), 5)
     backlog.add(Item(4, "a"))
     assert take_all(backlog) == [3]
     assert backlog.seconds_until_due() == 5
@@ -58,8 +58,8 @@ def test_a_waiting_key_holds_back_its_current_and_later_messages() -> None:
 def test_a_key_waits_for_its_longest_wait() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
-    backlog.put_aside(Item(1, "a"), 5)
-    backlog.put_aside(Item(2, "a"), 1)
+    backlog.defer(Item(1, "a"), 5)
+    backlog.defer(Item(2, "a"), 1)
     clock.now += 4
     assert take_all(backlog) == []
     clock.now += 1
@@ -69,8 +69,8 @@ def test_a_key_waits_for_its_longest_wait() -> None:
 def test_the_longest_wait_of_a_key_ends_once() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
-    backlog.put_aside(Item(1, "a"), 1)
-    backlog.put_aside(Item(2, "a"), 5)
+    backlog.defer(Item(1, "a"), 1)
+    backlog.defer(Item(2, "a"), 5)
     clock.now += 1
     assert take_all(backlog) == []
     clock.now += 4
@@ -80,7 +80,7 @@ def test_the_longest_wait_of_a_key_ends_once() -> None:
 def test_messages_without_a_key_wait_individually() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
-    backlog.put_aside(Item(1, None), 5)
+    backlog.defer(Item(1, None), 5)
     backlog.add(Item(2, None))
     assert take_all(backlog) == [2]
     clock.now += 5
@@ -90,7 +90,7 @@ def test_messages_without_a_key_wait_individually() -> None:
 def test_nothing_is_left_after_clear() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
-    backlog.put_aside(Item(1, "a"), 5)
+    backlog.defer(Item(1, "a"), 5)
     backlog.add(Item(2, "b"))
     backlog.clear()
     clock.now += 5
@@ -110,7 +110,7 @@ def test_items_at_the_same_position_are_taken_in_the_order_added() -> None:
     backlog: Backlog[Entry] = Backlog(clock)
     first, second, third = Entry("a"), Entry("b"), Entry(None)
     for entry in (second, first, third):
-        backlog.put_aside(entry, 5)
+        backlog.defer(entry, 5)
     clock.now += 5
     assert backlog.take(3) == [second, first, third]
 
@@ -120,9 +120,9 @@ def test_waiting_messages_are_listed_with_those_they_hold_back() -> None:
     backlog: Backlog[Item] = Backlog(clock)
     for item in (Item(2, "a"), Item(3, "b"), Item(4, None)):
         backlog.add(item)
-    backlog.put_aside(Item(1, "a"), 5)
+    backlog.defer(Item(1, "a"), 5)
     backlog.add(Item(5, "a"))
-    backlog.put_aside(Item(6, None), 2)
+    backlog.defer(Item(6, None), 2)
     clock.now += 1
     assert {item.place: left for item, left in backlog.waiting()} == {
         1: 4,

@@ -22,9 +22,9 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from outbox import uuid7
-from outbox.events import BlockedKeysMeasured
+from outbox.events import ProcessMeasured
 from outbox.observability.prometheus import TopicLabels
+from pillarbox import uuid7
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HEAD = uuid7()
@@ -47,7 +47,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def keys(clock: Clock) -> BlockedKeys:
-    return BlockedKeys("billing", clock)
+    return BlockedKeys(clock)
 
 
 def fields_of(id: UUID = HEAD, key: str | None = "customer 7") -> dict[str, Any]:
@@ -80,15 +80,14 @@ def test_a_key_is_blocked_since_the_first_failure_of_its_head(
             attempts=2,
             since=START,
             next_at=START + timedelta(seconds=80),
+            reason="no",
         )
     ]
-    since = {"count": 1, "since": "2026-01-31T12:00:00.000+00:00"}
-    assert keys.count() == since
-    assert keys.tell() == {
-        **since,
-        "keys": [
+    assert keys.listed() == {
+        "count": 1,
+        "since": "2026-01-31T12:00:00.000+00:00",
+        "heads": [
             {
-                "key": "customer 7",
                 "topic": "orders",
                 "head": str(HEAD),
                 "attempts": 2,
@@ -123,7 +122,7 @@ def test_every_outcome_of_the_head_unblocks_the_key(
 def test_a_message_without_a_key_blocks_no_key(keys: BlockedKeys) -> None:
     keys(failed(key=None))
     keys(MessageHandled(**fields_of(uuid7()), seconds=0.1))
-    assert keys.tell() == {"count": 0, "since": None, "keys": []}
+    assert keys.listed() == {"count": 0, "since": None, "heads": []}
 
 
 def test_the_longest_waiting_key_comes_first(keys: BlockedKeys, clock: Clock) -> None:
@@ -147,14 +146,20 @@ def test_prometheus_exports_the_number_and_age_of_blocked_keys() -> None:
             f"pillarbox_consumer_{name}", {"consumer": "billing"}
         )
 
-    measured = BlockedKeysMeasured(
-        consumer="billing", keys=2, age=timedelta(seconds=90)
-    )
-    metrics(measured)
-    metrics(measured)
+    def measured(keys: int, age: timedelta | None) -> ProcessMeasured:
+        return ProcessMeasured(
+            kind="consumer",
+            name="billing",
+            in_flight=0,
+            held=0,
+            blocked_keys=keys,
+            blocked_for=age,
+        )
+
+    metrics(measured(2, timedelta(seconds=90)))
     assert value("blocked_keys") == 2
     assert value("blocked_key_age_seconds") == 90
 
-    metrics(BlockedKeysMeasured(consumer="billing", keys=0, age=None))
+    metrics(measured(0, None))
     assert value("blocked_keys") == 0
     assert value("blocked_key_age_seconds") is None

@@ -10,7 +10,7 @@ from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.source import Delivery
 from inbox.sources.memory import MemoryDelivery, MemorySource
-from outbox import Message
+from pillarbox import Message
 
 NOW = timedelta(0)
 HOUR = timedelta(hours=1)

@@ -7,7 +7,6 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import sessionmaker
 
-from inbox import Consumer, DeadLetter
 from inbox.dead_letters.write import DeadLetterWriter
 from inbox.events import (
     DeadLetterRepeated,
@@ -18,15 +17,14 @@ from inbox.events import (
 )
 from inbox.handlers.sessions import make_executor
 from inbox.sources.memory import MemorySource
-from outbox import Message
-from outbox.dead_letters import Criteria, RetryCounts
-from outbox.dead_letters.retry import find, retry_all
+from outbox.dead_letters import RetryCounts
 from outbox.gather import gather
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
+from pillarbox import Consumer, DeadLetter, Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
-from tests.fixtures.dead_letters import states
+from tests.fixtures.dead_letters import retry, states
 from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
@@ -67,7 +65,7 @@ async def test_a_crash_between_dead_letter_and_ack_leaves_one_dead_letter(
 ) -> None:
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
     message = Message("orders", b"")
-    async with PostgresPublisher.from_url(database_url) as publisher:
+    async with PostgresPublisher(database_url) as publisher:
         await publisher.publish([message])
     async with async_sessions_of(database_url) as sessions:
         # What the crashed consumer had committed; its database is also the broker.
@@ -108,8 +106,7 @@ async def test_after_a_successful_redelivery_a_retry_settles_the_dead_letter(
             source.add(message)
             await events.wait_for(MessageHandled, timeout=60)
         assert states(database_url, "inbox")[0][0] == "PENDING"
-        async with consumer.retrier() as retrier:
-            tally = await retry_all(retrier, await find(retrier, Criteria()))
+        tally = await retry(consumer.retrier())
     assert tally == RetryCounts(succeeded=1)
     assert len(calls) == 2
 

@@ -9,11 +9,9 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer, DeadLetter, RetryLater
 from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.metrics import ConsumerMetrics
 from inbox.events import (
-    ConsumerMeasured,
     ConsumerStopped,
     DuplicateSkipped,
     HandlerFailed,
@@ -23,8 +21,9 @@ from inbox.events import (
 )
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
-from outbox import Message
+from outbox.events import ProcessMeasured
 from outbox.observability.prometheus import TopicLabels
+from pillarbox import Consumer, DeadLetter, Message, RetryLater
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import QUICK, async_sessions_of, id_of, running
 
@@ -120,11 +119,11 @@ async def test_handlers_and_the_delivery_of_a_message_are_timed(
             await leave.wait()
 
         async with running(consumer) as events:
-            async with PostgresPublisher.from_url(database_url) as publisher:
+            async with PostgresPublisher(database_url) as publisher:
                 await publisher.publish([Message("orders", b"1")])
             await entered.wait()
-            started = len(events.of(ConsumerMeasured))
-            await events.wait_for(ConsumerMeasured, started + 1)
+            started = len(events.of(ProcessMeasured))
+            await events.wait_for(ProcessMeasured, started + 1)
             assert seen.value("in_flight_messages") == 1
             assert seen.value("held_messages") == 1
             leave.set()

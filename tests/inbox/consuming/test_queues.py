@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox import Consumer
 from inbox.events import DeliveriesReceived, DuplicateSkipped, MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox import Message
+from pillarbox import Consumer, Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, numbered, running
 from tests.fixtures.sessions import execute
@@ -78,7 +77,7 @@ async def test_each_queue_has_a_group_and_one_receipt_serves_all(
             database_url, "SELECT consumer, topic FROM inbox.subscription ORDER BY 1"
         )
         assert subscriptions == [("billing", "orders"), ("billing--batch", "bulk")]
-        async with PostgresPublisher.from_url(database_url) as publisher:
+        async with PostgresPublisher(database_url) as publisher:
             await publisher.publish([Message("orders", b""), Message("bulk", b"")])
         await events.wait_for(MessageHandled, 2)
     receipts = execute(database_url, "SELECT DISTINCT consumer FROM inbox.receipt")
@@ -96,7 +95,7 @@ async def test_a_topic_that_changes_its_queue_is_handled_once(
     consumer.handles("orders", queue="batch")(handle)
     consumer.handles("refunds")(handle)
     async with running(consumer) as events:
-        async with PostgresPublisher.from_url(database_url) as publisher:
+        async with PostgresPublisher(database_url) as publisher:
             await publisher.publish([Message("orders", b"")])
         await events.wait_for(MessageHandled)
         await events.wait_for(DuplicateSkipped)
@@ -131,19 +130,21 @@ async def test_tenants_share_the_prefetched_messages(
     source = MemorySource(
         *flood(9, tenant="flood"), Message("bulk", b"", key="k", tenant="other")
     )
-    handled: list[str | None] = []
-    gate = asyncio.Event()
-    consumer = Consumer(
-        source, sessions, name="billing", max_in_flight=1, max_prefetched=20
-    )
+    begun: asyncio.Queue[str | None] = asyncio.Queue()
+    gate = asyncio.Semaphore(0)
+    consumer = Consumer(source, sessions, name="billing", max_in_flight=5)
 
     @consumer.handles("bulk")
     async def handle(session: AsyncSession, message: Message) -> None:
-        await gate.wait()
-        handled.append(message.tenant)
+        begun.put_nowait(message.tenant)
+        await gate.acquire()
 
     async with running(consumer) as events:
-        await events.wait_for(DeliveriesReceived)
-        gate.set()
+        for _ in range(5):
+            assert await begun.get() == "flood"
+        gate.release()
+        gate.release()
+        assert {await begun.get(), await begun.get()} == {"flood", "other"}
+        for _ in range(8):
+            gate.release()
         await events.wait_for(MessageHandled, 10)
-    assert handled.index("other") <= 2

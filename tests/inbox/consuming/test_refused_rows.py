@@ -8,7 +8,6 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer
 from inbox.events import (
     DeadLetterRepeated,
     HandlerDatabaseLost,
@@ -18,7 +17,7 @@ from inbox.events import (
 )
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from outbox import Message
+from pillarbox import Consumer, Message
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.sessions import execute
 
@@ -88,7 +87,7 @@ async def test_a_long_handler_accepts_text_that_postgresql_cannot_store(
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
         handled: list[Message] = []
 
-        @consumer.handles("*", lease=timedelta(seconds=30))
+        @consumer.job("*", lease=timedelta(seconds=30))
         async def handle(job: AsyncJob, message: Message) -> None:
             handled.append(message)
 

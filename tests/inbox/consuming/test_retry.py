@@ -8,16 +8,16 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox import Consumer, DeadLetter
 from inbox.events import HandlerFailed, MessageDeadLettered
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from outbox import Message
 from outbox.postgres.late_messages import RetentionTooShort
 from outbox.retry import RetryPolicy
+from pillarbox import Consumer, DeadLetter, Message
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
+    handles,
     running,
     sessions_of,
 )
@@ -56,8 +56,8 @@ async def test_a_handler_is_retried_by_its_own_policy(
     source = MemorySource(Message("own", b""), Message("common", b""))
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-        consumer.handles("own", retry=TWICE, **kind)(handler)
-        consumer.handles("common", **kind)(handler)
+        handles(consumer, "own", retry=TWICE, **kind)(handler)
+        handles(consumer, "common", **kind)(handler)
         async with running(consumer) as events:
             await events.wait_for(MessageDeadLettered, 2)
 

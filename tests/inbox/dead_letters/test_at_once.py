@@ -1,24 +1,21 @@
 """Whatever runs concurrently, the handler of a dead letter takes effect once."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox import Consumer, DeadLetter, idempotent
-from inbox.dead_letters.retry import HandlerRetrier
 from inbox.events import FinishedJobFailed, MessageDeadLettered
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from outbox import Message
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Outcome, RetryCounts, find, retry_all
+from outbox.dead_letters.retry import Outcome, RetryCounts
 from outbox.events import Event
-from tests.fixtures.consumers import async_sessions_of, running
-from tests.fixtures.dead_letters import give_up, states
+from pillarbox import Consumer, DeadLetter, Message, idempotent
+from tests.fixtures.consumers import running
+from tests.fixtures.dead_letters import find, give_up, retry, states
 from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -28,28 +25,10 @@ pytestmark = pytest.mark.timeout(180)
 PENDING = Criteria()
 
 
-@pytest.fixture(params=["psycopg", "asyncpg"])
-async def sessions(
-    database_url: str, request: pytest.FixtureRequest
-) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    async with async_sessions_of(database_url, request.param) as opened:
-        yield opened
-
-
-def consumer_of(sessions: Any, name: str = "billing") -> Consumer:
-    return Consumer(MemorySource(), sessions, name=name)
-
-
-async def retry(retrier: HandlerRetrier) -> RetryCounts:
-    async with retrier:
-        return await retry_all(retrier, await find(retrier, PENDING))
-
-
 async def test_an_idempotent_handler_records_its_own_receipt(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
 
     @consumer.handles("orders")
     @idempotent(consumer="billing")
@@ -106,7 +85,7 @@ async def test_a_concurrent_retry_and_redelivery_have_one_effect(
 async def test_two_concurrent_retries_of_one_dead_letter_have_one_effect(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
     at_work = asyncio.Event()
     proceed = asyncio.Event()
 
@@ -131,7 +110,7 @@ async def test_two_concurrent_retries_of_one_dead_letter_have_one_effect(
 async def test_a_discard_during_a_retry_waits_and_is_too_late(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
     discarding: list[asyncio.Task[Any]] = []
 
     @consumer.handles("orders")
@@ -161,7 +140,7 @@ async def test_a_failed_long_handler_is_restarted_by_a_retry(
     consumer = Consumer(source, sessions, name="billing")
     calls: list[Message] = []
 
-    @consumer.handles("reports", lease=timedelta(seconds=30))
+    @consumer.job("reports", lease=timedelta(seconds=30))
     async def handle(job: AsyncJob, message: Message) -> None:
         calls.append(message)
         if len(calls) < 3:
@@ -190,7 +169,7 @@ async def test_a_failed_job_is_dead_lettered_even_after_a_crash(
     source = MemorySource()
     consumer = Consumer(source, sessions, name="billing")
 
-    @consumer.handles("reports", lease=timedelta(seconds=30))
+    @consumer.job("reports", lease=timedelta(seconds=30))
     async def handle(job: AsyncJob, message: Message) -> None:
         raise DeadLetter("no paper")
 

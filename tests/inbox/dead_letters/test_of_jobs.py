@@ -8,17 +8,15 @@ from typing import Final
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox import Consumer, RetryLater
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.events import MessageCancelled
 from inbox.jobs.job import AsyncJob
-from outbox import Message
 from outbox.cli.main import main
 from outbox.dead_letters import Candidate, Criteria, Outcome
-from outbox.dead_letters.retry import find
 from outbox.testing.events import RecordedEvents
+from pillarbox import Consumer, Message, RetryLater
 from tests.fixtures.consumers import async_sessions_of
-from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.jobs import LEASE, TOPIC, cancel, consumer_of, job_of, receipts
 from tests.fixtures.sessions import execute
 
@@ -43,7 +41,7 @@ class Slow:
         self.begun = asyncio.Event()
         self.proceed = asyncio.Event()
         self.consumer: Consumer = consumer_of(sessions)
-        self.consumer.handles(TOPIC, lease=LEASE)(self.render)
+        self.consumer.job(TOPIC, lease=LEASE)(self.render)
 
     async def render(self, job: AsyncJob, message: Message) -> None:
         self.calls.append(job)
@@ -122,7 +120,7 @@ async def test_a_discard_during_a_retry_is_refused(
         retrying = asyncio.create_task(retrier.retry(await first_of(retrier)))
         await slow.begun.wait()
         add_letter(database_url, Message(TOPIC, b""))
-        assert await discard(database_url, "--all") == 2
+        assert await discard(database_url, "--topic=*") == 2
         said = capsys.readouterr().err
         assert "1 discarded, 1 not" in said
         assert f"pillarbox cancel {message.id} --consumer reports" in said
@@ -147,7 +145,7 @@ async def test_a_discard_ends_a_job_that_no_process_runs(
         f" VALUES ('{message.id}', inbox.moment_of('{message.id}'), 'reports',"
         f" {lease})",
     )
-    assert await discard(database_url, "--all") == 0
+    assert await discard(database_url, "--topic=*") == 0
     reason = "its dead letter was discarded"
     assert job_of(database_url) == ["cancelled", 0, 0, reason, True, None]
     assert receipts(database_url) == 1
@@ -212,7 +210,7 @@ async def test_a_long_handler_that_raises_retry_later_leaves_no_job_open(
 ) -> None:
     consumer = consumer_of(sessions)
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         raise RetryLater(timedelta(days=1), "closed on Fridays")
 

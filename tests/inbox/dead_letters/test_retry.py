@@ -1,8 +1,7 @@
 """Retries handle dead letters of the inbox again, and each takes effect once."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from psycopg import sql
@@ -10,16 +9,14 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from inbox import Consumer, DeadLetter, RetryLater
-from inbox.dead_letters.retry import HandlerRetrier
 from inbox.sources.memory import MemorySource
-from outbox import Message
 from outbox.dead_letters import Candidate, Criteria, RetrySchedule, Scheduler
-from outbox.dead_letters.retry import RetryCounts, find, retry_all
+from outbox.dead_letters.retry import RetryCounts
 from outbox.errors import ConfigError
 from outbox.testing.events import RecordedEvents
-from tests.fixtures.consumers import async_sessions_of, id_of, sessions_of
-from tests.fixtures.dead_letters import give_up, states
+from pillarbox import Consumer, DeadLetter, Message, RetryLater
+from tests.fixtures.consumers import id_of, sessions_of
+from tests.fixtures.dead_letters import give_up, retry, states
 from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.endings import WAYS
 from tests.fixtures.sessions import execute
@@ -27,28 +24,10 @@ from tests.fixtures.sessions import execute
 PENDING = Criteria()
 
 
-@pytest.fixture(params=["psycopg", "asyncpg"])
-async def sessions(
-    database_url: str, request: pytest.FixtureRequest
-) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    async with async_sessions_of(database_url, request.param) as opened:
-        yield opened
-
-
-def consumer_of(sessions: Any, name: str = "billing") -> Consumer:
-    return Consumer(MemorySource(), sessions, name=name)
-
-
-async def retry(retrier: HandlerRetrier) -> RetryCounts:
-    async with retrier:
-        return await retry_all(retrier, await find(retrier, PENDING))
-
-
 async def test_success_commits_effects_receipt_and_state_together(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
     seen: list[Message] = []
 
     @consumer.handles("orders.*")
@@ -70,7 +49,7 @@ async def test_success_commits_effects_receipt_and_state_together(
 async def test_the_retry_of_a_handled_message_succeeds_without_its_handler(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
 
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
@@ -92,7 +71,7 @@ async def test_the_retry_of_a_handled_message_succeeds_without_its_handler(
 async def test_a_failed_retry_updates_reason_and_schedule_and_leaves_no_effects(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
 
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
@@ -117,7 +96,7 @@ async def test_a_failed_retry_updates_reason_and_schedule_and_leaves_no_effects(
 async def test_a_retry_that_commits_past_its_session_must_be_retried_by_hand(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
     do = WAYS["COMMIT by a cursor"].do
 
     @consumer.handles("orders")
@@ -138,7 +117,7 @@ async def test_a_retry_that_commits_past_its_session_must_be_retried_by_hand(
 async def test_retry_later_costs_no_attempt(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
 
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
@@ -162,7 +141,7 @@ async def test_a_delay_of_a_day_is_24_hours_although_clocks_are_put_forward_mean
     execute(database_url, f"ALTER DATABASE {name} SET timezone = '{zone}'")
     query = "SELECT now() + interval '1 day' = now() + interval '23 hours'"
     assert execute(database_url, query) == [(True,)]
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
 
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
@@ -178,7 +157,7 @@ async def test_a_delay_of_a_day_is_24_hours_although_clocks_are_put_forward_mean
 async def test_a_dead_letter_without_a_handler_stays_pending_with_that_reason(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
 
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
@@ -195,7 +174,7 @@ async def test_a_dead_letter_without_a_handler_stays_pending_with_that_reason(
 async def test_a_message_too_old_to_deduplicate_is_dead_lettered(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
 
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
@@ -220,7 +199,7 @@ async def test_dead_letters_of_other_consumers_are_left_alone(
     (id,) = give_up(
         database_url, Message("orders", b""), schema="inbox", origin="consumer:shipping"
     )
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
 
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
@@ -236,7 +215,7 @@ async def test_dead_letters_of_other_consumers_are_left_alone(
 async def test_plain_functions_are_retried_in_threads(database_url: str) -> None:
     execute(database_url, "CREATE TABLE effect (what text)")
     with sessions_of(database_url) as sessions:
-        consumer = consumer_of(sessions)
+        consumer = Consumer(MemorySource(), sessions, name="billing")
 
         @consumer.handles("orders")
         def handle(session: Session, message: Message) -> None:
@@ -269,9 +248,9 @@ async def test_plain_functions_are_retried_in_threads(database_url: str) -> None
 async def test_a_batch_handler_receives_one_dead_letter_at_a_time(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    consumer = consumer_of(sessions)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
 
-    @consumer.handles("orders", batch=10)
+    @consumer.handles_batch("orders", max_size=10)
     async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
         for message in messages:
             await note(session, message)
@@ -293,9 +272,9 @@ async def test_a_batch_handler_receives_one_dead_letter_at_a_time(
 async def test_a_batch_handler_can_be_a_plain_function(database_url: str) -> None:
     execute(database_url, "CREATE TABLE effect (what text)")
     with sessions_of(database_url) as sessions:
-        consumer = consumer_of(sessions)
+        consumer = Consumer(MemorySource(), sessions, name="billing")
 
-        @consumer.handles("orders", batch=10)
+        @consumer.handles_batch("orders", max_size=10)
         def handle(session: Session, messages: Sequence[Message]) -> None:
             session.execute(text("INSERT INTO effect VALUES ('done')"))
 

@@ -18,12 +18,12 @@ from inbox.consuming.settlement import problem_of
 from inbox.dead_letters.write import DeadLetterWriter
 from inbox.handlers.sessions import make_executor
 from inbox.source import Delivery
-from outbox import InvalidMessageError, Message, uuid7
 from outbox.brokers.kafka.message import message_of
 from outbox.brokers.nats.message import decode_message, raw_headers
 from outbox.brokers.sqs.message import read
 from outbox.cloudevents.fields import from_fields, unreadable_from_fields
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import InvalidMessageError, Message, uuid7
 
 NOISE = "".join(sha256(b"%d" % n).hexdigest() for n in range(500))
 TEXTS = st.text(max_size=20) | st.integers(0, 9000).map(lambda n: NOISE[:n])

@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from outbox import uuid7
+from pillarbox import uuid7
 from tests.fixtures.processes import ROOT, RunningProcess, command_line
 from tests.fixtures.waiting import wait_for
 
@@ -37,3 +37,46 @@ def test_a_task_delivered_twice_runs_once(
     worker.terminate()
     assert worker.wait() == 0
     wait_for("it has gone", lambda: not worker.is_running())
+
+
+TASKS = "examples.frameworks.celery_tasks"
+SEND = f"""
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from outbox.postgres.connection import sqlalchemy_url
+from {TASKS} import bill, send
+
+with Session(create_engine(sqlalchemy_url({{url!r}}))) as session:
+    send(session, bill, 1)
+    session.rollback()
+    send(session, bill, 2)
+    session.commit()
+"""
+
+
+def test_a_task_is_sent_if_and_only_if_its_transaction_commits(
+    url: str, redis_url: str, tmp_path: Path
+) -> None:
+    environment = {"PILLARBOX_DATABASE_URL": url, "PILLARBOX_BROKER_URL": redis_url}
+    options = ("--pool", "solo", "--without-gossip", "--without-mingle", "-l", "INFO")
+    worker = RunningProcess(
+        command_line("celery", "-A", TASKS, "worker", *options),
+        tmp_path / "worker.log",
+        environment,
+    )
+    relay = RunningProcess(
+        [*command_line("python")[:1], "-m", TASKS], tmp_path / "relay.log", environment
+    )
+    subprocess.run(
+        [*command_line("python")[:1], "-c", SEND.format(url=url)],
+        check=True,
+        cwd=ROOT,
+        env={"PATH": "", **environment},
+    )
+    worker.wait_for_log("succeeded in")
+    log = worker.log()
+    assert "billed 2" in log
+    assert "billed 1" not in log
+    for process in (relay, worker):
+        process.terminate()
+        process.wait()

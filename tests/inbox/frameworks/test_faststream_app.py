@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox import Message
+from pillarbox import Message
 from relay.publisher import Acked, Publisher
 from relay.publishers.kafka import KafkaPublisher
 from relay.publishers.nats import NatsPublisher
@@ -42,25 +42,31 @@ class PrivateBroker:
         asyncio.run(publish())
 
 
-@pytest.fixture(params=["redis", "nats", "rabbitmq", "kafka", "confluent"])
+OTHERS = ("nats", "rabbitmq", "confluent")
+
+
+@pytest.fixture(
+    params=[
+        *("redis", "kafka"),
+        *(pytest.param(name, marks=pytest.mark.variant) for name in OTHERS),
+    ]
+)
 def private_broker(request: pytest.FixtureRequest) -> PrivateBroker:
     match request.param:
         case "redis":
             redis: RedisServer = request.getfixturevalue("private_redis")
-            return PrivateBroker(redis.url, lambda: RedisPublisher.from_url(redis.url))
+            return PrivateBroker(redis.url, lambda: RedisPublisher(redis.url))
         case "nats":
             nats: NatsServer = request.getfixturevalue("private_nats")
-            return PrivateBroker(nats.url, lambda: NatsPublisher.from_url(nats.url))
+            return PrivateBroker(nats.url, lambda: NatsPublisher(nats.url))
         case "rabbitmq":
             rabbit: RabbitMQServer = request.getfixturevalue("private_rabbitmq")
-            return PrivateBroker(
-                rabbit.url, lambda: RabbitMQPublisher.from_url(rabbit.url)
-            )
+            return PrivateBroker(rabbit.url, lambda: RabbitMQPublisher(rabbit.url))
         case _:
             kafka: KafkaCluster = request.getfixturevalue("private_mock")
             kafka.create_topic(TOPIC, partitions=1)
             url = kafka.url.replace("kafka", request.param, 1)
-            return PrivateBroker(url, lambda: KafkaPublisher.from_url(kafka.url))
+            return PrivateBroker(url, lambda: KafkaPublisher(kafka.url))
 
 
 @pytest.fixture
@@ -101,8 +107,9 @@ def test_messages_published_while_the_application_is_down_are_handled_once(
 
     running = app(private_broker)
     private_broker.publish(last)
-    wait_for("the last is billed", lambda: 4 in invoices())
-    assert invoices() == [1, 2, 3, 4]
+    # Messages of different keys have no order.
+    wait_for("the others are billed", lambda: len(invoices()) >= 4)
+    assert sorted(invoices()) == [1, 2, 3, 4]
     assert execute(url, "SELECT count(*) FROM inbox.receipt") == [(4,)]
     running.terminate()
     assert running.wait() == 0, running.log()
@@ -114,7 +121,7 @@ def test_messages_published_before_and_after_the_first_start_are_handled(
     invoices: Callable[[], list[int]],
 ) -> None:
     url = private_redis.url
-    private_broker = PrivateBroker(url, lambda: RedisPublisher.from_url(url))
+    private_broker = PrivateBroker(url, lambda: RedisPublisher(url))
     private_broker.publish(order(1), order(2))
 
     running = app(private_broker)

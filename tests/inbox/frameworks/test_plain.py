@@ -8,7 +8,7 @@ from typing import Any
 from redis import Redis
 
 from examples.frameworks.plain import GROUP, STREAM
-from outbox import Message
+from pillarbox import Message
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.sessions import execute
@@ -21,7 +21,7 @@ async def test_a_redelivered_entry_is_handled_once(
     redis: Any = Redis.from_url(redis_url, decode_responses=True)
     redis.xgroup_create(STREAM, GROUP, mkstream=True)
     first, second = (Message(STREAM, {"order_id": n}) for n in (1, 2))
-    async with RedisPublisher.from_url(redis_url) as publisher:
+    async with RedisPublisher(redis_url) as publisher:
         await publisher.publish([first, first, second, first])
     # One was delivered to a process that died before its ack.
     redis.xreadgroup(GROUP, "one", {STREAM: ">"}, 1)

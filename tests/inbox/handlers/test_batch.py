@@ -10,7 +10,6 @@ from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox import Consumer, DeadLetter
 from inbox.events import (
     ConsumerStopped,
     DuplicateSkipped,
@@ -19,8 +18,8 @@ from inbox.events import (
     MessageHandled,
 )
 from inbox.sources.memory import MemorySource
-from outbox import Message
 from outbox.errors import ConfigError
+from pillarbox import Consumer, DeadLetter, Message
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
@@ -66,7 +65,7 @@ async def test_many_messages_are_handled_in_few_transactions(
             MemorySource(*numbered(100, keys=100)), sessions, name="billing"
         )
 
-        @consumer.handles("*", batch=20)
+        @consumer.handles_batch("*", max_size=20)
         async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
             sizes.append(len(messages))
             await session.execute(EFFECT, rows_of(messages))
@@ -88,7 +87,7 @@ async def test_all_receipts_of_a_batch_are_one_statement(url: str) -> None:
             MemorySource(*numbered(50, keys=50)), sessions, name="billing"
         )
 
-        @consumer.handles("*", batch=50)
+        @consumer.handles_batch("*", max_size=50)
         def handle(session: Session, messages: Sequence[Message]) -> None:
             session.execute(EFFECT, rows_of(messages))
 
@@ -113,7 +112,7 @@ async def test_duplicates_are_left_out_of_a_batch(url: str) -> None:
         for known, new in ((0, 4), (4, 6)):
             source = MemorySource(*messages[: known + new])
             consumer = Consumer(source, sessions, name="billing")
-            consumer.handles("*", batch=10)(handle)
+            consumer.handles_batch("*", max_size=10)(handle)
             async with running(consumer) as events:
                 await events.wait_for(MessageHandled, new)
                 await events.wait_for(DuplicateSkipped, known)
@@ -126,7 +125,7 @@ async def test_a_bad_message_fails_alone(url: str) -> None:
             MemorySource(*numbered(20, keys=20)), sessions, name="billing", retry=QUICK
         )
 
-        @consumer.handles("*", batch=20, permanent=KeyError)
+        @consumer.handles_batch("*", max_size=20, permanent=KeyError)
         def handle(session: Session, messages: Sequence[Message]) -> None:
             session.execute(EFFECT, rows_of(messages))
             for message in messages:
@@ -161,7 +160,7 @@ async def test_a_stop_that_times_out_rolls_back_the_whole_batch(url: str) -> Non
             drain=timedelta(milliseconds=50),
         )
 
-        @consumer.handles("*", batch=5)
+        @consumer.handles_batch("*", max_size=5)
         async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
             await session.execute(EFFECT, rows_of(messages))
             begun.set()
@@ -175,20 +174,11 @@ async def test_a_stop_that_times_out_rolls_back_the_whole_batch(url: str) -> Non
     assert receipts(url) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"batch": 1}, "batch=1: must be at least 2"),
-        ({"batch": 5, "lease": timedelta(minutes=1)}, "one message at a time"),
-    ],
-)
-def test_invalid_batch_options_are_refused(
-    options: Any, words: str, database_url: str
-) -> None:
+def test_a_batch_of_one_message_is_refused(database_url: str) -> None:
     with sessions_of(database_url) as sessions:
         consumer = Consumer(MemorySource(), sessions, name="billing")
-        with pytest.raises(ConfigError, match=words):
-            consumer.handles("orders", **options)(print)
+        with pytest.raises(ConfigError, match="max_size=1: must be at least 2"):
+            consumer.handles_batch("orders", max_size=1)(print)
 
 
 async def test_a_handler_that_raises_cancelled_error_itself_has_failed(
@@ -198,7 +188,7 @@ async def test_a_handler_that_raises_cancelled_error_itself_has_failed(
     async with async_sessions_of(url) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
 
-        @consumer.handles("*", batch=4)
+        @consumer.handles_batch("*", max_size=4)
         async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
             await session.execute(EFFECT, rows_of(messages))
             if any(message.payload == b"5" for message in messages):

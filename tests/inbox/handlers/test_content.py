@@ -4,8 +4,8 @@ import pytest
 
 from inbox.errors import DeadLetter
 from inbox.handlers.upcasting import check_content
-from outbox import Message
-from outbox.json_codec import is_json
+from outbox.payload.json_codec import is_json
+from pillarbox import Message
 
 GZIPPED = b"\x1f\x8b\x08\x00"
 
@@ -29,7 +29,7 @@ def test_a_payload_that_contradicts_its_content_type_is_refused(
     content_type: str, payload: bytes
 ) -> None:
     message = Message("orders", payload, content_type=content_type)
-    with pytest.raises(DeadLetter, match="isn't what its content type '") as refused:
+    with pytest.raises(DeadLetter, match="doesn't match its content type '") as refused:
         check_content(message)
     assert content_type in str(refused.value)
 

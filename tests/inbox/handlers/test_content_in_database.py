@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from outbox import Message
-from tests.fixtures.consumers import NEVER, async_sessions_of, running
+from pillarbox import Consumer, Message
+from tests.fixtures.consumers import NEVER, async_sessions_of, handles, running
 from tests.fixtures.jobs import LEASE
 from tests.fixtures.sessions import execute
 
@@ -55,7 +54,7 @@ async def test_a_mismatched_payload_is_dead_lettered_unchanged_and_the_next_is_h
     source, handled = MemorySource(wrong, sound), Handled()
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=NEVER)
-        consumer.handles("orders", **terms)(getattr(handled, kind))
+        handles(consumer, "orders", **terms)(getattr(handled, kind))
         async with running(consumer) as events:
             await events.wait_for(MessageHandled)
 
@@ -66,5 +65,5 @@ async def test_a_mismatched_payload_is_dead_lettered_unchanged_and_the_next_is_h
     assert given_up.id == wrong.id
     ((*letter, reason),) = execute(database_url, LETTERS)
     assert letter == [str(wrong.id), NO_JSON, content_type, 1, "PENDING"]
-    assert "isn't what its content type" in reason
+    assert "doesn't match its content type" in reason
     assert says in reason

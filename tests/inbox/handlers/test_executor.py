@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from inbox import DeadLetter, RetryLater, idempotent
 from inbox.errors import HandlerTimeoutError
 from inbox.handlers.executor import Terms, prepare
 from inbox.handlers.signature import is_async
 from inbox.idempotent import is_idempotent
-from outbox import Message
 from outbox.errors import ConfigError
+from pillarbox import DeadLetter, Message, RetryLater, idempotent
 from tests.fixtures.waiting import answer_after, let_pass
 
 MESSAGE = Message("orders.placed", b"old")

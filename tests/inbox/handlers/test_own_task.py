@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer, RetryLater
 from inbox.events import (
     ConsumerStopped,
     HandlerFailed,
@@ -19,11 +18,12 @@ from inbox.events import (
 )
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from outbox import Message
 from outbox import gather as gather_module
+from pillarbox import Consumer, Message, RetryLater
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
+    handles,
     numbered,
     running,
     sessions_of,
@@ -112,7 +112,7 @@ async def test_a_failure_that_cancels_the_handlers_task_is_retried_and_dead_lett
     async with async_sessions_of(url, driver) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
 
-        @consumer.handles("*", **kind)
+        @handles(consumer, "*", **kind)
         async def handle(given: Any, messages: Any) -> None:
             names = names_of(messages)
             calls.append(names)
@@ -164,7 +164,7 @@ async def test_a_cancellation_that_comes_after_the_attempt_reaches_no_other_mess
         source = MemorySource(*numbered(3))
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
 
-        @consumer.handles("*", **kind)
+        @handles(consumer, "*", **kind)
         async def handle(given: Any, messages: Any) -> None:
             # As a watchdog does that nobody has stopped.
             assert not any(task.cancel() for task in tasks)
@@ -203,7 +203,7 @@ async def test_a_context_variable_is_unset_for_the_next_attempt_and_message(
             consumer = Consumer(
                 MemorySource(*messages), chosen, name="billing", retry=QUICK
             )
-            consumer.handles("*", **kind)(handle if is_async else handle_in_thread)
+            handles(consumer, "*", **kind)(handle if is_async else handle_in_thread)
             async with running(consumer) as events:
                 await events.wait_for(MessageHandled, 2)
     assert seen == ["nobody"] * 4
@@ -244,12 +244,12 @@ async def test_a_context_variable_that_other_code_of_the_user_sets_is_unset_as_w
             consumer = Consumer(
                 source, chosen, name="billing", retry=QUICK, redact=redact
             )
-            consumer.handles("*", version=2, permanent=is_permanent, **kind)(
+            handles(consumer, "*", version=2, permanent=is_permanent, **kind)(
                 fail_async if is_async else fail
             )
 
             @consumer.upcasts("*", to=2)
-            def lift(message: Message) -> bytes:
+            def upcast(message: Message) -> bytes:
                 note("upcaster")
                 return message.payload
 
@@ -270,7 +270,7 @@ async def test_a_stop_waits_for_an_attempt_that_swallows_its_cancellation(
             MemorySource(*numbered(1)), sessions, name="billing", drain=timedelta(0)
         )
 
-        @consumer.handles("*", **kind)
+        @handles(consumer, "*", **kind)
         async def handle(given: Any, messages: Any) -> None:
             try:
                 begun.set()
@@ -325,7 +325,7 @@ async def test_a_predicate_that_raises_fails_the_attempt(
             MemorySource(*numbered(2, keys=2)), sessions, name="billing", retry=QUICK
         )
 
-        @consumer.handles("*", permanent=is_permanent, **kind)
+        @handles(consumer, "*", permanent=is_permanent, **kind)
         async def handle(given: Any, messages: Any) -> None:
             if "0" in names_of(messages):
                 raise ValueError("declined")

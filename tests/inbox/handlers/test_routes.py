@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from inbox.handlers.routes import Routes
-from outbox import Message
 from outbox.errors import ConfigError
+from pillarbox import Message
 
 
 def one(session: object, message: Message) -> None: ...

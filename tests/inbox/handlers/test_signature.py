@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import Consumer, idempotent
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
-from outbox import Message
 from outbox.errors import ConfigError
+from pillarbox import Consumer, Message, idempotent
+from tests.fixtures.consumers import handles
 
 LONG = {"lease": timedelta(seconds=5)}
 MANY = {"batch": 10}
@@ -26,7 +26,12 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 def register(handler: Any, *, asynchronous: bool = False, **terms: Any) -> None:
     sessions: Any = async_sessionmaker() if asynchronous else sessionmaker()
-    Consumer(MemorySource(), sessions, name="billing").handles("t", **terms)(handler)
+    consumer = Consumer(MemorySource(), sessions, name="billing")
+    handles(consumer, "t", **terms)(handler)
+
+
+class Billing:
+    pass
 
 
 class Handlers:
@@ -45,6 +50,13 @@ def with_default(session: Session, message: Message, retries: int = 3) -> None: 
 def many(session: Session, messages: Sequence[Message]) -> None: ...
 async def long(job: AsyncJob, message: Message) -> None: ...
 def undeclared(session: Unknown, message: Message) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def any_order(message: Message, session: Session) -> None: ...
+def unannotated(session, message): ...  # type: ignore[no-untyped-def]
+def half(session: Session, message): ...  # type: ignore[no-untyped-def]
+def anything(session: Any, message: object) -> None: ...
+def scalar(session: Session, number: int) -> None: ...
+def service(session: Session, message: Message, billing: Billing) -> None: ...
+def twice(session: Session, message: Message, again: Message) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -59,7 +71,10 @@ def undeclared(session: Unknown, message: Message) -> None: ...  # type: ignore[
         (lambda *args: None, {}),
         (print, {}),
         (Mock(), {}),
-        (undeclared, {}),
+        (any_order, {}),
+        (unannotated, {}),
+        (half, {}),
+        (anything, {}),
         (idempotent(consumer="c")(Handlers().bill), {}),
         (many, MANY),
     ],
@@ -89,7 +104,6 @@ def test_any_awaitable_handler_is_registered(
 def none() -> None: ...
 def one(message: Message) -> None: ...
 def keyword(session: Session, message: Message, *, name: str) -> None: ...
-def swapped(message: Message, session: Session) -> None: ...
 def yields(session: Session, message: Message) -> Iterator[None]:
     yield
 
@@ -106,20 +120,22 @@ async def gives(session: AsyncSession, message: Message) -> Any:
     [
         (none, {}, r"none\(\): is called with \(session, message\), and too many"),
         (one, {}, r"one\(message\): is called with \(session, message\), and too many"),
-        (three, {}, r"missing a required argument: 'message'"),
+        (three, {}, r"its argument 'prefix' is annotated with <class 'str'>; it can"),
+        (scalar, {}, r"its argument 'number' is annotated with <class 'int'>; it can"),
+        (service, {}, r"its argument 'billing' is annotated with .*Billing"),
+        (undeclared, {}, r"'session' is annotated with 'Unknown', which can't be read"),
+        (twice, {}, "missing a required argument: 'again'"),
         (keyword, {}, r"missing a required .*argument: 'name'"),
         (Handlers.bill, {}, "pass the method of an object"),
         (Handlers, {}, "Handlers: is a class; pass a function"),
         ("orders", {}, "'orders': can't be called"),
         (yields, {}, "yields: is a generator, so calling it runs nothing"),
-        (swapped, {}, "swapped: takes its arguments in another order"),
         (one, LONG, r"is called with \(job, message\)"),
-        (Handlers().bill, LONG, r"with lease= a handler takes \(job, message\)"),
-        (of_job, {}, r"takes a job; register it with lease="),
-        (one, MANY, r"is called with \(session, messages\)"),
-        (Handlers().bill, MANY, r"with batch= a handler takes \(session, messages\)"),
-        (many, {}, "takes many messages; register it with batch="),
-        (of_async, {}, "is a plain function and takes what is for async ones"),
+        (Handlers().bill, LONG, r"Session'>, as another .* take \(Job, Message\), or"),
+        (of_job, {}, r"Job'>, as another .* take \(Session, Message\), or register"),
+        (one, MANY, r"Message'>, as another .* \(Session, Sequence\[Message\]\), or"),
+        (many, {}, r"Message\], as another .* take \(Session, Message\), or register"),
+        (of_async, {}, r"AsyncSession'>, as another .* take \(Session, Message\), or"),
     ],
 )
 def test_a_handler_that_is_not_callable_is_refused(
@@ -133,7 +149,7 @@ def test_a_handler_that_is_not_callable_is_refused(
     ("handler", "problem"),
     [
         (gives, "gives: is a generator, so calling"),
-        (of_sync, "is async and takes what is for plain functions; annotate it with A"),
+        (of_sync, r"Session'>, as another .* take \(AsyncSession, Message\), or"),
     ],
 )
 def test_a_handler_that_is_not_awaitable_is_refused(handler: Any, problem: str) -> None:

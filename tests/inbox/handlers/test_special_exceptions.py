@@ -10,22 +10,23 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox import Consumer
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from inbox.webhook import WebhookFailed, webhook_app
-from outbox import Message
 from outbox.testing.events import RecordedEvents
+from pillarbox import Consumer, Message
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
+    handles,
     numbered,
     running,
     sessions_of,
 )
 from tests.fixtures.http import SECRET
 from tests.fixtures.sessions import execute
+from tests.fixtures.variants import in_turn
 from tests.fixtures.webhook import served, status_of
 
 EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
@@ -36,26 +37,33 @@ class Abort(BaseException):
     """An exception that `except Exception` doesn't catch."""
 
 
-TERMS = pytest.mark.parametrize("terms", [{}, {"batch": 2}, LONG], ids=str)
-ERRORS = pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (SystemExit(0), "the handler raised SystemExit: 0"),
-        (GeneratorExit(), "the handler raised GeneratorExit"),
-        (Abort("no"), "the handler raised Abort: no"),
-        (BaseExceptionGroup("many", [Abort()]), "the handler raised BaseException"),
-        (asyncio.CancelledError(), "the handler raised CancelledError"),
-    ],
-    ids=lambda given: type(given).__name__,
+TERMS: Any = [{}, {"batch": 2}, LONG]
+
+
+def with_terms(errors: dict[BaseException, str]) -> pytest.MarkDecorator:
+    """Try each error with each kind of handler; most as variants."""
+    given = [
+        pytest.param(error, f"the handler raised {said}", id=type(error).__name__)
+        for error, said in errors.items()
+    ]
+    return pytest.mark.parametrize(("error", "said", "terms"), in_turn(given, TERMS))
+
+
+ERRORS = with_terms(
+    {
+        SystemExit(0): "SystemExit: 0",
+        GeneratorExit(): "GeneratorExit",
+        Abort("no"): "Abort: no",
+        BaseExceptionGroup("many", [Abort()]): "BaseException",
+        asyncio.CancelledError(): "CancelledError",
+    }
 )
-ONLY_IN_THREADS = pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (StopIteration(), "the handler raised StopIteration"),
-        (KeyboardInterrupt(), "the handler raised KeyboardInterrupt"),
-        (concurrent.futures.CancelledError(), "the handler raised CancelledError"),
-    ],
-    ids=lambda given: type(given).__name__,
+ONLY_IN_THREADS = with_terms(
+    {
+        StopIteration(): "StopIteration",
+        KeyboardInterrupt(): "KeyboardInterrupt",
+        concurrent.futures.CancelledError(): "CancelledError",
+    }
 )
 
 
@@ -115,7 +123,7 @@ async def check_failure(handler: Any, terms: Any, sessions: Any, said: str) -> N
     # Two keys fill a batch, and the message 2 follows the failing one.
     source = MemorySource(*numbered(4, keys=2))
     consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-    consumer.handles("*", **terms)(handler)
+    handles(consumer, "*", **terms)(handler)
     async with running(consumer) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
         await events.wait_for(MessageHandled, 3)
@@ -128,7 +136,6 @@ def effects(url: str) -> list[str]:
     return [what for (what,) in execute(url, "SELECT what FROM effect ORDER BY what")]
 
 
-@TERMS
 @ERRORS
 async def test_a_special_exception_of_a_coroutine_function_is_a_failed_attempt(
     error: BaseException, said: str, terms: dict[str, Any], url: str
@@ -146,7 +153,6 @@ async def check_failure_in_thread(
     assert effects(url) == ["1", "2", "3"]
 
 
-@TERMS
 @ERRORS
 async def test_a_special_exception_of_a_plain_function_is_a_failed_attempt(
     error: BaseException, said: str, terms: dict[str, Any], url: str
@@ -154,7 +160,6 @@ async def test_a_special_exception_of_a_plain_function_is_a_failed_attempt(
     await check_failure_in_thread(error, said, terms, url)
 
 
-@TERMS
 @ONLY_IN_THREADS
 async def test_an_exception_that_no_future_takes_is_a_failed_attempt(
     error: BaseException, said: str, terms: dict[str, Any], url: str

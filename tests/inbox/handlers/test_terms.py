@@ -9,14 +9,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox import Consumer
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox import Message, SchemaRegistry
-from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import RetryCounts, find, retry_all
+from outbox.dead_letters.retry import RetryCounts
 from outbox.errors import ConfigError
+from pillarbox import Consumer, Message, SchemaRegistry
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from tests.fixtures.dead_letters import retry
 from tests.fixtures.sessions import execute
 
 TOPIC = "orders.placed"
@@ -82,21 +81,16 @@ async def test_an_upgraded_consumer_handles_dead_letters_of_its_new_version(
         before.upcasts(TOPIC, to=2)(with_currency)
         async with running(before) as events:
             await events.wait_for(MessageDeadLettered)
-        assert await retry(before) == RetryCounts(failed=1)
+        assert await retry(before.retrier()) == RetryCounts(failed=1)
         assert effects(url) == []
 
         after = Consumer(MemorySource(), sessions, name="billing")
         after.handles(TOPIC, version=3)(currency_of_money)
         for version in (2, 3):
             after.upcasts(TOPIC, to=version)(with_currency)
-        assert await retry(after) == RetryCounts(succeeded=1)
+        assert await retry(after.retrier()) == RetryCounts(succeeded=1)
     assert effects(url) == ["CHF"]
     assert execute(url, "SELECT status FROM inbox.dead_letter") == [("SUCCEEDED",)]
-
-
-async def retry(consumer: Consumer) -> RetryCounts:
-    async with consumer.retrier() as retrier:
-        return await retry_all(retrier, await find(retrier, Criteria()))
 
 
 async def test_a_message_that_violates_its_schema_reaches_no_handler(url: str) -> None:

@@ -1,14 +1,15 @@
 """Messages of older versions are upcast before they reach handlers."""
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from inbox import DeadLetter
 from inbox.handlers.upcasting import Versions
-from outbox import Message, SchemaRegistry
 from outbox.errors import ConfigError
+from pillarbox import DeadLetter, Message, SchemaRegistry
 
 TOPIC = "orders.placed"
 
@@ -36,7 +37,7 @@ def test_a_message_is_upcast_step_by_step_and_keeps_its_id() -> None:
     climbing.add(TOPIC, 3, in_cents)
     old = Message(TOPIC, {"amount": 5}, key="k", tenant="acme", headers={"h": "1"})
 
-    new = climbing.lift(TOPIC, old)
+    new = climbing.upcast(TOPIC, old)
 
     assert new.json() == {"amount": None, "currency": "EUR", "cents": 500}
     assert new.schema_version == 3
@@ -50,7 +51,7 @@ def test_an_intermediate_version_is_upcast_only_through_the_remaining_steps() ->
     climbing = versions(3)
     climbing.add(TOPIC, 3, in_cents)
 
-    new = climbing.lift(TOPIC, Message(TOPIC, {"amount": 1}, schema_version=2))
+    new = climbing.upcast(TOPIC, Message(TOPIC, {"amount": 1}, schema_version=2))
 
     assert new.json() == {"amount": None, "cents": 100}
 
@@ -59,7 +60,7 @@ def test_bytes_keep_their_content_type() -> None:
     climbing = versions(2)
     climbing.add(TOPIC, 2, lambda message: message.payload + b"!")
 
-    new = climbing.lift(TOPIC, Message(TOPIC, b"x", content_type="x/y"))
+    new = climbing.upcast(TOPIC, Message(TOPIC, b"x", content_type="x/y"))
 
     assert (new.payload, new.content_type) == (b"x!", "x/y")
 
@@ -67,7 +68,7 @@ def test_bytes_keep_their_content_type() -> None:
 @pytest.mark.parametrize("understood", [None, 2])
 def test_a_current_version_is_not_upcast(understood: int | None) -> None:
     message = Message(TOPIC, b"\xff", schema_version=2)
-    assert versions(understood).lift(TOPIC, message) is message
+    assert versions(understood).upcast(TOPIC, message) is message
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_version_without_an_upcaster_path_is_dead_lettered(
     climbing.add(TOPIC, 3, in_cents)
 
     with pytest.raises(DeadLetter, match=words):
-        climbing.lift(TOPIC, Message(TOPIC, {"amount": 1}, schema_version=version))
+        climbing.upcast(TOPIC, Message(TOPIC, {"amount": 1}, schema_version=version))
 
 
 def broken(message: Message) -> Any:
@@ -88,7 +89,7 @@ def broken(message: Message) -> Any:
 
 
 def unencodable(message: Message) -> object:
-    return {1, 2}
+    return {1, object()}
 
 
 @pytest.mark.parametrize("upcaster", [broken, unencodable])
@@ -97,7 +98,7 @@ def test_an_upcaster_that_fails_is_named(upcaster: Any) -> None:
     climbing.add(TOPIC, 2, upcaster)
 
     with pytest.raises(DeadLetter, match=f"{upcaster.__name__} to version 2"):
-        climbing.lift(TOPIC, Message(TOPIC, {}))
+        climbing.upcast(TOPIC, Message(TOPIC, {}))
 
 
 @dataclass
@@ -111,9 +112,9 @@ def test_an_upcast_message_must_match_its_schema() -> None:
     climbing = versions(2, registry)
     climbing.add(TOPIC, 2, lambda message: {"cents": message.json()["amount"]})
 
-    climbing.lift(TOPIC, Message(TOPIC, {"amount": 5}))
+    climbing.upcast(TOPIC, Message(TOPIC, {"amount": 5}))
     with pytest.raises(DeadLetter, match=r"version 2 of topic 'orders\.placed'"):
-        climbing.lift(TOPIC, Message(TOPIC, {"amount": "five"}))
+        climbing.upcast(TOPIC, Message(TOPIC, {"amount": "five"}))
 
 
 def test_complete_upcaster_chains_pass_the_check() -> None:
@@ -155,3 +156,32 @@ def test_two_upcasters_to_one_version_are_refused() -> None:
 def test_an_upcaster_to_no_version_is_refused(to: Any) -> None:
     with pytest.raises(ConfigError, match="whole number from 2"):
         versions(2).add(TOPIC, to, with_currency)
+
+
+class OrderInCents(BaseModel):
+    cents: int
+
+
+class OrderInEuros(BaseModel):
+    amount: Decimal
+
+
+def test_an_upcaster_can_take_and_return_models() -> None:
+    def to_cents(order: OrderInEuros) -> OrderInCents:
+        return OrderInCents(cents=int(order.amount * 100))
+
+    climbing = versions(2)
+    climbing.add(TOPIC, 2, to_cents)
+
+    message = climbing.upcast(TOPIC, Message(TOPIC, {"amount": "1.10"}))
+    assert (message.json(), message.schema_version) == ({"cents": 110}, 2)
+    with pytest.raises(DeadLetter, match=r"to_cents to version 2: .*at \$\.amount: "):
+        climbing.upcast(TOPIC, Message(TOPIC, {"amount": "secret"}))
+
+
+def test_an_upcaster_of_something_else_is_refused_when_it_is_registered() -> None:
+    def upcast(number: int) -> object:
+        return number
+
+    with pytest.raises(ConfigError, match="let it take the message or its payload"):
+        versions(2).add(TOPIC, 2, upcast)

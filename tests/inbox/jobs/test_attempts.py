@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox import Consumer, DeadLetter
 from inbox.events import (
     DuplicateSkipped,
     MessageDeadLettered,
@@ -18,12 +17,11 @@ from inbox.events import (
 )
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from outbox import Message
 from outbox.cli.main import main
-from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import RetryCounts, find, retry_all
+from outbox.dead_letters.retry import RetryCounts
+from pillarbox import Consumer, DeadLetter, Message
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
-from tests.fixtures.dead_letters import give_up
+from tests.fixtures.dead_letters import give_up, retry
 from tests.fixtures.jobs import BRIEF, LEASE, TOPIC, consumer_of, job_of
 from tests.fixtures.sessions import execute
 
@@ -55,11 +53,6 @@ def add_job(
     )
 
 
-async def retry(consumer: Consumer) -> RetryCounts:
-    async with consumer.retrier() as retrier:
-        return await retry_all(retrier, await find(retrier, Criteria()))
-
-
 @pytest.mark.parametrize(("of_job", "of_delivery"), [(0, 2), (2, 0), (1, 1)])
 async def test_the_attempts_of_the_job_count_and_not_those_of_the_delivery(
     of_job: int,
@@ -73,7 +66,7 @@ async def test_the_attempts_of_the_job_count_and_not_those_of_the_delivery(
     consumer = Consumer(source, sessions, name="reports", retry=QUICK)
     calls: list[int] = []
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         calls.append(job.attempts)
         if len(calls) <= 3 - of_job:
@@ -85,7 +78,7 @@ async def test_the_attempts_of_the_job_count_and_not_those_of_the_delivery(
     assert job_of(database_url)[:2] == ["failure", 3]
     assert dead_letters(database_url) == [("PENDING", 3, "ValueError: no paper")]
 
-    assert await retry(consumer) == RetryCounts(succeeded=1)
+    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
     assert calls[3 - of_job :] == [1]
     assert job_of(database_url)[:2] == ["success", 1]
 
@@ -97,7 +90,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered_after_its_start
     add_job(database_url, message, "in_progress", 3)
     consumer = consumer_of(sessions, message)
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         pass
 
@@ -115,7 +108,7 @@ async def test_attempts_of_a_process_that_died_are_kept_in_the_dead_letter(
     add_job(database_url, message, "failure", 3, finished="now()")
     consumer = consumer_of(sessions, message)
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         pass
 
@@ -132,7 +125,7 @@ async def test_a_handler_that_always_breaks_its_connection_finally_fails(
     consumer = consumer_of(sessions, Message(TOPIC, b""))
     broken = OperationalError(None, None, Exception("cut"), connection_invalidated=True)
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         raise broken
 
@@ -150,7 +143,7 @@ async def test_a_message_that_cannot_be_upcast_ends_its_job(
     add_job(database_url, message, "queued", 0)
     consumer = consumer_of(sessions, message)
 
-    @consumer.handles(TOPIC, lease=LEASE, version=1)
+    @consumer.job(TOPIC, lease=LEASE, version=1)
     async def render(job: AsyncJob, message: Message) -> None:
         pass
 
@@ -166,7 +159,7 @@ async def test_a_failure_after_losing_the_lease_writes_no_dead_letter(
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=BRIEF)
+    @consumer.job(TOPIC, lease=BRIEF)
     async def render(job: AsyncJob, message: Message) -> None:
         if job.attempts > 1:
             return
@@ -191,11 +184,11 @@ async def test_the_dead_letter_of_a_released_job_is_handled_by_its_first_retry(
     give_up(database_url, message, schema="inbox", origin="consumer:reports")
     consumer = consumer_of(sessions)
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         pass
 
-    assert await retry(consumer) == RetryCounts(succeeded=1)
+    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
     assert job_of(database_url)[:2] == ["success", 1]
 
 
@@ -205,14 +198,20 @@ async def test_a_redelivered_discarded_message_is_not_dead_lettered_again(
     message, source = Message(TOPIC, b""), MemorySource()
     consumer = Consumer(source, sessions, name="reports", retry=QUICK)
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         raise DeadLetter("no paper")
 
     async with running(consumer) as events:
         source.add(message)
         await events.wait_for(MessageDeadLettered)
-        command = ["dead-letters", "discard", "--side=inbox", "--all", "--reason=no"]
+        command = [
+            "dead-letters",
+            "discard",
+            "--side=inbox",
+            "--topic=*",
+            "--reason=no",
+        ]
         arguments = [*command, "--database", database_url]
         assert await asyncio.to_thread(main, arguments) == 0
         source.add(message)

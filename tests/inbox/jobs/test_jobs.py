@@ -1,13 +1,12 @@
 """Jobs of long handlers are leased, released, resumed, and never run twice at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-import outbox
-from inbox import DeadLetter, InvalidReceiptError, idempotent
+import pillarbox
+from inbox.errors import InvalidReceiptError
 from inbox.events import (
     DuplicateSkipped,
     FinishedJobFailed,
@@ -16,12 +15,11 @@ from inbox.events import (
     MessageHandled,
 )
 from inbox.jobs.job import AsyncJob, Job
-from outbox import Message
-from tests.fixtures.consumers import async_sessions_of, running, sessions_of
+from pillarbox import DeadLetter, Message, idempotent
+from tests.fixtures.consumers import running, sessions_of
 from tests.fixtures.jobs import (
     BRIEF,
     EFFECT,
-    EFFECTS,
     LEASE,
     TOPIC,
     consumer_of,
@@ -31,20 +29,7 @@ from tests.fixtures.jobs import (
     receipts,
 )
 from tests.fixtures.sessions import execute
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, EFFECTS)
-    return database_url
-
-
-@pytest.fixture(params=["psycopg", "asyncpg"])
-async def sessions(
-    url: str, request: pytest.FixtureRequest
-) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
-    async with async_sessions_of(url, request.param) as made:
-        yield made
+from tests.fixtures.waiting import let_pass
 
 
 async def test_a_long_handler_uses_its_own_transactions(
@@ -53,7 +38,7 @@ async def test_a_long_handler_uses_its_own_transactions(
     message = Message(TOPIC, b"")
     consumer = consumer_of(sessions, message, message)
 
-    @consumer.handles(TOPIC, lease=BRIEF)
+    @consumer.job(TOPIC, lease=BRIEF)
     async def render(job: AsyncJob, message: Message) -> None:
         await note(job, "one")
         assert effects(url) == ["one"]
@@ -69,38 +54,30 @@ async def test_a_long_handler_uses_its_own_transactions(
     assert receipts(url) == 1
 
 
-async def test_only_the_last_transaction_can_call_functions_of_the_jobs_consumer(
+async def test_a_job_cannot_call_functions_of_its_own_consumer(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    message = Message(TOPIC, b"")
-    consumer = consumer_of(sessions, message, message)
+    consumer = consumer_of(sessions, Message(TOPIC, b""))
     refused: list[str] = []
 
     @idempotent(consumer="reports")
     async def bill(session: AsyncSession, message: Message) -> None:
         await session.execute(EFFECT, {"what": "bill"})
 
-    @idempotent(consumer="reports")
-    async def mail(session: AsyncSession, message: Message) -> None:
-        await session.execute(EFFECT, {"what": "mail"})
-
-    @consumer.handles(TOPIC, lease=BRIEF)
+    @consumer.job(TOPIC, lease=BRIEF)
     async def render(job: AsyncJob, message: Message) -> None:
-        try:
-            async with job.transaction() as session:
-                await bill(session, message)
-        except InvalidReceiptError as error:
-            refused.append(str(error))
-        async with job.finish() as session:
-            await bill(session, message)
-            await mail(session, message)
+        for block in (job.transaction, job.finish):
+            try:
+                async with block() as session:
+                    await bill(session, message)
+            except InvalidReceiptError as error:
+                refused.append(str(error))
 
     async with running(consumer) as events:
         await events.wait_for(MessageHandled)
-        await events.wait_for(DuplicateSkipped)
-    assert len(refused) == 1
-    assert "a consumer name of its own" in refused[0]
-    assert effects(url) == ["bill", "mail"]
+    assert len(refused) == 2
+    assert all("a consumer name of its own" in each for each in refused)
+    assert effects(url) == []
     assert receipts(url) == 1
 
 
@@ -109,7 +86,7 @@ async def test_an_error_after_the_end_of_a_job_is_reported(
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=BRIEF)
+    @consumer.job(TOPIC, lease=BRIEF)
     async def render(job: AsyncJob, message: Message) -> None:
         async with job.finish() as session:
             await session.execute(EFFECT, {"what": "done"})
@@ -126,18 +103,41 @@ async def test_an_error_after_the_end_of_a_job_is_reported(
     assert job_of(url)[0] == "success"
 
 
+async def test_a_handler_is_not_interrupted_after_it_has_finished_its_job(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions, Message(TOPIC, b""))
+    ended: list[str] = []
+
+    @consumer.job(TOPIC, lease=BRIEF)
+    async def render(job: AsyncJob, message: Message) -> None:
+        async with job.finish() as session:
+            await session.execute(EFFECT, {"what": "done"})
+        try:
+            await asyncio.to_thread(let_pass, 2 * BRIEF.total_seconds())
+            ended.append("in its own time")
+        except asyncio.CancelledError:
+            ended.append("interrupted")
+            raise
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    assert ended == ["in its own time"]
+    assert job_of(url)[0] == "success"
+
+
 async def test_messages_added_by_a_long_handler_have_its_causation_id(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
     consumer = consumer_of(sessions, message)
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         async with job.transaction() as session:
-            outbox.add(session, Message("reports.begun", b""))
+            pillarbox.add(session, Message("reports.begun", b""))
         async with job.finish() as session:
-            outbox.add(session, Message("reports.ready", b""))
+            pillarbox.add(session, Message("reports.ready", b""))
 
     async with running(consumer) as events:
         await events.wait_for(MessageHandled)
@@ -149,7 +149,7 @@ async def test_a_plain_function_can_be_a_long_handler(url: str) -> None:
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             with job.transaction() as session:
                 session.execute(EFFECT, {"what": "one"})
@@ -176,7 +176,7 @@ async def test_a_message_with_an_ordinary_receipt_is_skipped(
         await events.wait_for(MessageHandled)
     long = consumer_of(sessions, message)
 
-    @long.handles(TOPIC, lease=LEASE)
+    @long.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         await note(job, "again")
 
@@ -191,7 +191,7 @@ async def test_failures_are_counted_and_finally_dead_letter_the_message(
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         await note(job, f"attempt {job.attempts}")
         raise ValueError("no paper")
@@ -212,7 +212,7 @@ async def test_a_permanent_failure_ends_the_job_at_once(
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=LEASE, permanent=KeyError)
+    @consumer.job(TOPIC, lease=LEASE, permanent=KeyError)
     async def render(job: AsyncJob, message: Message) -> None:
         raise error
 
@@ -228,7 +228,7 @@ async def test_a_stop_releases_the_job_and_another_process_resumes_it(
     begun = asyncio.Event()
     first = consumer_of(sessions, message)
 
-    @first.handles(TOPIC, lease=LEASE)
+    @first.job(TOPIC, lease=LEASE)
     async def begin(job: AsyncJob, message: Message) -> None:
         await job.save({"page": 7})
         begun.set()
@@ -240,7 +240,7 @@ async def test_a_stop_releases_the_job_and_another_process_resumes_it(
 
     second = consumer_of(sessions, message)
 
-    @second.handles(TOPIC, lease=LEASE)
+    @second.job(TOPIC, lease=LEASE)
     async def resume(job: AsyncJob, message: Message) -> None:
         await note(job, f"page {job.checkpoint['page']}, attempt {job.attempts}")
 

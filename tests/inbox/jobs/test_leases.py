@@ -20,12 +20,11 @@ from typing_extensions import override
 
 from inbox.events import HandlerFailed, MessageCancelled, MessageHandled
 from inbox.jobs.job import AsyncJob, Job
-from outbox import Message
-from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import RetryCounts, find, retry_all
+from outbox.dead_letters.retry import RetryCounts
 from outbox.postgres.connection import conninfo, sqlalchemy_url
+from pillarbox import Message
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
-from tests.fixtures.dead_letters import give_up
+from tests.fixtures.dead_letters import give_up, retry
 from tests.fixtures.jobs import LEASE, TOPIC, cancel, consumer_of, job_of, receipts
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -99,7 +98,7 @@ async def test_a_lease_is_renewed_while_handlers_occupy_all_threads(
     with sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""), max_in_flight=1)
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             wait_for_renewal(database_url)
 
@@ -115,7 +114,7 @@ async def test_a_cancel_arrives_while_handlers_occupy_all_threads(
     with sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions, message, max_in_flight=1)
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             begun.set()
             wait_for("the cancel arrives", lambda: job.cancelled)
@@ -134,14 +133,13 @@ async def test_a_lease_is_renewed_during_the_retry_of_a_dead_letter(
     with sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions)
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             wait_for_renewal(database_url)
 
         message = Message(TOPIC, b"")
         give_up(database_url, message, schema="inbox", origin="consumer:reports")
-        async with consumer.retrier() as retrier:
-            tally = await retry_all(retrier, await find(retrier, Criteria()))
+        tally = await retry(consumer.retrier())
     assert tally == RetryCounts(succeeded=1)
     assert job_of(database_url)[:2] == ["success", 1]
 
@@ -158,7 +156,7 @@ async def test_a_stop_releases_the_job_without_waiting_for_the_thread(
             drain=timedelta(milliseconds=50),
         )
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             begun.set()
             has_stopped.wait()
@@ -180,7 +178,7 @@ async def test_a_handler_that_ignores_the_first_cancellation_ends_with_the_drain
             sessions, Message(TOPIC, b""), drain=timedelta(milliseconds=50)
         )
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         async def render(job: AsyncJob, message: Message) -> None:
             begun.set()
             for wait in ("first", "second"):
@@ -204,7 +202,7 @@ async def test_a_failed_heartbeat_is_repeated_after_any_error(
     sessions = outage.async_sessions(database_url)
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         calls.append(job.attempts)
         await outage.find(1)
@@ -229,7 +227,7 @@ async def test_the_outcome_is_recorded_when_the_database_is_back(
     loop = asyncio.get_running_loop()
 
     # With this lease, the first heartbeat is due in a minute.
-    @consumer.handles(TOPIC, lease=timedelta(hours=1))
+    @consumer.job(TOPIC, lease=timedelta(hours=1))
     def render(job: Job, message: Message) -> None:
         calls.append(job.attempts)
         outage.is_on = True
@@ -252,7 +250,7 @@ async def test_a_stopped_consumer_leaves_no_connection_in_use(
     ):
         consumer = consumer_of(sessions)
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None: ...
 
         # Its first own transaction has to wait for this lock.

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from outbox import Message
 from outbox.cli.main import main
+from pillarbox import Message
 from tests.acceptance.relays import as_role
+from tests.fixtures.deliveries import subscribe_from_oldest
 from tests.fixtures.sessions import execute
 
 ENDED = """
@@ -15,17 +16,20 @@ ENDED = """
            'success', clock_timestamp()
 """
 DELIVER = """
-    INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,
-                                content_type, headers, payload)
-    VALUES (%s, 3, 1, %s, %s, 'text/plain', '{}', '')
+    INSERT INTO inbox.message (message_id, lane, schema_version, topic, content_type,
+                               headers, payload)
+    VALUES (%s, 3, 1, %s, 'text/plain', '{}', '')
 """
 ACK = """
-    INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,
-                           moments)
-    SELECT date_bin('15 minutes', created_at, '2000-01-01Z'), seq, seq, lane, consumer,
-           ARRAY[seq], ARRAY[created_at]
-      FROM inbox.delivery WHERE message_id = %s
+    INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer)
+    SELECT created_at, seq, lane, 'acked', 'reports'
+      FROM inbox.message WHERE message_id = %s
 """
+
+
+def deliver(url: str, message: Message, topic: str) -> None:
+    subscribe_from_oldest(url, "reports", topic)
+    execute(url, DELIVER, (message.id, topic))
 
 
 def listed(
@@ -43,11 +47,11 @@ def test_a_delivery_to_a_long_handler_is_a_queued_job(
     ended, queued, done, other = (Message("reports.requested", b"") for _ in range(4))
     execute(database_url, ENDED, (ended.id, ended.id))
     for message in (ended, queued, done):
-        execute(database_url, DELIVER, (message.id, "reports", "reports.requested"))
+        deliver(database_url, message, "reports.requested")
     execute(database_url, ACK, (done.id,))
     # Nothing indicates that these have long handlers.
-    execute(database_url, DELIVER, (other.id, "reports", "reports.printed"))
-    execute(database_url, DELIVER, (other.id, "billing", "reports.requested"))
+    deliver(database_url, other, "reports.printed")
+    subscribe_from_oldest(database_url, "billing", "reports.requested")
 
     assert listed(database_url, capsys) == [("queued", str(queued.id))]
     assert listed(database_url, capsys, "--state", "success") == [

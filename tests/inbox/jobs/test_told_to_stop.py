@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final
@@ -14,12 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from inbox.errors import HandlerTimeoutError, JobLostError
 from inbox.events import MessageCancelled, MessageDeadLettered, MessageHandled
 from inbox.jobs.job import AnyJob, AsyncJob, Job
-from outbox import Message
 from outbox.postgres.connection import conninfo
-from tests.fixtures.consumers import async_sessions_of, running, sessions_of
+from pillarbox import Message
+from tests.fixtures.consumers import running, sessions_of
 from tests.fixtures.jobs import (
     EFFECT,
-    EFFECTS,
     LEASE,
     TOPIC,
     cancel,
@@ -42,20 +40,6 @@ WAITING: Final = (
 )
 
 
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, EFFECTS)
-    return database_url
-
-
-@pytest.fixture(params=["psycopg", "asyncpg"])
-async def sessions(
-    url: str, request: pytest.FixtureRequest
-) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
-    async with async_sessions_of(url, request.param) as made:
-        yield made
-
-
 async def test_a_function_that_sees_the_stop_and_returns_has_not_finished(
     url: str,
 ) -> None:
@@ -63,7 +47,7 @@ async def test_a_function_that_sees_the_stop_and_returns_has_not_finished(
     with sessions_of(url) as sessions:
         first = consumer_of(sessions, message)
 
-        @first.handles(TOPIC, lease=LEASE)
+        @first.job(TOPIC, lease=LEASE)
         def begin(job: Job, message: Message) -> None:
             begun.set()
             wait_for("the stop is seen", lambda: job.cancelled)
@@ -75,7 +59,7 @@ async def test_a_function_that_sees_the_stop_and_returns_has_not_finished(
         assert receipts(url) == 0
         second = consumer_of(sessions, message)
 
-        @second.handles(TOPIC, lease=LEASE)
+        @second.job(TOPIC, lease=LEASE)
         def resume(job: Job, message: Message) -> None:
             with job.finish() as session:
                 session.execute(EFFECT, {"what": f"from page {job.checkpoint['page']}"})
@@ -91,7 +75,7 @@ async def test_a_coroutine_cancelled_by_a_stop_that_returns_has_not_finished(
     begun = asyncio.Event()
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         begun.set()
         try:
@@ -112,7 +96,7 @@ async def test_a_function_that_sees_the_cancel_and_returns_is_cancelled(
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, message)
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             begun.set()
             wait_for("the cancel is seen", lambda: job.cancelled)
@@ -131,7 +115,7 @@ async def test_a_cancelled_coroutine_that_returns_is_cancelled(
     message, begun = Message(TOPIC, b""), asyncio.Event()
     consumer = consumer_of(sessions, message)
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         begun.set()
         try:
@@ -160,7 +144,7 @@ async def test_a_function_that_never_checks_for_a_cancel_has_finished(
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             begun.set()
             assert not job.cancelled
@@ -179,7 +163,7 @@ async def test_a_function_that_sees_the_stop_can_still_finish(url: str) -> None:
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-        @consumer.handles(TOPIC, lease=LEASE)
+        @consumer.job(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             begun.set()
             wait_for("the stop is seen", lambda: job.cancelled)
@@ -198,7 +182,7 @@ async def test_a_cancelled_coroutine_can_still_finish(
     begun = asyncio.Event()
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.job(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         begun.set()
         try:
@@ -219,7 +203,7 @@ async def test_a_function_that_notices_its_time_limit_and_returns_is_timed_out(
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-        @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
+        @consumer.job(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
         def render(job: Job, message: Message) -> None:
             wait_for("its time is over", lambda: job.cancelled)
 
@@ -236,7 +220,7 @@ async def test_a_checkpoint_in_progress_at_a_stop_is_saved(
     begun, locked = asyncio.Event(), asyncio.Event()
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+    @consumer.job(TOPIC, lease=timedelta(seconds=30))
     async def render(job: AsyncJob, message: Message) -> None:
         jobs.append(job)
         begun.set()
@@ -265,7 +249,7 @@ async def test_a_function_that_finishes_after_its_time_limit_has_failed(
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-        @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
+        @consumer.job(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
         def render(job: Job, message: Message) -> None:
             caught = HandlerTimeoutError if is_caught else JobLostError
             with suppress(caught), job.finish() as session:
@@ -286,7 +270,7 @@ async def test_a_function_that_starts_to_finish_after_its_time_limit_has_failed(
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-        @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
+        @consumer.job(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
         def render(job: Job, message: Message) -> None:
             wait_for("the time is over", lambda: job.cancelled)
             job.save({"attempt": job.attempts})
@@ -306,7 +290,7 @@ async def test_a_coroutine_that_finishes_after_its_time_limit_has_failed(
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
+    @consumer.job(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
     async def render(job: AsyncJob, message: Message) -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
@@ -330,7 +314,7 @@ async def test_a_time_limit_that_passes_after_a_stop_still_fails_the_attempt(
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-        @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(seconds=1))
+        @consumer.job(TOPIC, lease=LEASE, time_limit=timedelta(seconds=1))
         def render(job: Job, message: Message) -> None:
             begun.set()
             threading.Event().wait(2)

@@ -7,23 +7,24 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
 from inbox.poison.history import REDELIVERED, Delivered, History, TakenOver
 from inbox.sources.memory import MemorySource
-from outbox import Message
-from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import RetryCounts, find, retry_all
+from outbox.dead_letters.retry import RetryCounts
 from outbox.retry import RetryPolicy
+from pillarbox import Consumer, Message
 from tests.fixtures.consumers import (
     NEVER,
     QUICK,
     async_sessions_of,
+    handles,
     numbered,
     running,
     sessions_of,
 )
+from tests.fixtures.dead_letters import retry
 from tests.fixtures.sessions import execute
+from tests.fixtures.variants import in_turn
 from tests.inbox.poison.test_policy import RedeliveringSource
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -47,17 +48,19 @@ def with_history(make: Callable[[], History]) -> Callable[[Message, int], Memory
     return source_of
 
 
-SOURCES = pytest.mark.parametrize(
-    "source_of",
-    [
-        counted_by_the_broker,
-        with_history(lambda: REDELIVERED),
-        with_history(lambda: Delivered(before=True, times=2)),
-        with_history(lambda: TakenOver(10)),
-    ],
-    ids=["counted by the broker", "redelivered", "with deaths", "taken over"],
+SOURCES = {
+    "counted by the broker": counted_by_the_broker,
+    "redelivered": with_history(lambda: REDELIVERED),
+    "with deaths": with_history(lambda: Delivered(before=True, times=2)),
+    "taken over": with_history(lambda: TakenOver(10)),
+}
+KINDS_AND_SOURCES = pytest.mark.parametrize(
+    ("kind", "source_of"),
+    in_turn(
+        [{}, {"batch": 2}, LONG],
+        [pytest.param(source_of, id=name) for name, source_of in SOURCES.items()],
+    ),
 )
-KINDS = pytest.mark.parametrize("kind", [{}, {"batch": 2}, LONG], ids=str)
 
 
 async def decline(given: Any, messages: Any) -> None:
@@ -71,13 +74,12 @@ async def accept(given: Any, messages: Any) -> None:
 async def fail_once(source: MemorySource, sessions: Any, kind: Any) -> None:
     """Run a consumer that is stopped while the message waits for its next attempt."""
     consumer = Consumer(source, sessions, name="billing", retry=NEVER)
-    consumer.handles("*", **kind)(decline)
+    handles(consumer, "*", **kind)(decline)
     async with running(consumer) as events:
         await events.wait_for(HandlerFailed)
 
 
-@SOURCES
-@KINDS
+@KINDS_AND_SOURCES
 async def test_a_lower_limit_after_a_restart_keeps_the_last_error_and_its_trace(
     kind: dict[str, Any],
     source_of: Callable[[Message, int], MemorySource],
@@ -89,7 +91,7 @@ async def test_a_lower_limit_after_a_restart_keeps_the_last_error_and_its_trace(
             await fail_once(source_of(message, attempts), sessions, kind)
         source = source_of(message, 5)
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-        consumer.handles("*", **kind)(accept)
+        handles(consumer, "*", **kind)(accept)
         async with running(consumer) as events:
             (given_up,) = await events.wait_for(MessageDeadLettered)
 
@@ -103,8 +105,7 @@ async def test_a_lower_limit_after_a_restart_keeps_the_last_error_and_its_trace(
     assert source.acked == [message]
 
 
-@SOURCES
-@KINDS
+@KINDS_AND_SOURCES
 async def test_a_message_that_is_handled_after_a_restart_leaves_no_error(
     kind: dict[str, Any],
     source_of: Callable[[Message, int], MemorySource],
@@ -115,7 +116,7 @@ async def test_a_message_that_is_handled_after_a_restart_leaves_no_error(
         await fail_once(source_of(message, 0), sessions, kind)
         assert len(execute(database_url, SUSPECTS)) == 1
         consumer = Consumer(source_of(message, 1), sessions, name="billing")
-        consumer.handles("*", **kind)(accept)
+        handles(consumer, "*", **kind)(accept)
         async with running(consumer) as events:
             await events.wait_for(MessageHandled)
     assert execute(database_url, SUSPECTS) == []
@@ -130,11 +131,11 @@ async def test_a_replica_with_a_lower_limit_finds_the_error_of_another(
         first = Consumer(
             RedeliveringSource(message), sessions, name="billing", retry=NEVER
         )
-        first.handles("*", **kind)(decline)
+        handles(first, "*", **kind)(decline)
         second = Consumer(
             RedeliveringSource(message), sessions, name="billing", retry=ONCE
         )
-        second.handles("*", **kind)(accept)
+        handles(second, "*", **kind)(accept)
         async with running(first) as failures:
             await failures.wait_for(HandlerFailed)
             # As if the first were killed now: it has kept the error already.
@@ -176,7 +177,7 @@ async def test_a_job_that_ended_without_a_dead_letter_keeps_its_error(
             database_url, "UPDATE inbox.job SET state = 'failure', finished_at = now()"
         )
         consumer = Consumer(MemorySource(message), sessions, name="billing")
-        consumer.handles("*", **LONG)(accept)
+        handles(consumer, "*", **LONG)(accept)
         async with running(consumer) as events:
             (given_up,) = await events.wait_for(MessageDeadLettered)
     assert (given_up.attempts, given_up.reason) == (1, "ValueError: declined")
@@ -190,7 +191,7 @@ async def test_a_retry_whose_process_died_leaves_the_error_of_the_dead_letter(
     (message,) = numbered(1)
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(MemorySource(message), sessions, name="billing", retry=ONCE)
-        consumer.handles("*", **LONG)(decline)
+        handles(consumer, "*", **LONG)(decline)
         async with running(consumer) as events:
             await events.wait_for(MessageDeadLettered)
         before = execute(database_url, LETTERS)
@@ -199,13 +200,8 @@ async def test_a_retry_whose_process_died_leaves_the_error_of_the_dead_letter(
             "UPDATE inbox.job SET state = 'in_progress', finished_at = NULL,"
             " attempts = 1, lease_until = now() - interval '1 second'",
         )
-        assert await retry(consumer) == RetryCounts(failed=1)
+        assert await retry(consumer.retrier()) == RetryCounts(failed=1)
     assert execute(database_url, LETTERS) == before
-
-
-async def retry(consumer: Consumer) -> RetryCounts:
-    async with consumer.retrier() as retrier:
-        return await retry_all(retrier, await find(retrier, Criteria()))
 
 
 async def test_a_kept_error_is_redacted(database_url: str) -> None:

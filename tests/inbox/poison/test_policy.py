@@ -11,7 +11,6 @@ from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from typing_extensions import override
 
-from inbox import Consumer, RetryLater
 from inbox.events import (
     DeliveriesReclaimed,
     DuplicateSkipped,
@@ -27,9 +26,9 @@ from inbox.poison.history import (
     History,
     TakenOver,
 )
-from inbox.source import Delivery
+from inbox.source import Abilities, Delivery
 from inbox.sources.memory import MemorySource
-from outbox import Message
+from pillarbox import Consumer, Message, RetryLater
 from tests.fixtures.consumers import (
     NEVER,
     QUICK,
@@ -55,6 +54,7 @@ class Redelivery:
         self.attempts = 0
         self.problem = delivery.problem
         self.history = history
+        self.published_at = None
         self.ack = delivery.ack
         self.nack = delivery.nack
 
@@ -63,12 +63,16 @@ class RedeliveringSource(MemorySource):
     """A source that counts nothing, and says that each delivery is a repeated one."""
 
     history: History = REDELIVERED
-    reclaimed = 0
+
+    def __init__(self, *messages: Message) -> None:
+        super().__init__(*messages)
+        self._reclaimed = 0
+        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
 
     @override
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         given = await super().receive(limit=limit)
-        self.reclaimed += len(given)
+        self._reclaimed += len(given)
         return [Redelivery(delivery, self.history) for delivery in given]
 
 
@@ -282,7 +286,7 @@ async def test_after_a_takeover_messages_are_still_handled_in_batches(
             retry=QUICK,
         )
 
-        @consumer.handles("*", batch=50)
+        @consumer.handles_batch("*", max_size=50)
         async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
             batches.append(len(messages))
 

@@ -7,13 +7,12 @@ from functools import partial
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer
 from inbox.events import MessageHandled
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, TakenOver
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
 from inbox.testing.crash import die_holding
-from outbox import Message
+from pillarbox import Consumer, Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, numbered, running
 from tests.fixtures.sessions import execute
@@ -34,7 +33,7 @@ def source(url: str) -> PostgresSource:
 
 
 async def publish(url: str, *messages: Message) -> None:
-    async with PostgresPublisher.from_url(url) as publisher:
+    async with PostgresPublisher(url) as publisher:
         await publisher.publish(messages)
 
 
@@ -46,10 +45,6 @@ async def receive(consumer: PostgresSource, count: int) -> list[Delivery]:
     return received
 
 
-def history_of(delivery: Delivery) -> History | None:
-    return getattr(delivery, "history", None)
-
-
 async def test_messages_older_than_the_lease_are_reported_as_possibly_started(
     database_url: str,
 ) -> None:
@@ -59,8 +54,8 @@ async def test_messages_older_than_the_lease_are_reported_as_possibly_started(
         before = await receive(consumer, 3)
         await publish(database_url, *numbered(3))
         later = await receive(consumer, 3)
-    assert [isinstance(history_of(d), TakenOver) for d in before] == [True] * 3
-    assert [history_of(d) for d in later] == [FIRST_DELIVERY] * 3
+    assert [isinstance(d.history, TakenOver) for d in before] == [True] * 3
+    assert [d.history for d in later] == [FIRST_DELIVERY] * 3
 
 
 async def test_a_failed_message_counts_as_started(database_url: str) -> None:
@@ -72,7 +67,7 @@ async def test_a_failed_message_counts_as_started(database_url: str) -> None:
         (delivery,) = await receive(consumer, 1)
         await delivery.nack(timedelta(milliseconds=1))
         (again,) = await receive(consumer, 1)
-    assert (again.attempts, history_of(again)) == (1, REDELIVERED)
+    assert (again.attempts, again.history) == (1, REDELIVERED)
 
 
 async def test_a_claim_writes_nothing_even_after_a_crash(database_url: str) -> None:

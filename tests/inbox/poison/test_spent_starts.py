@@ -9,7 +9,6 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer
 from inbox.events import (
     DuplicateSkipped,
     HandlerDatabaseLost,
@@ -17,7 +16,7 @@ from inbox.events import (
     MessageHandled,
 )
 from inbox.sources.memory import MemorySource
-from outbox import Message
+from pillarbox import Consumer, Message
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.sessions import execute
 

@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError
 from inbox.dead_letters.write import StoredFailure
 from inbox.handlers.sessions import make_executor
 from inbox.poison.store import Count, SuspectStore
-from outbox import uuid7
 from outbox.postgres.connection import conninfo
+from pillarbox import uuid7
 from tests.fixtures.consumers import DRIVERS, async_sessions_of, id_of, sessions_by
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -61,7 +61,7 @@ async def test_each_message_gets_its_own_answer(database_url: str, driver: str) 
             assert isinstance(answers[0], DBAPIError)
             assert answers[1:] == [Count(1, True), Count(1, False), Count(3, True)]
             await asyncio.gather(
-                store.take_back(new), store.take_back(failed), store.forget(open_)
+                store.uncount(new), store.uncount(failed), store.delete(open_)
             )
         finally:
             await executor.close()
@@ -85,7 +85,7 @@ async def blocked(url: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
         yield wait_until_blocked
 
 
-async def test_a_start_cancelled_while_it_is_counted_is_taken_back(
+async def test_a_start_cancelled_while_it_is_counted_is_uncounted(
     store: SuspectStore, database_url: str
 ) -> None:
     ids = known, cancelled, other = [uuid7() for _ in range(3)]
@@ -128,9 +128,9 @@ async def test_a_request_that_timed_out_does_not_block_later_ones(
     execute(database_url, FAILED_ONCE, (known, known))
     async with blocked(database_url):
         # It times out while it waits for the lock.
-        await store.forget(known)
+        await store.delete(known)
         assert starts(database_url) == {known: 1}
-    await store.forget(known)
+    await store.delete(known)
     assert starts(database_url) == {}
 
 

@@ -10,13 +10,12 @@ from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from inbox import DeadLetter, RetryLater, idempotent
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.webhook import WebhookFailed, webhook_app
-from outbox import Message
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from outbox.testing.postgres import PostgresServer
+from pillarbox import DeadLetter, Message, RetryLater, idempotent
 from relay.publisher import Acked, Nacked
 from relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import async_sessions_of, numbered, sessions_of

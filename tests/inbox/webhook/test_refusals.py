@@ -8,9 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from inbox.webhook import WebhookRefused, webhook_app
-from outbox import Message
 from outbox.errors import ConfigError
 from outbox.testing.events import RecordedEvents
+from pillarbox import Message
 from tests.fixtures.consumers import id_of
 from tests.fixtures.http import OTHER_SECRET, SECRET
 from tests.fixtures.webhook import (

@@ -16,19 +16,20 @@ SEEN = (
     " ALTER VIEW pg_catalog.{0} RENAME TO {0}_itself;"
     " CREATE VIEW pg_catalog.{0} AS {1}; GRANT SELECT ON pg_catalog.{0} TO PUBLIC"
 )
+FAR_BEHIND = "the reader of a replication slot is far behind"
 BROKEN = {
     "pg_partman is gone": (
         "DROP EXTENSION pg_partman CASCADE",
         *(
             "extensions",
             "error",
-            "is not installed: no partitions",
+            "is not installed: the upkeep",
             "pillarbox migrate",
         ),
     ),
     "a limit of the table is gone": (
         "ALTER TABLE outbox.message DROP CONSTRAINT headers_size",
-        *("schema", "error", "has no constraint headers_size", "pillarbox migrate"),
+        *("schema", "error", "lacks its constraint headers_size", "pillarbox migrate"),
     ),
     "a limit of the table was never validated": (
         "UPDATE pg_constraint SET convalidated = false WHERE conname = 'key_size'"
@@ -42,7 +43,12 @@ BROKEN = {
     ),
     "part of the schema is missing": (
         "DROP VIEW outbox.partition_health",
-        *("partitions", "error", "part of the schema is missing", "pillarbox migrate"),
+        *(
+            "partitions",
+            "error",
+            "part of the schema is missing",
+            "which pillarbox migrate --sql prints",
+        ),
     ),
     "a transaction was prepared and forgotten": (
         SEEN.format(
@@ -69,7 +75,7 @@ BROKEN = {
         ),
         *("pins", "warning", "is open for 2", "SELECT pg_terminate_backend("),
     ),
-    "the reader of a replication slot is far behind": (
+    FAR_BEHIND: (
         SEEN.format(
             "pg_replication_slots",
             "SELECT 'slow'::name AS slot_name, true AS active, NULL::xid AS xmin,"
@@ -101,8 +107,8 @@ BROKEN = {
         *("partitions", "error", "rows are refused", "outbox.make_partitions"),
     ),
     "a day ahead is missing": (
-        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(3)}; END $$",
-        *("partitions", "warning", "lacks 1 partitions", "outbox.make_partitions"),
+        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(2)}; END $$",
+        *("partitions", "warning", "lacks 1 partition,", "outbox.make_partitions"),
     ),
     "there is a DEFAULT partition": (
         "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_default"
@@ -146,10 +152,24 @@ BROKEN = {
         + "; RESET ROLE;"
         " UPDATE outbox.message SET available_at = now() - interval '1 hour',"
         " created_at = now() - interval '2 hours'",
-        *("backlog", "error", "no relay is connected, and", "pillarbox relay"),
+        *("backlog", "error", "no relay is running, and", "pillarbox relay"),
     ),
     "a replication slot has no reader": (
         "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",
         *("pins", "warning", "without a reader", "pg_drop_replication_slot"),
     ),
+}
+# Fakes can't be repaired, and a person has to restore objects that were dropped, and to
+# decide what becomes of partitions that pillarbox didn't create.
+OTHERWISE = {
+    "there is a DEFAULT partition",
+    "a partition begins in another time zone",
+    "a partition has no begin",
+    "part of the schema is missing",
+    "a limit of the table is gone",
+    "no relay runs",
+    "a transaction was prepared and forgotten",
+    "a transaction stays open",
+    "pg_partman is older than we can use",
+    "pg_partman was not upgraded with its files",
 }

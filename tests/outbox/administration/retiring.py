@@ -16,15 +16,18 @@ EXPIRED = (
     "SELECT partition::text FROM outbox.partitions('outbox.message')"
     " WHERE ends_at < now() - 7 * interval '24 hours'"
 )
-RETIRING = (
-    "SELECT partition FROM outbox.retiring_partition WHERE planned_at IS NOT NULL"
-    " AND parent_table = 'outbox.message'"
-)
 AT_THE_NOTES = (
     "SELECT pg_advisory_xact_lock(hashtextextended("
     "'outbox.finish_detached outbox.message', 0))"
 )
-"""Takes the lock that an upkeep holds from its first note to its end."""
+"""Takes the lock that an upkeep holds while it drops partitions."""
+NOTE_A_JOB = (
+    "INSERT INTO outbox.retiring_partition (partition, parent_table, starts_at,"
+    " ends_at, detach_by) SELECT partition, parent_table, starts_at, ends_at, 'pg_cron'"
+    " FROM outbox.upkeep_plan('outbox.message') WHERE step = 'detach'"
+    " ON CONFLICT (partition) DO NOTHING"
+)
+"""Records expired partitions as the plan of pg_cron's jobs does."""
 NOTED = (
     "SELECT partition FROM outbox.retiring_partition"
     " WHERE parent_table = 'outbox.message'"

@@ -10,7 +10,7 @@ import pytest
 from outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.sessions import execute
-from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.retiring import EXPIRED, NOTE_A_JOB
 from tests.outbox.administration.test_documented_sql import blocks, in_psql
 from tests.outbox.administration.test_maintain_command import NOTE, leave_half_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
@@ -51,14 +51,11 @@ def detach_by_hand_concurrently(url: str, partition: str) -> None:
 
 
 @pytest.mark.parametrize("detach", [detach_by_hand, detach_by_hand_concurrently])
-@pytest.mark.parametrize("noted", [False, True], ids=["unknown", "planned before"])
 def test_a_manually_detached_partition_is_left_alone(
-    detach: Callable[[str, str], None], noted: bool, database_url: str
+    detach: Callable[[str, str], None], database_url: str
 ) -> None:
     partition = create_expired(database_url)
-    if noted:
-        execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
-        assert len(execute(database_url, "TABLE outbox.retiring_partition")) == 1
+    execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
     detach(database_url, partition)
 
     for _ in range(2):
@@ -91,20 +88,15 @@ def test_a_detach_that_the_command_never_started_is_left_alone(
     assert exists(database_url, partition)
 
 
-def attach_again_and_plan(url: str, partition: str, by: str) -> None:
+def attach_again_and_plan(url: str, partition: str) -> None:
     """Let the upkeep attach a partition that its job detached, and plan it anew."""
-    plan_detach(url, by)
+    execute(url, NOTE_A_JOB)
     detach_by_hand_concurrently(url, partition)
     set_retention(url, "60 days")
     execute(url, UPKEEP)
     assert attached(url, partition)
     set_retention(url, "7 days")
-    plan_detach(url, by)
-
-
-def plan_detach(url: str, by: str) -> None:
-    execute(url, "SELECT outbox.finish_detached('outbox.message')")
-    execute(url, "UPDATE outbox.retiring_partition SET detach_by = %s", [by])
+    execute(url, NOTE_A_JOB)
 
 
 def set_retention(url: str, time: str) -> None:
@@ -121,7 +113,7 @@ def test_a_partition_that_was_attached_again_is_dropped_once_its_job_detached_it
     database_url: str,
 ) -> None:
     partition = create_expired(database_url)
-    attach_again_and_plan(database_url, partition, "pg_cron")
+    attach_again_and_plan(database_url, partition)
     detach_by_hand_concurrently(database_url, partition)
 
     execute(database_url, UPKEEP)
@@ -135,7 +127,8 @@ def test_retention_works_where_all_identifiers_are_quoted(
     partition = create_expired(database_url)
     name = database_url.rpartition("/")[2].partition("?")[0]
     execute(database_url, f'ALTER DATABASE "{name}" SET quote_all_identifiers = on')
-    plan_detach(database_url, "pg_cron")
+    execute(database_url, NOTE_A_JOB)
+    # The job uses the same statement, so nothing tells the two detaches apart.
     detach_by_hand_concurrently(database_url, partition)
 
     execute(database_url, UPKEEP)
@@ -145,19 +138,6 @@ def test_retention_works_where_all_identifiers_are_quoted(
     create_expired(database_url, 25)
     assert main(["maintain", "--database", database_url]) == 0
     assert execute(database_url, EXPIRED) == []
-
-
-def test_a_partition_detached_concurrently_is_dropped_while_its_job_is_scheduled(
-    database_url: str,
-) -> None:
-    partition = create_expired(database_url)
-    execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
-    execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
-    detach_by_hand_concurrently(database_url, partition)
-    execute(database_url, UPKEEP)
-
-    # The job uses the same statement, so nothing tells the two detaches apart.
-    assert not exists(database_url, partition)
 
 
 @pytest.mark.parametrize("pending", [False, True], ids=["attached", "pending"])

@@ -3,15 +3,23 @@
 import json
 import re
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from outbox.administration.migrate import migrate, migration_sql, unmigrate
+from outbox.administration.migrate import migration_sql, unmigrate
 from outbox.cli.main import main
-from outbox.errors import MigrationError
+from outbox.testing.cluster import private_cluster
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.pasting import paste
-from tests.fixtures.sessions import execute
+from tests.fixtures.postgres import (
+    SETTINGS,
+    copied_server,
+    migrate_for_a_week,
+    removal,
+)
+from tests.fixtures.sessions import execute, session
 from tests.fixtures.waiting import wait_for
 
 ROLES = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'pillarbox%' ORDER BY 1"
@@ -24,71 +32,47 @@ LAUNCHER = (
     "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'pg_cron launcher'"
     " AND backend_start < now() - interval '2 seconds'"
 )
-RUNS = "SELECT status, return_message FROM cron.job_run_details"
+
+
+@pytest.fixture(scope="module")
+def data() -> Iterator[Path]:
+    """The directory of a stopped server whose pg_cron runs in another database."""
+    with private_cluster(SETTINGS, durable=False) as cluster:
+        execute(cluster.url, "CREATE DATABASE bank")
+        migrate_for_a_week(PostgresServer(cluster.url).database_url("bank"))
+        session.end()
+        cluster.stop("fast")
+        yield cluster.data
 
 
 @pytest.fixture
-def elsewhere(private_server: PostgresServer) -> str:
-    """Create an empty database on a server whose pg_cron runs in another one."""
-    private_server.create_database("bank")
-    return private_server.database_url("bank")
+def its_server(data: Path) -> Iterator[PostgresServer]:
+    with copied_server(data) as running:
+        yield running
 
 
-@pytest.mark.slow
-def test_the_job_suggested_by_the_hint_runs_the_upkeep(
-    private_server: PostgresServer, elsewhere: str
-) -> None:
-    with pytest.raises(MigrationError) as refused:
-        migrate(elsewhere)
-    _, _, hint = str(refused.value).partition('and run in database "pillarbox": ')
-    assert hint.startswith("CREATE EXTENSION IF NOT EXISTS pg_cron; SELECT cron.")
+@pytest.fixture
+def elsewhere(its_server: PostgresServer) -> str:
+    """The migrated database."""
+    return its_server.database_url("bank")
 
-    migrate(elsewhere, with_cron=False)
-    execute(private_server.url, hint.replace("7 * * * *", "* * * * *"))
 
-    jobs = "SELECT jobname, command, database, username FROM cron.job"
-    assert execute(private_server.url, jobs) == [
-        (
-            "pillarbox maintain bank",
-            "CALL outbox.maintain()",
-            "bank",
-            "pillarbox_maintainer",
-        )
-    ]
+@pytest.fixture
+def scheduled(its_server: PostgresServer, elsewhere: str) -> str:
+    """Schedule a job of one of our roles from pg_cron's database; return the other."""
     execute(
-        elsewhere,
-        "UPDATE outbox.partition_policy SET premake = 9"
-        " WHERE parent_table = 'outbox.message'",
+        its_server.url,
+        "CREATE EXTENSION IF NOT EXISTS pg_cron; SELECT cron.schedule_in_database("
+        "'its upkeep', '7 * * * *', 'CALL outbox.maintain()', 'bank',"
+        " 'pillarbox_maintainer')",
     )
-    ahead = (
-        "SELECT ahead FROM outbox.partition_health"
-        " WHERE parent_table = 'outbox.message' AND ahead >= 9"
-    )
-    wait_for("upkeep", lambda: execute(elsewhere, ahead), seconds=180, pause=0.5)
-    wait_for(
-        "run",
-        lambda: execute(private_server.url, f"{RUNS} WHERE status = 'succeeded'"),
-        seconds=120,
-        pause=0.5,
-    )
-    failed = f"{RUNS} WHERE status = 'failed'"
-    assert execute(private_server.url, failed) == []
-
-
-@pytest.fixture
-def scheduled(private_server: PostgresServer, elsewhere: str) -> str:
-    """Create the job that the hint of the refusal suggests; return the database."""
-    with pytest.raises(MigrationError) as refused:
-        migrate(elsewhere)
-    migrate(elsewhere, with_cron=False)
-    execute(private_server.url, str(refused.value).partition('"pillarbox": ')[2])
     return elsewhere
 
 
 @pytest.mark.parametrize("way", ["command", "psql"])
 def test_a_role_that_can_own_a_job_outlives_the_schema(
     way: str,
-    private_server: PostgresServer,
+    its_server: PostgresServer,
     scheduled: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -99,22 +83,22 @@ def test_a_role_that_can_own_a_job_outlives_the_schema(
         ("pillarbox_maintainer",),
     ]
     assert execute(scheduled, MEMBERS_OF_OTHERS) == []
-    private_server.restart()
-    wait_for("launcher", lambda: execute(private_server.url, LAUNCHER), seconds=60)
-    remedies = re.findall(r'in database "pillarbox", run: (.*)', said)
+    its_server.restart()
+    wait_for("launcher", lambda: execute(its_server.url, LAUNCHER), seconds=60)
+    remedies = re.findall(r"in the database of pg_cron, run: (.*)", said)
     assert len(remedies) == 2
     for remedy in remedies:
-        paste(private_server.url, remedy)
+        paste(its_server.url, remedy)
     assert execute(scheduled, ROLES) == []
-    assert execute(private_server.url, "SELECT jobname FROM cron.job") == []
-    private_server.restart()
-    wait_for("launcher", lambda: execute(private_server.url, LAUNCHER), seconds=60)
+    assert execute(its_server.url, "SELECT jobname FROM cron.job") == []
+    its_server.restart()
+    wait_for("launcher", lambda: execute(its_server.url, LAUNCHER), seconds=60)
 
 
 def remove_schema(way: str, url: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Remove the schema, and return the standard error."""
     if way == "command":
-        assert main(["migrate", "--remove", "--yes", "--database", url]) == 0
+        assert main(removal(url)) == 0
         return capsys.readouterr().err
     done = subprocess.run(
         ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", url],
@@ -126,12 +110,12 @@ def remove_schema(way: str, url: str, capsys: pytest.CaptureFixture[str]) -> str
     return done.stderr
 
 
-def test_with_pg_cron_a_role_is_removed_only_with_its_jobs(
+def test_roles_that_may_have_jobs_are_kept_with_those_of_other_databases(
     private_server: PostgresServer,
 ) -> None:
     url = private_server.url
     private_server.create_database("bank")
-    migrate(url, with_cron=False)
+    migrate_for_a_week(url)
     execute(url, "CREATE EXTENSION pg_cron")
     for job, database in (("pillarbox upkeep", "pillarbox"), ("its upkeep", "bank")):
         execute(
@@ -145,32 +129,21 @@ def test_with_pg_cron_a_role_is_removed_only_with_its_jobs(
     unmigrate(url, tell=said.append)
 
     assert execute(url, "SELECT jobname FROM cron.job") == [("its upkeep",)]
-    assert execute(url, ROLES) == [("pillarbox_maintainer",)]
-    (line,) = said
-    assert line.startswith('role "pillarbox_maintainer" is kept: it may own pg_cron')
+    assert execute(url, ROLES) == [("pillarbox_detacher",), ("pillarbox_maintainer",)]
+    assert all("is kept: it may own pg_cron jobs" in line for line in said)
 
 
 def test_the_doctor_says_who_can_run_the_upkeep_and_passes_after_a_run(
-    private_server: PostgresServer,
-    elsewhere: str,
-    capsys: pytest.CaptureFixture[str],
+    elsewhere: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    migrate(elsewhere, with_cron=False)
-
     assert main(["doctor", "--json", "--database", elsewhere]) == 1
 
     findings = json.loads(capsys.readouterr().out)["findings"]
-    # Every role can connect to a test's database, so the doctor gives a hint.
-    (found,) = (f for f in findings if f["check"] != "locks")
+    # Every role can connect to a test's database, and no relay is running.
+    (found,) = (f for f in findings if f["severity"] != "hint")
     assert (found["check"], found["severity"]) == ("upkeep", "warning")
     assert "the upkeep has not run yet" in found["finding"]
-    _, _, job = found["remedy"].partition("runs in the database pillarbox: ")
-    execute(private_server.url, "CREATE EXTENSION pg_cron")
-    execute(private_server.url, job)
-    ((command, database, role),) = execute(
-        private_server.url, "SELECT command, database, username FROM cron.job"
-    )
-    assert (database, role) == ("bank", "pillarbox_maintainer")
-    execute(elsewhere.replace("postgres@", f"{role}@"), command)
+
+    paste(elsewhere, found["remedy"])
 
     assert main(["doctor", "--database", elsewhere]) == 0

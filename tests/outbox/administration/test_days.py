@@ -10,20 +10,19 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox import Consumer
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox import Message, MissingPartitionError, add, insert_statement
-from outbox.administration.migrate import migrate
+from outbox.errors import MissingPartitionError
 from outbox.events import Event
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.postgres.days import Days, PartitionsNotMade
 from outbox.testing.postgres import PostgresServer
+from pillarbox import Consumer, Message, add, insert_statement
 from relay.events import BatchPublished, RelayStarted
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as running_consumer
-from tests.fixtures.postgres import one_at_a_time
+from tests.fixtures.postgres import migrate, one_at_a_time
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import running as running_relay
 from tests.fixtures.sessions import execute
@@ -156,13 +155,14 @@ def test_a_writer_may_not_make_days(database_url: str) -> None:
 
 
 def test_days_are_made_as_pg_partman_makes_them(database_url: str) -> None:
-    expected = snapshot(database_url)
-    execute(database_url, FORGET)
-    execute(database_url, "UPDATE outbox.upkeep SET awaited_at = now()")
+    made = []
+    for make in ("outbox.make_partitions(parent_table)", "outbox.make_days()"):
+        execute(database_url, FORGET)
+        execute(database_url, "UPDATE outbox.upkeep SET awaited_at = now()")
+        execute(database_url, f"SELECT {make} FROM outbox.partition_policy")
+        made.append(snapshot(database_url))
 
-    assert make_days(database_url) == []
-
-    assert snapshot(database_url) == expected
+    assert made[0] == made[1]
 
 
 def test_pg_partman_continues_where_a_relay_stopped(forgotten_url: str) -> None:
@@ -197,7 +197,7 @@ def test_the_days_of_dropped_receipts_stay_closed_to_them(forgotten_url: str) ->
 
 
 def test_the_days_of_an_upkeep_at_work_are_left_to_it(forgotten_url: str) -> None:
-    lock = "hashtextextended('outbox.make_partitions outbox.settlement', 0)"
+    lock = "hashtextextended('outbox.make_partitions outbox.position', 0)"
     with psycopg.connect(forgotten_url) as upkeep:
         upkeep.execute(f"SELECT pg_advisory_xact_lock({lock})")
 
@@ -274,10 +274,15 @@ def test_a_clock_at_which_nothing_ever_ran_makes_no_days(
     execute(forgotten_url, ADD)
 
 
-def test_without_pg_cron_a_migration_makes_30_days(
+def test_without_pg_cron_a_migration_makes_30_days_or_as_many_as_were_asked_for(
     server: PostgresServer, empty_database_url: str
 ) -> None:
     with one_at_a_time(server):
+        migrate(empty_database_url, with_cron=False, days_ahead=10)
+        for days, is_covered in ((9, True), (11, False)):
+            assert execute(empty_database_url, COVERED, (days,)) == [
+                (t, is_covered) for t in sorted(TABLES)
+            ]
         migrate(empty_database_url, with_cron=False)
 
     assert execute(empty_database_url, COVERED, (30,)) == [

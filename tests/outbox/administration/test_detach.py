@@ -16,20 +16,26 @@ from outbox.errors import UpkeepError
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from relay.config import RelayConfig
 from relay.dead_letters.retry import PublishingRetrier
-from tests.fixtures.marks import publish, replay
+from tests.fixtures.positions import publish, replay
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.sessions import execute
+from tests.fixtures.upkeep import run_upkeep
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import (
     EXPIRED,
+    NOTED,
     PENDING,
-    RETIRING,
     about_messages,
     acting_as,
     reader,
     steps,
 )
 from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+AHEAD = (
+    "SELECT partition::text FROM outbox.partitions('outbox.message')"
+    " WHERE starts_at = date_trunc('day', now(), 'UTC') + 3 * interval '24 hours'"
+)
 
 
 @pytest.fixture
@@ -49,12 +55,12 @@ def test_the_command_detaches_and_drops_expired_partitions(
     add_old(database_url, 25)
     told: list[str] = []
 
-    maintain(dba, tell=told.append)
+    maintain(dba, report=told.append)
 
     assert len(execute(database_url, EXPIRED)) == 1
     lines = [line.partition(": ")[2] for line in about_messages(told)]
     assert lines == ["detached", "dropped"]
-    assert execute(database_url, RETIRING) == []
+    assert execute(database_url, NOTED) == []
     assert steps(database_url, "detach", "hold", table=None) == ["hold"]
 
 
@@ -63,7 +69,9 @@ def test_writers_continue_while_a_detach_waits_for_a_reader(
 ) -> None:
     old_partition(database_url)
     with reader(database_url) as reading:
-        upkeep = threading.Thread(target=maintain, args=(dba,), kwargs={"tell": print})
+        upkeep = threading.Thread(
+            target=maintain, args=(dba,), kwargs={"report": print}
+        )
         upkeep.start()
         wait_for("detach", lambda: execute(database_url, PENDING))
         execute(
@@ -71,14 +79,14 @@ def test_writers_continue_while_a_detach_waits_for_a_reader(
             "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)",
         )
         # Another upkeep must not finalize it: that would overtake the reader.
-        execute(database_url, "CALL outbox.maintain(patience => '6 hours')")
+        execute(database_url, "CALL outbox.maintain()")
         assert execute(database_url, PENDING) == [(1,)]
         assert upkeep.is_alive()
         reading.rollback()
         upkeep.join(30)
 
     assert execute(database_url, EXPIRED) == []
-    assert execute(database_url, RETIRING) == []
+    assert execute(database_url, NOTED) == []
 
 
 def test_a_detach_that_waited_too_long_is_finalized_and_dropped_by_the_next_run(
@@ -88,11 +96,11 @@ def test_a_detach_that_waited_too_long_is_finalized_and_dropped_by_the_next_run(
     old_partition(database_url, 25)
     told: list[str] = []
     with reader(database_url):
-        maintain(dba, tell=told.append, detach_wait=timedelta(milliseconds=50))
+        maintain(dba, report=told.append, detach_wait=timedelta(milliseconds=50))
     assert "the next run continues" in told[0]
     assert steps(database_url, "finalize", "detach") == ["finalize", "detach"]
 
-    maintain(dba, tell=told.append)
+    maintain(dba, report=told.append)
 
     assert execute(database_url, EXPIRED) == []
     health = execute(
@@ -108,13 +116,13 @@ def test_an_interrupted_detach_is_finalized_by_the_routines_alone(
 ) -> None:
     old_partition(database_url)
     with reader(database_url):
-        maintain(dba, tell=lambda _: None, detach_wait=timedelta(milliseconds=50))
+        maintain(dba, report=lambda _: None, detach_wait=timedelta(milliseconds=50))
 
     with acting_as(database_url, "pillarbox_maintainer") as maintainer:
-        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        maintainer.execute("CALL outbox.maintain()")
 
     assert execute(database_url, EXPIRED) == []
-    assert execute(database_url, RETIRING) == []
+    assert execute(database_url, NOTED) == []
 
 
 def leave_detached(url: str) -> str:
@@ -140,10 +148,10 @@ def test_a_table_that_was_left_detached_is_dropped(
     assert steps(database_url, "drop") == ["drop"]
 
     with acting_as(database_url, "pillarbox_maintainer") as maintainer:
-        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        maintainer.execute("CALL outbox.maintain()")
 
     assert execute(database_url, f"SELECT to_regclass('{name}')") == [(None,)]
-    assert execute(database_url, RETIRING) == []
+    assert execute(database_url, NOTED) == []
 
 
 def test_a_row_that_became_unsettled_brings_its_partition_back(
@@ -154,14 +162,14 @@ def test_a_row_that_became_unsettled_brings_its_partition_back(
     assert steps(database_url, "attach") == ["attach"]
     told: list[str] = []
 
-    maintain(dba, tell=told.append)
+    maintain(dba, report=told.append)
 
     assert told == [f"{name}: attached again"]
     assert execute(database_url, EXPIRED) == [(name,)]
     assert steps(database_url, "attach", "detach", "hold") == ["hold"]
     # It is an ordinary partition again: its rows can be settled through the parent.
     publish(database_url)
-    maintain(dba, tell=told.append)
+    maintain(dba, report=told.append)
     assert about_messages(told)[1:] == [f"{name}: detached", f"{name}: dropped"]
     assert execute(database_url, EXPIRED) == []
 
@@ -173,39 +181,29 @@ def test_a_detached_table_in_use_is_dropped_later(
     told: list[str] = []
     with psycopg.connect(database_url) as connection:
         connection.execute(f"SELECT count(*) FROM {name}".encode())
-        with pytest.raises(psycopg.Error, match=f"drop of {name}: no lock in 1 tries"):
-            execute(database_url, "CALL outbox.maintain(max_tries => 1)")
+        assert f"{name}: in use, and left for the next run" in run_upkeep(database_url)
         connection.rollback()
 
-    maintain(dba, tell=told.append)
+    maintain(dba, report=told.append)
 
     assert about_messages(told)[-1] == f"{name}: dropped"
 
 
-def test_a_maintainer_unable_to_detach_concurrently_uses_lock_and_retry(
+def test_who_may_not_detach_is_refused_after_everything_else_was_done(
     database_url: str,
 ) -> None:
     old_partition(database_url)
+    ((ahead,),) = execute(database_url, AHEAD)
+    execute(database_url, f"DROP TABLE {ahead}")
     with acting_as(database_url, "pillarbox_maintainer") as maintainer:
-        maintain(maintainer, tell=lambda _: None)
+        with pytest.raises(UpkeepError, match="only a member of pillarbox_owner"):
+            maintain(maintainer, report=lambda _: None)
 
-    assert execute(database_url, EXPIRED) == []
-
-
-def test_a_partition_whose_detach_is_queued_is_left_to_it(
-    database_url: str,
-) -> None:
-    old_partition(database_url)
-    with acting_as(database_url, "pillarbox_maintainer") as maintainer:
-        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        assert execute(database_url, AHEAD) == [(ahead,)]
         assert len(execute(database_url, EXPIRED)) == 1
-        assert len(execute(database_url, RETIRING)) == 1
-        execute(
-            database_url,
-            "UPDATE outbox.retiring_partition"
-            " SET planned_at = planned_at - interval '7 hours'",
-        )
-        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        with acting_as(database_url, "pillarbox_detacher") as detacher:
+            maintain(detacher, report=lambda _: None)
+        maintain(maintainer, report=lambda _: None)
 
     assert execute(database_url, EXPIRED) == []
 
@@ -214,13 +212,13 @@ def test_a_longer_retention_keeps_a_partition_that_was_to_be_dropped(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     old_partition(database_url)
-    execute(database_url, "CALL outbox.maintain(patience => '6 hours')")
+    execute(database_url, "CALL outbox.maintain()")
     execute(database_url, "UPDATE outbox.partition_policy SET retention = '60 days'")
 
-    maintain(dba, tell=print)
+    maintain(dba, report=print)
 
     assert len(execute(database_url, EXPIRED)) == 1
-    assert execute(database_url, RETIRING) == []
+    assert execute(database_url, NOTED) == []
 
 
 def test_two_concurrent_commands_do_not_conflict(
@@ -229,7 +227,7 @@ def test_two_concurrent_commands_do_not_conflict(
     with psycopg.connect(database_url, autocommit=True) as other:
         other.execute("SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, Lock.UPKEEP))
         with pytest.raises(UpkeepError, match="another pillarbox maintain is running"):
-            maintain(dba, tell=print)
+            maintain(dba, report=print)
 
 
 async def test_the_command_does_not_wait_for_the_relays_dead_letters(
@@ -243,4 +241,4 @@ async def test_the_command_does_not_wait_for_the_relays_dead_letters(
         )
         async with retrier.alone() as taken:
             assert taken
-            await asyncio.to_thread(maintain, dba, tell=print)
+            await asyncio.to_thread(maintain, dba, report=print)

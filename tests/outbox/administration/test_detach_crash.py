@@ -15,8 +15,8 @@ from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import (
     EXPIRED,
+    NOTED,
     PENDING,
-    RETIRING,
     acting_as,
     steps,
 )
@@ -69,21 +69,8 @@ def test_the_next_command_finalizes_a_detach_that_a_crash_interrupted_and_contin
     assert main(["maintain", "--database", url]) == 0
 
     assert execute(url, EXPIRED) == []
-    assert execute(url, RETIRING) == []
+    assert execute(url, NOTED) == []
     assert steps(url, "make", "hold", "attach", "drop") == []
-
-
-def test_the_routines_alone_finalize_a_detach_that_a_crash_interrupted(
-    url: str, scheduled_server: PostgresServer, tmp_path: Path
-) -> None:
-    interrupt_the_command(scheduled_server, tmp_path / "maintain.log")
-
-    with acting_as(url, "pillarbox_maintainer") as maintainer:
-        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
-        assert steps(url, "finalize", "detach", "drop") == ["detach"]
-        maintainer.execute("CALL outbox.maintain()")
-
-    assert execute(url, EXPIRED) == []
 
 
 def test_after_a_crash_the_job_is_removed_and_its_detach_finalized(

@@ -4,18 +4,13 @@ import psycopg
 import pytest
 
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.marks import count_holding, replay
+from tests.fixtures.positions import count_holding, replay
 from tests.fixtures.sessions import execute
-from tests.outbox.administration.retiring import (
-    AT_THE_NOTES,
-    EXPIRED,
-    acting_as,
-    steps,
-)
+from tests.outbox.administration.retiring import EXPIRED, acting_as, steps
 from tests.outbox.administration.test_upkeep import FOLLOWERS, add_old, old_partition
 
 PLAN = "SELECT outbox.schedule_detaches()"
-UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
+UPKEEP = "CALL outbox.maintain()"
 
 
 def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
@@ -41,7 +36,7 @@ def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
             assert task.removeprefix("pillarbox detach ") in command
             assert len(schedule.split()) == 5
             detacher.execute(command)
-        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        maintainer.execute("CALL outbox.maintain()")
         assert execute(url, EXPIRED) == []
         # The next plan covers the followers of the dropped partitions.
         detacher.execute("SELECT outbox.schedule_detaches()")
@@ -52,7 +47,7 @@ def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
         } == set(FOLLOWERS)
         for _, _, command in following:
             detacher.execute(command)
-        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        maintainer.execute("CALL outbox.maintain()")
         detacher.execute("SELECT outbox.schedule_detaches()")
 
     assert execute(url, jobs) == []
@@ -85,21 +80,6 @@ def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
 
     assert len(execute(url, EXPIRED)) == 2
     assert count_holding(url) == 2
-
-
-def test_only_noted_partitions_get_a_job(
-    scheduled_server: PostgresServer,
-) -> None:
-    url = scheduled_server.url
-    old_partition(url)
-    with (
-        psycopg.connect(url) as other,
-        acting_as(url, "pillarbox_detacher") as detacher,
-    ):
-        other.execute(AT_THE_NOTES)
-        assert detacher.execute(PLAN).fetchall() == [(0,)]
-        other.rollback()
-        assert detacher.execute(PLAN).fetchall() == [(1,)]
 
 
 def test_a_detach_that_failed_as_a_job_is_reported_by_the_next_plan(

@@ -3,21 +3,21 @@
 from datetime import timedelta
 from typing import Any
 
-from outbox.administration.migrate import migrate
-from outbox.testing.postgres import PostgresServer, postgres_server
+from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
+from tests.fixtures.postgres import AS_HERE, MigratedData, copied_server
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 LAUNCHER = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'pg_cron launcher'"
 
 
-def test_a_stopped_pg_cron_launcher_is_found(doctor: Doctor) -> None:
-    with postgres_server(
-        settings={"max_worker_processes": "0"}, durable=False, docker=False
-    ) as idle:
-        migrate(idle.url)
+def test_a_stopped_pg_cron_launcher_is_found(
+    migrated_data: MigratedData, doctor: Doctor
+) -> None:
+    data = migrated_data.directory(with_cron=True)
+    with copied_server(data, max_worker_processes="0") as idle:
         findings = doctor(idle.url)[1]
 
     (found,) = (f for f in findings if "launcher" in f["finding"])
@@ -56,7 +56,7 @@ def test_a_recreated_detacher_gets_its_job_back(
         f["finding"] for f in doctor(url)[1]
     }
 
-    paste(url, "pillarbox migrate")
+    paste(url, f"pillarbox migrate{AS_HERE}")
 
     wait_for("launcher", lambda: execute(url, LAUNCHER))
     assert doctor(url)[1] == []

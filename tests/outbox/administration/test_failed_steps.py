@@ -1,9 +1,9 @@
 """A step of the upkeep that fails is reported with its remedy, and stops no other."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import uuid4
 
 import psycopg
@@ -17,10 +17,6 @@ from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED, acting_as
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
-RUNS: Final[dict[str, Callable[[str], int]]] = {
-    "command": lambda url: main(["maintain", "--database", url]),
-    "job": lambda url: call(url),
-}
 FAILURES: Final = "SELECT step, object, failure FROM outbox.upkeep_failure"
 AHEAD: Final = (
     "SELECT partition::text FROM outbox.partitions(%s)"
@@ -87,13 +83,8 @@ OBSTACLES: Final = {
 }
 
 
-def call(url: str) -> int:
-    with acting_as(url, "pillarbox_maintainer") as maintainer:
-        try:
-            maintainer.execute("CALL outbox.maintain()")
-        except psycopg.errors.RaiseException:
-            return 2
-    return 0
+def run(url: str) -> int:
+    return main(["maintain", "--database", url])
 
 
 def remove_a_day_ahead(url: str, table: str) -> Callable[[], bool]:
@@ -108,24 +99,9 @@ def remove_a_day_ahead(url: str, table: str) -> Callable[[], bool]:
     return is_back
 
 
-def each_obstacle() -> Iterator[Any]:
-    """Yield each obstacle with each run.
-
-    Both runs take the same steps. So with the job, only the first obstacle, which
-    stops a drop, and the last one, which stops a detach, aren't variants.
-    """
-    for name, obstacle in OBSTACLES.items():
-        for how, run in RUNS.items():
-            is_variant = how == "job" and name not in {"view", [*OBSTACLES][-1]}
-            marks = pytest.mark.variant if is_variant else ()
-            yield pytest.param(obstacle, run, marks=marks, id=f"{name}-{how}")
-
-
-@pytest.mark.parametrize(("obstacle", "run"), list(each_obstacle()))
-@pytest.mark.week
+@pytest.mark.parametrize("obstacle", OBSTACLES.values(), ids=list(OBSTACLES))
 def test_whatever_keeps_one_partition_stops_no_other_step_and_is_named_at_once(
     obstacle: Obstacle,
-    run: Callable[[str], int],
     database_url: str,
     doctor: Doctor,
     capsys: pytest.CaptureFixture[str],
@@ -173,7 +149,6 @@ def test_whatever_keeps_one_partition_stops_no_other_step_and_is_named_at_once(
     assert is_back()
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=list(RUNS))
 @pytest.mark.parametrize(
     ("statement", "named", "is_pasted"),
     [
@@ -191,12 +166,10 @@ def test_whatever_keeps_one_partition_stops_no_other_step_and_is_named_at_once(
     ],
     ids=["privilege", "table", "event trigger"],
 )
-@pytest.mark.week
 def test_whatever_keeps_a_day_from_being_created_keeps_no_other_one(
     statement: str,
     named: str,
     is_pasted: bool,
-    run: Callable[[str], int],
     database_url: str,
     doctor: Doctor,
 ) -> None:
@@ -256,13 +229,13 @@ def test_a_partition_of_another_owner_is_named_and_stops_no_other_one(
     execute(server.url, f"CREATE ROLE {role}")
     execute(url, f"ALTER TABLE {kept} OWNER TO {role}")
     try:
-        assert call(url) == 2
+        assert run(url) == 2
 
         assert execute(url, EXPIRED) == [(kept,)]
         found = next(f for f in doctor(url)[1] if "the upkeep failed" in f["finding"])
         assert f"it belongs to {role}" in found["finding"]
         paste(url, found["remedy"])
-        assert call(url) == 0
+        assert run(url) == 0
         assert execute(url, EXPIRED) == []
     finally:
         execute(url, f"DROP OWNED BY {role}")

@@ -1,4 +1,4 @@
-"""Marks are kept as long as their messages: no message loses its marks."""
+"""Positions are kept as long as their messages: no message loses its outcome."""
 
 import json
 from contextlib import suppress
@@ -8,15 +8,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.errors import CheckViolation
+from psycopg.errors import CheckViolation, ForeignKeyViolation
 from typing_extensions import override
 
 from outbox.administration.upkeep import maintain
 from outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.marks import count_holding, publish, replay
 from tests.fixtures.pasting import paste
+from tests.fixtures.positions import count_holding, publish, replay
 from tests.fixtures.sessions import execute
+from tests.fixtures.upkeep import run_upkeep
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, acting_as, steps
 from tests.outbox.administration.test_detach import leave_detached
@@ -25,15 +26,15 @@ from tests.outbox.administration.test_upkeep import FOLLOWERS, add_old, old_part
 Capture = pytest.CaptureFixture[str]
 
 ENDED = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
-DETACH = "SELECT outcome FROM outbox.detach_expired('outbox.settlement', '{}', '0')"
 OLD = (
     "SELECT p.parent_table, x.partition::text FROM outbox.partition_policy p,"
     " outbox.partitions(p.parent_table) x WHERE x.ends_at < now() - 7 * interval"
     " '24 hours' AND 'outbox.message' IN (p.parent_table, p.follows) ORDER BY 1"
 )
-UNMARKED = (
-    "SELECT count(*) FROM {} AS m WHERE NOT EXISTS (SELECT FROM outbox.settlement s"
-    " WHERE m.id = ANY (s.ids))"
+UNCOVERED = (
+    "SELECT count(*) FROM {} AS m WHERE NOT EXISTS (SELECT FROM outbox.position p"
+    " WHERE p.lane = m.lane AND m.created_at >= p.created_at"
+    " AND m.created_at < p.ends_at AND outbox.covers(p, m.seq, m.xid, -1))"
 )
 # There is a kill after each statement; other tables would triple their number.
 LEAVE_TO_OTHERS = (
@@ -74,10 +75,10 @@ def exists(url: str, table: str) -> bool:
     return execute(url, "SELECT to_regclass(%s) IS NOT NULL", [table]) == [(True,)]
 
 
-def all_messages_have_marks(url: str, partition: str) -> bool:
+def all_messages_are_covered(url: str, partition: str) -> bool:
     """Check the table and, because it can be attached again, the partition too."""
     tables = ["outbox.message"] + [partition] * exists(url, partition)
-    return all(execute(url, UNMARKED.format(table)) == [(0,)] for table in tables)
+    return all(execute(url, UNCOVERED.format(table)) == [(0,)] for table in tables)
 
 
 def run_until_killed_after(url: str, statements: int) -> bool:
@@ -88,7 +89,7 @@ def run_until_killed_after(url: str, statements: int) -> bool:
     ):
         session = connection.info.backend_pid
         connection.statements_left = statements
-        maintain(connection, tell=print)
+        maintain(connection, report=print)
         connection.statements_left = 1
         return True
     # Until the server notices, the session keeps its locks.
@@ -96,7 +97,7 @@ def run_until_killed_after(url: str, statements: int) -> bool:
     return False
 
 
-def test_no_message_loses_its_marks_wherever_the_upkeep_is_killed(
+def test_no_message_loses_its_outcome_wherever_the_upkeep_is_killed(
     database_url: str,
 ) -> None:
     execute(database_url, LEAVE_TO_OTHERS)
@@ -107,9 +108,9 @@ def test_no_message_loses_its_marks_wherever_the_upkeep_is_killed(
 
         finished = run_until_killed_after(database_url, statements)
 
-        assert all_messages_have_marks(database_url, partition), statements
+        assert all_messages_are_covered(database_url, partition), statements
         with psycopg.connect(database_url, autocommit=True) as next_one:
-            maintain(next_one, tell=print)
+            maintain(next_one, report=print)
         assert execute(database_url, OLD) == [], statements
         assert steps(database_url, "drop", "attach", "finalize", table=None) == []
         if finished:
@@ -117,70 +118,67 @@ def test_no_message_loses_its_marks_wherever_the_upkeep_is_killed(
     assert statements > 10
 
 
-def test_the_routines_drop_no_mark_before_its_message(database_url: str) -> None:
+def test_the_routines_drop_no_position_before_its_message(database_url: str) -> None:
     leader = leave_detached(database_url)
     tables = [*FOLLOWERS, "outbox.message"]
     with acting_as(database_url, "pillarbox_maintainer") as maintainer:
         for table in FOLLOWERS:
-            for routine in ("finish_detached(%s)", "detach_expired(%s, '{}', '0')"):
-                maintainer.execute(f"SELECT outbox.{routine}".encode(), (table,))
-        assert all_messages_have_marks(database_url, leader)
+            maintainer.execute("SELECT outbox.finish_detached(%s)", (table,))
+        assert all_messages_are_covered(database_url, leader)
         assert len(execute(database_url, OLD)) == len(FOLLOWERS)
         for table in reversed(tables):
             maintainer.execute("SELECT outbox.finish_detached(%s)", (table,))
-            detach = "SELECT outbox.detach_expired(%s, '{}', '0')"
-            maintainer.execute(detach, (table,))
-            assert all_messages_have_marks(database_url, leader)
-        maintainer.execute("CALL outbox.maintain()")
+            assert all_messages_are_covered(database_url, leader)
+    run_upkeep(database_url)
 
     assert execute(database_url, OLD) == []
 
 
-def test_marks_stay_as_long_as_a_message_holds_its_partition(
+def test_positions_stay_as_long_as_a_message_holds_its_partition(
     database_url: str,
 ) -> None:
     old_partition(database_url)
     add_old(database_url, outcome="published")
     replay(database_url)
 
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
 
     assert len(execute(database_url, OLD)) == 1 + len(FOLLOWERS)
     assert steps(database_url, "hold", "detach", table=None) == ["hold"]
     publish(database_url)
     assert count_holding(database_url) == 0
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
     assert execute(database_url, OLD) == []
 
 
-def test_marks_that_were_detached_too_early_are_attached_again(
+def test_positions_that_were_detached_too_early_are_attached_again(
     database_url: str,
 ) -> None:
     """A planned job detached them, although their leader is attached again."""
     old_partition(database_url)
     add_old(database_url, outcome="published")
     replay(database_url)
-    (partition,) = (p for t, p in execute(database_url, OLD) if t[-7:] == "tlement")
+    (partition,) = (p for t, p in execute(database_url, OLD) if t[-7:] == "osition")
     execute(
         database_url,
         "INSERT INTO outbox.retiring_partition"
-        " SELECT partition, 'outbox.settlement', starts_at, ends_at, now(), 'pg_cron'"
-        " FROM outbox.partitions('outbox.settlement') WHERE partition = %s::regclass",
+        " SELECT partition, 'outbox.position', starts_at, ends_at, now(), 'pg_cron'"
+        " FROM outbox.partitions('outbox.position') WHERE partition = %s::regclass",
         (partition,),
     )
     execute(
         database_url,
-        f"ALTER TABLE outbox.settlement DETACH PARTITION {partition} CONCURRENTLY",
+        f"ALTER TABLE outbox.position DETACH PARTITION {partition} CONCURRENTLY",
     )
-    assert steps(database_url, "attach", table="outbox.settlement") == ["attach"]
+    assert steps(database_url, "attach", table="outbox.position") == ["attach"]
 
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
 
     assert partition in dict(execute(database_url, OLD)).values()
-    assert execute(database_url, UNMARKED.format("outbox.message")) == [(0,)]
+    assert execute(database_url, UNCOVERED.format("outbox.message")) == [(0,)]
 
 
-def test_an_interrupted_detach_of_marks_is_finished_by_the_next_run(
+def test_an_interrupted_detach_of_positions_is_finished_by_the_next_run(
     database_url: str,
 ) -> None:
     old_partition(database_url)
@@ -188,20 +186,20 @@ def test_an_interrupted_detach_of_marks_is_finished_by_the_next_run(
     told: list[str] = []
     with psycopg.connect(database_url, autocommit=True) as dba:
         with psycopg.connect(database_url) as reading:
-            reading.execute("SELECT count(*) FROM outbox.settlement")
-            maintain(dba, tell=told.append, detach_wait=timedelta(milliseconds=50))
-        assert any("outbox.settlement" in t and "not detached yet" in t for t in told)
+            reading.execute("SELECT count(*) FROM outbox.position")
+            maintain(dba, report=told.append, detach_wait=timedelta(milliseconds=50))
+        assert any("outbox.position" in t and "not detached yet" in t for t in told)
         assert execute(database_url, EXPIRED) == []
 
-        maintain(dba, tell=told.append)
+        maintain(dba, report=told.append)
 
     assert execute(database_url, OLD) == []
 
 
-def test_the_policy_of_messages_applies_to_their_marks(
+def test_the_policy_of_messages_applies_to_their_positions(
     database_url: str, capsys: Capture
 ) -> None:
-    arguments = ["message", "3w", "--interval", "hourly", "--premake", "30"]
+    arguments = ["outbox.message", "3w", "--interval", "hourly"]
     assert main(["retention", "--database", database_url, "set", *arguments]) == 0
     capsys.readouterr()
 
@@ -212,13 +210,13 @@ def test_the_policy_of_messages_applies_to_their_marks(
     for follower in FOLLOWERS:
         assert policies[follower]["follows"] == "outbox.message"
         assert policies[follower]["retention_seconds"] == 21 * 86400
-        assert policies[follower]["premake"] == 30
+        assert policies[follower]["premake"] == 48
     assert main(["retention", "--database", database_url]) == 0
     assert capsys.readouterr().out.count("follows outbox.message") == len(FOLLOWERS)
 
 
 @pytest.mark.parametrize("table", FOLLOWERS)
-def test_marks_cannot_have_a_policy_of_their_own(
+def test_positions_cannot_have_a_policy_of_their_own(
     table: str, database_url: str, capsys: Capture
 ) -> None:
     before = execute(database_url, POLICIES)
@@ -228,9 +226,9 @@ def test_marks_cannot_have_a_policy_of_their_own(
     assert "write outbox.message" in refused
     set_it = "UPDATE outbox.partition_policy SET {} WHERE parent_table = %s"
     for change in ("retention = '3 days'", "keep_table = true", "premake = 9"):
-        with pytest.raises(CheckViolation, match=f"{table} follows outbox.message"):
+        with pytest.raises(ForeignKeyViolation, match="kept_as_the_table_that_it"):
             execute(database_url, set_it.format(change), (table,))
-    with pytest.raises(psycopg.Error, match="as wide as those"):
+    with pytest.raises(psycopg.Error, match="kept_as_the_table_that_it"):
         execute(database_url, "SELECT outbox.set_interval(%s, '7 days', 4)", (table,))
 
     assert execute(database_url, POLICIES) == before
@@ -256,18 +254,18 @@ def test_a_held_day_is_reported_as_overdue_for_one_table_only(
     assert execute(database_url, overdue) == [(table, 1) for table in FOLLOWERS]
 
 
-def test_kept_tables_are_kept_with_their_marks(
+def test_kept_tables_are_kept_with_their_positions(
     database_url: str, capsys: Capture
 ) -> None:
     old_partition(database_url)
     add_old(database_url, outcome="published")
     partitions = [partition for _, partition in execute(database_url, OLD)]
     keep = ["retention", "--database", database_url, "keep-table"]
-    assert main([*keep, "outbox.settlement"]) == 2
+    assert main([*keep, "outbox.position"]) == 2
     assert "write outbox.message" in capsys.readouterr().err
     assert main([*keep, "outbox.message"]) == 0
 
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
 
     assert execute(database_url, OLD) == []
     kept = "SELECT partition FROM outbox.kept_partition ORDER BY parent_table"
@@ -277,28 +275,29 @@ def test_kept_tables_are_kept_with_their_marks(
         "SELECT partition FROM outbox.kept_partition"
         " WHERE parent_table = 'outbox.message'",
     )
-    ((marks,),) = execute(
+    ((positions,),) = execute(
         database_url,
         "SELECT partition FROM outbox.kept_partition"
-        " WHERE parent_table = 'outbox.settlement'",
+        " WHERE parent_table = 'outbox.position'",
     )
     assert execute(
         database_url,
-        f"SELECT count(*) FROM {messages} AS m JOIN {marks} AS s ON m.id = ANY (s.ids)",
+        f"SELECT count(*) FROM {messages} AS m JOIN {positions} AS p"
+        " ON m.lane = p.lane AND m.seq <= p.up_to",
     ) == [(1,)]
 
 
-def test_the_doctors_remedy_creates_missing_partitions_for_marks(
+def test_the_doctors_remedy_creates_missing_partitions_for_positions(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url, 3)
     add_old(database_url, 3)
-    ((marks,),) = execute(
+    ((positions,),) = execute(
         database_url,
-        "SELECT partition::text FROM outbox.partitions('outbox.settlement')"
+        "SELECT partition::text FROM outbox.partitions('outbox.position')"
         " WHERE starts_at = date_trunc('day', now(), 'UTC') - interval '72 hours'",
     )
-    execute(database_url, f"DROP TABLE {marks}")
+    execute(database_url, f"DROP TABLE {positions}")
     with pytest.raises(CheckViolation, match="no partition of relation"):
         publish(database_url)
     (found,) = (f for f in doctor(database_url)[1] if f["check"] == "partitions")
@@ -318,7 +317,7 @@ OLDEST = (
 
 
 @pytest.mark.parametrize("bound", ["DEFAULT", "FOR VALUES FROM (MINVALUE) TO ('{}')"])
-def test_marks_stay_while_their_messages_may_lie_in_a_partition_without_a_begin(
+def test_positions_stay_while_their_messages_may_lie_in_a_partition_without_a_begin(
     bound: str, database_url: str
 ) -> None:
     old_partition(database_url)
@@ -336,6 +335,6 @@ def test_marks_stay_while_their_messages_may_lie_in_a_partition_without_a_begin(
         + bound.format(end),
     )
 
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
 
     assert all(execute(database_url, OLDEST, [t]) == [(True,)] for t in FOLLOWERS)

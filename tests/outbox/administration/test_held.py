@@ -9,8 +9,9 @@ import pytest
 
 from outbox.postgres.sql_files import load
 from tests.fixtures.consumers import id_of
-from tests.fixtures.marks import give_up, publish
+from tests.fixtures.positions import give_up, publish
 from tests.fixtures.sessions import execute
+from tests.fixtures.upkeep import run_upkeep
 from tests.outbox.administration.test_upkeep import old_partition
 
 DAYS_AGO = 40
@@ -40,32 +41,44 @@ VALUES (%s, %s, 0, 't', 'c', '', {})
 """
 WAITING = f"""
 WITH m AS ({MESSAGE.format("NULL")} RETURNING created_at, seq, id, lane),
-     s AS (
-    INSERT INTO outbox.settlement (created_at, first_seq, last_seq, lane, outcome, ids)
-    SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), seq, seq, lane,
-           '{{outcome}}', ARRAY[id] FROM m
+     p AS (
+    INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
+                                 reader, owner, snapshot)
+    SELECT date_trunc('day', created_at, 'UTC'),
+           date_trunc('day', created_at, 'UTC') + interval '24 hours', 1, seq, 1, lane,
+           'main', gen_random_uuid(),
+           format('1:%%s:', pg_current_xact_id()::text::bigint + 1)::pg_snapshot
+      FROM m
 )
 INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, run, cause, key)
 SELECT created_at, {{due_at}}, seq, id, lane, {{run}}, '{{cause}}', 'k' FROM m
 """
+SUBSCRIBED = """
+WITH subscribed AS (
+    INSERT INTO inbox.subscription (consumer, topic, since, since_seq)
+    VALUES ('billing', 't', '1:1:', -1) ON CONFLICT DO NOTHING
+)
+"""
 DELIVERY = """
-INSERT INTO inbox.delivery (message_id, created_at, lane, schema_version, consumer,
-                            topic, content_type, headers, payload)
-VALUES (%s, %s, 0, 1, 'billing', 't', 'c', '{}', '')
+INSERT INTO inbox.message (message_id, created_at, lane, schema_version, topic,
+                           content_type, headers, payload)
+VALUES (%s, %s, 0, 1, 't', 'c', '{}', '')
 """
 GIVEN_BACK = f"""
-WITH d AS ({DELIVERY} RETURNING *)
-INSERT INTO inbox.redelivery (created_at, due_at, seq, lane, cause, consumer)
-SELECT created_at, now(), seq, lane, 'refused', consumer FROM d
+{SUBSCRIBED}, d AS ({DELIVERY} RETURNING *)
+INSERT INTO inbox.deferral (created_at, due_at, seq, lane, cause, consumer)
+SELECT created_at, now(), seq, lane, 'refused', 'billing' FROM d
 """
 ACK = """
-INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs, moments)
-SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), seq, seq, lane,
-       consumer, ARRAY[seq], ARRAY[created_at] FROM inbox.delivery
+INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane, reader,
+                            owner, snapshot)
+SELECT date_trunc('day', created_at, 'UTC'),
+       date_trunc('day', created_at, 'UTC') + interval '24 hours', 1, seq, 1, lane,
+       'billing', gen_random_uuid(), pg_current_snapshot() FROM inbox.message
 """
 ACK_LATER = """
-INSERT INTO inbox.redelivery (created_at, seq, lane, cause, consumer)
-SELECT created_at, seq, lane, 'acked', consumer FROM inbox.delivery
+INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer)
+SELECT created_at, seq, lane, 'acked', 'billing' FROM inbox.message
 """
 JOB = """
 INSERT INTO inbox.job (message_id, message_at, consumer, topic, state,
@@ -94,16 +107,14 @@ def message(available_at: str, outcome: str = "published") -> Held:
     )
 
 
-def waiting(
-    cause: str, *, due_at: str = "now()", run: int = 0, outcome: str = "deferred"
-) -> Held:
-    """Return a message whose mark alone doesn't settle it."""
-    insert = WAITING.format(cause=cause, due_at=due_at, run=run, outcome=outcome)
+def waiting(cause: str, *, due_at: str = "now()", run: int = 0) -> Held:
+    """Return a message that is covered, but not settled."""
+    insert = WAITING.format(cause=cause, due_at=due_at, run=run)
     return Held("outbox.message", insert, publish)
 
 
 def delivery(insert: str, settle: str) -> Held:
-    return Held("inbox.delivery", insert, by_statement(settle))
+    return Held("inbox.message", insert, by_statement(settle))
 
 
 def dead_letter(table: str, decision: str) -> Held:
@@ -125,10 +136,8 @@ HELD = {
     "a message that is dead-lettered later": message("NULL", "dead_lettered"),
     "a message that waits for its retry": waiting("refused"),
     "a message whose key is blocked": waiting("blocked", due_at="NULL"),
-    "a message that is to be published again": waiting(
-        "replayed", run=1, outcome="published"
-    ),
-    "a delivery that is ready": delivery(DELIVERY, ACK),
+    "a message that is to be published again": waiting("replayed", run=1),
+    "a delivery that is ready": delivery(SUBSCRIBED + DELIVERY, ACK),
     "a delivery that was nacked": delivery(GIVEN_BACK, ACK_LATER),
     "a dead letter of the outbox": dead_letter(
         "outbox.dead_letter", "status = 'SUCCEEDED'"
@@ -159,13 +168,13 @@ def test_an_unsettled_row_holds_its_partition_and_no_other(
     (_, held, _) = execute(database_url, LEFT, (table,))
     execute(database_url, insert, (id_of(at), at))
 
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
 
     assert execute(database_url, LEFT, (table,)) == [held]
-    assert execute(database_url, HOLDS, (table, "%has 1 unsettled row%")) == [(1,)]
+    assert execute(database_url, HOLDS, (table, "%unsettled rows: 1%")) == [(1,)]
 
     settle_it(database_url)
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
 
     assert execute(database_url, LEFT, (table,)) == []
 
@@ -177,7 +186,7 @@ def test_dropped_partitions_around_a_held_one_are_not_a_gap(database_url: str) -
     (_, held, _) = execute(database_url, LEFT, ("outbox.message",))
     at = noon()
     execute(database_url, HELD["a message that is ready"].insert, (id_of(at), at))
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
     assert execute(database_url, LEFT, ("outbox.message",)) == [held]
 
     assert execute(database_url, GAPS) == [(0,)]
@@ -203,6 +212,6 @@ def test_a_cancelled_job_without_its_message_holds_no_partition(
             {"id": id_of(noon()), "at": noon(), "consumer": "x", "reason": "a test"},
         )
 
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
 
     assert execute(database_url, LEFT, ("inbox.job",)) == []

@@ -12,8 +12,9 @@ from outbox.administration.retention import change_policy
 from outbox.cli.main import main
 from outbox.errors import ConfigError
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.marks import publish
+from tests.fixtures.positions import publish
 from tests.fixtures.sessions import execute
+from tests.fixtures.upkeep import run_upkeep
 from tests.outbox.administration.retiring import EXPIRED
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,13 +52,9 @@ NEXT = "SELECT date_trunc('week', now(), 'UTC') + 7 * interval '24 hours'"
 def change(database_url: str) -> Change:
     def run(interval: str, **more: Any) -> None:
         with administration(database_url, application_name="test") as connection:
-            change_policy(connection, "message", interval=interval, **more)
+            change_policy(connection, "outbox.message", interval=interval, **more)
 
     return run
-
-
-def upkeep(url: str) -> None:
-    execute(f"{url}?options=-crole%3Dpillarbox_maintainer", "CALL outbox.maintain()")
 
 
 @pytest.fixture
@@ -70,7 +67,7 @@ def check_health(database_url: str) -> Callable[[], None]:
         while True:
             if (now := execute(database_url, HOUR)) != hour:
                 hour = now
-                upkeep(database_url)
+                run_upkeep(database_url)
             found = [execute(database_url, query) for query in (HEALTH, GAPS, PLAN)]
             execute(database_url, "SELECT outbox.add('t', '{}'::jsonb)")
             if execute(database_url, HOUR) == hour:
@@ -80,32 +77,36 @@ def check_health(database_url: str) -> Callable[[], None]:
     return check
 
 
-@pytest.mark.week
-@pytest.mark.parametrize("new", UNITS)
 @pytest.mark.parametrize("old", UNITS)
 def test_one_interval_follows_another_without_a_gap(
-    old: str, new: str, database_url: str, change: Change, check_health: CheckHealth
+    old: str,
+    database_url: str,
+    change: Change,
+    check_health: CheckHealth,
+    doctor: Doctor,
 ) -> None:
-    change(old)
-    before = execute(database_url, PARTITIONS)
+    for new in UNITS:
+        change(old)
+        before = execute(database_url, PARTITIONS)
 
-    change(new)
-    check_health()
-    upkeep(database_url)
-    check_health()
+        change(new)
+        check_health()
+        run_upkeep(database_url)
+        check_health()
 
-    after = execute(database_url, PARTITIONS)
-    past = [row for row in before if not row[4]]
-    assert after[: len(past)] == past
-    ahead = [row for row in after if row[4]]
-    # From next week at the latest, all partitions have the new width.
-    ((next_week,),) = execute(database_url, NEXT)
-    unit = UNITS[new]
-    odd = execute(database_url, OFF, (unit, unit))
-    assert all(row[2] <= next_week for row in odd)
-    assert ahead[-1] not in odd
-    # One fewer if one of them has become the current partition meanwhile.
-    assert len(ahead) >= PREMAKE[new] - 1
+        after = execute(database_url, PARTITIONS)
+        past = [row for row in before if not row[4]]
+        assert after[: len(past)] == past
+        ahead = [row for row in after if row[4]]
+        # From next week at the latest, all partitions have the new width.
+        ((next_week,),) = execute(database_url, NEXT)
+        unit = UNITS[new]
+        odd = execute(database_url, OFF, (unit, unit))
+        assert all(row[2] <= next_week for row in odd)
+        assert ahead[-1] not in odd
+        # One fewer if one of them has become the current partition meanwhile.
+        assert len(ahead) >= PREMAKE[new] - 1
+        assert doctor(database_url)[1] == []
 
 
 def test_back_at_daily_partitions_pg_partmans_configuration_and_names_are_the_same(
@@ -120,7 +121,7 @@ def test_back_at_daily_partitions_pg_partmans_configuration_and_names_are_the_sa
     change("hourly")
     change("weekly")
     change("daily")
-    upkeep(database_url)
+    run_upkeep(database_url)
 
     assert execute(database_url, config) == before[0]
     assert {r[0] for r in before[1]} <= {
@@ -129,32 +130,24 @@ def test_back_at_daily_partitions_pg_partmans_configuration_and_names_are_the_sa
 
 
 @pytest.mark.parametrize("interval", UNITS)
-def test_a_dropped_future_partition_is_premade_again(
+def test_partitions_are_premade_dropped_and_held_individually(
     interval: str, database_url: str, change: Change, check_health: CheckHealth
 ) -> None:
     change(interval)
-    (*_, last) = execute(database_url, PARTITIONS)
-    middle = execute(database_url, PARTITIONS)[-3]
-    for name in (last[0], middle[0]):
+    *_, third, _, last = (row[0] for row in execute(database_url, PARTITIONS))
+    for name in (last, third):
         execute(database_url, f"DROP TABLE {name}")
 
-    upkeep(database_url)
+    run_upkeep(database_url)
 
     check_health()
-    assert {last[0], middle[0]} <= {r[0] for r in execute(database_url, PARTITIONS)}
-
-
-@pytest.mark.parametrize("interval", UNITS)
-def test_old_partitions_are_dropped_and_held_individually(
-    interval: str, database_url: str, change: Change, check_health: CheckHealth
-) -> None:
-    change(interval)
+    assert {third, last} <= {row[0] for row in execute(database_url, PARTITIONS)}
     unit = UNITS[interval]
     for weeks in (5, 6):
         execute(
             f"{database_url}?options=-crole%3Dpillarbox_owner",
-            "SELECT partman.create_partition_time('outbox.message',"
-            " ARRAY[date_trunc(%s, now() - %s * interval '1 week', 'UTC')])",
+            "SELECT outbox.make_partition('outbox.message',"
+            " date_trunc(%s, now() - %s * interval '1 week', 'UTC'))",
             (unit, weeks),
         )
     execute(
@@ -165,10 +158,10 @@ def test_old_partitions_are_dropped_and_held_individually(
     )
     assert len(execute(database_url, EXPIRED)) == 2
 
-    upkeep(database_url)
+    run_upkeep(database_url)
     assert len(execute(database_url, EXPIRED)) == 1
     publish(database_url)
-    upkeep(database_url)
+    run_upkeep(database_url)
 
     assert execute(database_url, EXPIRED) == []
     check_health()
@@ -218,8 +211,6 @@ def test_an_unsupported_partition_width_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="use hourly, daily, weekly; hours, days and"):
         change("monthly")
-    with pytest.raises(ConfigError, match=r"less than a day ahead.*use at least 24"):
-        change("hourly", premake=10)
     with pytest.raises(psycopg.errors.CheckViolation, match="span_hourly_daily"):
         execute(
             database_url, "UPDATE outbox.partition_policy SET span = interval '2 days'"
@@ -237,8 +228,8 @@ def test_the_maintainer_cannot_change_the_interval(database_url: str) -> None:
 def test_the_command_changes_and_shows_the_interval(
     database_url: str, capsys: Capture
 ) -> None:
-    command = ["retention", "--database", database_url, "set", "message"]
-    assert main([*command, "2d", "--interval", "hourly", "--premake", "30"]) == 0
+    command = ["retention", "--database", database_url, "set", "outbox.message"]
+    assert main([*command, "2d", "--interval", "hourly"]) == 0
     assert "hourly   kept 2d" in capsys.readouterr().out
 
     with administration(database_url, application_name="test") as connection:
@@ -251,14 +242,3 @@ def test_the_command_changes_and_shows_the_interval(
         ]
     assert ":00  ahead" in drawn[-1]
     assert " partitions" in drawn[-1]
-
-
-@pytest.mark.parametrize("interval", UNITS)
-def test_the_doctor_finds_nothing_wrong_after_a_change(
-    interval: str, database_url: str, change: Change, doctor: Doctor
-) -> None:
-    change("weekly" if interval == "hourly" else "hourly")
-    change(interval)
-    upkeep(database_url)
-
-    assert doctor(database_url)[1] == []

@@ -13,20 +13,19 @@ from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 LINES: Final = re.compile(r"(?m)^(\w+) +(\S+?)(?: from .*)?: (.*)\n {10}(.*)$")
-LATE: Final = "all of it is older than the retention of 7 days"
+LATE: Final = "its retention of 7 days is over, and nothing in it is unsettled"
+HELD: Final = "unsettled rows: 1 (unclaimed), for example"
 WHY: Final = {
-    "make": "no partition for these rows; the policy requires 7 future partitions",
-    "attach": "detached, but something in it has become unsettled:"
-    " 1 unsettled row (1 unclaimed",
-    "drop": "detached, and nothing in it is unsettled",
+    "make": "there is no partition for these rows",
+    "attach": HELD,
+    "drop": LATE,
     "finalize": "its detach is waiting for a transaction, or was interrupted",
     "detach": LATE,
-    "hold": f"{LATE}, but it has 1 unsettled row (1 unclaimed",
+    "hold": HELD,
     "trim": "rows older than the retention of inbox.receipt, 14 days",
 }
 UNKNOWN: Final = (
-    "all of it is older than the retention of 14 days, but what finds its unsettled"
-    ' rows failed: column "no_such_column" does not exist'
+    'its unsettled rows can\'t be found: column "no_such_column" does not exist'
 )
 AHEAD: Final = (
     "SELECT partition::text FROM outbox.partitions('outbox.message')"
@@ -120,7 +119,7 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
     assert printed[0][2] == UNKNOWN
     # The rest of the reason names such a row.
     assert {
-        step: reason.removesuffix(" (1 rows)").partition("): ")[0]
+        step: reason.removesuffix(" (1 rows)").partition(" 0")[0]
         for step, _, reason, _ in printed[1:]
     } == WHY
     assert execute(url, EXPIRED) == before
@@ -130,12 +129,12 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
         assert step != "hold" or len(told) == 1, subject
     assert main(command) == 0
     left = LINES.findall(capsys.readouterr().out)
-    following = {f"outbox.{t}_p" for t in ("settlement", "deferral", "watermark")}
+    following = {f"outbox.{t}_p" for t in ("deferral", "position")}
     others = [
         (step, subject)
         for step, subject, _, _ in left
         if not subject.startswith(tuple(following))
     ]
     assert others == [("hold", untold), ("hold", attached), ("hold", held)]
-    # Two days of messages are gone, and their marks follow.
-    assert [step for step, _, _, _ in left if step == "detach"] == ["detach"] * 6
+    # Two days of messages are gone, and what was recorded of them follows.
+    assert [step for step, _, _, _ in left if step == "detach"] == ["detach"] * 4

@@ -8,13 +8,13 @@ import pytest
 from outbox.administration.upkeep import maintain
 from outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.marks import REPLAY
+from tests.fixtures.positions import REPLAY
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import (
     AT_THE_NOTES,
     EXPIRED,
+    NOTE_A_JOB,
     NOTED,
-    RETIRING,
     acting_as,
     reader,
     steps,
@@ -26,12 +26,8 @@ PLAN = (
     "SELECT outbox.finish_detached(parent_table) FROM outbox.partition_policy"
     " ORDER BY parent_table"
 )
-UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
+UPKEEP = "CALL outbox.maintain()"
 KEEP = "UPDATE outbox.partition_policy SET retention = '60 days'"
-KEEP_LESS = (
-    "UPDATE outbox.partition_policy SET retention = '7 days'"
-    " WHERE parent_table = 'outbox.message'"
-)
 ROWS = "SELECT count(*) FROM outbox.message"
 
 
@@ -40,9 +36,8 @@ def planned(database_url: str) -> str:
     """Return an expired partition with a settled row, which a job is to detach."""
     old_partition(database_url)
     add_old(database_url, outcome="published")
-    plan(database_url)
-    execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
-    assert execute(database_url, RETIRING) == execute(database_url, EXPIRED)
+    execute(database_url, NOTE_A_JOB)
+    assert execute(database_url, NOTED) == execute(database_url, EXPIRED)
     ((name,),) = execute(database_url, EXPIRED)
     return str(name)
 
@@ -69,7 +64,6 @@ def test_a_detached_partition_that_must_stay_is_attached_again(
 ) -> None:
     execute(database_url, change)
     upkeep(database_url)
-    assert execute(database_url, RETIRING) == []
 
     detach_by_job(database_url, planned)
     assert execute(database_url, ROWS) == [(0,)]
@@ -108,7 +102,7 @@ def test_a_retention_raised_while_a_detach_waits_is_respected(
         psycopg.connect(database_url, autocommit=True) as dba,
         reader(database_url),
     ):
-        maintain(dba, tell=print, detach_wait=timedelta(milliseconds=50))
+        maintain(dba, report=print, detach_wait=timedelta(milliseconds=50))
     assert steps(database_url, "finalize") == ["finalize"]
     execute(database_url, KEEP)
 
@@ -139,24 +133,6 @@ def test_a_manual_detach_of_an_unexpired_partition_is_left_alone(
     assert any("half detached" in f["finding"] for f in doctor(database_url)[1])
 
 
-def test_a_partition_that_expires_again_gets_the_full_grace_period(
-    database_url: str, planned: str
-) -> None:
-    execute(
-        database_url,
-        "UPDATE outbox.retiring_partition SET planned_at = now() - interval '5 hours'",
-    )
-    execute(database_url, KEEP)
-    upkeep(database_url)
-    execute(database_url, KEEP_LESS)
-
-    upkeep(database_url)
-
-    assert execute(database_url, EXPIRED) == [(planned,)]
-    young = f"{RETIRING} AND planned_at > now() - interval '1 hour'"
-    assert execute(database_url, young) == [(planned,)]
-
-
 def test_a_note_is_removed_with_its_table(database_url: str, planned: str) -> None:
     execute(database_url, REPLAY)
     upkeep(database_url)
@@ -177,7 +153,7 @@ def test_the_command_notes_a_detach_that_it_leaves_for_another_upkeep_to_drop(
         assert main(["maintain", "--database", database_url]) == 0
 
     assert execute(database_url, EXPIRED) == []
-    assert len(execute(database_url, RETIRING)) == 1
+    assert len(execute(database_url, NOTED)) == 1
     assert steps(database_url, "drop") == ["drop"]
 
 

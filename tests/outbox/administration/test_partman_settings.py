@@ -6,6 +6,7 @@ import pytest
 
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.sessions import execute
+from tests.fixtures.upkeep import run_upkeep
 
 CONFIGURATION: Final = (
     "SELECT to_jsonb(c) FROM partman.part_config c WHERE parent_table = '{}'"
@@ -21,7 +22,7 @@ CHANGES: Final = (
 )
 
 
-@pytest.mark.parametrize("table", ["outbox.message", "outbox.settlement"])
+@pytest.mark.parametrize("table", ["outbox.message", "outbox.position"])
 @pytest.mark.parametrize(
     "change",
     [f"UPDATE partman.part_config SET {CHANGES}", "DELETE FROM partman.part_config"],
@@ -29,12 +30,12 @@ CHANGES: Final = (
 def test_the_upkeep_restores_settings_that_were_changed_or_deleted(
     change: str, table: str, database_url: str, doctor: Doctor
 ) -> None:
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
     before = execute(database_url, CONFIGURATION.format(table))
     execute(database_url, f"{change} WHERE parent_table = '{table}'")
     assert execute(database_url, CONFIGURATION.format(table)) != before
 
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
 
     assert execute(database_url, CONFIGURATION.format(table)) == before
     assert doctor(database_url) == (0, [])

@@ -2,24 +2,27 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 import psycopg
 import pytest
 
-from inbox import MessageTooOldError, record_receipt
+from inbox.errors import MessageTooOldError
 from inbox.receipt import ForeignId, record_receipts
-from outbox import uuid7
-from outbox.administration.migrate import migrate
 from outbox.cli.main import main
+from outbox.errors import UpkeepError
 from outbox.testing.postgres import PostgresServer
+from pillarbox import record_receipt, uuid7
 from tests.fixtures.consumers import id_of, sessions_of
-from tests.fixtures.marks import count_holding
+from tests.fixtures.positions import count_holding
+from tests.fixtures.postgres import FEW_DAYS, Template, new_database
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import running as relay_running
 from tests.fixtures.server_clock import ServerClock, server_with_clock
 from tests.fixtures.sessions import execute
+from tests.fixtures.upkeep import run_upkeep
 
 Ask: TypeAlias = Callable[[], list[dict[str, Any]]]
 
@@ -34,24 +37,29 @@ def running() -> Iterator[tuple[PostgresServer, ServerClock]]:
         yield both
 
 
+@pytest.fixture(scope="module")
+def migrated(running: tuple[PostgresServer, ServerClock]) -> Iterator[Template]:
+    with ExitStack() as databases:
+        yield Template(running[0], databases)
+
+
 @pytest.fixture
-def url(running: tuple[PostgresServer, ServerClock]) -> Iterator[str]:
+def clock(running: tuple[PostgresServer, ServerClock]) -> Iterator[ServerClock]:
+    """The server's clock, which is correct before and after each test."""
+    yield running[1]
+    running[1].jump(0)
+
+
+@pytest.fixture
+def url(
+    running: tuple[PostgresServer, ServerClock], migrated: Template, clock: ServerClock
+) -> Iterator[str]:
     """Return a migrated database whose upkeep has run."""
-    server, clock = running
-    clock.jump(0)
-    name = f"clock_{uuid7().hex}"
-    server.create_database(name)
-    url = server.database_url(name)
-    migrate(url, with_cron=False)
-    assert main(["maintain", "--database", url]) == 0
-    yield url
-    clock.jump(0)
-    server.drop_database(name)
-
-
-@pytest.fixture
-def clock(running: tuple[PostgresServer, ServerClock]) -> ServerClock:
-    return running[1]
+    server, _ = running
+    with new_database(server, "clock", migrated) as name:
+        url = server.database_url(name)
+        run_upkeep(url)
+        yield url
 
 
 @pytest.fixture
@@ -72,10 +80,6 @@ def handle(url: str, message_id: Any) -> bool:
         return record_receipt(session, message_id, "billing")
 
 
-def maintain(url: str) -> None:
-    execute(url, "CALL outbox.maintain()")
-
-
 @pytest.mark.parametrize("days", [9, 20])
 def test_a_clock_that_jumps_ahead_drops_nothing_and_handles_nothing_twice(
     days: int, url: str, clock: ServerClock, ask: Ask
@@ -85,8 +89,8 @@ def test_a_clock_that_jumps_ahead_drops_nothing_and_handles_nothing_twice(
     before = execute(url, PARTITIONS)
 
     clock.jump(days)
-    with pytest.raises(psycopg.Error, match=REFUSED):
-        maintain(url)
+    with pytest.raises(UpkeepError, match=REFUSED):
+        run_upkeep(url)
 
     (found,) = ask()
     assert found["severity"] == "error"
@@ -95,7 +99,7 @@ def test_a_clock_that_jumps_ahead_drops_nothing_and_handles_nothing_twice(
     execute(url, ADD)
     clock.jump(0)
     assert not handle(url, message_id)
-    maintain(url)
+    run_upkeep(url)
     execute(url, ADD)
     assert ask() == []
 
@@ -132,8 +136,8 @@ def test_a_message_whose_partition_a_wrong_clock_dropped_is_too_old(
     with pytest.raises(MessageTooOldError):
         handle(url, handled)
 
-    with pytest.raises(psycopg.Error, match="is behind now"):
-        maintain(url)
+    with pytest.raises(UpkeepError, match="is behind now"):
+        run_upkeep(url)
 
     with pytest.raises(MessageTooOldError, match="by a clock that was ahead"):
         handle(url, handled)
@@ -173,10 +177,10 @@ def test_a_clock_set_back_stops_the_upkeep_until_it_is_accepted(
     url: str, clock: ServerClock, ask: Ask
 ) -> None:
     clock.jump(2)
-    maintain(url)
+    run_upkeep(url)
     clock.jump(0)
-    with pytest.raises(psycopg.Error, match=REFUSED):
-        maintain(url)
+    with pytest.raises(UpkeepError, match=REFUSED):
+        run_upkeep(url)
     (found,) = ask()
     assert "the clock was ahead then, or is behind now" in found["finding"]
     command, *options = found["remedy"].partition("  #")[0].split()[1:]
@@ -184,7 +188,7 @@ def test_a_clock_set_back_stops_the_upkeep_until_it_is_accepted(
     assert main([command, *options, "--database", url]) == 0
 
     assert ask() == []
-    maintain(url)
+    run_upkeep(url)
 
 
 def test_after_three_months_without_upkeep_rows_are_accepted_and_the_remedy_named(
@@ -192,8 +196,8 @@ def test_after_three_months_without_upkeep_rows_are_accepted_and_the_remedy_name
 ) -> None:
     execute(url, ADD)
     clock.jump(90)
-    with pytest.raises(psycopg.Error, match=REFUSED):
-        maintain(url)
+    with pytest.raises(UpkeepError, match=REFUSED):
+        run_upkeep(url)
     execute(url, ADD)
     days = "SELECT has_today, ahead FROM outbox.partition_health"
     assert set(execute(url, days)) == {(True, 1)}
@@ -202,7 +206,7 @@ def test_after_three_months_without_upkeep_rows_are_accepted_and_the_remedy_name
 
     assert main(["maintain", "--accept-clock", "--database", url]) == 0
 
-    assert set(execute(url, days)) == {(True, 7)}
+    assert set(execute(url, days)) == {(True, FEW_DAYS)}
     assert ask() == []
     # Nothing unsettled was dropped: a relay finds both messages when it starts.
     assert count_holding(url) == 2
@@ -210,39 +214,30 @@ def test_after_three_months_without_upkeep_rows_are_accepted_and_the_remedy_name
 
 
 async def test_a_relay_stopped_for_longer_than_the_retention_publishes_all(
-    running: tuple[PostgresServer, ServerClock],
+    url: str, clock: ServerClock
 ) -> None:
-    server, clock = running
-    clock.jump(-20)
-    name = f"clock_{uuid7().hex}"
-    server.create_database(name)
-    old = server.database_url(name)
-    migrate(old, with_cron=False)
-    execute(old, ADD)
-    clock.jump(-10)
-    assert main(["maintain", "--accept-clock", "--database", old]) == 0
-    execute(old, ADD)
-    clock.jump(0)
-    assert main(["maintain", "--accept-clock", "--database", old]) == 0
-    execute(old, ADD)
+    execute(url, ADD)
+    for days in (10, 20):
+        clock.jump(days)
+        assert main(["maintain", "--accept-clock", "--database", url]) == 0
+        execute(url, ADD)
     publisher = ScriptedPublisher()
 
-    async with relay_running(old, publisher):
+    async with relay_running(url, publisher):
         ids = sorted(message.id for message in await publisher.until_acked(3))
 
-    assert count_holding(old) == 0
+    assert count_holding(url) == 0
     # The receipts of the first message's day were dropped after 14 days.
     with pytest.raises(MessageTooOldError):
-        handle(old, ids[0])
-    assert [handle(old, id) for id in ids[1:]] == [True, True]
-    server.drop_database(name)
+        handle(url, ids[0])
+    assert [handle(url, id) for id in ids[1:]] == [True, True]
 
 
 def test_the_longest_pause_can_be_set(url: str, clock: ServerClock) -> None:
     execute(url, "UPDATE outbox.upkeep SET longest_pause = '100 days'")
     clock.jump(90)
 
-    maintain(url)
+    run_upkeep(url)
 
     clock.jump(0)
     with pytest.raises(psycopg.errors.CheckViolation):
@@ -261,10 +256,10 @@ def test_receipts_of_foreign_ids_outlive_a_clock_that_jumped(
 ) -> None:
     execute(url, "INSERT INTO inbox.foreign_receipt VALUES ('stripe', 'a', 'billing')")
     clock.jump(20)
-    with pytest.raises(psycopg.Error, match=REFUSED):
-        maintain(url)
+    with pytest.raises(UpkeepError, match=REFUSED):
+        run_upkeep(url)
 
-    execute(url, "SELECT outbox.trim_foreign_receipts_batch()")
+    execute(url, "SELECT outbox.trim_batch('inbox.foreign_receipt')")
 
     assert execute(url, "SELECT count(*) FROM inbox.foreign_receipt") == [(1,)]
 
@@ -276,7 +271,7 @@ def test_receipts_of_foreign_ids_outlive_a_clock_that_was_behind(
     clock.jump(-20)
     assert handle(url, event)
     clock.jump(0)
-    maintain(url)
+    run_upkeep(url)
 
     assert not handle(url, event)
 
@@ -288,7 +283,7 @@ def test_operations_outlive_a_clock_that_jumped(url: str, clock: ServerClock) ->
         " finished_at, state) VALUES ('retry', '{}', '', 'ann', 1, now(), 'done')",
     )
     clock.jump(100)
-    assert execute(url, "SELECT outbox.trim_operations()") == [(0,)]
+    assert execute(url, "SELECT outbox.trim_batch('outbox.operation')") == [(0,)]
 
 
 def test_an_id_older_than_the_retention_is_too_old_even_if_nothing_was_dropped(

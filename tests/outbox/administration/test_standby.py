@@ -50,7 +50,7 @@ def test_the_doctor_says_what_a_standby_cannot_show_and_finds_the_rest(
         assert not any("DELETE FROM cron.job" in f["remedy"] for f in findings)
 
 
-def test_a_promoted_standby_continues_the_primarys_upkeep_and_watermarks(
+def test_a_promoted_standby_continues_the_primarys_upkeep_and_positions(
     migrated_server: PostgresServer, doctor: Doctor
 ) -> None:
     url = migrated_server.url
@@ -61,7 +61,7 @@ def test_a_promoted_standby_continues_the_primarys_upkeep_and_watermarks(
 
         execute(standby.url, "CALL outbox.maintain()")
         assert doctor(standby.url) == (0, [])
-        # Its rows and sequences are those of the primary: its watermarks stay valid.
+        # Its rows and sequences are those of the primary: its positions stay valid.
         assert execute(standby.url, CLUSTER) == execute(url, CLUSTER)
 
 

@@ -13,19 +13,18 @@ from outbox.cli.main import main
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.sessions import execute
+from tests.fixtures.upkeep import run_upkeep
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import (
     AT_THE_NOTES,
     EXPIRED,
     PENDING,
-    RETIRING,
     acting_as,
     reader,
 )
 from tests.outbox.administration.test_upkeep import Upkeep, old_partition
 
 FINISH = "SELECT * FROM outbox.finish_detached('outbox.message')"
-DETACH = "SELECT outcome FROM outbox.detach_expired('outbox.message', '{}', '0')"
 RECORD = (
     "SELECT succeeded_at IS NOT NULL OR NULL,"
     " (SELECT string_agg(failure, '; ') FROM outbox.upkeep_failure)"
@@ -69,16 +68,15 @@ def test_the_second_upkeep_leaves_the_detached_partitions_to_the_first_and_says_
         upkeep = Upkeep(maintainer)
         first.execute(FINISH)
 
-        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        maintainer.execute("CALL outbox.maintain()")
 
     assert upkeep.heard == [
         "another upkeep is handling the detached partitions of outbox.message",
         "the retention of outbox.message was left to another upkeep",
     ]
-    assert len(execute(database_url, RETIRING)) == 1
     # The first upkeep has to record the result.
     assert execute(database_url, RECORD) == [(None, None)]
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
     assert execute(database_url, RECORD) == [(True, None)]
 
 
@@ -101,7 +99,7 @@ def test_a_foreign_session_with_a_lock_of_the_upkeep_is_named_by_the_doctor(
         ended = main(["maintain", "--database", database_url])
 
         assert ended == (0 if lock == "notes" else 2)
-        assert "pillarbox doctor names" in capsys.readouterr().err
+        assert "pillarbox doctor" in capsys.readouterr().err
         ((succeeded, _),) = execute(database_url, RECORD)
         assert succeeded is None
         assert main(["doctor", "--database", database_url]) == 3
@@ -130,80 +128,6 @@ def test_the_command_that_yields_does_not_fail(
     assert "nothing is wrong, unless" in told
 
 
-def test_two_concurrent_fallbacks_drop_all_expired_partitions(
-    database_url: str,
-) -> None:
-    for days in range(20, 26):
-        old_partition(database_url, days)
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            with acting_as(database_url, "pillarbox_maintainer") as maintainer:
-                maintainer.execute("CALL outbox.maintain()")
-        except psycopg.Error as error:
-            failures.append(error)
-
-    both = [threading.Thread(target=run) for _ in range(2)]
-    for each in both:
-        each.start()
-    for each in both:
-        each.join(60)
-
-    assert failures == []
-    assert execute(database_url, EXPIRED) == []
-
-
-@pytest.mark.parametrize("table", ["deferral", "watermark"])
-def test_an_upkeep_waits_while_another_one_locks_tables_that_the_gate_reads(
-    database_url: str, table: str
-) -> None:
-    """The other upkeep might have reached the tables that follow outbox.message."""
-    old_partition(database_url)
-    with (
-        psycopg.connect(database_url) as ahead,
-        psycopg.connect(database_url) as behind,
-        acting_as(database_url, "pillarbox_maintainer") as maintainer,
-    ):
-        ahead.execute(f"LOCK TABLE outbox.{table} IN ACCESS EXCLUSIVE MODE")
-        assert behind.execute(DETACH).fetchall() == [("busy",)]
-        behind.rollback()
-
-        upkeep = threading.Thread(
-            target=maintainer.execute, args=("CALL outbox.maintain()",)
-        )
-        upkeep.start()
-        pause = (
-            "SELECT 1 FROM pg_stat_activity"
-            " WHERE datname = current_database() AND wait_event = 'PgSleep'"
-        )
-        wait_for("the pause after a busy table", lambda: execute(database_url, pause))
-        ahead.rollback()
-        upkeep.join(60)
-
-    assert execute(database_url, EXPIRED) == []
-    assert execute(database_url, RECORD) == [(True, None)]
-
-
-def test_a_second_upkeep_yields_to_a_fallback_in_mid_detach_and_vice_versa(
-    database_url: str,
-) -> None:
-    for days in (20, 21):
-        old_partition(database_url, days)
-    with (
-        psycopg.connect(database_url) as first,
-        psycopg.connect(database_url) as second,
-    ):
-        assert first.execute(DETACH).fetchall() == [("detached",)]
-        finished = second.execute(FINISH).fetchall()
-        assert [outcome for _, outcome in finished] == ["skipped"]
-        assert second.execute(DETACH).fetchall() == [("skipped",)]
-        first.rollback()
-        second.rollback()
-        second.execute(FINISH)
-        assert first.execute(DETACH).fetchall() == [("skipped",)]
-
-
 def test_the_commands_detach_is_recognized_despite_another_application_name(
     database_url: str,
 ) -> None:
@@ -214,7 +138,7 @@ def test_the_commands_detach_is_recognized_despite_another_application_name(
         command = threading.Thread(target=main, args=(["maintain", "--database", url],))
         command.start()
         wait_for("detach", lambda: execute(database_url, PENDING))
-        execute(database_url, "CALL outbox.maintain(patience => '6 hours')")
+        execute(database_url, "CALL outbox.maintain()")
         assert execute(database_url, PENDING) == [(1,)]
         reading.rollback()
         command.join(60)

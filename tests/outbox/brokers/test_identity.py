@@ -14,6 +14,7 @@ SAME = [
     ("sqs://eu-central-1/?fifo=true", "sqs://k:s@eu-central-1?in_flight=2&fifo=true"),
     ("https://u:p@h/hook?timeout=3s", "http://h/hook?unsigned=true"),
     ("postgresql://u:p@h,g/db", "postgres://g:5432,H/db?sslmode=require&prefetch=9"),
+    ("postgresql://h/db", "postgresql+psycopg://h/db"),
     ("redis://[::1]:6379", "redis://[0:0:0:0:0:0:0:1]"),
     ("redis://h.example.com", "redis://h.example.com."),
     ("https://h/hook?b=1&a=2", "https://h/hook?a=2&b=1"),
@@ -88,7 +89,7 @@ def test_queues_are_also_identified_by_what_the_environment_says(
     ],
 )
 def test_a_publisher_has_the_identity_of_its_url(url: str) -> None:
-    publisher = implementation("relay.publishers", url).from_url(url)
+    publisher = implementation("relay.publishers", url)(url)
     assert publisher.identity == identity_of(url)
 
 

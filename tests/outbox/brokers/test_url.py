@@ -8,7 +8,7 @@ import pytest
 from outbox.brokers.plugins import implementation
 from outbox.errors import ConfigError, OutboxError
 from outbox.postgres.connection import conninfo, sqlalchemy_url
-from outbox.url import split, without_password
+from outbox.url import scheme_of, split, without_password
 
 _PASSWORD = "hemlighet"
 _ADDRESSES = [
@@ -82,7 +82,7 @@ async def test_the_error_of_a_publisher_hides_its_password(
     scheme: str,
 ) -> None:
     found = implementation("relay.publishers", f"{scheme}:")
-    said = list(refusals(scheme, found.from_url))
+    said = list(refusals(scheme, found))
     assert said
     assert not [text for text in said if _PASSWORD in text]
 
@@ -90,7 +90,7 @@ async def test_the_error_of_a_publisher_hides_its_password(
 @pytest.mark.parametrize("scheme", _SOURCES)
 async def test_the_error_of_a_source_hides_its_password(scheme: str) -> None:
     found = implementation("inbox.sources", f"{scheme}:")
-    make = partial(found.from_url, consumer="billing", topics=["orders"])
+    make = partial(found, consumer="billing", topics=["orders"])
     said = list(refusals(scheme, make))
     assert said
     assert not [text for text in said if _PASSWORD in text]
@@ -134,3 +134,16 @@ def test_the_error_for_an_invalid_address_quotes_it_without_the_password(
 )
 def test_the_output_contains_no_password(url: str, printed: str) -> None:
     assert without_password(url) == printed
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
+@pytest.mark.parametrize("group", ["relay.publishers", "inbox.sources"])
+def test_a_url_for_sqlalchemy_names_the_broker_postgresql(
+    group: str, driver: str
+) -> None:
+    found = implementation(group, f"postgresql+{driver}://host/db")
+    assert found == implementation(group, "postgresql://host/db")
+
+
+def test_the_scheme_of_another_broker_may_have_a_plus() -> None:
+    assert scheme_of("acme+tls://host") == "acme+tls"

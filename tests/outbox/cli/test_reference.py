@@ -1,15 +1,20 @@
-"""The reference pages of commands and events: up to date and complete."""
+"""The pages of the reference: up to date and complete."""
 
 import logging
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from docs.reference import __main__ as commands
-from docs.reference import events
+from docs.reference import events, metrics
+from outbox.cli.main import app
 from outbox.events import Event
 
+# What any command-line tool has.
+_EVERYWHERE = {"--help", "--version", "--install-completion", "--show-completion"}
 EVENTS = sorted(events.events(), key=lambda it: it.__module__ + it.__name__)
 
 
@@ -19,8 +24,13 @@ def name_of(event: type[Event]) -> str:
 
 @pytest.mark.parametrize(
     ("path", "page"),
-    [(commands.PAGE, commands.page()), (events.PAGE, events.page())],
-    ids=["commands", "events"],
+    [
+        (commands.PAGE, commands.page()),
+        (commands.BROKERS_PAGE, commands.brokers_page()),
+        (events.PAGE, events.page()),
+        (metrics.PAGE, metrics.page()),
+    ],
+    ids=["commands", "brokers", "events", "metrics"],
 )
 def test_a_page_matches_the_code(path: Path, page: str) -> None:
     assert path.read_text() == page, "run `make reference`"
@@ -51,3 +61,20 @@ def test_no_event_is_above_a_warning(event: type[Event]) -> None:
 @pytest.mark.parametrize("event", EVENTS, ids=name_of)
 def test_repetitions_are_identified_by_fields_of_the_event(event: type[Event]) -> None:
     assert set(event.about or ()) <= {field.name for field in fields(event)}
+
+
+def flags_of(command: Any) -> set[str]:
+    """Return the options of a command and of those below it."""
+    own = {
+        option
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+    below = getattr(command, "commands", {})
+    return own.union(*(flags_of(below[name]) for name in below)) - _EVERYWHERE
+
+
+def test_the_commands_have_few_options() -> None:
+    """A setting that nobody needs to change while it runs is a constant."""
+    assert len(flags_of(get_command(app))) <= 50

@@ -7,14 +7,14 @@ import sys
 import pytest
 from psycopg import sql
 
-from outbox import Message, uuid7
 from outbox.cli.main import main
 from outbox.events import Event
 from outbox.message_id import moment_of
 from outbox.observability.logging import LogEvents, PrintableFormatter
+from pillarbox import Message, uuid7
 from relay.events import KeyBlocked
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.marks import defer, publish
+from tests.fixtures.positions import defer, publish
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox import InvalidMessageError, Message
 from outbox.cloudevents.fields import from_fields, to_fields
+from pillarbox import InvalidMessageError, Message
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 MESSAGES = st.builds(

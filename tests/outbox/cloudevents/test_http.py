@@ -2,10 +2,10 @@
 
 import pytest
 
-from outbox import Message
 from outbox.cloudevents.http import from_request, to_request
 from outbox.errors import InvalidMessageError
 from outbox.testing.samples import TEXTS, differences, full_message
+from pillarbox import Message
 
 CREDENTIALS = [
     *("Authorization", "Cookie", "Cookie2", "Set-Cookie", "Proxy-Authorization"),

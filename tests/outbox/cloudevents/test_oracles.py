@@ -18,7 +18,6 @@ from pika import BasicProperties
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from inbox.webhook import InvalidSignatureError, Verifier
-from outbox import Message, uuid7
 from outbox.brokers.kafka.connection import PREFIX as KAFKA
 from outbox.brokers.rabbitmq.message import from_delivery, to_properties
 from outbox.cloudevents.headers import from_headers, to_headers
@@ -26,6 +25,7 @@ from outbox.cloudevents.http import from_request, to_request
 from outbox.cloudevents.signature import Secret
 from outbox.message_id import moment_of
 from outbox.testing.samples import TEXTS
+from pillarbox import Message, uuid7
 
 JSON = JSONFormat()
 FULL = Message(

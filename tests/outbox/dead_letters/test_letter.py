@@ -6,9 +6,9 @@ from uuid import uuid4
 
 import pytest
 
-from outbox import Message
 from outbox.dead_letters import Criteria, Letter, RetrySchedule, Status
 from outbox.errors import ConfigError, InvalidMessageError
+from pillarbox import Message
 
 
 def letter(message: Message, **changes: Any) -> Letter:
@@ -20,7 +20,7 @@ def letter(message: Message, **changes: Any) -> Letter:
         "status": Status.PENDING,
         "retry_count": 0,
         "retry_after": None,
-        "origin": "publisher:redis",
+        "origin": "relay:main",
         "message_id": str(message.id),
         "topic": message.topic,
         "key": message.key,

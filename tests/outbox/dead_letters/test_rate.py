@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from outbox import uuid7
 from outbox.dead_letters import Candidate, Outcome, Statement
 from outbox.dead_letters.retry import RetryCounts, retry_all
 from outbox.postgres.advisory_lock import LockHolder
+from pillarbox import uuid7
 
 
 class Clock:
@@ -31,6 +31,7 @@ class FakeRetrier:
 
     def __init__(self, clock: Clock, *takes: float) -> None:
         self.start_times: list[float] = []
+        self.origin = None
         self._clock = clock
         self._start = clock.now
         self._takes = iter(takes)

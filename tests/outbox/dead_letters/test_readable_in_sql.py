@@ -3,8 +3,8 @@
 import psycopg
 import pytest
 
-from outbox import Message
 from outbox.dead_letters import Schema
+from pillarbox import Message
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.sessions import execute
 

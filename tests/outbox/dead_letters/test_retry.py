@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outbox import Message
 from outbox.cli.main import main
+from pillarbox import Message
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.sessions import execute
@@ -27,21 +27,18 @@ def test_the_relay_retries_with_the_publisher_of_the_broker(
     argv = ["dead-letters", "retry", "--side=outbox"]
     argv += [f"--database={url}", f"--broker={url}"]
 
-    assert main([*argv, "--all", "--dry-run"]) == 0
+    assert main([*argv, "--topic=*", "--dry-run"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert main([*argv, "--limit", "1", "--dry-run", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 1
     assert main([*argv, str(id)]) == 0
     assert capsys.readouterr().out == "1 retried: 1 succeeded, 0 failed, 0 skipped\n"
-    assert main([*argv, "--all", "--rate", "1000/s"]) == 1
+    assert main([*argv, "--topic=*", "--rate", "1000/s"]) == 1
     why, sum_ = capsys.readouterr().out.splitlines()
     assert why.startswith(f"{nobody} of nobody failed: ")
     assert "subscribe" in why
     assert sum_ == "2 retried: 1 succeeded, 1 failed, 0 skipped"
-    assert main([*argv, "--due", "--json"]) == 0
-    done = {"succeeded": 0, "failed": 0, "skipped": 0, "failures": []}
-    assert json.loads(capsys.readouterr().out) == done
-    delivered = "SELECT payload FROM inbox.delivery ORDER BY seq"
+    delivered = "SELECT payload FROM inbox.message ORDER BY seq"
     assert execute(database_url, delivered) == [(b"1",), (b"2",)]
 
 
@@ -49,7 +46,7 @@ def test_the_relay_reports_that_its_broker_is_unavailable(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give_up(database_url, Message("orders", b"1"))
-    argv = ["dead-letters", "retry", "--side=outbox", "--all"]
+    argv = ["dead-letters", "retry", "--side=outbox", "--topic=*"]
     argv += [f"--database={database_url}"]
     assert main([*argv, "--broker=redis://127.0.0.1:1"]) == 2
     said = capsys.readouterr()
@@ -64,7 +61,7 @@ APP = """
 import os
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
-from inbox import Consumer
+from pillarbox import Consumer
 from outbox.postgres.connection import sqlalchemy_url
 
 engine = create_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))
@@ -93,9 +90,9 @@ def test_the_inbox_retries_with_the_handlers_of_the_consumer(
     argv += ["--consumer=retry_app:consumer"]
     why = f"{bad} of orders failed: ValueError: bad\n"
 
-    assert main([*argv, "--all", "--dry-run"]) == 0
+    assert main([*argv, "--topic=*", "--dry-run"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
-    assert main([*argv, "--due"]) == 1
+    assert main([*argv, "--topic=*"]) == 1
     assert capsys.readouterr().out == (
         f"{why}2 retried: 1 succeeded, 1 failed, 0 skipped\n"
     )

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from inbox import Consumer
 from inbox.sources.memory import MemorySource
 from outbox.errors import DatabaseUnavailableError
+from pillarbox import Consumer
 from relay.dead_letters.retry import publishing_retrier
 from tests.fixtures.consumers import async_sessions_of, sessions_of
 from tests.fixtures.publisher import ScriptedPublisher

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.rows import TupleRow
 
-from outbox.log.hidden import Floors, find_hidden
+from outbox.log.hidden import Floors
 from outbox.log.position import NOTHING, Position, Snapshot
 
 OLD = Snapshot.parse("10:14:10,12")
@@ -67,8 +67,24 @@ def test_rows_of_an_earlier_cluster_count_by_their_seq_alone() -> None:
     assert not restored.covers(101, 900, base=200)
 
 
-def test_open_transactions_are_hidden_also_those_from_xmax_on() -> None:
-    assert find_hidden(OLD, next_xid=17) == {10, 12, 14, 15, 16}
+def test_a_claim_starts_at_the_lowest_floor_of_those_that_have_ended() -> None:
+    hidden = Floors().note(10, 100).note(14, 200).find_hidden(OLD)
+    assert (hidden.open, hidden.since, hidden.floor) == ({10: 100, 12: 100}, 14, 200)
+    assert hidden.find_floor(OLD) is None
+    # Ids from xmax on are not listed, however many they are.
+    assert hidden.find_floor(Snapshot.parse("10:10014:10,12")) == 200
+    assert hidden.find_floor(Snapshot.parse("12:10014:12")) == 100
+
+
+def test_far_floors_are_split_from_near_ones() -> None:
+    hidden = Floors().note(10, 100).note(12, 200).note(14, 300).find_hidden(OLD)
+    near, far = hidden.split(200, 0)
+    assert (near.open, near.since, far.open) == ({12: 200}, 14, {10: 100})
+    assert far.find_floor(Snapshot.parse("12:30:12")) == 100
+    assert far.find_floor(Snapshot.parse("10:30:10")) is None
+    near, far = hidden.split(0, 15)
+    assert (near.open, far.open, far.since) == ({}, {10: 100, 12: 200}, 14)
+    assert near.find_floor(NEW) is None
 
 
 def test_a_floor_is_a_seq_drawn_before_the_transaction_got_its_id() -> None:

@@ -4,9 +4,6 @@ import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 
-import pytest
-
-from outbox.errors import ConfigError
 from outbox.events import Event
 from outbox.observability.activity import IDLE_INTERVALS, Activity
 from outbox.testing.events import RecordedEvents
@@ -87,8 +84,3 @@ async def test_activity_before_the_end_is_reported() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert [event.done for event in events.of(Report)] == [1]
-
-
-def test_an_interval_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match="log-interval=0s: must be above 0s"):
-        Activity(Counts(), timedelta(0), lambda _: None)

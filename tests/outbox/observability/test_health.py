@@ -23,19 +23,15 @@ from inbox.events import (
 )
 from outbox.errors import ConfigError
 from outbox.observability import http_server
-from outbox.observability.endpoints import Endpoints
+from outbox.observability.endpoints import listening
 from outbox.observability.health import Health
-from outbox.observability.prometheus import PrometheusEvents
 
 STARTED = ConsumerStarted(consumer="billing", topics=())
 
 
 @pytest.fixture
 def health() -> Health:
-    return Health(
-        ConsumerStarted,
-        {SourceLost: SourceRecovered, HandlerDatabaseLost: HandlerDatabaseRecovered},
-    )
+    return Health(ConsumerStarted)
 
 
 @pytest.fixture
@@ -49,15 +45,13 @@ async def served(
     health: Health, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[int]:
     caplog.set_level("INFO", "pillarbox")
-    endpoints = Endpoints()
-    endpoints.add("health", "127.0.0.1:0", health)
-    async with endpoints.served():
-        yield ports_of(caplog)["health"]
+    async with listening("127.0.0.1:0", health.handlers()):
+        yield port_of(caplog)
 
 
-def ports_of(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
-    found = re.findall(r"(\w+) endpoint listening on \S*:(\d+)", caplog.text)
-    return {name: int(port) for name, port in found}
+def port_of(caplog: pytest.LogCaptureFixture) -> int:
+    (port,) = re.findall(r"listening on \S*:(\d+)", caplog.text)
+    return int(port)
 
 
 @asynccontextmanager
@@ -132,42 +126,11 @@ async def test_a_page_that_fails_is_logged_and_the_others_are_served(
     def fail() -> Mapping[str, Any]:
         raise ValueError("no such key")
 
-    async with served(Health(ConsumerStarted, {}, {"/blocked": fail}), caplog) as port:
+    async with served(Health(ConsumerStarted, {"/blocked": fail}), caplog) as port:
         assert await get(port, "/blocked") == (500, {})
         assert await get(port, "/live") == (200, {"live": True})
     assert "GET /blocked failed" in caplog.text
     assert "ValueError: no such key" in caplog.text
-
-
-@pytest.mark.parametrize("path", ["/live", "/ready", "/metrics"])
-async def test_health_and_metrics_share_a_server_if_they_share_an_address(
-    health: Health, caplog: pytest.LogCaptureFixture, path: str
-) -> None:
-    caplog.set_level("INFO", "pillarbox")
-    health(STARTED)
-    endpoints = Endpoints()
-    endpoints.add("health", "127.0.0.1:0", health)
-    endpoints.add("metrics", " 127.0.0.1:0", PrometheusEvents())
-    async with endpoints.served():
-        ports = ports_of(caplog)
-        assert ports["health"] == ports["metrics"]
-        status, _ = await answer_of(
-            ports["health"], f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-        )
-        assert status == 200
-
-
-async def test_health_and_metrics_can_listen_on_different_addresses(
-    health: Health, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "pillarbox")
-    endpoints = Endpoints()
-    endpoints.add("health", "127.0.0.1:0", health)
-    endpoints.add("metrics", ":0", PrometheusEvents())
-    async with endpoints.served():
-        ports = ports_of(caplog)
-        assert (await get(ports["metrics"], "/live"))[0] == 404
-        assert (await get(ports["health"], "/metrics"))[0] == 404
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
@@ -176,10 +139,8 @@ async def test_health_is_served_over_ipv6(
     health: Health, caplog: pytest.LogCaptureFixture, host: str
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
-    endpoints = Endpoints()
-    endpoints.add("health", f"{host}:0", health)
-    async with endpoints.served():
-        url = f"http://[::1]:{ports_of(caplog)['health']}/live"
+    async with listening(f"{host}:0", health.handlers()):
+        url = f"http://[::1]:{port_of(caplog)}/live"
         answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=60)
         with answer:
             assert answer.status == 200
@@ -276,21 +237,19 @@ async def test_a_blocked_event_loop_answers_no_probe(port: int) -> None:
 
 
 async def test_a_port_in_use_is_reported(health: Health, port: int) -> None:
-    endpoints = Endpoints()
-    endpoints.add("health", f"127.0.0.1:{port}", health)
-    with pytest.raises(
-        ConfigError, match=rf"health-listen=127.0.0.1:{port}: .*free port"
-    ):
-        async with endpoints.served():
+    address = f"127.0.0.1:{port}"
+    with pytest.raises(ConfigError, match=rf"listen={address}: .*free port"):
+        async with listening(address, health.handlers()):
             pass
 
 
-def test_the_error_for_a_missing_library_says_what_to_install(
-    health: Health, monkeypatch: pytest.MonkeyPatch
+async def test_the_error_for_a_missing_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "outbox.observability.http_server")
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(
-        ConfigError, match=r"health-listen=:8080: .*pip install 'pillarbox\[cli\]'"
+        ConfigError, match=r"listen=:8080: .*pip install 'pillarbox\[cli\]'"
     ):
-        Endpoints().add("health", "8080", health)
+        async with listening("8080", {}):
+            pass

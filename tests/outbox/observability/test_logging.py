@@ -10,10 +10,10 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, use_span
 from typing_extensions import override
 
 from inbox.events import HandlerFailed
-from outbox import uuid7
-from outbox.events import BlockedKeysMeasured, Event
+from outbox.events import Event, ProcessMeasured
 from outbox.logs.event_record import trace_id_of
 from outbox.observability.logging import LogEvents, TraceContext
+from pillarbox import uuid7
 from relay.events import (
     BrokerLost,
     BrokerRecovered,
@@ -272,5 +272,14 @@ def test_a_duration_is_logged_in_the_format_that_users_type(
     log: LogEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "pillarbox")
-    log(BlockedKeysMeasured(consumer="billing", keys=1, age=timedelta(days=2)))
-    assert caplog.messages == ["BlockedKeysMeasured consumer=billing keys=1 age=2d"]
+    log(
+        ProcessMeasured(
+            kind="consumer",
+            name="billing",
+            in_flight=0,
+            held=0,
+            blocked_keys=1,
+            blocked_for=timedelta(days=2),
+        )
+    )
+    assert " blocked_for=2d " in caplog.text

@@ -9,23 +9,23 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox import Message, Priority
 from outbox.administration.connection import AdministrationConnection, administration
+from outbox.lane import Priority
 from outbox.observability.message_life import (
     Databases,
     Found,
     Life,
-    Progress,
     State,
     Trace,
     read_lives_of_key,
     read_trace,
 )
 from outbox.testing.postgres import PostgresServer
+from pillarbox import Message
 from tests.acceptance.relays import as_role
-from tests.fixtures import marks
+from tests.fixtures import positions
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.marks import defer, publish, replay
+from tests.fixtures.positions import defer, publish, replay
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
@@ -35,23 +35,28 @@ HANDLE = """
     SELECT %s::uuid, inbox.moment_of(%s::uuid), %s
 """
 DELIVER = """
-    INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic, key,
-                                content_type, headers, payload)
-    SELECT m.id, m.lane %% 16, 1, %s, m.topic, m.key, m.content_type, m.headers, m.payload
+    WITH subscribed AS (
+        INSERT INTO inbox.subscription (consumer, topic, since, since_seq)
+        VALUES (%s, '*', '1:1:', -1) ON CONFLICT DO NOTHING
+    )
+    INSERT INTO inbox.message (message_id, lane, schema_version, topic, key,
+                               content_type, headers, payload)
+    SELECT m.id, m.lane %% 16, 1, m.topic, m.key, m.content_type, m.headers, m.payload
       FROM outbox.message AS m WHERE m.id = %s
-"""  # noqa: E501
+"""
 ACK = """
-    INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,
-                           moments)
-    SELECT date_bin('15 minutes', created_at, '2000-01-01Z'), seq, seq, lane, consumer,
-           ARRAY[seq], ARRAY[created_at]
-      FROM inbox.delivery WHERE message_id = %s
+    INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane,
+                                reader, owner, snapshot)
+    SELECT date_trunc('day', created_at, 'UTC'),
+           date_trunc('day', created_at, 'UTC') + interval '24 hours', 1, seq, 1, lane,
+           'billing', gen_random_uuid(), pg_current_snapshot()
+      FROM inbox.message WHERE message_id = %s
 """
 REDELIVER = """
-    INSERT INTO inbox.redelivery (created_at, due_at, seq, attempts, lane, cause,
-                                  consumer)
-    SELECT created_at, now() + interval '1 hour', seq, 3, lane, 'refused', consumer
-      FROM inbox.delivery WHERE message_id = %s
+    INSERT INTO inbox.deferral (created_at, due_at, seq, attempts, lane, cause,
+                                consumer)
+    SELECT created_at, now() + interval '1 hour', seq, 3, lane, 'refused', 'billing'
+      FROM inbox.message WHERE message_id = %s
 """
 IN_VIEWS = """
     SELECT at, step, source, due_at, by, reason FROM outbox.message_life
@@ -112,7 +117,7 @@ def test_a_message_was_added_published_delivered_handled_and_acked(
     )
     assert envelope.payload_bytes == 2
     ((handling),) = found.life.handlings
-    assert (handling.consumer, handling.progress) == ("billing", Progress.HANDLED)
+    assert (handling.consumer, handling.what) == ("billing", "handled")
     assert (found.life.waits, found.unknown) == (None, ())
 
 
@@ -219,17 +224,17 @@ def test_a_dead_letter_of_a_consumer_is_shown_until_it_is_discarded(
 
     life = trace(database_url, message.id).life
 
-    assert pending.handlings[0].progress is Progress.DEAD_LETTERED
+    assert pending.handlings[0].what == "dead_letter"
     assert pending.handlings[0].reason == "ValueError: no"
     # The receipt written by the discard does not count as handled.
-    assert life.handlings[0].progress is Progress.DISCARDED
+    assert life.handlings[0].what == "discarded"
     assert (life.steps[-1].by, life.steps[-1].reason) == ("ann", "was a test")
 
 
 def test_a_retried_dead_letter_of_the_relay_is_shown(database_url: str) -> None:
     message = Message("t", b"")
     insert(database_url, message)
-    marks.give_up(database_url)
+    positions.give_up(database_url)
     give_up(database_url, message, reason="no such topic")
     execute(
         database_url,
@@ -254,7 +259,7 @@ def test_a_nacked_delivery_waits_for_its_redelivery(database_url: str) -> None:
 
     (handling,) = trace(database_url, message.id).life.handlings
 
-    assert (handling.progress, handling.attempts) == (Progress.WAITING, 3)
+    assert (handling.what, handling.attempts) == ("refused", 3)
     assert handling.due_at is not None
 
 
@@ -278,9 +283,9 @@ def test_an_unfinished_start_and_a_job_are_shown(database_url: str) -> None:
 
     started, job = trace(database_url, message.id).life.handlings
 
-    assert (started.consumer, started.progress) == ("billing", Progress.STARTED)
+    assert (started.consumer, started.what) == ("billing", "started")
     assert started.attempts == 2
-    assert (job.consumer, job.progress) == ("reports", Progress.IN_PROGRESS)
+    assert (job.consumer, job.what) == ("reports", "job_started")
 
 
 def test_the_causes_and_effects_of_a_message_form_a_tree(
@@ -407,7 +412,7 @@ def test_a_message_that_was_refused_and_dead_lettered_says_so_once(
     message = Message("t", b"")
     insert(database_url, message)
     defer(database_url, "refused", attempts=8, reason="no such topic")
-    marks.give_up(database_url)
+    positions.give_up(database_url)
 
     life = trace(database_url, message.id).life
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
@@ -14,19 +13,19 @@ from opentelemetry.trace import SpanKind, TraceFlags
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from outbox import Limits, Message, add, testing, tracing, uuid7
+from outbox import testing, tracing
 from outbox.errors import ConfigError
+from outbox.limits import Limits
 from outbox.logs.event_record import trace_id_of
 from outbox.observability.opentelemetry import (
-    PROCESS_PARENT,
-    Instrumentor,
     instrument,
     uninstrument,
 )
-from outbox.payload_codec import PayloadCodec
+from outbox.payload.payload_codec import PayloadCodec
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.samples import TRACEPARENT
 from outbox.tracing import system_of
+from pillarbox import Message, add, uuid7
 from relay.publishers.memory import MemoryPublisher
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import insert
@@ -57,7 +56,7 @@ CONSOLE = {
 }
 ADD = """
 from opentelemetry import trace
-from outbox import Message, insert_statement
+from pillarbox import Message, insert_statement
 
 with trace.get_tracer("application").start_as_current_span("request"):
     insert_statement(Message("orders.placed", 1))
@@ -145,18 +144,6 @@ def test_the_tracestate_of_the_caller_is_propagated(spans: Spans) -> None:
         (message,) = added(ONE)
     assert message.headers["tracestate"] == "vendor=a:b"
     assert trace_id_of(message.headers["traceparent"]) == f"{1:032x}"
-
-
-def test_without_create_spans_messages_carry_the_callers_own_context(
-    record: Record,
-) -> None:
-    spans = record(create_spans=False)
-    with spans.tracer.start_as_current_span("request"):
-        (message,) = added(ONE)
-    (alone,) = added(ONE)
-    assert message.headers == {"traceparent": traceparent_of(spans.one("request"))}
-    assert alone.headers == {}
-    assert spans.starting("create") == []
 
 
 def test_an_unsampled_message_carries_the_unsampled_flag(record: Record) -> None:
@@ -248,25 +235,6 @@ def test_sampling_a_tenth_of_the_traces_records_about_a_tenth_of_the_spans(
     for _ in range(300):
         added(ONE)
     assert 5 <= len(spans.all()) <= 80
-
-
-@pytest.mark.parametrize("chosen", ["producer", "ambient", "", "mother"])
-def test_opentelemetry_instrument_chooses_the_parent_by_environment(
-    chosen: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv(PROCESS_PARENT, chosen)
-    Instrumentor().instrument(skip_dep_check=True)
-    found: Any = tracing.tracer
-    Instrumentor().uninstrument()
-    if chosen == "mother":
-        assert found is None
-        (record,) = caplog.records
-        assert record.__dict__["event"] == "TracingRefused"
-        reason = record.__dict__["values"]["reason"]
-        assert reason.startswith(f"{PROCESS_PARENT}: process_parent='mother'")
-    else:
-        assert found.process_parent == (chosen or "auto")
-    assert tracing.tracer is None
 
 
 def test_opentelemetry_instrument_needs_no_change_to_the_code() -> None:

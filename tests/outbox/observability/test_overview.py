@@ -10,13 +10,16 @@ from datetime import UTC, timedelta
 import psycopg
 import pytest
 
-from outbox import Message, Priority
+from outbox.administration.doctor import examine_quickly
 from outbox.cli.output import to_json
-from outbox.observability.overview import Overview, Scope, read_overview
-from outbox.web.overview import backlog_said
+from outbox.lane import Priority
+from outbox.observability.measures.reading import Scope
+from outbox.observability.overview import Overview, read_overview
+from outbox.web.overview import backlog_text
+from pillarbox import Message
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.marks import defer, publish
+from tests.fixtures.positions import defer, publish
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -29,7 +32,7 @@ def monitor(database_url: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def test_the_backlog_consists_of_messages_without_a_final_mark(
+def test_the_backlog_consists_of_messages_that_are_not_settled(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     insert(
@@ -56,6 +59,20 @@ def test_the_backlog_consists_of_messages_without_a_final_mark(
         {"mails": 2, "orders": 2},
         {None: 3, "acme": 1},
     ]
+
+
+def test_a_message_that_committed_late_belongs_to_the_backlog(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    with psycopg.connect(database_url) as slow:
+        slow.execute("SELECT outbox.add('late', '{}', key => 'k')")
+        insert(database_url, Message("overtakes", b"", key="k"))
+        publish(database_url)
+
+    backlog = read_overview(monitor, Scope(parts=["backlogs"])).outbox
+
+    assert backlog is not None
+    assert (backlog.messages, backlog.estimated, backlog.is_complete) == (1, 1, True)
 
 
 def test_beyond_its_limit_the_backlog_is_estimated(
@@ -99,18 +116,19 @@ def test_a_missing_part_is_named_and_does_not_fail_the_others(
     overview = read_overview(monitor)
 
     assert missing_parts(overview) == {
+        "processes",
         "consumers",
         "blocked",
         "dead_letters",
         "jobs",
+        "tables",
     }
     assert overview.outbox is not None
     assert [it.side for it in overview.dead_letters] == ["outbox"]
-    assert {it.check for it in overview.findings} >= missing_parts(overview)
 
 
 def missing_parts(overview: Overview) -> set[str]:
-    return {it.part for it in overview.missing}
+    return {it.check for it in overview.missing}
 
 
 @pytest.mark.week
@@ -135,10 +153,7 @@ def test_the_monitor_sees_what_holds_a_partition(
     (held,) = table.held
     assert held.unsettled == 1
     assert table.expired > 1
-    (finding,) = overview.findings
-    assert finding.severity == "warning"
-    assert f"{held.partition} is past its retention" in finding.finding
-    assert "unsettled" in finding.finding
+    assert "unsettled" in held.reason
 
 
 def test_beyond_its_limit_a_lag_is_more_than_what_was_counted(
@@ -146,9 +161,13 @@ def test_beyond_its_limit_a_lag_is_more_than_what_was_counted(
 ) -> None:
     execute(
         database_url,
-        "INSERT INTO inbox.delivery (created_at, message_id, lane, schema_version,"
-        " consumer, topic, content_type, headers, payload)"
-        " SELECT now(), outbox.uuid7(), 0, 1, 'billing', 'orders', 'text/plain',"
+        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('billing', 'orders')",
+    )
+    execute(
+        database_url,
+        "INSERT INTO inbox.message (created_at, message_id, lane, schema_version,"
+        " topic, content_type, headers, payload)"
+        " SELECT now(), outbox.uuid7(), 0, 1, 'orders', 'text/plain',"
         " '{}', '' FROM generate_series(1, 40)",
     )
 
@@ -157,7 +176,7 @@ def test_beyond_its_limit_a_lag_is_more_than_what_was_counted(
     (billing,) = overview.consumers
     assert billing.lag is not None
     assert (billing.lag.is_complete, billing.lag.estimated) == (False, None)
-    assert backlog_said(billing.lag).startswith("more than 11 wait, ")
+    assert backlog_text(billing.lag).startswith("more than 11 wait, ")
 
 
 def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
@@ -170,13 +189,13 @@ def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
     )
     execute(
         database_url,
-        "INSERT INTO inbox.delivery (created_at, message_id, lane, schema_version,"
-        " consumer, topic, content_type, headers, payload)"
-        " SELECT now() - interval '2 minutes', outbox.uuid7(), n, 1, 'billing',"
+        "INSERT INTO inbox.message (created_at, message_id, lane, schema_version,"
+        " topic, content_type, headers, payload)"
+        " SELECT now() - interval '2 minutes', outbox.uuid7(), n, 1,"
         " 'orders', 'text/plain', '{}', '' FROM generate_series(0, 4) AS n",
     )
 
-    overview = read_overview(monitor, Scope(parts=["processes", "consumers"]))
+    overview, findings = examine_quickly(monitor)
 
     billing, idle = overview.consumers
     assert (billing.name, billing.replicas) == ("billing", 0)
@@ -186,7 +205,7 @@ def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
     assert idle.lag is not None
     assert idle.lag.messages == 0
     assert any(
-        "billing is not connected" in finding.finding for finding in overview.findings
+        "the consumer billing is not running" in finding.finding for finding in findings
     )
 
 

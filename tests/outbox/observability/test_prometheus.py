@@ -3,7 +3,6 @@
 import asyncio
 import re
 import urllib.request
-from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -17,8 +16,7 @@ from inbox.events import DuplicateSkipped, MessageHandled
 from outbox.cli.supervisor import Watching
 from outbox.dead_letters import Status
 from outbox.dead_letters.events import DeadLetterGroup, DeadLettersMeasured
-from outbox.errors import ConfigError
-from outbox.observability.endpoints import Endpoints
+from outbox.observability.endpoints import listening
 from outbox.observability.prometheus import (
     OTHER,
     DatabaseMetrics,
@@ -56,20 +54,10 @@ def test_at_most_the_limit_of_topics_have_labels(topics: list[str], limit: int) 
         assert label.isprintable()
 
 
-def test_topics_beyond_the_limit_are_counted_as_one() -> None:
-    labels = TopicLabels(2)
-    assert [labels.of(topic) for topic in "abcda"] == ["a", "b", OTHER, OTHER, "a"]
-
-
 def test_a_topic_that_is_not_valid_text_has_a_valid_label() -> None:
     label = TopicLabels().of("a\udcff\n" + "x" * 1000)
     assert label.encode().startswith(b"a\\udcff")
     assert len(label) < 250
-
-
-def test_a_negative_number_of_topics_is_refused() -> None:
-    with pytest.raises(ConfigError, match="metrics-topics=-1: must be at least 0"):
-        TopicLabels(-1)
 
 
 def test_a_histogram_has_cumulative_buckets() -> None:
@@ -129,45 +117,20 @@ def test_dead_letter_metrics_show_the_last_measurement() -> None:
     assert value(metrics.registry, "dead_letter_age_seconds", **origin) is None
 
 
-def serving(
-    metrics_listen: str | None, interval: timedelta = timedelta(minutes=1)
-) -> Watching:
-    return Watching(metrics_listen=metrics_listen, metrics_interval=interval)
-
-
 async def test_metrics_are_served_on_the_given_address(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
-    assert serving(None).metrics() is None
+    assert Watching().metrics() is None
     metrics = PrometheusEvents()
     metrics(BatchSettled(published=1, retried=0, dead_lettered=0, seconds=0.1))
-    endpoints = Endpoints()
-    endpoints.add("metrics", "127.0.0.1:0", metrics)
-    async with endpoints.served():
-        (address,) = re.findall(r"metrics endpoint listening on (\S+)", caplog.text)
+    async with listening("127.0.0.1:0", metrics.handlers()):
+        (address,) = re.findall(r"listening on (\S+)", caplog.text)
         url = f"http://{address}/metrics"
         answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=60)
         with answer:
             said = answer.read().decode()
     assert 'pillarbox_events_total{consumer="",event="BatchSettled"} 1.0' in said
-
-
-def test_an_interval_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match="metrics-interval=0s: must be above 0s"):
-        serving("0", interval=timedelta(0)).metrics()
-
-
-@pytest.mark.parametrize(
-    ("address", "problem"),
-    [
-        ("70000", "metrics-listen=70000: port 70000 is above 65535; choose"),
-        ("here:", "metrics-listen=here:: not an address; write one of 8080"),
-    ],
-)
-def test_an_invalid_address_is_refused(address: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        Endpoints().add("metrics", address, PrometheusEvents())
 
 
 def test_metric_names_follow_the_conventions_of_prometheus() -> None:

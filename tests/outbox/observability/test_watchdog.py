@@ -6,7 +6,6 @@ import threading
 import pytest
 from typing_extensions import override
 
-from outbox.errors import ConfigError
 from outbox.observability import watchdog
 from outbox.observability.watchdog import Watchdog
 from tests.fixtures.waiting import wait_for
@@ -39,9 +38,3 @@ async def test_a_running_event_loop_is_left_alone(
         for _ in range(3 * watchdog._TICKS):
             await asyncio.to_thread(looked.acquire)
     assert not noticed.is_set()
-
-
-@pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf")])
-def test_a_limit_that_is_not_positive_and_finite_is_refused(limit: float) -> None:
-    with pytest.raises(ConfigError, match="watchdog="):
-        Watchdog(limit)

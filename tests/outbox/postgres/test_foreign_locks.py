@@ -10,7 +10,6 @@ from hashlib import sha256
 import psycopg
 import pytest
 
-from inbox import Consumer, DeadLetter
 from inbox.events import (
     ConsumerStarted,
     DeliveryLanesFree,
@@ -23,7 +22,6 @@ from inbox.events import (
 from inbox.source import Delivery
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
-from outbox import Message, uuid7
 from outbox.cli.main import main
 from outbox.dead_letters import RetryCounts, RetrySchedule, Scheduler
 from outbox.dead_letters.events import RetryRunSkipped, RetryRunWithheld
@@ -33,6 +31,7 @@ from outbox.observability.health import Health
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, consumer_class
 from outbox.postgres.lease import Lease, Obstruction
 from outbox.testing.events import RecordedEvents
+from pillarbox import Consumer, DeadLetter, Message, uuid7
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import (
     DoorbellHeld,
@@ -140,7 +139,7 @@ async def test_a_relay_without_lanes_names_the_foreign_session_until_it_is_gone(
     mallory: "psycopg.Connection[tuple[object, ...]]",
 ) -> None:
     mallory.execute(lock)
-    health = Health(RelayStarted, {LanesWithheld: LanesFree})
+    health = Health(RelayStarted)
     publisher = ScriptedPublisher()
     async with running(database_url, publisher, lease=SECOND) as relay:
         (event,) = await relay.events.wait_for(LanesWithheld)
@@ -260,7 +259,7 @@ async def test_a_consumer_without_lanes_names_the_foreign_session_until_it_is_go
         with pytest.raises(BrokerUnavailableError, match=r"role mallory.*REVOKE"):
             await receive_forever(source)
         mallory.close()
-        async with PostgresPublisher.from_url(database_url) as publisher:
+        async with PostgresPublisher(database_url) as publisher:
             await publisher.publish([Message("orders", b"")])
         received: list[Delivery] = []
         while not received:
@@ -273,7 +272,7 @@ async def test_a_consumer_missing_one_lane_names_the_foreign_session_and_continu
     database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
 ) -> None:
     mallory.execute("SELECT pg_advisory_lock(%s, 3)", [consumer_class("billing")])
-    health = Health(ConsumerStarted, {DeliveryLanesWithheld: DeliveryLanesFree})
+    health = Health(ConsumerStarted)
     source = PostgresSource(
         database_url, consumer="billing", topics=["orders"], lease=SECOND
     )
@@ -294,7 +293,7 @@ async def test_a_consumer_missing_one_lane_names_the_foreign_session_and_continu
             assert events.of(SourceLost) == []
             keys = [str(n) for n in range(50)]
             free = next(key for key in keys if bucket_of(key, uuid7()) != 3)
-            async with PostgresPublisher.from_url(database_url) as publisher:
+            async with PostgresPublisher(database_url) as publisher:
                 await publisher.publish([Message("orders", b"", key=free)])
             await events.wait_for(MessageHandled, timeout=60)
 
@@ -399,18 +398,9 @@ def findings(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("lock", "shared"),
-    [
-        pytest.param(lock, shared, id=f"{name}{shared}")
-        for name, lock in OURS.items()
-        for shared in ("", "_shared")
-        if not (shared and "doorbell" in name)  # as every writer holds it
-    ],
-)
-def test_the_doctor_names_foreign_sessions_with_our_locks(
-    lock: str,
-    shared: str,
+@pytest.mark.parametrize("mode", ["", "_shared"])
+def test_the_doctor_names_a_foreign_session_and_counts_our_locks(
+    mode: str,
     database_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
     capsys: pytest.CaptureFixture[str],
@@ -418,12 +408,16 @@ def test_the_doctor_names_foreign_sessions_with_our_locks(
     assert "error" not in findings(database_url, capsys)
     # The postgres broker's lanes are known by their consumers.
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 't')")
-    mallory.execute(f"SELECT pg_advisory_lock{shared}({lock})")
+    for lock in OURS.values():
+        mallory.execute(f"SELECT pg_advisory_lock{mode}({lock})")
+    # Every writer holds the doorbells in shared mode.
+    counted = [name for name in OURS if not (mode and "doorbell" in name)]
 
     said = findings(database_url, capsys)["error"]
 
     pid = mallory.info.backend_pid
     assert f"pid {pid} (role mallory, application 'just looking'" in said
+    assert f"holds {len(counted)} of our advisory locks" in said
     assert f"SELECT pg_terminate_backend({pid});" in said
 
 
@@ -431,14 +425,14 @@ def test_the_doctor_does_not_report_a_writer_as_blocking_the_doorbell(
     database_url: str, importer_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, "GRANT USAGE ON SCHEMA inbox TO importer")
-    execute(database_url, "GRANT INSERT ON inbox.delivery TO importer")
+    execute(database_url, "GRANT INSERT ON inbox.message TO importer")
     with (
         psycopg.connect(importer_url) as outbox,
         psycopg.connect(importer_url) as inbox,
     ):
         outbox.execute("SELECT outbox.add('long import', ''::bytea)")
         # Even a statement that inserts no row rings the doorbell.
-        inbox.execute("INSERT INTO inbox.delivery (seq) SELECT 1 WHERE false")
+        inbox.execute("INSERT INTO inbox.message (seq) SELECT 1 WHERE false")
         assert set(findings(database_url, capsys)) == {"hint"}
 
 

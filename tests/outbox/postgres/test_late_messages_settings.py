@@ -6,11 +6,11 @@ from typing import TypeAlias
 
 import pytest
 
-from inbox import Consumer
 from inbox.sources.memory import MemorySource
 from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, RetentionTooShort
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
+from pillarbox import Consumer
 from tests.fixtures.consumers import async_sessions_of, sessions_of
 from tests.fixtures.consumers import running as consuming
 from tests.fixtures.pasting import paste

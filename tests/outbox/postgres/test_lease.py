@@ -9,9 +9,9 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from outbox import ConfigError
 from outbox.postgres.advisory_lock import Lock
 from outbox.postgres.lease import Lease
+from pillarbox import ConfigError
 from tests.fixtures.sessions import execute
 
 SECOND = timedelta(seconds=1)

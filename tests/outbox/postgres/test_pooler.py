@@ -8,21 +8,21 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import make_url
 
 from inbox.sources.postgres import PostgresSource
-from outbox import Message
 from outbox.cli.main import main
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import find
 from outbox.errors import DatabaseUnavailableError, PoolerError
 from outbox.postgres import pooler_check as pooler
 from outbox.postgres.connection import conninfo
 from outbox.postgres.pooler_check import refuse_pooler
+from pillarbox import Message
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import BatchSettled
 from relay.publishers.memory import MemoryPublisher
 from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.pgbouncer import Pooled, PoolMode
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
@@ -43,14 +43,18 @@ COMMANDS = (
     "maintain",
     "maintain --dry-run",
     "retention",
-    "retention set message 30d",
+    "retention set outbox.message 30d",
     "partitions",
     "migrate --without-cron",
-    "migrate --remove --yes",
+    "migrate --remove {database}",
     "dead-letters list --side outbox",
     "dead-letters list --side inbox",
     "blocked",
 )
+
+
+def words(command: str, url: str) -> list[str]:
+    return command.format(database=make_url(url).database).split()
 
 
 @contextmanager
@@ -177,7 +181,7 @@ def test_a_command_refuses_a_pooler_names_the_remedy_and_changes_nothing(
     before = execute(database_url, STATE)
     url = pooled("transaction")
 
-    assert main([*command.split(), "--database", url]) == 2
+    assert main([*words(command, url), "--database", url]) == 2
 
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()
@@ -205,8 +209,8 @@ def test_commands_work_through_a_pooler_in_session_mode(
     pooled: Pooled, capsys: Capture
 ) -> None:
     url = pooled("session")
-    for command in ("maintain", "retention set message 30d", "partitions"):
-        assert main([*command.split(), "--database", url]) == 0
+    for command in ("maintain", "retention set outbox.message 30d", "partitions"):
+        assert main([*words(command, url), "--database", url]) == 0
     main(["doctor", "--database", url])
     assert "ok       pooler\n" in capsys.readouterr().out
 

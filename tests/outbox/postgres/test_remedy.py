@@ -9,12 +9,12 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import QueuePool
 
-from outbox import Message
 from outbox.errors import DatabaseUnavailableError, sqlstate_of
 from outbox.postgres.connection import connect
 from outbox.postgres.remedy import remedy_of
 from outbox.testing.lifetime import free_port
 from outbox.testing.postgres import PostgresServer
+from pillarbox import Message
 from relay.events import DatabaseLost, LeaseTaken
 from tests.fixtures.passwords import ask_for_passwords, set_password
 from tests.fixtures.publisher import ScriptedPublisher
@@ -129,15 +129,15 @@ def test_an_exhausted_pool_has_a_remedy_of_its_own(database_url: str) -> None:
     assert "pool_size" in remedy_of(refused.value)
 
 
-def revoke_marks(url: str) -> None:
-    execute(url, "REVOKE INSERT ON outbox.settlement FROM pillarbox_relay")
+def revoke_positions(url: str) -> None:
+    execute(url, "REVOKE INSERT ON outbox.position FROM pillarbox_relay")
 
 
-def rename_marks(url: str) -> None:
-    execute(url, "ALTER TABLE outbox.settlement RENAME TO elsewhere")
+def rename_positions(url: str) -> None:
+    execute(url, "ALTER TABLE outbox.position RENAME TO elsewhere")
 
 
-@pytest.mark.parametrize("damage", [revoke_marks, rename_marks])
+@pytest.mark.parametrize("damage", [revoke_positions, rename_positions])
 async def test_a_relay_reports_the_remedy_for_what_happened(
     damage: Callable[[str], None], migrated_server: PostgresServer
 ) -> None:
@@ -149,7 +149,7 @@ async def test_a_relay_reports_the_remedy_for_what_happened(
         insert(url, Message("t", b""))
         await relay.events.wait_for(DatabaseLost)
         assert DOCTOR in relay.events.of(DatabaseLost)[0].remedy
-        if damage is rename_marks:
-            execute(url, "ALTER TABLE outbox.elsewhere RENAME TO settlement")
+        if damage is rename_positions:
+            execute(url, "ALTER TABLE outbox.elsewhere RENAME TO position")
         else:
-            execute(url, "GRANT INSERT ON outbox.settlement TO pillarbox_relay")
+            execute(url, "GRANT INSERT ON outbox.position TO pillarbox_relay")

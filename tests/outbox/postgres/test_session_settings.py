@@ -7,26 +7,26 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox import Message, insert_statement
-from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import RetryCounts, find, retry_all
+from outbox.dead_letters.retry import RetryCounts, retry_all
 from outbox.errors import InvalidMessageError
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
+from pillarbox import Consumer, Message, insert_statement
 from relay.events import MessageDeadLettered as GivenUp
 from relay.publisher import Acked, Nacked
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
-from tests.fixtures.dead_letters import give_up
-from tests.fixtures.marks import defer, publish
+from tests.fixtures.dead_letters import find, give_up
+from tests.fixtures.positions import defer, publish
+from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert
 from tests.fixtures.relay import running as relaying
 from tests.fixtures.sessions import execute
+from tests.fixtures.upkeep import run_upkeep
 from tests.outbox.administration.test_upkeep import old_partition
 
 ODD = {
@@ -91,7 +91,7 @@ def commands(url: str) -> list[list[str]]:
     ids = execute(url, "SELECT id::text FROM outbox.dead_letter")
     return [
         ["dead-letters", "list"],
-        ["dead-letters", "list", "--older-than", "1s"],
+        ["dead-letters", "list", "--until", "1s"],
         ["dead-letters", "show", ids[0][0]],
         ["dead-letters", "export"],
         ["dead-letters", "list", "--side", "inbox"],
@@ -148,8 +148,8 @@ def test_a_migration_makes_partitions_at_midnight_utc(
     server: PostgresServer, empty_database_url: str
 ) -> None:
     url = make_odd(server, empty_database_url)
-    migrate(url, with_cron=False)
-    execute(url, "CALL outbox.maintain()")
+    migrate_for_a_week(url)
+    run_upkeep(url)
 
     ((begins, count),) = execute(
         f"{url}?options=-cDateStyle%3DISO%20-cTimeZone%3DUTC",
@@ -215,7 +215,7 @@ def test_a_timestamp_that_python_cannot_read_is_refused(
     with pytest.raises(REFUSED, match="moments_finite"):
         execute(
             database_url,
-            "INSERT INTO inbox.redelivery (created_at, seq, lane, cause, consumer,"
+            "INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer,"
             " due_at) VALUES (now(), 1, 0, 'refused', 'c', %s)",
             [moment],
         )
@@ -239,7 +239,7 @@ def test_no_timestamp_of_our_tables_is_without_limits(database_url: str) -> None
                 WHERE n.conrelid = c.oid AND n.contype = 'c' AND n.convalidated
                   AND pg_get_constraintdef(n.oid) LIKE '%' || a.attname || ' >= %'
                   AND pg_get_constraintdef(n.oid) LIKE '%' || a.attname || ' <= %')"""
-    execute(database_url, "CALL outbox.maintain()")
+    run_upkeep(database_url)
     assert execute(database_url, unlimited) == []
 
 

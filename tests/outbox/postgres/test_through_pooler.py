@@ -14,22 +14,21 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, sessionmaker
 
-import outbox
-from inbox import Consumer, guard
+import pillarbox
 from inbox.events import MessageHandled
 from inbox.jobs.job import AsyncJob
-from outbox import Message, uuid7
-from outbox.administration.migrate import migrate_on
+from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.postgres import PostgresServer
+from pillarbox import Consumer, Message, guard, uuid7
 from relay.events import BatchSettled
 from relay.publishers.memory import MemoryPublisher
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures import consumers, jobs
 from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.pgbouncer import Pooled, pgbouncer
-from tests.fixtures.postgres import one_at_a_time
+from tests.fixtures.postgres import A_WEEK, one_at_a_time
 from tests.fixtures.relay import running, unsettled
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -83,11 +82,11 @@ def test_messages_are_added_with_their_transactions(
     with Session(engine) as one, Session(engine) as other:
         for number in range(ROUNDS):
             for session in (one, other):
-                outbox.add(session, Message("kept", str(number).encode()))
+                pillarbox.add(session, Message("kept", str(number).encode()))
                 session.flush()
             one.commit()
             other.commit()
-            outbox.add(one, Message("lost", b""))
+            pillarbox.add(one, Message("lost", b""))
             one.flush()
             one.rollback()
     topics = execute(
@@ -102,7 +101,7 @@ async def test_messages_are_added_by_async_sessions(
     async def write(writer: int) -> None:
         for number in range(ROUNDS):
             async with async_sessions.begin() as session:
-                outbox.add(session, Message("orders", {"n": [writer, number]}))
+                pillarbox.add(session, Message("orders", {"n": [writer, number]}))
 
     await asyncio.gather(*map(write, range(4)))
     assert unsettled(database_url) == 4 * ROUNDS
@@ -121,7 +120,7 @@ async def test_a_sleeping_relay_is_woken(engine: Engine, database_url: str) -> N
             wait_for, "the relay sleeps", lambda: execute(database_url, asleep)[0][0]
         )
         with Session(engine) as session, session.begin():
-            outbox.add(session, message := Message("orders", b""))
+            pillarbox.add(session, message := Message("orders", b""))
         await relaying.events.wait_for(BatchSettled)
     assert publisher.messages == [message]
 
@@ -172,13 +171,13 @@ async def test_long_handlers_work_through_a_pooler(
     message = Message(jobs.TOPIC, b"")
     consumer = jobs.consumer_of(async_sessions, message)
 
-    @consumer.handles(jobs.TOPIC, lease=jobs.LEASE)
+    @consumer.job(jobs.TOPIC, lease=jobs.LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         for page in range(ROUNDS):
             await jobs.note(job, f"page {page}")
             await job.save(page + 1)
         async with job.finish() as session:
-            outbox.add(session, Message("reports.ready", b""))
+            pillarbox.add(session, Message("reports.ready", b""))
 
     async with consumers.running(consumer) as events:
         await events.wait_for(MessageHandled)
@@ -213,7 +212,7 @@ def test_a_migration_in_its_own_transaction_works_through_a_pooler(
             sqlalchemy_url(url), connect_args={"prepare_threshold": None}
         )
         with one_at_a_time(server), engine.begin() as connection:
-            migrate_on(connection, with_cron=False)
+            migrate(connection, with_cron=False, days_ahead=A_WEEK)
         with engine.begin() as connection:
             assert connection.scalar(text("SELECT current_user = session_user"))
         engine.dispose()

@@ -88,16 +88,6 @@ def test_a_form_from_another_site_is_refused(
 
 
 @pytest.mark.parametrize("path", ACTIONS)
-def test_a_page_is_read_only_unless_actions_are_allowed(
-    database_url: str, path: str
-) -> None:
-    with browsing(database_url, allow_actions=False) as browser:
-        browser.get("/dead-letters")
-        browser.post(address(path), kind="discard")
-    assert (browser.status, "--allow-actions" in browser.text) == (403, True)
-
-
-@pytest.mark.parametrize("path", ACTIONS)
 def test_a_viewer_with_read_only_access_can_change_nothing(
     database_url: str, path: str
 ) -> None:
@@ -263,7 +253,7 @@ def test_the_roles_of_the_page_and_the_monitor_can_show_pages(
 ) -> None:
     with browsing(as_role(database_url, "pillarbox_web")) as browser:
         for path in PAGES:
-            if "{" not in path and not path.endswith("/live") and path != "/operation":
+            if "{" not in path and not path.endswith("/live"):
                 browser.get(path)
                 assert browser.status == 200, (path, browser.text)
     with browsing(as_role(database_url, "pillarbox_monitor")) as browser:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox import Message
 from outbox.cli.main import main
+from pillarbox import Message
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.web import ANN, served
@@ -106,10 +106,10 @@ def test_the_error_for_a_port_in_use_names_it(
     database_url: str, tmp_path: Path
 ) -> None:
     with served(database_url, tmp_path / "log") as (_, address):
-        port = address.rpartition(":")[2]
-        arguments = command_line("pillarbox", "web", "--port", port)
+        taken = address.removeprefix("http://")
+        arguments = command_line("pillarbox", "web", "--listen", taken)
         second = RunningProcess(
             arguments, tmp_path / "other", {"PILLARBOX_DATABASE_URL": database_url}
         )
         assert second.wait() == 2
-        assert f"can't listen on 127.0.0.1 port {port}" in second.log()
+        assert f"listen={taken}: " in second.log()

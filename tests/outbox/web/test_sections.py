@@ -1,16 +1,10 @@
-"""Partitions, jobs and processes on the page."""
+"""Partitions and jobs on the page."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import pytest
 
-from outbox.lane import LANES
-from outbox.postgres.advisory_lock import LOCK_CLASS, consumer_class
-from outbox.postgres.connection import conninfo
 from tests.fixtures.consumers import id_of
 from tests.fixtures.sessions import execute
 from tests.fixtures.web import BOB, as_role, browsing
@@ -29,17 +23,6 @@ SELECT id, inbox.moment_of(id), %s, %s, 'in_progress', 'host:1', now() + %s, now
   FROM outbox.uuid7() AS id
 RETURNING message_id
 """
-
-
-@contextmanager
-def session(url: str, name: str, lock_class: int, lanes: range) -> Iterator[None]:
-    """Hold lanes under the application name of one of our processes."""
-    with psycopg.connect(
-        conninfo(url, application_name=name), autocommit=True
-    ) as connection:
-        for lane in lanes:
-            connection.execute("SELECT pg_advisory_lock(%s, %s)", (lock_class, lane))
-        yield
 
 
 @pytest.mark.week
@@ -75,8 +58,8 @@ def test_a_failed_upkeep_is_shown_with_its_remedy(database_url: str) -> None:
     execute(database_url, "SELECT outbox.note_failure('<b>no space</b>')")
     with browsing(database_url) as browser:
         text = browser.get("/partitions")
-    assert "The last upkeep failed" in text
-    assert "pillarbox doctor" in text
+    assert "the upkeep failed at" in text
+    assert "pillarbox maintain" in text
     assert "<b>no space" not in text
 
 
@@ -127,55 +110,3 @@ def test_an_invalid_job_is_refused(database_url: str, job: str) -> None:
         browser.post("/jobs/cancel", job=job.format(id=id_of(datetime.now(UTC))))
     assert browser.status == 400
     assert execute(database_url, "SELECT * FROM inbox.job") == []
-
-
-def test_relays_and_consumers_are_shown_with_their_lanes(
-    database_url: str,
-) -> None:
-    execute(
-        database_url,
-        "INSERT INTO inbox.subscription (consumer, topic)"
-        " VALUES ('billing', 'a'), ('mail', 'a')",
-    )
-    relay = "pillarbox relay host 77"
-    consumer = ("pillarbox inbox billing lease", consumer_class("billing"))
-    with (
-        session(database_url, f"{relay} lease", LOCK_CLASS, range(3, 40)),
-        session(database_url, f"{relay} worker", LOCK_CLASS, range(0)),
-        session(database_url, *consumer, range(16)),
-        browsing(database_url) as browser,
-    ):
-        text = shown(browser.get("/processes"))
-    assert "1 host 77 2 " in text
-    assert "37: 3–39" in text
-    assert "billing 1 0s ago 16: 0–15 nothing waits" in re.sub(
-        r"\ds ago", "0s ago", text
-    )
-    assert "16: 0–15" in text
-    assert f"11 of {LANES} lanes are held by nobody now (0–2, 40–47)" in text
-    assert "Consumer mail is subscribed to the postgres broker" in text
-    assert "Consumer billing is subscribed" not in text
-
-
-def test_a_missing_relay_is_shown_as_a_problem(database_url: str) -> None:
-    with browsing(database_url) as browser:
-        text = shown(browser.get("/processes"))
-    assert "No relay is connected: nothing is published." in text
-
-
-def test_names_of_sessions_are_escaped(database_url: str) -> None:
-    name = "pillarbox relay <img src=x onerror=y> lease"
-    with (
-        session(database_url, name, LOCK_CLASS, range(1)),
-        browsing(database_url) as browser,
-    ):
-        text = browser.get("/processes")
-    assert "<img" not in text
-    assert "&lt;img" in text
-
-
-def test_a_role_that_cannot_see_other_sessions_says_so(database_url: str) -> None:
-    url = as_role(database_url, "pillarbox_web")
-    with browsing(url) as browser:
-        text = shown(browser.get("/processes"))
-    assert "GRANT pg_read_all_stats TO pillarbox_web" in text

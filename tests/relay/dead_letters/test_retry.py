@@ -8,7 +8,6 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from outbox import Message
 from outbox.dead_letters import Criteria, RetrySchedule, Scheduler
 from outbox.dead_letters.events import (
     DeadLetterFailed,
@@ -17,15 +16,16 @@ from outbox.dead_letters.events import (
     RetryRunFailed,
     RetryRunSkipped,
 )
-from outbox.dead_letters.retry import Outcome, RetryCounts, find, retry_all
+from outbox.dead_letters.retry import Outcome, RetryCounts, retry_all
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
-from outbox.payload_codec import encoded
+from outbox.payload.payload_codec import encoded
 from outbox.postgres.connection import conninfo
 from outbox.testing.events import RecordedEvents
+from pillarbox import Message
 from relay.config import RelayConfig
 from relay.dead_letters.retry import PublishingRetrier, publishing_retrier
 from relay.publisher import Acked, Confirmation, Nacked
-from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.sessions import execute

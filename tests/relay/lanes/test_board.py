@@ -3,12 +3,10 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
-from outbox.postgres.lane_cursor import Snapshot
 from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
@@ -168,7 +166,7 @@ def test_a_lost_lane_is_not_owned_even_if_it_is_leased_again() -> None:
 def test_a_lane_that_is_leased_again_starts_from_scratch() -> None:
     board = Board(Priority.DEFAULT)
     old = board.pick()[0]
-    old.looked_up_to(100, Snapshot(7, 7))
+    old.needs_refresh = False
     old.deferrals.block("k")
 
     board.lose([old.number])
@@ -176,7 +174,7 @@ def test_a_lane_that_is_leased_again_starts_from_scratch() -> None:
     new = board.find(old.number)
 
     assert new is not None
-    assert (new.floor, new.needs_refresh) == (-1, True)
+    assert (new.progress, new.needs_refresh) == (None, True)
     assert new.deferrals.blocked == set()
 
 
@@ -240,23 +238,6 @@ async def test_work_and_idle_return_once_their_state_is_reached() -> None:
     working = asyncio.create_task(board.work())
     board.wake()
     await working
-
-
-def test_bounds_follow_the_databases_clock_and_later_rows() -> None:
-    board = Board(Priority.DEFAULT)
-    now = datetime.now(UTC) - timedelta(days=10)
-    hour, minute = timedelta(hours=1), timedelta(minutes=1)
-    board.set_clock(now)
-    empty, old, ahead = board.pick()[:3]
-    empty.refresh(None, now)
-    old.refresh((5, now - timedelta(days=3)), now)
-    ahead.refresh((7, now + timedelta(days=2)), now)
-
-    oldest, newest = board.bounds([empty])
-    assert oldest == now - hour
-    assert abs(newest - now - hour) < minute
-    assert board.bounds([empty, old])[0] == now - timedelta(days=3) - hour
-    assert board.bounds([ahead]) == (now - hour, now + timedelta(days=2) + hour)
 
 
 def test_after_a_claim_filled_by_few_rows_the_next_ones_read_few() -> None:

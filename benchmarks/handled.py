@@ -1,0 +1,129 @@
+"""How soon a committed message is handled, over the `postgres` broker and directly.
+
+The consumer runs in its own process, `python -m benchmarks.handled`, and prints when it
+has handled each message, in nanoseconds of the clock that all processes here share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import Thread
+from uuid import UUID
+
+import psycopg
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+from benchmarks.conditions import Conditions
+from benchmarks.consuming import CONNECTIONS, NAME, handle_nothing
+from benchmarks.doorbell import answers_of_waits, write
+from benchmarks.drain import REPOSITORY, draining
+from benchmarks.measure import Answer
+from benchmarks.workload import TOPIC
+from inbox.consumer import Consumer
+from inbox.events import MessageHandled
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader
+from outbox.events import Event
+from outbox.postgres.connection import sqlalchemy_url
+
+WARM_UP = 20
+MESSAGES_A_SECOND = 20
+"""So few that two processors are idle when a message comes."""
+PROBES = 0.2
+"""Seconds between messages that are sent until the consumer handles the first one."""
+MORE = 1_000_000
+SUBSCRIBE = "INSERT INTO inbox.subscription VALUES (%s, %s)"
+
+
+def answers(conditions: Conditions) -> Iterator[Answer]:
+    messages = conditions.size(600, quick=200)
+
+    def waits(*, direct: bool) -> Sequence[float]:
+        with conditions.migrated_database() as url:
+            return milliseconds(url, messages, direct=direct)
+
+    for question, direct, bounds in (
+        ("postgres: commit to handled, idle", False, {50: 5.0, 99: 15.0}),
+        ("postgres: commit to handled, direct, idle", True, {50: 3.0, 99: None}),
+    ):
+        run = partial(waits, direct=direct)
+        yield from answers_of_waits(
+            conditions, question, run, bounds, MESSAGES_A_SECOND
+        )
+
+
+def milliseconds(url: str, messages: int, *, direct: bool) -> list[float]:
+    """Return how long each message took, except those of the warm-up."""
+    separator = "&" if "?" in url else "?"
+    source = f"{url}{separator}direct=true" if direct else url
+    with ExitStack() as stack:
+        if direct:
+            with administration(url, application_name=NAME) as connection:
+                add_reader(connection, NAME, [TOPIC], broker=source)
+        else:
+            with psycopg.connect(url) as connection:
+                connection.execute(SUBSCRIBE, (NAME, TOPIC))
+            stack.enter_context(draining(url, MORE, url))
+        handled = stack.enter_context(handling(url, source))
+        while not handled:
+            write(url, 1)
+            time.sleep(PROBES)
+        committed = write(url, WARM_UP + messages, MESSAGES_A_SECOND)
+        while not committed.keys() <= handled.keys():
+            time.sleep(PROBES)
+    measured = list(committed.items())[WARM_UP:]
+    return [(handled[id] - moment) / 1_000_000 for id, moment in measured]
+
+
+@contextmanager
+def handling(url: str, source: str) -> Iterator[dict[UUID, int]]:
+    """Start the process; yield when each message was handled, as it is reported."""
+    command = [sys.executable, "-m", "benchmarks.handled", url, source]
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    handled: dict[UUID, int] = {}
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            id, moment = line.split()
+            handled[UUID(id)] = int(moment)
+
+    reader = Thread(target=read)
+    reader.start()
+    try:
+        yield handled
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+
+
+async def main(url: str, source: str) -> None:
+    engine = create_async_engine(sqlalchemy_url(url), pool_size=CONNECTIONS)
+
+    def report(event: Event) -> None:
+        if isinstance(event, MessageHandled):
+            print(event.id, time.monotonic_ns(), flush=True)
+
+    consumer = Consumer(
+        source, async_sessionmaker(engine), name=NAME, observers=[report]
+    )
+    consumer.handles(TOPIC)(handle_nothing)
+    await consumer.run()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("database_url")
+    parser.add_argument("source")
+    given = parser.parse_args()
+    asyncio.run(main(given.database_url, given.source))

@@ -1,0 +1,15 @@
+"""What happens in the shop, as other services see it."""
+
+from decimal import Decimal
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from pillarbox import event
+
+
+@event("orders.placed")
+class OrderPlaced(BaseModel):
+    order_id: UUID
+    customer: str
+    amount: Decimal

@@ -1,0 +1,56 @@
+"""Wait while the handlers' database is unavailable, and report it."""
+
+import math
+import time
+from datetime import timedelta
+from typing import Final
+
+from inbox.consuming.dispatch import Dispatcher
+from inbox.events import HandlerDatabaseLost, HandlerDatabaseRecovered
+from outbox.errors import one_line
+from outbox.events import Observers
+from outbox.postgres.remedy import remedy_of
+from outbox.retry import RetryPolicy
+
+_RECOVERY: Final = RetryPolicy(
+    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
+)
+_REPORT_AGAIN: Final = 20.0
+"""Seconds after which a continuing outage is reported again."""
+
+
+class DatabaseOutage:
+    """Waits while the handlers' database is unavailable, and reports the outage."""
+
+    def __init__(self, consumer: str, observers: Observers) -> None:
+        self._consumer = consumer
+        self._notify = observers.notify
+        self._is_lost = False
+        self._report_at = -math.inf
+
+    async def wait(
+        self, error: BaseException, times: int, dispatcher: Dispatcher
+    ) -> bool:
+        """Wait with backoff after an error; return False if the consumer stops."""
+        delay = _RECOVERY.delay(times)
+        now = time.monotonic()
+        if now >= self._report_at:
+            self._is_lost = True
+            self._report_at = now + _REPORT_AGAIN
+            self._notify(
+                HandlerDatabaseLost(
+                    consumer=self._consumer,
+                    reason=one_line(error),
+                    remedy=remedy_of(error),
+                    seconds=delay.total_seconds(),
+                )
+            )
+        # Still in flight, so that fetching pauses during an outage.
+        return await dispatcher.pause(delay)
+
+    def end(self) -> None:
+        """Report that the database is back, if it was unavailable."""
+        if self._is_lost:
+            self._is_lost = False
+            self._report_at = -math.inf
+            self._notify(HandlerDatabaseRecovered(consumer=self._consumer))

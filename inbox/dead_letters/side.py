@@ -1,0 +1,81 @@
+"""The inbox's part of repair: retries by handlers, and blocked deliveries."""
+
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Final
+from uuid import UUID
+
+import psycopg
+
+from inbox.consuming.load import load_consumer
+from inbox.jobs.control import cancel_job, read_jobs
+from inbox.jobs.store import OPEN, JobState
+from outbox.administration.connection import AdministrationConnection
+from outbox.administration.sides import Jobs, RetryOptions, Side
+from outbox.dead_letters import Retrier
+from outbox.errors import ConfigError
+from outbox.events import Observer
+from outbox.message_id import is_uuid7, moment_of
+from outbox.postgres.sql_files import load
+
+
+def record_discard(
+    connection: AdministrationConnection, message_id: str, origin: str
+) -> None:
+    """Record a receipt, so that a redelivery of the message calls no handler.
+
+    If its day has no partition, no receipt is needed: the message would be too old. A
+    job that is still open is ended.
+
+    Raises:
+        ConfigError: its long handler is running.
+    """
+    try:
+        id = UUID(message_id)
+    except ValueError:
+        return
+    if not is_uuid7(id):
+        return
+    consumer = origin.removeprefix("consumer:")
+    values = {"id": id, "at": moment_of(id), "consumer": consumer}
+    connection.execute(load("inbox", "end_discarded_job"), values)
+    worker = connection.execute(load("inbox", "find_worker"), values).fetchone()
+    if worker is not None:
+        raise ConfigError(
+            f"the dead letter of message {id} is being retried by {worker[0]}, in a "
+            f"long handler: pillarbox cancel {id} --consumer {consumer} ends that, and "
+            "discards it"
+        )
+    with suppress(psycopg.errors.CheckViolation), connection.transaction():
+        connection.execute(load("inbox", "record_discard"), values)
+
+
+def _lacks(options: RetryOptions) -> str | None:
+    if options.consumer is None:
+        return (
+            "dead letters of the inbox are handled again: add --consumer MODULE:NAME, "
+            "whose handlers are called"
+        )
+    return None
+
+
+def _open_retrier(
+    options: RetryOptions, notify: Observer
+) -> AbstractAsyncContextManager[Retrier]:
+    assert options.consumer is not None
+    return load_consumer(options.consumer).retrier(options.schedule, notify)
+
+
+SIDE: Final = Side(
+    schema="inbox",
+    lacks=_lacks,
+    open_retrier=_open_retrier,
+    list_blocked=load("inbox", "list_refused"),
+    count_blocked=load("inbox", "count_refused"),
+    on_discard=record_discard,
+    jobs=Jobs(
+        states=tuple(JobState),
+        open_states=OPEN,
+        read=read_jobs,
+        cancel=lambda *values: cancel_job(*values)[0],
+    ),
+)

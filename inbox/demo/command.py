@@ -1,0 +1,57 @@
+"""`pillarbox demo`: the shop on a private server."""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from inbox.demo.broker import Broker
+from inbox.demo.play import Options, show
+from inbox.demo.stage import say
+from outbox.cli.command import FAILED, command, new_app
+from outbox.cli.main import INTERRUPTED
+from outbox.errors import OutboxError
+from outbox.testing.postgres import postgres_server
+
+app = new_app()
+
+
+@command(
+    app,
+    epilog=f"Exit status: 0 every count is right; 1 one is wrong; {FAILED} it could "
+    "not run.",
+)
+def demo() -> int:
+    """Run a shop whose processes are killed and whose handlers fail; count everything.
+
+    It starts a PostgreSQL server of its own, which it removes at the end. On a terminal
+    it also shows the shop on the page, which stays open until Ctrl-C.
+    """
+    return run(Options(web=0 if sys.stdout.isatty() else None))
+
+
+def run(
+    options: Options,
+    *,
+    database: str | None = None,
+    broker: Callable[[str], AbstractContextManager[Broker]] = lambda url: nullcontext(
+        Broker(url)
+    ),
+) -> int:
+    """Run the demo, and return its exit status.
+
+    Args:
+        database: the URL of a database to use instead of a private server.
+        broker: opens the broker, given the database's URL.
+    """
+    try:
+        with (
+            postgres_server(database, durable=False) as server,
+            broker(server.url) as chosen,
+        ):
+            return show(server.url, chosen, options)
+    except OutboxError as error:
+        sys.stderr.write(f"demo: {error}\n")
+        return FAILED
+    except KeyboardInterrupt:
+        say("stopped before the end")
+        return INTERRUPTED

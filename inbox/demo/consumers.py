@@ -1,0 +1,59 @@
+"""Billing and shipping: `pillarbox consume inbox.demo.consumers:billing`."""
+
+from datetime import timedelta
+
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox.demo.effects import effect, is_ours
+from inbox.demo.model import Outage
+from inbox.demo.orders import TOPIC
+from outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE, url_of
+from outbox.postgres.connection import sqlalchemy_url
+from outbox.retry import RetryPolicy
+from pillarbox import Consumer, Message
+
+_database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))
+_broker = url_of(None, "broker", BROKER_VARIABLE)
+
+# Billing uses async handlers, shipping plain functions: both work.
+billing = Consumer(
+    _broker,
+    async_sessionmaker(create_async_engine(_database, pool_size=16)),
+    name="billing",
+    max_in_flight=16,
+    # Short, so that the demo does not wait long; the default is 8 retries over minutes.
+    retry=RetryPolicy(
+        max_attempts=4,
+        first_delay=timedelta(milliseconds=50),
+        max_delay=timedelta(milliseconds=200),
+    ),
+)
+shipping = Consumer(
+    _broker,
+    sessionmaker(create_engine(_database, pool_size=8)),
+    name="shipping",
+    max_in_flight=8,
+)
+
+
+class LedgerDownError(Exception):
+    """The ledger that billing writes to is unavailable; it may work again later."""
+
+
+@billing.handles(TOPIC)
+async def bill(session: AsyncSession, message: Message) -> None:
+    """Write an invoice, or a credit note."""
+    if not is_ours(message):
+        return
+    if await session.get(Outage, message.key) is not None:
+        raise LedgerDownError("the ledger does not answer")
+    session.add(effect("billing", message))
+
+
+@shipping.handles(TOPIC)
+def ship(session: Session, message: Message) -> None:
+    """Pack a parcel, or cancel it."""
+    if is_ours(message):
+        session.add(effect("shipping", message))

@@ -1,0 +1,367 @@
+"""What a handler takes: read from its annotations when it is registered.
+
+    Session, AsyncSession     the session of its transaction
+    Job, AsyncJob             the job of a long handler
+    Message                   the message
+    bytes                     its payload as it is
+    a Pydantic model, a       its payload as an instance, validated
+    dataclass, msgspec.Struct,
+    attrs class, TypedDict,
+    dict or list
+
+They can have any order, and there can be a message beside a payload. A batch handler
+takes a sequence of messages or payloads. What has no annotation is the session or job
+first, then the message.
+"""
+
+import collections.abc
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy.orm import Session
+from typing_extensions import is_typeddict
+
+from inbox.errors import DeadLetter
+from inbox.handlers.routes import name_of
+from inbox.handlers.signature import Takes, check_callable, function_of, is_async
+from inbox.jobs.job import AsyncJob, Job
+from outbox.errors import CodecError, ConfigError, one_line, shorten
+from outbox.message import Message
+from outbox.payload import json_codec as codec
+from outbox.payload.schema_registry import PayloadError, Validator, validator_of
+
+_MANY: Final = (collections.abc.Sequence, collections.abc.Iterable, list)
+_OPEN: Final = (Any, object)
+_UNIONS: Final = (typing.Union, types.UnionType)
+_MODEL: Final = ("__pydantic_validator__", "__struct_fields__", "__attrs_attrs__")
+_BY_NAME: Final = {
+    **{one.__name__: one for one in (Session, Message, Job, AsyncJob)},
+    "AsyncSession": Any,  # can't be imported without greenlet
+}
+
+
+class Role(Enum):
+    """An argument that needs no decoding."""
+
+    SESSION = "session"
+    JOB = "job"
+    MESSAGE = "message"
+    PAYLOAD = "payload"
+
+
+Argument: TypeAlias = Role | Validator
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a handler, in its order.
+
+    Attributes:
+        is_batch: whether it takes many messages.
+    """
+
+    inner: tuple[Argument, ...]
+    is_batch: bool = False
+
+    @property
+    def payload(self) -> Validator | None:
+        """What decodes the payload; None if nothing does."""
+        decoders = (one for one in self.inner if not isinstance(one, Role))
+        return next(decoders, None)
+
+    def of(self, first: Any, message: Any) -> tuple[Any, ...]:
+        """Return what the handler is called with.
+
+        Args:
+            first: the session or job.
+            message: the message, or those of a batch. Anything else, which an
+                `@idempotent` handler can get from another library, is passed on.
+
+        Raises:
+            DeadLetter: a payload doesn't match its annotation.
+        """
+        return tuple(
+            first
+            if argument is Role.SESSION or argument is Role.JOB
+            else message
+            if argument is Role.MESSAGE
+            else self._payload(argument, message)
+            for argument in self.inner
+        )
+
+    def _payload(self, argument: Argument, message: Any) -> Any:
+        if self.is_batch:
+            return [_payload(argument, one) for one in message]
+        return _payload(argument, message) if isinstance(message, Message) else message
+
+
+AS_THEY_ARE: Final = Arguments((Role.SESSION, Role.MESSAGE))
+
+
+def _payload(argument: Argument, message: Message) -> Any:
+    if isinstance(argument, Role):
+        return message.payload
+    if not codec.is_json(message.content_type):
+        raise DeadLetter(
+            f"the content type {shorten(message.content_type)} isn't JSON, and the "
+            "handler takes a decoded payload"
+        )
+    try:
+        return argument.load(message.payload)
+    except PayloadError as error:
+        raise DeadLetter(f"the payload doesn't fit the handler: {error}") from None
+
+
+class _Plain:
+    """Decodes a payload to a dict or list, without a library."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def json_schema(self) -> Mapping[str, Any]:
+        return {"type": "object" if self._kind is dict else "array"}
+
+    def load(self, payload: bytes) -> Any:
+        try:
+            value = codec.decode(payload)
+        except CodecError as error:
+            raise PayloadError(error.problem) from None
+        if not isinstance(value, self._kind):
+            raise PayloadError(f"it isn't a {self._kind.__name__}")
+        return value
+
+
+def arguments_of(
+    handler: Callable[..., Any], takes: Takes, *, is_lenient: bool = False
+) -> Arguments:
+    """Return the arguments of a handler.
+
+    Args:
+        is_lenient: whether any other annotation is that of the message, because another
+            library may call the handler, with messages of its own.
+
+    Raises:
+        ConfigError: it isn't a function, yields, can't be called with them, has another
+            annotation, or takes what another kind of handler takes.
+    """
+    check_callable(handler, takes)
+    parameters = _parameters(handler)
+    if parameters is None:
+        _bind(handler, takes, 2)
+        return AS_THEY_ARE
+    found: dict[str, Argument] = {}
+    for parameter in parameters:
+        annotation = _annotation(handler, parameter)
+        if annotation in _OPEN:
+            continue
+        argument = _argument(handler, annotation, takes)
+        if argument is not None:
+            found[parameter.name] = argument
+        elif parameter.default is parameter.empty and not is_lenient:
+            raise ConfigError(
+                f"handler {name_of(handler)}: its argument {parameter.name!r} is "
+                f"annotated with {shorten(annotation)}; it can be the session or job, "
+                "Message, bytes, or what JSON is decoded to: a Pydantic model, a "
+                "dataclass, a msgspec.Struct, an attrs class, a TypedDict, dict or list"
+            )
+    first = Role.JOB if takes is Takes.JOB else Role.SESSION
+    for parameter in parameters:
+        if parameter.default is parameter.empty and parameter.name not in found:
+            is_first = first not in _roles(found.values())
+            found[parameter.name] = first if is_first else Role.MESSAGE
+    inner = tuple(found[one.name] for one in parameters if one.name in found)
+    _check(handler, takes, inner)
+    return Arguments(inner, is_batch=takes is Takes.MANY)
+
+
+def reader_of(function: Callable[..., Any]) -> Callable[[Message], Any]:
+    """Return what reads the only argument of a function from a message.
+
+    Raises:
+        ConfigError: its annotation isn't `Message`, and can't be decoded from JSON.
+    """
+    first = next(iter(_parameters(function) or ()), None)
+    annotation = Any if first is None else _annotation(function, first)
+    argument = _argument(function, annotation, Takes.ONE)
+    if argument is None or argument in (Role.SESSION, Role.JOB):
+        raise ConfigError(
+            f"{name_of(function)}: takes {shorten(annotation)}; let it take the "
+            "message or its payload"
+        )
+    return partial(_read, argument)
+
+
+def _read(argument: Argument, message: Message) -> Any:
+    return message if argument is Role.MESSAGE else _payload(argument, message)
+
+
+def _parameters(handler: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Return the positional parameters; None if they can't be known."""
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):
+        return None  # a builtin without a signature
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return None
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    return [one for one in parameters if one.kind in kinds]
+
+
+def _annotation(handler: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """Return what a parameter is annotated with; Any if it isn't."""
+    function = inspect.unwrap(function_of(handler))
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except Exception:  # noqa: BLE001 (another annotation may be for type checkers)
+        text = parameter.annotation
+    else:
+        return hints.get(parameter.name, Any)
+    if text is parameter.empty:
+        return Any
+    if not isinstance(text, str):
+        return text
+    name = text.rpartition(".")[2]
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    try:
+        return eval(text, getattr(function, "__globals__", {}))  # noqa: S307 (the application's own)
+    except Exception as error:
+        raise ConfigError(
+            f"handler {name_of(handler)}: its argument {parameter.name!r} is annotated "
+            f"with {text!r}, which can't be read ({one_line(error)}); define or import "
+            "it in the module, not for type checkers alone"
+        ) from error
+
+
+def _argument(
+    handler: Callable[..., Any], annotation: Any, takes: Takes
+) -> Argument | None:
+    """Return what an annotation stands for; None if for nothing."""
+    if _is_misplaced(handler, annotation, takes):
+        first = "Job" if takes is Takes.JOB else "Session"
+        raise ConfigError(
+            f"handler {name_of(handler)}: takes {shorten(annotation)}, as another kind "
+            f"of handler does; let it take ({'Async' * is_async(handler)}{first}, "
+            f"{'Sequence[Message]' if takes is Takes.MANY else 'Message'}), or "
+            "register it with @consumer.handles, @consumer.handles_batch or "
+            "@consumer.job"
+        )
+    if _is_session(annotation):
+        return Role.SESSION
+    if _is(annotation, Job, AsyncJob):
+        return Role.JOB
+    if takes is Takes.MANY and not _is_either(annotation):
+        if typing.get_origin(annotation) not in _MANY:
+            return None
+        (annotation,) = typing.get_args(annotation)
+    if _is(annotation, Message) or annotation in _OPEN or _is_either(annotation):
+        return Role.MESSAGE
+    if annotation is bytes:
+        return Role.PAYLOAD
+    if annotation in (dict, list):
+        return _Plain(annotation)
+    return validator_of(annotation) if _is_payload(annotation) else None
+
+
+def _is_misplaced(handler: Callable[..., Any], annotation: Any, takes: Takes) -> bool:
+    """Return whether another kind of handler takes what is annotated."""
+    is_job = _is(annotation, Job, AsyncJob)
+    if is_job or _is_session(annotation):
+        for_async = _is(annotation, AsyncJob) or _is_async_session(annotation)
+        return is_job != (takes is Takes.JOB) or for_async != is_async(handler)
+    is_many = _is_many(annotation)
+    return (is_many or _is(annotation, Message)) and is_many != (takes is Takes.MANY)
+
+
+def _check(
+    handler: Callable[..., Any], takes: Takes, inner: Collection[Argument]
+) -> None:
+    roles = list(_roles(inner))
+    payloads = len(inner) - len(roles) + roles.count(Role.PAYLOAD)
+    if payloads > 1 or len({*roles}) < len(roles):
+        _bind(handler, takes, 2)
+        raise ConfigError(
+            f"handler {name_of(handler)}: takes the same argument twice; let it take "
+            f"{takes.value}, and a payload if it needs that"
+        )
+    # With fewer arguments, the error says what is missing.
+    _bind(handler, takes, max(2, len(inner)))
+
+
+def _roles(arguments: Collection[Argument]) -> list[Role]:
+    return [argument for argument in arguments if isinstance(argument, Role)]
+
+
+def _bind(handler: Callable[..., Any], takes: Takes, count: int) -> None:
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # a builtin without a signature
+    try:
+        signature.bind(*range(count))
+    except TypeError as error:
+        names = list(signature.parameters)
+        remedy = (
+            "pass the method of an object"
+            if names[:1] == ["self"]
+            else f"let it take {takes.value}"
+        )
+        raise ConfigError(
+            f"handler {name_of(handler)}({', '.join(names)}): is called with "
+            f"{takes.value}, and {error}; {remedy}"
+        ) from None
+
+
+def _is_payload(annotation: Any) -> bool:
+    """Return whether JSON can be decoded to it, as far as its kind shows."""
+    origin = typing.get_origin(annotation)
+    if origin in _UNIONS:
+        return any(_is_payload(one) for one in typing.get_args(annotation))
+    if origin is typing.Annotated:
+        return _is_payload(typing.get_args(annotation)[0])
+    kind = origin or annotation
+    return (
+        kind in (dict, list, collections.abc.Mapping, collections.abc.Sequence)
+        or dataclasses.is_dataclass(kind)
+        or is_typeddict(kind)
+        or any(hasattr(kind, name) for name in _MODEL)
+    )
+
+
+def _is_either(annotation: object) -> bool:
+    """Return whether a function is for a message and for many."""
+    return typing.get_origin(annotation) in _UNIONS and any(
+        _is(one, Message) or _is_many(one) for one in typing.get_args(annotation)
+    )
+
+
+def _is_many(annotation: object) -> bool:
+    return typing.get_origin(annotation) in (*_MANY, tuple) and any(
+        _is(one, Message) for one in typing.get_args(annotation)
+    )
+
+
+def _is(annotation: object, *kinds: type) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, kinds)
+
+
+def _is_session(annotation: object) -> bool:
+    return _is(annotation, Session) or _is_async_session(annotation)
+
+
+def _is_async_session(annotation: object) -> bool:
+    # Compare names, because AsyncSession can't be imported without greenlet.
+    return isinstance(annotation, type) and any(
+        kind.__name__ == "AsyncSession" and kind.__module__.startswith("sqlalchemy.")
+        for kind in annotation.__mro__
+    )

@@ -1,0 +1,86 @@
+"""One attempt to handle messages: what happens in its transaction besides the handler.
+
+Both executors run it: `begin`, the handler if there is something to handle, `end`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from inbox.errors import InvalidReceiptError
+from inbox.handlers.routes import BatchHandler, Handler
+from inbox.idempotent import is_idempotent, receipt_of, was_called
+from inbox.idle import limit_idle
+from inbox.receipt import record_receipt, record_receipts
+from inbox.transaction import Receipt, hold
+from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from outbox.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A call of a handler in a transaction.
+
+    Attributes:
+        messages: one, unless it is a batch.
+        max_idle: how long the transaction can be idle.
+    """
+
+    handler: Handler | BatchHandler
+    messages: Sequence[Message]
+    consumer: str
+    max_idle: timedelta | None
+    is_batch: bool = False
+
+    def begin(self, session: Session) -> list[Message]:
+        """Record the receipts; return the messages that the handler must handle.
+
+        Raises:
+            DatabaseUnavailableError: the transaction can't begin.
+            InvalidReceiptError: a receipt can't be recorded.
+            ConfigError: handlers can't use such a session.
+        """
+        limit_idle(session, self.max_idle)
+        try:
+            hold(session)
+            new = self._record(session)
+        except (InvalidReceiptError, ConfigError):
+            raise
+        except Exception as error:
+            raise DatabaseUnavailableError(one_line(error)) from error
+        return [message for message in self.messages if message.id in new]
+
+    def receipts(self, new: Sequence[Message]) -> list[Receipt]:
+        """Return the receipts that `begin` has recorded."""
+        if is_idempotent(self.handler):
+            return []
+        return [(message.id, self.consumer) for message in new]
+
+    def argument(self, new: list[Message]) -> Any:
+        """Return what the handler gets besides the session."""
+        return new if self.is_batch else new[0]
+
+    def end(self, session: Session, new: Sequence[Message]) -> set[UUID]:
+        """Return the ids of the messages that were new.
+
+        Only an `@idempotent` handler itself detects duplicates. A function that wraps
+        one may not have called it: then its receipt is recorded here.
+        """
+        if not is_idempotent(self.handler):
+            return {message.id for message in new}
+        (message,) = self.messages
+        if not was_called(session):
+            record_receipt(session, *receipt_of(self.handler, message, self.consumer))
+        return {message.id} if hold(session).has_receipt else set()
+
+    def _record(self, session: Session) -> set[UUID]:
+        ids = [message.id for message in self.messages]
+        if is_idempotent(self.handler):
+            return set(ids)
+        if self.is_batch:
+            return record_receipts(session, ids, self.consumer)
+        return set(ids) if record_receipt(session, ids[0], self.consumer) else set()

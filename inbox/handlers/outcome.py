@@ -1,0 +1,107 @@
+"""How an attempt to handle a message ends, and what becomes of the message."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeAlias
+
+from typing_extensions import override
+
+from outbox.logs.printable import count
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """The message was handled, now or before.
+
+    Attributes:
+        is_new: False for a duplicate.
+        late_error: what a long handler raised after its job had finished.
+        seconds: how long the attempt took.
+    """
+
+    is_new: bool
+    late_error: Exception | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The handler wasn't called: the message used up its starts before.
+
+    Attributes:
+        starts: their number.
+        reason: the last error; None if only their number is known.
+    """
+
+    starts: int
+    reason: str | None = None
+
+    @override
+    def __str__(self) -> str:
+        """Return the reason of the dead letter if no error is known."""
+        return (
+            self.reason
+            or f"was started {count(self.starts, 'time')} and never finished"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The handler wasn't called: another process holds the job.
+
+    Attributes:
+        delay: when its lease ends, unless the process renews it.
+    """
+
+    delay: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The job was cancelled and has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The consumer is stopping; another process will handle the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """No attempt is left, or none would help."""
+
+    failure: str | BaseException
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    """The broker will deliver the message again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The attempt doesn't count, and the next one begins after a delay."""
+
+    delay: timedelta
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The database was lost, so the attempt doesn't count."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The handler raised."""
+
+    error: Exception
+
+
+Outcome: TypeAlias = Handled | Dead | Spent | Cancelled | Nacked | Stopped
+"""What becomes of a message."""
+Again: TypeAlias = Later | Outage | Failed
+"""How an attempt ends that may be followed by another one."""

@@ -1,0 +1,75 @@
+"""How long a transaction that holds a receipt can be idle.
+
+A consumer that is frozen, or whose host is gone, leaves its receipts uncommitted, and
+the process that took over waits for them at the unique index. So the statement that
+inserts a receipt also sets a time limit after which the server ends the session: the
+process that took over proceeds, and the late process has no transaction left to commit.
+"""
+
+from datetime import timedelta
+from typing import Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Text,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+)
+from sqlalchemy.orm import Session
+
+from inbox.connection import connection_of
+from outbox.duration import exact_duration
+from outbox.errors import ConfigError
+from outbox.session import AnySession
+
+DEFAULT_MAX_IDLE: Final = timedelta(seconds=60)
+_LEAST: Final = timedelta(seconds=1)
+_MOST: Final = timedelta(days=24)  # PostgreSQL counts milliseconds in 32 bits
+_MAX_IDLE: Final = "inbox.max_idle"
+
+_SETTING: Final[ColumnElement[str]] = literal_column(
+    "'idle_in_transaction_session_timeout'"
+)
+LIMITS_IDLE: Final[ColumnElement[bool]] = func.set_config(
+    _SETTING,
+    func.coalesce(
+        cast(bindparam("max_idle", type_=Text()), Text), func.current_setting(_SETTING)
+    ),
+    literal_column("true"),
+).is_not(None)
+"""A condition that is always true; it limits the idle time of the transaction to
+`max_idle` if that isn't null."""
+
+
+def check_max_idle(max_idle: timedelta | None) -> None:
+    """Refuse a limit that PostgreSQL doesn't accept or that no handler could meet.
+
+    Raises:
+        ConfigError: it is below a second or above 24 days.
+    """
+    if max_idle is not None and not _LEAST <= max_idle <= _MOST:
+        raise ConfigError(
+            f"max_idle={exact_duration(max_idle)}: must be from 1s to 24d, or None"
+        )
+
+
+def limit_idle(session: AnySession, max_idle: timedelta | None) -> None:
+    """Set how long a session can be idle in a transaction that holds a receipt."""
+    if max_idle is not None:
+        session.info[_MAX_IDLE] = f"{max_idle // timedelta(milliseconds=1)}ms"
+
+
+def max_idle_of(session: AnySession) -> str | None:
+    """Return the session's limit, as PostgreSQL writes it; None if it has none."""
+    limit: str | None = session.info.get(_MAX_IDLE)
+    return limit
+
+
+def limit_idle_now(session: Session) -> None:
+    """Apply that limit to the current transaction, if no receipt applies it."""
+    max_idle = max_idle_of(session)
+    if max_idle is not None:
+        connection_of(session).execute(select(LIMITS_IDLE), {"max_idle": max_idle})

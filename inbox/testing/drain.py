@@ -1,0 +1,237 @@
+"""Deliver what an application has added to its own handlers, in a test.
+
+    place_order(session)
+    session.commit()
+    drained = await drain(billing, sessions=sessions)
+    assert drained.topics == ["orders.placed", "orders.billed"]
+
+There is no relay, no broker and no waiting: committed messages go from the outbox to
+the handlers, in the order in which they were added, and so do the messages that
+handlers add. Receipts, transactions, retries and dead letters are as in production.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final, Self
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from inbox.connection import connection_of
+from inbox.consumer import Consumer
+from inbox.events import (
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+    RetryRequested,
+)
+from inbox.handlers.sessions import Sessions, make_executor
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
+from inbox.source import Abilities, Delivery, EntryDelivery
+from outbox.events import Event
+from outbox.message import Message
+from outbox.postgres.sql_files import load
+
+__all__ = ["DeadLettered", "Drained", "drain"]
+
+_SOON: Final = 0.1
+"""A retry within so many seconds is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """A message that became a dead letter, and why."""
+
+    message: Message
+    reason: str
+
+
+@dataclass(slots=True)
+class Drained:
+    """What became of the messages.
+
+    Attributes:
+        handled: the messages whose effects were committed, in order; a message that
+            several consumers handled is there several times.
+        duplicates: those that had been handled before.
+        dead_lettered: those that became dead letters.
+        later: those whose handler raised `RetryLater`; the next `drain` delivers them.
+    """
+
+    handled: list[Message] = field(default_factory=list)
+    duplicates: list[Message] = field(default_factory=list)
+    dead_lettered: list[DeadLettered] = field(default_factory=list)
+    later: list[Message] = field(default_factory=list)
+
+    def add(self, other: "Drained") -> None:
+        """Add what became of other messages."""
+        self.handled += other.handled
+        self.duplicates += other.duplicates
+        self.dead_lettered += other.dead_lettered
+        self.later += other.later
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics of the handled messages."""
+        return [message.topic for message in self.handled]
+
+
+async def drain(
+    *consumers: Consumer, sessions: Sessions, at: datetime | None = None
+) -> Drained:
+    """Deliver the outbox's messages to the handlers until nothing is left.
+
+    Args:
+        consumers: those of the application, as its modules define them; their own
+            sources and sessions aren't used.
+        sessions: the session factory of the test's database, which has the outbox and
+            the inbox.
+        at: deliver messages that are available by then (see `Message.available_at`).
+            Default: now.
+
+    Raises:
+        ConfigError: `sessions` are for the other kind of handlers.
+    """
+    drained = Drained()
+    at = datetime.now(UTC) if at is None else at
+    rounds = [_Rounds(consumer, sessions, at, drained) for consumer in consumers]
+    while True:
+        did = [await each.run() for each in rounds]
+        if not any(did):
+            return drained
+
+
+class _Rounds:
+    """Delivers to one consumer, in rounds."""
+
+    def __init__(
+        self, consumer: Consumer, sessions: Sessions, at: datetime, drained: Drained
+    ) -> None:
+        self._consumer = consumer
+        self._sessions = sessions
+        self._at = at
+        self._drained = drained
+        self._attempts: dict[UUID, int] = {}
+        self._later: set[UUID] = set()
+
+    async def run(self) -> bool:
+        """Deliver what is undelivered; return whether there was something."""
+        executor = make_executor(self._sessions, self._consumer.name, 1)
+        try:
+            found = await executor.transact(self._find)
+        finally:
+            await executor.close()
+        waiting: dict[str, list[Message]] = {}
+        for message in found:
+            queue = self._consumer.queue_of(message.topic)
+            if queue is not None and message.id not in self._later:
+                waiting.setdefault(queue, []).append(message)
+        if not waiting:
+            return False
+        queues = {self._consumer.queue_of(topic) for topic in self._consumer.topics}
+        round_ = _Round(self._attempts)
+        sources = {q: _Source(waiting.get(q, []), round_) for q in queues if q}
+        consumer = self._consumer.connected_to(sources, self._sessions)
+        consumer.observe(round_)
+        round_.begin(consumer, [m for each in waiting.values() for m in each])
+        await consumer.run()
+        self._later |= {message.id for message in round_.drained.later}
+        self._drained.add(round_.drained)
+        return True
+
+    def _find(self, session: Session) -> list[Message]:
+        rows = connection_of(session).execute(
+            text(load("inbox", "find_undelivered")),
+            {"consumer": self._consumer.name, "at": self._at},
+        )
+        return [
+            Message(payload=bytes(row.pop("payload")), **row)
+            for row in (dict(row._mapping) for row in rows)
+        ]
+
+
+class _Round:
+    """One run of a consumer, which ends when all that is left waits for a retry."""
+
+    def __init__(self, attempts: dict[UUID, int]) -> None:
+        self.drained = Drained()
+        self.attempts = attempts
+        self._left: set[UUID] = set()
+        self._parked: set[UUID] = set()
+
+    def begin(self, consumer: Consumer, messages: Sequence[Message]) -> None:
+        """Remember what is to be delivered."""
+        self._stop = consumer.stop
+        self._messages = {message.id: message for message in messages}
+        self._left = {*self._messages}
+
+    def settled(self, id: UUID) -> None:
+        """Note that a message has its outcome, or was returned."""
+        self._left.discard(id)
+        if self._left <= self._parked:
+            self._stop()
+
+    def __call__(self, event: Event) -> None:
+        """Observe the consumer."""
+        match event:
+            case MessageHandled():
+                self.drained.handled.append(self._messages[event.id])
+            case DuplicateSkipped():
+                self.drained.duplicates.append(self._messages[event.id])
+            case MessageDeadLettered():
+                letter = DeadLettered(self._messages[event.id], event.reason)
+                self.drained.dead_lettered.append(letter)
+            case RetryRequested():
+                self.drained.later.append(self._messages[event.id])
+                self._park(event.id)
+            case HandlerFailed() if event.seconds_until_retry > _SOON:
+                self._park(event.id)
+
+    def _park(self, id: UUID) -> None:
+        self._parked.add(id)
+        if self._left <= self._parked:
+            self._stop()
+
+
+class _Source:
+    """A source of messages that are known before."""
+
+    def __init__(self, messages: Sequence[Message], round_: _Round) -> None:
+        self.abilities = Abilities()
+        self._waiting = deque(messages)
+        self._round = round_
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        pass
+
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        if not self._waiting:
+            await asyncio.Event().wait()  # until the consumer stops
+        count = min(limit, len(self._waiting))
+        return [self._delivery(self._waiting.popleft()) for _ in range(count)]
+
+    def _delivery(self, message: Message) -> Delivery:
+        attempts = self._round.attempts.get(message.id, 0)
+        return EntryDelivery(
+            self,
+            message.id,
+            message,
+            attempts=attempts,
+            problem=None,
+            history=REDELIVERED if attempts else FIRST_DELIVERY,
+        )
+
+    def acked(self, entry: UUID) -> None:
+        self._round.settled(entry)
+
+    def nacked(self, entry: UUID, delay: timedelta | None) -> None:
+        self._round.attempts[entry] = self._round.attempts.get(entry, 0) + 1
+        self._round.settled(entry)

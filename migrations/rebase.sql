@@ -1,0 +1,100 @@
+-- Owner part, repeated at the end of every migration: in another cluster, transaction ids mean something else.
+-- From now on, the seq alone says whether a position covers the rows that are there. Those that it doesn't cover
+-- by their ids, which are still right here, get an entry.
+
+SET LOCAL ROLE {owner};
+
+DO $rebase$
+DECLARE
+    v_cluster text := split_part(outbox.cluster(), '/', 1);
+    v_before bigint := (SELECT max(b.seq) FROM outbox.base AS b);
+    v_last bigint;
+BEGIN
+    -- Its own row is not enough: tables can come back, or a logical replica was migrated before it got the rows.
+    IF EXISTS (SELECT FROM outbox.base AS b
+                WHERE b.cluster = v_cluster
+                  AND b.seq > ALL (SELECT other.seq FROM outbox.base AS other WHERE other.cluster <> b.cluster))
+    THEN
+        RETURN;
+    END IF;
+    -- Nobody can add to these rows later: this waits for all who write.
+    LOCK TABLE outbox.message IN SHARE ROW EXCLUSIVE MODE;
+    v_last := greatest((SELECT q.last_value FROM outbox.message_seq AS q), v_before + 1,
+                       (SELECT max((p.last).up_to) FROM outbox.last_positions() AS p),
+                       (SELECT max(top.seq)
+                          FROM generate_series(0, 47) AS l (lane)
+                         CROSS JOIN LATERAL (SELECT m.seq FROM outbox.message AS m
+                                              WHERE m.lane = l.lane ORDER BY m.seq DESC LIMIT 1) AS top));
+    PERFORM setval('outbox.message_seq', v_last);
+    -- Where readers began that have stored no position yet: rows above were not there.
+    WITH last AS MATERIALIZED (
+        SELECT p.reader, p.lane, p.starts_at, p.ends_at, p.last, max((p.last).number) OVER (PARTITION BY p.reader, p.lane) + 1 AS number
+          FROM outbox.last_positions() AS p
+         WHERE (p.last).up_to >= 0
+    ), found AS MATERIALIZED (
+        SELECT m.id, m.created_at, m.seq, m.lane, CASE WHEN octet_length(m.key) <= 2048 THEN m.key END AS key, p.starts_at, p.reader
+          FROM last AS p
+          JOIN outbox.message AS m ON m.lane = p.lane AND m.seq <= (p.last).up_to
+                                  AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
+         WHERE NOT outbox.covers(p.last, m.seq, m.xid, v_before)
+           AND EXISTS (SELECT FROM outbox.subscription AS s
+                        WHERE s.reader = p.reader AND outbox.brings(s, m.topic, m.seq, m.xid, v_before))
+    ), added AS (
+        INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause, key, reader)
+        SELECT f.created_at, clock_timestamp(), f.seq, f.id, f.lane, 'found', f.key, f.reader
+          FROM found AS f
+         ORDER BY f.seq
+    )
+    INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, deferred, lane, reader, owner, snapshot)
+    SELECT p.starts_at, p.ends_at, p.number, (p.last).up_to, f.messages, f.messages, p.lane, p.reader, gen_random_uuid(), '1:1:'
+      FROM last AS p
+     CROSS JOIN LATERAL (SELECT count(*) AS messages FROM found AS f
+                          WHERE f.reader = p.reader AND f.lane = p.lane AND f.starts_at = p.starts_at) AS f;
+    INSERT INTO outbox.base AS b (cluster, seq) VALUES (v_cluster, v_last)
+        ON CONFLICT (cluster) DO UPDATE SET seq = excluded.seq, at = now();
+END
+$rebase$;
+
+DO $rebase$
+DECLARE
+    v_cluster text := split_part(outbox.cluster(), '/', 1);
+    v_before bigint := (SELECT max(b.seq) FROM inbox.base AS b);
+    v_last bigint;
+BEGIN
+    IF EXISTS (SELECT FROM inbox.base AS b
+                WHERE b.cluster = v_cluster
+                  AND b.seq > ALL (SELECT other.seq FROM inbox.base AS other WHERE other.cluster <> b.cluster))
+    THEN
+        RETURN;
+    END IF;
+    LOCK TABLE inbox.message IN SHARE ROW EXCLUSIVE MODE;
+    v_last := greatest((SELECT q.last_value FROM inbox.message_seq AS q), v_before + 1,
+                       (SELECT max(p.up_to) FROM inbox.position AS p), (SELECT max(m.seq) FROM inbox.message AS m));
+    PERFORM setval('inbox.message_seq', v_last);
+    WITH last AS MATERIALIZED (
+        SELECT p.*, max(p.number) OVER (PARTITION BY p.reader, p.lane) + 1 AS next
+          FROM (SELECT DISTINCT ON (q.reader, q.lane, q.created_at) q.*
+                  FROM inbox.position AS q
+                 ORDER BY q.reader, q.lane, q.created_at, q.number DESC) AS p
+    ), added AS (
+        INSERT INTO inbox.deferral (created_at, due_at, seq, lane, cause, consumer, key)
+        SELECT m.created_at, clock_timestamp(), m.seq, m.lane, 'found', p.reader, m.key
+          FROM last AS p
+          JOIN inbox.message AS m ON m.lane = p.lane AND m.seq <= p.up_to
+                                 AND m.created_at >= p.created_at AND m.created_at < p.ends_at
+         WHERE NOT inbox.covers(p.up_to, p.snapshot, p.late_up_to, p.late_snapshot, m.seq, m.xid, v_before)
+           AND EXISTS (SELECT FROM inbox.subscription AS s
+                        WHERE s.consumer = p.reader AND inbox.brings(s, m.topic, m.seq, m.xid, v_before))
+           AND NOT EXISTS (SELECT FROM inbox.deferral AS e
+                            WHERE e.seq = m.seq AND e.created_at = m.created_at AND e.consumer = p.reader)
+         ORDER BY m.seq
+    )
+    INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane, reader, owner, snapshot)
+    SELECT p.created_at, p.ends_at, p.next, p.up_to, 0, p.lane, p.reader, gen_random_uuid(), '1:1:'
+      FROM last AS p;
+    INSERT INTO inbox.base AS b (cluster, seq) VALUES (v_cluster, v_last)
+        ON CONFLICT (cluster) DO UPDATE SET seq = excluded.seq, at = now();
+END
+$rebase$;
+
+RESET ROLE;

@@ -1,0 +1,6 @@
+-- Administrator part, safe to repeat: the schemas are the owner's. env.py has created them, and roles.sql the roles.
+
+ALTER SCHEMA outbox OWNER TO {owner};
+ALTER SCHEMA inbox OWNER TO {owner};
+COMMENT ON SCHEMA outbox IS 'pillarbox: messages for the relay to publish';
+COMMENT ON SCHEMA inbox IS 'pillarbox: receipts and deliveries of consumers';

@@ -1,0 +1,55 @@
+"""What fails: processes, messages that wait for a retry, dead letters, and jobs."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import chain
+from typing import Final
+
+from outbox.administration.check import Finding, warning
+from outbox.duration import exact_duration, write_duration
+from outbox.logs.printable import count
+from outbox.observability.overview import Overview
+
+_LATE: Final = timedelta(minutes=15)
+
+
+def check_failures(overview: Overview) -> Iterator[Finding]:
+    """Find processes that fail now, and messages that have failed."""
+    processes = overview.processes
+    for it in chain(processes.relays, processes.consumers) if processes else ():
+        if it.failing_since is not None:
+            who = f"the {it.kind} {it.name} on {it.host}"
+            yield warning(
+                f"{who} has failed for {write_duration(overview.at - it.failing_since)}"
+                f": {it.reason}",
+                f"read its log, and check {it.broker}",
+            )
+    for blocked in overview.blocked:
+        if not blocked.oldest:
+            continue
+        age = overview.at - blocked.oldest[0].created_at
+        if age > _LATE:
+            yield warning(
+                f"messages of the {blocked.side} were refused and wait for another"
+                f" attempt: {count(blocked.keys, 'blocked key')},"
+                f" {count(blocked.without_key, 'message')} without a key, the oldest"
+                f" added {write_duration(age)} ago",
+                f"pillarbox blocked --side {blocked.side}  # with the reasons",
+            )
+    for letters in overview.dead_letters:
+        if letters.pending:
+            more = "" if letters.is_complete else "more than "
+            yield warning(
+                f"{more}{count(letters.pending, 'pending dead letter')} of the"
+                f" {letters.side}, {letters.new:,} of them new in the last"
+                f" {exact_duration(letters.window)}",
+                f"pillarbox dead-letters list --side {letters.side}"
+                "  # then fix the cause, and retry or discard them",
+            )
+    for jobs in overview.jobs:
+        if jobs.abandoned:
+            yield warning(
+                f"{count(jobs.abandoned, 'job')} of {jobs.consumer} without a worker:"
+                " it died, and no other one has taken over",
+                f"start the consumer {jobs.consumer}; pillarbox jobs lists them",
+            )

@@ -1,0 +1,63 @@
+"""What keeps vacuum from removing dead rows, or a detach from finishing."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+from psycopg import sql
+
+from outbox.administration.check import Finding, Installation, unknown, warning
+from outbox.administration.connection import AdministrationConnection
+from outbox.duration import write_duration
+from outbox.observability.measures.pins import Pin
+from outbox.observability.overview import Overview
+from outbox.postgres.sql_files import load
+
+_LONG: Final = timedelta(hours=1)
+
+
+def check_pins(overview: Overview) -> Iterator[Finding]:
+    """Find transactions, slots and standbys that have needed old rows for long."""
+    for pin in overview.pins:
+        if pin.open_for is not None and pin.open_for < _LONG:
+            continue
+        who = f"{pin.kind} {pin.name}" if pin.name else pin.kind
+        role = f" of {pin.role}" if pin.role else ""
+        since = (
+            f"open for {write_duration(pin.open_for)}"
+            if pin.open_for is not None
+            else f"{pin.xids} transactions behind"
+            if pin.xids is not None
+            else "without a reader, and retains WAL"
+        )
+        writes = ", and has written" if pin.is_writing else ""
+        yield warning(
+            f"{who}{role} (pid {pin.pid or '-'}) is {since}{writes}: partitions"
+            " can't be detached meanwhile",
+            _end(pin),
+        )
+
+
+def check_sessions(
+    connection: AdministrationConnection, _here: Installation
+) -> Iterator[Finding]:
+    """Report if this role can't see how long transactions have been open."""
+    ((sees_all, role),) = connection.execute(load("outbox", "sees_all_sessions"))
+    if not sees_all:
+        yield unknown(
+            "this role can't see how long transactions of others have been open",
+            f"GRANT pg_monitor TO {role};",
+        )
+
+
+def _end(pin: Pin) -> str:
+    name = sql.quote(pin.name or "")
+    match pin.kind, pin.state:
+        case "session", _:
+            return f"SELECT pg_terminate_backend({pin.pid});"
+        case "prepared transaction", _:
+            return f"COMMIT PREPARED {name};  -- or ROLLBACK PREPARED"
+        case "replication slot", "inactive":
+            return f"SELECT pg_drop_replication_slot({name});  -- or start its reader"
+        case _:
+            return "SELECT * FROM pg_stat_replication;  -- how far each reader has come"

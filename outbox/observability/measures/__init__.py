@@ -1,0 +1,1 @@
+"""What the database shows, by subject; `overview.py` puts it together."""

@@ -1,0 +1,226 @@
+"""The backlog of the outbox, and how fast it is published."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from outbox.observability.measures.processes import read_held_lanes
+from outbox.observability.measures.reading import Reading, limit
+from outbox.postgres.sql_files import load
+
+_RECENT: Final = timedelta(days=1)
+_DEFERRED_SHARE: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogGroup:
+    """The messages of a backlog that share a priority, a topic or a tenant.
+
+    Attributes:
+        name: the value they share; None for messages without a tenant.
+        waited: how long the oldest due message has waited; None if none is due.
+    """
+
+    name: str | None
+    messages: int
+    waited: timedelta | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """Unsettled messages of the outbox, or unsettled deliveries of a consumer.
+
+    Attributes:
+        messages: the number counted; if `is_complete`, all of them.
+        is_complete: whether the count ended before its limit; if not, there are more
+            than were counted, in the groups as well.
+        estimated: the approximate number; if `is_complete`, the number counted; None if
+            only the number counted is known.
+        ready: how many of those counted are due.
+        scheduled: how many are not due yet.
+        refused: how many were refused and will be tried again.
+        blocked: how many wait behind another one of their key.
+        waited: how long the oldest due one has waited; None if none is due.
+        tenants: the tenants; empty if no message has one.
+    """
+
+    messages: int
+    is_complete: bool
+    estimated: int | None
+    ready: int
+    scheduled: int
+    refused: int
+    blocked: int
+    waited: timedelta | None
+    priorities: tuple[BacklogGroup, ...] = ()
+    topics: tuple[BacklogGroup, ...] = ()
+    tenants: tuple[BacklogGroup, ...] = ()
+
+    @property
+    def size(self) -> str:
+        """How many messages wait, in words."""
+        if self.is_complete:
+            return f"{self.messages:,}"
+        if self.estimated is None:
+            return f"more than {self.messages:,}"
+        return f"about {self.estimated:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """How fast messages were published or handled in the last minutes.
+
+    Attributes:
+        per_second: messages per second; 0 if there were none.
+        dead_lettered: dead letters per second; None if they aren't measured.
+        median: the median of the time since a message was added; None if no such time
+            is known.
+        slow: the 95th percentile of that time.
+    """
+
+    window: timedelta
+    per_second: float
+    dead_lettered: float | None
+    median: timedelta | None
+    slow: timedelta | None
+
+
+def read_backlog(reading: Reading) -> Backlog:
+    """Count the unsettled messages of the outbox."""
+    tally = _Tally()
+    for since, lanes in _find_days(reading):
+        if lanes:
+            for row in reading.rows(
+                load("outbox", "count_uncovered"),
+                lanes=lanes,
+                since=since,
+                most=reading.scope.per_lane,
+            ):
+                tally.add(row)
+    most = reading.scope.per_lane * _DEFERRED_SHARE
+    limit(reading.connection, reading.scope.patience, reads_log=True)
+    entries = reading.rows(load("outbox", "list_deferred"), most=most)
+    limit(reading.connection, reading.scope.patience)
+    if entries:
+        if len(entries) > most:
+            tally.add({"part": "total", "name": None, "oldest": None, "more": 1})
+        moments = [it["created_at"] for it in entries]
+        for row in reading.rows(
+            load("outbox", "count_deferred"),
+            ids=[it["id"] for it in entries],
+            moments=moments,
+            lanes=[it["lane"] for it in entries],
+            causes=[it["cause"] for it in entries],
+            dues=[it["due_at"] for it in entries],
+            first=min(moments),
+            last=max(moments),
+        ):
+            tally.add(row)
+    return tally.sum(reading.scope.groups, reading.at)
+
+
+def _find_days(reading: Reading) -> Iterator[tuple[datetime, list[int]]]:
+    """Yield the day from which to count, and lanes.
+
+    Opening all days takes much longer than looking for messages, so only recent
+    days are opened if that is enough. A claim reads all days in order, so a lane
+    with a position in recent days has nothing to count before them. A lane with
+    neither a position nor a message in recent days has nothing either, if a relay
+    holds the lane and settles other lanes.
+    """
+    since, held = _recent(reading), read_held_lanes(reading)
+    lanes = reading.rows(load("outbox", "read_progress"), since=since)
+    settled = [it["lane"] for it in lanes if it["has_position"]]
+    yield since, settled
+    yield (
+        datetime.min.replace(tzinfo=UTC),
+        [
+            it["lane"]
+            for it in lanes
+            if not it["has_position"]
+            and (it["has_messages"] or it["lane"] not in held or not settled)
+        ],
+    )
+
+
+def _recent(reading: Reading) -> datetime:
+    """Return the start of the partition that holds the messages of a day ago."""
+    since = reading.at - _RECENT
+    (row,) = reading.rows(load("outbox", "find_recent_days"), since=since)
+    starts_at: datetime | None = row["starts_at"]
+    return since if starts_at is None else starts_at
+
+
+def read_rate(reading: Reading, backlog: Backlog | None) -> Rate:
+    """Measure how fast messages are published."""
+    since = _recent(reading)
+    if backlog is not None and backlog.waited is not None:
+        since = min(since, reading.at - backlog.waited - _RECENT)
+    (row,) = reading.rows(
+        load("outbox", "measure_rate"),
+        window=reading.scope.window,
+        since=since,
+        most=reading.scope.settlements,
+    )
+    return Rate(
+        window=reading.scope.window,
+        per_second=row["published"] or 0.0,
+        dead_lettered=row["dead_lettered"] or 0.0,
+        median=row["median"],
+        slow=row["slow"],
+    )
+
+
+class _Tally:
+    """Adds up the counts of several statements."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, dict[str | None, Counter[str]]] = defaultdict(
+            lambda: defaultdict(Counter)
+        )
+        self._oldest: dict[tuple[str, str | None], datetime] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        part, name, oldest = (row.pop(it) for it in ("part", "name", "oldest"))
+        self._parts[part][name].update(row)
+        if oldest is not None:
+            place = part, name
+            self._oldest[place] = min(oldest, self._oldest.get(place, oldest))
+
+    def sum(self, most: int, now: datetime) -> Backlog:
+        total = self._parts["total"][None]
+        return Backlog(
+            messages=total["messages"],
+            is_complete=not total["more"],
+            estimated=total["estimated"],
+            ready=total["ready"],
+            scheduled=total["scheduled"],
+            refused=total["waiting"],
+            blocked=total["blocked"],
+            waited=self._waited("total", None, now),
+            priorities=self._groups("priority", most, now),
+            topics=self._groups("topic", most, now),
+            tenants=self._groups("tenant", most, now)
+            if any(name is not None for name in self._parts["tenant"])
+            else (),
+        )
+
+    def _groups(self, part: str, most: int, now: datetime) -> tuple[BacklogGroup, ...]:
+        groups = sorted(
+            self._parts[part].items(),
+            key=lambda it: (-it[1]["messages"], it[0] or ""),
+        )
+        return tuple(
+            BacklogGroup(
+                name=name,
+                messages=counted["messages"],
+                waited=self._waited(part, name, now),
+            )
+            for name, counted in groups[:most]
+        )
+
+    def _waited(self, part: str, name: str | None, now: datetime) -> timedelta | None:
+        oldest = self._oldest.get((part, name))
+        return None if oldest is None else max(now - oldest, timedelta(0))

@@ -1,0 +1,99 @@
+"""The running processes, as they record themselves."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg.rows import class_row
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.dead_letters.statement import Schema
+from outbox.lane import LANES
+from outbox.observability.measures.reading import Reading
+from outbox.postgres.advisory_lock import LOCK_CLASS, MAIN
+from outbox.postgres.sql_files import load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A relay or consumer that recorded within the last minute that it runs.
+
+    Attributes:
+        name: the consumer's name; the reader's, for a relay.
+        host: the name of its host, and its process id there.
+        role: its login.
+        broker: where it publishes to or receives from, without credentials.
+        failing_since: since when something has kept failing; None if nothing fails.
+        reason: the last failure.
+        blocked_keys: keys whose first message waits for another attempt.
+        in_flight: batches that are being published, or running handlers.
+    """
+
+    kind: str
+    name: str
+    host: str
+    role: str
+    broker: str
+    since: datetime
+    beat_at: datetime
+    failing_since: datetime | None
+    reason: str | None
+    blocked_keys: int
+    in_flight: int
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the database also has the messages that wait for it."""
+        return self.kind == "relay" or self.broker.startswith("postgres")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """The running processes, and the lanes that no relay holds.
+
+    A consumer records itself in the database of its handlers, so those with another
+    database aren't here.
+
+    Attributes:
+        lanes: the number of lanes of the outbox.
+        free: lanes that no relay holds.
+        broker: where relays publish, without credentials; None before the first relay.
+    """
+
+    relays: tuple[Process, ...]
+    consumers: tuple[Process, ...]
+    lanes: int
+    free: tuple[int, ...]
+    broker: str | None
+
+
+def read_processes(reading: Reading) -> Processes:
+    """Read which processes run."""
+    connection = reading.connection
+    return Processes(
+        relays=list_processes(connection, "outbox"),
+        consumers=list_processes(connection, "inbox"),
+        lanes=LANES,
+        free=tuple(sorted({*range(LANES)} - read_held_lanes(reading))),
+        broker=next(
+            (
+                row["broker"]
+                for row in reading.rows(load("outbox", "read_broker"), reader=MAIN)
+            ),
+            None,
+        ),
+    )
+
+
+def list_processes(
+    connection: AdministrationConnection, side: Schema
+) -> tuple[Process, ...]:
+    """Read the relays (`outbox`) or the consumers (`inbox`) of this database."""
+    statement = load("outbox", "list_processes").replace("{schema}", side)
+    with connection.cursor(row_factory=class_row(Process)) as cursor:
+        return tuple(cursor.execute(statement))
+
+
+def read_held_lanes(reading: Reading) -> set[int]:
+    """Return the lanes of the outbox that relays hold."""
+    rows = reading.rows(load("outbox", "list_held_lanes"), lock_class=LOCK_CLASS)
+    return {row["lane"] for row in rows}

@@ -1,0 +1,113 @@
+"""A process records in the database that it runs, and how it does.
+
+Its row in `outbox.process` or `inbox.process` is updated every ten seconds, and within
+a second when something begins or stops failing. If a row isn't updated for a minute,
+its process is gone, or has no connection for it.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+from outbox.errors import one_line
+from outbox.events import Event, Observer, ProcessMeasured
+from outbox.gather import end
+
+_INTERVAL: Final = 10.0
+_REPORT: Final = 5.0
+_LOOK: Final = 1.0
+_LAST_WAIT: Final = 2.0
+_MAX_REASON: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresenceNotRecorded(Event):
+    """The process could not record that it runs, so `pillarbox status` lacks it.
+
+    It processes messages regardless, and tries again after ten seconds.
+
+    Attributes:
+        reason: the error.
+    """
+
+    about = ()
+    lasting_level = logging.WARNING
+    advice = "run pillarbox doctor, which finds missing tables and privileges"
+
+    reason: str
+
+
+class Presence:
+    """Reports how a process does, and keeps its row. For one event loop.
+
+    Args:
+        broker: where it publishes to or receives from, without credentials.
+        measure: returns how it does now.
+        write: runs `beat.sql` with these values; None if it has no connection for that.
+        notify: called with each measurement, and with a failure to write, which never
+            stops the process.
+    """
+
+    def __init__(
+        self,
+        broker: str,
+        measure: Callable[[], ProcessMeasured],
+        write: Callable[[dict[str, Any]], Awaitable[object]] | None,
+        notify: Observer,
+    ) -> None:
+        host = f"{socket.gethostname()} {os.getpid()}"
+        self._values: dict[str, Any] = {"id": uuid4(), "host": host, "broker": broker}
+        self._measure = measure
+        self._write = write
+        self._notify = notify
+        self._has_row = False
+
+    @asynccontextmanager
+    async def recorded(self) -> AsyncIterator[None]:
+        """Keep the row for as long as the block runs, and then delete it."""
+        tasks = [asyncio.create_task(self._report())]
+        if self._write is not None:
+            tasks.append(asyncio.create_task(self._keep()))
+        try:
+            yield
+        finally:
+            await end(tasks)
+            if self._has_row:  # an outage doesn't delay the end
+                await self._beat(self._measure(), ends=True)
+
+    async def _report(self) -> None:
+        while True:
+            self._notify(self._measure())
+            await asyncio.sleep(_REPORT)
+
+    async def _keep(self) -> None:
+        failing, due = False, time.monotonic()
+        while True:
+            measured = self._measure()
+            is_failing = measured.failing_since is not None
+            if is_failing != failing or time.monotonic() >= due:
+                failing, due = is_failing, time.monotonic() + _INTERVAL
+                await self._beat(measured)
+            await asyncio.sleep(_LOOK)
+
+    async def _beat(self, measured: ProcessMeasured, *, ends: bool = False) -> None:
+        if self._write is None:
+            return
+        values = {**asdict(measured), **self._values, "ends": ends}
+        if measured.reason is not None:
+            values["reason"] = measured.reason[:_MAX_REASON]
+        try:
+            async with asyncio.timeout(_LAST_WAIT if ends else None):
+                await self._write(values)
+            self._has_row = True
+        except Exception as error:  # noqa: BLE001 - of any driver
+            self._has_row = False
+            if not ends:
+                self._notify(PresenceNotRecorded(reason=one_line(error)))

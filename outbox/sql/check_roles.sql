@@ -1,0 +1,17 @@
+-- Does:  Find roles that don't exist or can't do their work.
+-- Takes: roles, owner_role, maintainer_role, detacher_role, migrate (the command)
+-- Gives: severity, finding, remedy
+-- Index: none
+WITH role AS (
+    SELECT w.name, r.oid, r.rolcanlogin FROM unnest(%(roles)s::text[]) AS w (name) LEFT JOIN pg_roles r ON r.rolname = w.name
+)
+SELECT 'error', format('the role %%s doesn''t exist', name), %(migrate)s::text FROM role WHERE oid IS NULL
+ UNION ALL
+SELECT 'error', format('%%s may not log in, but pg_cron only runs jobs of roles that may', name), format('ALTER ROLE %%I LOGIN;', name)
+  FROM role WHERE name IN (%(maintainer_role)s, %(detacher_role)s) AND NOT rolcanlogin
+ UNION ALL
+SELECT 'warning', format('%%s may log in, and could then change and drop everything', name), format('ALTER ROLE %%I NOLOGIN;', name)
+  FROM role WHERE name = %(owner_role)s AND rolcanlogin
+ UNION ALL
+SELECT 'error', format('%%s lacks the privileges of %%s: it can''t detach partitions', d.name, o.name), format('GRANT %%I TO %%I;', o.name, d.name)
+  FROM role d JOIN role o ON o.name = %(owner_role)s WHERE d.name = %(detacher_role)s AND NOT pg_has_role(d.oid, o.oid, 'USAGE')

@@ -1,0 +1,49 @@
+"""The relay's part of repair: retries by its publisher, and refused messages."""
+
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Final
+
+from outbox.administration.sides import RetryOptions, Side
+from outbox.dead_letters import Retrier
+from outbox.events import Observer
+from outbox.payload.payload_codec import load_codec
+from outbox.postgres.sql_files import load
+from relay.config import RelayConfig
+from relay.dead_letters.retry import publishing_retrier
+from relay.renewed_publisher import publisher_of
+
+
+def _lacks(options: RetryOptions) -> str | None:
+    if options.broker is not None:
+        return None
+    return (
+        "dead letters of the outbox are published again: no broker given: use --broker "
+        "URL, set PILLARBOX_BROKER_URL, or let PILLARBOX_BROKER_URL_FILE name a file "
+        "that holds the URL"
+    )
+
+
+def _open_retrier(
+    options: RetryOptions, notify: Observer
+) -> AbstractAsyncContextManager[Retrier]:
+    assert options.broker is not None
+    return publishing_retrier(
+        options.database,
+        # A separate publisher: the relay's may be publishing a message of the same key.
+        partial(publisher_of, options.broker),
+        broker=options.broker,
+        reader=options.reader,
+        config=RelayConfig(codec=load_codec(options.codec) if options.codec else None),
+        schedule=options.schedule,
+        notify=notify,
+    )
+
+
+SIDE: Final = Side(
+    schema="outbox",
+    lacks=_lacks,
+    open_retrier=_open_retrier,
+    list_blocked=load("relay", "list_refused"),
+    count_blocked=load("relay", "count_refused"),
+)

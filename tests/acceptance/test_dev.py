@@ -1,0 +1,260 @@
+"""`pillarbox dev` in a project of its own: it starts, reloads, and leaves nothing."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from outbox.dev.project import Project
+from outbox.dev.server import Programs
+from outbox.postgres.connection import conninfo
+from outbox.testing.wheel import wheel_directories
+from pillarbox import Message, add
+from tests.fixtures.processes import command_line
+from tests.fixtures.waiting import wait_for
+
+APP = """
+import os
+
+from pillarbox import Consumer, Message
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+url = os.environ["PILLARBOX_DATABASE_URL"]
+consumer = Consumer(url, sessionmaker(create_engine(url)), name="billing")
+
+
+@consumer.handles("orders.placed")
+def bill(session: Session, message: Message) -> None:
+    print("billed", message.json())
+"""
+
+
+class Dev:
+    """`pillarbox dev` in a folder, as a terminal would run it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self._log = folder / "log"
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command_line("pillarbox", "dev", *arguments),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # The parts are in its session, but not in its group.
+                start_new_session=True,
+            )
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_for(self, text: str, *, times: int = 1) -> None:
+        def shown() -> bool:
+            assert self._process.poll() is None, self.log()
+            return self.log().count(text) >= times
+
+        wait_for(f"{text!r} in the log", shown)
+
+    @property
+    def url(self) -> str:
+        (url,) = re.findall(r"export PILLARBOX_DATABASE_URL=(\S+)", self.log())
+        return str(url)
+
+    def send(self, payload: str) -> None:
+        engine = create_engine(self.url)
+        with Session(engine) as session, session.begin():
+            add(session, Message("orders.placed", payload, key="1"))
+        engine.dispose()
+
+    def execute(self, statement: str) -> list[tuple[object, ...]]:
+        with psycopg.connect(conninfo(self.url)) as connection:
+            done = connection.execute(statement)
+            return done.fetchall() if done.description else []
+
+    def end(self, how: signal.Signals) -> int:
+        """Send it a signal; return its exit status."""
+        self._process.send_signal(how)
+        return self._process.wait(timeout=90)
+
+    def wait(self) -> int:
+        return self._process.wait(timeout=90)
+
+    def left_over(self) -> list[int]:
+        """Return the processes of its session that still run."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(") ")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[3]) == self._process.pid and fields[0] not in "ZX":
+                found.append(int(stat.parent.name))
+        return found
+
+    def process_of(self, command: str) -> int:
+        """Return the process that runs one of pillarbox's commands."""
+        arguments = f"\0pillarbox\0{command}\0".encode()
+        (pid,) = (
+            pid
+            for pid in self.left_over()
+            if arguments in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        return pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        wait_for("the end of every process", lambda: not self.left_over())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def taken_port() -> Iterator[None]:
+    """Let no two workers' pages choose the usual port at the same moment."""
+    with socket.socket() as taken:
+        # With this option, each worker can hold it, and nothing else can take it.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with suppress(OSError):
+            taken.bind(("127.0.0.1", 8380))
+            taken.listen()
+        yield
+
+
+@contextmanager
+def project() -> Iterator[Path]:
+    """Yield a folder that the server's user can enter, as pytest's own can't be."""
+    with tempfile.TemporaryDirectory(prefix="pillarbox-dev-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "app.py").write_text(APP)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Path]:
+    """A project whose server is migrated once, for all tests."""
+    with project() as folder:
+        yield folder
+
+
+@pytest.fixture
+def folder(kept: Path) -> Path:
+    """Return a project, where `pillarbox dev` may have run before."""
+    (kept / "app.py").write_text(APP)
+    return kept
+
+
+@pytest.fixture
+def new_folder() -> Iterator[Path]:
+    """A project where it has never run."""
+    with project() as folder:
+        yield folder
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Dev]]:
+    """Starts `pillarbox dev` in a folder; ends what is left of it."""
+    started: list[Dev] = []
+
+    def start(folder: Path, *arguments: str) -> Dev:
+        started.append(Dev(folder, *arguments))
+        return started[-1]
+
+    yield start
+    for dev in started:
+        dev.kill()
+
+
+def test_a_consumer_handles_messages_and_is_reloaded_until_ctrl_c(
+    new_folder: Path, start: Callable[..., Dev]
+) -> None:
+    # With the server of a newcomer, who has no extensions.
+    project = Project(new_folder)
+    (wheel,) = wheel_directories()
+    with project.locked():
+        Programs(wheel, project).create()
+    dev = start(new_folder, "app:consumer")
+    dev.wait_for("ConsumerStarted")
+
+    dev.send("the first order")
+    dev.wait_for("consumer | billed the first order")
+
+    (new_folder / "app.py").write_text(APP.replace('"billed"', '"billed anew"'))
+    dev.wait_for("app.py changed: reloading")
+    dev.wait_for("ConsumerStarted", times=2)
+    dev.send("the second order")
+    dev.wait_for("consumer | billed anew the second order")
+
+    assert dev.end(signal.SIGINT) == 0
+    assert dev.left_over() == []
+    with pytest.raises(psycopg.OperationalError, match="refused"):
+        psycopg.connect(conninfo(dev.url))
+
+
+def test_a_consumer_that_cannot_start_waits_for_a_change(
+    folder: Path, start: Callable[..., Dev]
+) -> None:
+    (folder / "app.py").write_text("import nonsense")
+    dev = start(folder, "app:consumer")
+    dev.wait_for("No module named 'nonsense'")
+    dev.wait_for("the consumer ended with 2: change a file")
+
+    (folder / "app.py").write_text(APP)
+    dev.wait_for("ConsumerStarted")
+
+    assert dev.end(signal.SIGTERM) == 0
+
+
+def test_the_data_and_the_addresses_stay_until_a_reset(
+    folder: Path, start: Callable[..., Dev]
+) -> None:
+    dev = start(folder)
+    dev.wait_for("RelayStarted")
+    dev.wait_for("WebStarted")
+    (link,) = re.findall(r"page +(http://\S+)/login#\w+\n", dev.log())
+    with urllib.request.urlopen(f"{link}/login") as page:
+        assert b"pillarbox" in page.read()
+    dev.execute("CREATE TABLE kept ()")
+    url = dev.url
+    assert dev.end(signal.SIGINT) == 0
+
+    dev = start(folder)
+    dev.wait_for("RelayStarted")
+    assert dev.url == url
+    assert dev.execute("SELECT to_regclass('kept')") == [("kept",)]
+    assert dev.end(signal.SIGHUP) == 0
+
+    dev = start(folder, "--reset")
+    dev.wait_for("RelayStarted")
+    assert dev.execute("SELECT to_regclass('kept')") == [(None,)]
+    assert dev.end(signal.SIGINT) == 0
+    assert dev.left_over() == []
+
+
+@pytest.mark.fault
+def test_nothing_is_left_when_a_part_dies_or_dev_is_killed(
+    folder: Path, start: Callable[..., Dev]
+) -> None:
+    dev = start(folder)
+    dev.wait_for("RelayStarted")
+    os.kill(dev.process_of("relay"), signal.SIGKILL)
+
+    assert dev.wait() == 2
+    assert "relay ended with -9" in dev.log()
+    assert dev.left_over() == []
+
+    dev = start(folder)
+    dev.wait_for("RelayStarted")
+    dev.kill()  # waits for the end of every process

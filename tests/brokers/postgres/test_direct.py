@@ -1,0 +1,158 @@
+"""Consumers in the outbox's own database can read it without a relay."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
+from typing_extensions import override
+
+from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres.direct import DirectSource
+from inbox.testing.source_suite import Capabilities, SourceSuite
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader, list_readers
+from outbox.errors import ConfigError
+from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Consumer, Message, add
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.relay import insert
+from tests.fixtures.sessions import execute
+from tests.fixtures.through_proxy import ThroughProxy
+
+BROKER = "postgres:///?direct=true"
+
+
+def add_direct(url: str, name: str, *topics: str, broker: str = BROKER) -> None:
+    with administration(url, application_name="test") as connection:
+        if not list_readers(connection, name):
+            wanted = topics or ["*"]
+            add_reader(connection, name, wanted, broker=broker, from_oldest=True)
+
+
+def direct(url: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}direct=true"
+
+
+class TestDirectSource(ThroughProxy, SourceSuite):
+    capabilities = Capabilities(
+        counts_reclaimed=False,
+        takes_bytes=False,
+        takes_bytes_as_topic=False,
+        # They become dead letters of the reader.
+        gets_foreign_messages=False,
+    )
+
+    @pytest.fixture(autouse=True)
+    def broker(self, database_url: str, proxy: MakeProxy) -> None:
+        self.database = database_url
+        self.proxy, self.url = proxy(database_url)
+
+    @override
+    def source(self, consumer: str, topic: str) -> DirectSource:
+        add_direct(self.database, consumer, topic)
+        return DirectSource(
+            f"{direct(self.url)}&lease={self.hold}s",
+            consumer=consumer,
+            topics=[topic],
+            poll_interval=timedelta(milliseconds=100),
+            leave_timeout=timedelta(seconds=2),
+        )
+
+    @override
+    async def put(self, *messages: Message) -> None:
+        insert(self.database, *messages)
+
+
+@pytest.fixture
+def sessions(database_url: str) -> Iterator[sessionmaker[Session]]:
+    engine = create_engine(sqlalchemy_url(database_url))
+    yield sessionmaker(engine)
+    engine.dispose()
+
+
+async def test_a_consumer_handles_what_commits_in_order_without_a_relay(
+    database_url: str, sessions: sessionmaker[Session]
+) -> None:
+    add_direct(database_url, "billing", "orders.*")
+    consumer = Consumer(direct(database_url), sessions, name="billing")
+    handled: list[bytes] = []
+    done = asyncio.Event()
+
+    @consumer.handles("orders.placed")
+    def handle(session: Session, message: Message) -> None:
+        session.execute(text("SELECT 1"))
+        handled.append(message.payload)
+        if len(handled) == 20:
+            loop.call_soon_threadsafe(done.set)
+
+    loop = asyncio.get_running_loop()
+    async with consumer:
+        with sessions.begin() as session:
+            for n in range(20):
+                add(session, Message("orders.placed", b"%d" % n, key="k"))
+            add(session, Message("others", b""))
+        async with asyncio.timeout(60):
+            await done.wait()
+    assert handled == [b"%d" % n for n in range(20)]
+    states = "SELECT DISTINCT state FROM outbox.message_status WHERE reader = 'billing'"
+    assert execute(database_url, states) == [("published",)]
+    assert execute(database_url, "SELECT count(*) FROM inbox.receipt") == [(20,)]
+
+
+async def test_a_scheduled_message_is_handled_when_it_is_due(
+    database_url: str,
+) -> None:
+    add_direct(database_url, "billing")
+    later = datetime.now(UTC) + timedelta(seconds=1.5)
+    insert(database_url, Message("later", b"", available_at=later), Message("now", b""))
+    received: list[str] = []
+    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    async with source, asyncio.timeout(60):
+        while len(received) < 2:
+            for delivery in await source.receive(limit=10):
+                received.append(delivery.message.topic)
+                assert delivery.message.topic == "now" or datetime.now(UTC) >= later
+                await delivery.ack()
+    assert received == ["now", "later"]
+
+
+async def started(url: str, consumer: str, topics: Sequence[str]) -> None:
+    async with DirectSource(direct(url), consumer=consumer, topics=topics):
+        pass
+
+
+async def test_a_consumer_without_a_reader_is_refused(database_url: str) -> None:
+    with pytest.raises(ConfigError, match=r"reader=billing: .*readers add billing"):
+        await started(database_url, "billing", ["orders"])
+
+
+async def test_a_topic_that_the_reader_does_not_get_is_refused(
+    database_url: str,
+) -> None:
+    add_direct(database_url, "billing", "orders.*")
+    with pytest.raises(ConfigError, match="topic=invoices: reader billing"):
+        await started(database_url, "billing", ["orders.placed", "invoices"])
+
+
+async def test_the_reader_of_a_relay_is_refused(database_url: str) -> None:
+    add_direct(database_url, "billing", broker="redis://a")
+    with pytest.raises(ConfigError, match=r"reader=billing: .*publish to redis://a/0"):
+        await started(database_url, "billing", ["orders"])
+
+
+def test_a_relay_is_refused_such_a_url(database_url: str) -> None:
+    with pytest.raises(ConfigError, match="direct=true is for consumers"):
+        PostgresPublisher(direct(database_url))
+
+
+def test_the_url_decides(database_url: str) -> None:
+    for url, kind in (
+        (database_url, PostgresSource),
+        (direct(database_url), DirectSource),
+    ):
+        made = PostgresSource.from_url(url, consumer="billing", topics=["orders"])
+        assert type(made) is kind

@@ -1,0 +1,169 @@
+"""`drain` delivers what a test has added to the application's own handlers."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox.testing.drain import drain
+from outbox.errors import ConfigError
+from outbox.retry import RetryPolicy
+from pillarbox import AsyncJob, Consumer, Message, RetryLater, add
+from tests.fixtures.consumers import async_sessions_of, sessions_of
+from tests.fixtures.sessions import execute
+
+UNUSED = "memory://"
+RECEIPTS = "SELECT count(*) FROM inbox.receipt"
+
+
+@pytest.fixture
+async def sessions(
+    database_url: str,
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    async with async_sessions_of(database_url) as sessions:
+        yield sessions
+
+
+def consumer_of(name: str, **settings: Any) -> Consumer:
+    """Return a consumer as an application's module defines it."""
+    return Consumer(UNUSED, async_sessionmaker(), name=name, **settings)
+
+
+async def write(
+    sessions: async_sessionmaker[AsyncSession], *messages: Message
+) -> tuple[Message, ...]:
+    async with sessions.begin() as session:
+        add(session, *messages)
+    return messages
+
+
+async def test_messages_are_handled_in_order_and_so_is_what_handlers_add(
+    sessions: async_sessionmaker[AsyncSession], database_url: str
+) -> None:
+    billing = consumer_of("billing", queues={"default": 1, "slow": 1})
+    shipping = consumer_of("shipping")
+
+    @billing.handles("orders.placed")
+    async def bill(session: AsyncSession, message: Message) -> None:
+        add(session, Message("orders.billed", message.json(), key=message.key))
+
+    @billing.job("orders.paid", lease=timedelta(seconds=30), queue="slow")
+    async def receipt(job: AsyncJob, message: Message) -> None:
+        async with job.finish() as session:
+            add(session, Message("receipts.printed", {}))
+
+    @shipping.handles_batch("orders.*", max_size=10)
+    async def ship(session: AsyncSession, messages: list[Message]) -> None:
+        for message in messages:
+            if message.topic == "orders.billed":
+                add(session, Message("orders.paid", message.json(), key=message.key))
+
+    await write(sessions, *(Message("orders.placed", n, key="k") for n in range(3)))
+    drained = await drain(billing, shipping, sessions=sessions)
+
+    assert sorted(drained.topics) == sorted(
+        3 * ["orders.placed", "orders.placed", "orders.billed", "orders.paid"]
+        + 3 * ["orders.paid"]
+    )
+    placed = [m.json() for m in drained.handled if m.topic == "orders.placed"]
+    assert placed == [0, 1, 2, 0, 1, 2]
+    assert [*drained.dead_lettered, *drained.duplicates, *drained.later] == []
+    assert execute(database_url, RECEIPTS) == [(15,)]
+    assert await drain(billing, shipping, sessions=sessions) == type(drained)()
+
+
+async def test_a_message_that_fails_becomes_a_dead_letter_without_waiting(
+    sessions: async_sessionmaker[AsyncSession], database_url: str
+) -> None:
+    hours = timedelta(hours=1)
+    patient = RetryPolicy(max_attempts=3, first_delay=hours, max_delay=hours)
+    calls: list[str] = []
+    billing = consumer_of("billing", retry=patient)
+
+    @billing.handles("orders.*", retry=patient)
+    async def bill(session: AsyncSession, message: Message) -> None:
+        calls.append(message.topic)
+        raise ValueError("no")
+
+    @billing.handles("refunds.*")
+    async def refund(session: AsyncSession, message: Message) -> None:
+        calls.append(message.topic)
+        raise ValueError("no")
+
+    await write(sessions, Message("orders.placed", b""), Message("refunds.made", b""))
+    drained = await drain(billing, sessions=sessions)
+
+    assert sorted(calls) == 3 * ["orders.placed"] + 3 * ["refunds.made"]
+    assert {letter.reason for letter in drained.dead_lettered} == {"ValueError: no"}
+    assert execute(database_url, "SELECT attempts FROM inbox.dead_letter") == [(3,)] * 2
+    assert (await drain(billing, sessions=sessions)).dead_lettered == []
+
+
+async def test_a_message_that_is_to_be_retried_later_is_delivered_by_the_next_drain(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    billing = consumer_of("billing")
+    is_paid = False
+
+    @billing.handles("orders.placed")
+    async def bill(session: AsyncSession, message: Message) -> None:
+        if not is_paid:
+            raise RetryLater(timedelta(days=1))
+
+    messages = await write(sessions, Message("orders.placed", b""))
+    drained = await drain(billing, sessions=sessions)
+    assert [m.id for m in drained.later] == [messages[0].id]
+
+    is_paid = True
+    drained = await drain(billing, sessions=sessions)
+    assert drained.topics == ["orders.placed"]
+
+
+async def test_scheduled_messages_are_delivered_at_their_time(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    billing = consumer_of("billing")
+
+    @billing.handles("*")
+    async def remind(session: AsyncSession, message: Message) -> None: ...
+
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    await write(sessions, Message("reminders", b"", available_at=tomorrow))
+
+    assert (await drain(billing, sessions=sessions)).topics == []
+    drained = await drain(billing, sessions=sessions, at=tomorrow)
+    assert drained.topics == ["reminders"]
+
+
+async def test_nothing_that_was_rolled_back_is_delivered(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    billing = consumer_of("billing")
+
+    @billing.handles("*")
+    async def bill(session: AsyncSession, message: Message) -> None: ...
+
+    async with sessions() as session:
+        add(session, Message("orders.placed", b""))
+        await session.flush()
+        await session.rollback()
+    assert (await drain(billing, sessions=sessions)).topics == []
+
+
+async def test_plain_handlers_are_drained_with_plain_sessions(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    billing = Consumer(UNUSED, sessionmaker[Session](), name="billing")
+
+    @billing.handles("orders.placed")
+    def bill(session: Session, message: Message) -> None: ...
+
+    await write(sessions, Message("orders.placed", b""))
+    with sessions_of(database_url) as plain:
+        assert (await drain(billing, sessions=plain)).topics == ["orders.placed"]
+    await write(sessions, Message("orders.placed", b""))
+    with pytest.raises(ConfigError, match="handlers for the other kind of sessions"):
+        await drain(billing, sessions=sessions)

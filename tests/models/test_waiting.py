@@ -1,0 +1,153 @@
+"""No message that waits is lost, or overtaken by one of its key."""
+
+from collections.abc import Container
+from uuid import UUID
+
+import pytest
+from typing_extensions import override
+
+from relay.lanes.deferrals import Deferrals, Draining, WaitingMessage
+from tests.models.explore import BrokenPromiseError, explore
+from tests.models.waiting import Budget, WaitingModel
+
+SMALL = {
+    "a refusal": WaitingModel("kkk", Budget(refusals=1)),
+    "a refusal of one of two keys": WaitingModel("kjkj", Budget(refusals=1)),
+    "a message without a key that is due again": WaitingModel(
+        "-k-", Budget(refusals=1)
+    ),
+    "a head that is refused twice": WaitingModel("kkk", Budget(refusals=2)),
+    "an outage of the broker": WaitingModel("kjk", Budget(outages=1)),
+    "an outage while a key drains": WaitingModel("kkk", Budget(refusals=1, outages=1)),
+    "no answer for one of several rows": WaitingModel("kjkj", Budget(partial=1)),
+    "no answer while a key drains, and a kill": WaitingModel(
+        "kkk", Budget(refusals=1, partial=1, kills=1)
+    ),
+    "no answer, a cut claim and a lost lease": WaitingModel(
+        "kjk", Budget(partial=1, losses=1)
+    ),
+    "an oversized row and a kill": WaitingModel("kOk", Budget(refusals=1, kills=1)),
+    "an oversized row and a lost lease": WaitingModel("kO", Budget(losses=1)),
+    "a kill while a key drains": WaitingModel("kkk", Budget(refusals=1, kills=1)),
+    "a former relay that settles late": WaitingModel(
+        "kjk", Budget(refusals=1, losses=1)
+    ),
+    "a log of two keys that is read in portions": WaitingModel(
+        "jkj", Budget(refusals=1, kills=1), portion=1
+    ),
+    "portions of a log with two heads, and a kill": WaitingModel(
+        "kk", Budget(refusals=2, kills=1), portion=1
+    ),
+    "a crash of the server": WaitingModel("kkk", Budget(refusals=1, crashes=1)),
+}
+LARGE = {
+    "portions, two keys, two refusals and a kill": WaitingModel(
+        "jkkk", Budget(refusals=2, kills=1), portion=1
+    ),
+    "three rows in a claim, two lost leases": WaitingModel(
+        "kjkj", Budget(refusals=1, losses=2), most=3
+    ),
+    "four rows in a claim, two answers missing": WaitingModel(
+        "kjkjk", Budget(refusals=1, partial=2), most=4
+    ),
+    "portions, no answer and a lost lease": WaitingModel(
+        "kkjk", Budget(refusals=1, partial=1, losses=1), portion=1
+    ),
+    "a crash, a kill and two refusals": WaitingModel(
+        "kkjk", Budget(refusals=2, kills=1, crashes=1)
+    ),
+    "everything at once": WaitingModel(
+        "kOjk", Budget(refusals=1, outages=1, partial=1, losses=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_row_is_published_in_order(name: str) -> None:
+    model = SMALL[name]
+    print(f"{name}: {explore(model.start(), model.steps)}")  # noqa: T201
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.fault
+@pytest.mark.variant
+@pytest.mark.parametrize("name", LARGE)
+def test_every_row_is_published_in_order_up_to_a_larger_bound(name: str) -> None:
+    model = LARGE[name]
+    print(f"{name}: {explore(model.start(), model.steps)}")  # noqa: T201
+
+
+class BlocksNoKey(Deferrals):
+    """Continues with a key although one of its messages was refused."""
+
+    @override
+    def block(self, key: str) -> None:
+        pass
+
+
+class FreesAKeyWhenItsHeadIsDue(Deferrals):
+    """Drains a key, and publishes its new messages meanwhile."""
+
+    @override
+    def drain(self, key: str) -> None:
+        super().drain(key)
+        self.blocked.discard(key)
+
+
+class ForgetsClaimedMessages(Deferrals):
+    """Doesn't read a key again after the broker accepted only some of its messages."""
+
+    @override
+    def release(self, place: WaitingMessage) -> None:
+        if place.cause != "blocked":
+            super().release(place)
+
+
+class StopsThoughTheHeadIsDue(Deferrals):
+    """Relies on what it read, although a scan has found the key's head since."""
+
+    @override
+    def claimed(
+        self, draining: Draining, left: Container[UUID], *, is_free: bool
+    ) -> None:
+        self._restarted.clear()
+        super().claimed(draining, left, is_free=is_free)
+
+
+REFUSED = Budget(refusals=1)
+KILLED = Budget(refusals=1, kills=1)
+EACH = ("refused", "blocked", "unknown", "aside", "settled")
+BROKEN = {
+    "blocks no key": WaitingModel("kkk", REFUSED, BlocksNoKey),
+    "frees a key when its head is due": WaitingModel(
+        "kkkk", REFUSED, FreesAKeyWhenItsHeadIsDue
+    ),
+    "forgets claimed messages": WaitingModel(
+        "kkk", Budget(refusals=1, outages=1), ForgetsClaimedMessages
+    ),
+    "stops though the head is due": WaitingModel(
+        "kk", Budget(refusals=2, kills=1), StopsThoughTheHeadIsDue, portion=1
+    ),
+    "does not read to the end": WaitingModel("kkkk", REFUSED, reads_to_the_end=False),
+    "no fence": WaitingModel("kjk", Budget(refusals=1, losses=1), has_fence=False),
+    "does not read the log": WaitingModel("kkk", KILLED, reads_log=False),
+    "trusts a part of the log": WaitingModel(
+        "jkk", Budget(refusals=2, kills=1), portion=1, asks_for_keys=False
+    ),
+    "remembers beyond a crash": WaitingModel(
+        "kjk", Budget(refusals=1, crashes=1), doubts=False
+    ),
+    **{
+        f"inserts no entry {cause}": WaitingModel(
+            "kjkO", Budget(refusals=1, partial=1), logs=[c for c in EACH if c != cause]
+        )
+        for cause in EACH
+    },
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_violated_rule_is_found(name: str) -> None:
+    model = BROKEN[name]
+    with pytest.raises(BrokenPromiseError, match=r"^row .* (was|is|has) "):
+        explore(model.start(), model.steps)

@@ -1,0 +1,70 @@
+"""What `pillarbox dev` keeps in a project."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outbox.dev.project import Project
+from outbox.errors import ConfigError
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A directory that every user can enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_the_folder_is_in_the_project_and_ignored_by_git(root: Path) -> None:
+    project = Project(root)
+    with project.locked():
+        assert project.folder == root / ".pillarbox"
+        assert (project.folder / ".gitignore").read_text() == "*\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user's server")
+def test_a_project_that_the_server_cannot_enter_has_its_folder_elsewhere(
+    root: Path,
+) -> None:
+    root.chmod(0o700)
+    inside = root / "shop"
+    inside.mkdir()
+
+    folder = Project(inside).folder
+
+    assert folder.parent == Path("/var/lib/pillarbox")
+    assert folder.name == str(inside).replace("/", "%2F")
+
+
+def test_the_url_and_the_token_stay_until_the_project_is_erased(root: Path) -> None:
+    project = Project(root)
+    with project.locked():
+        url, token = project.url, project.token
+        assert (Project(root).url, Project(root).token) == (url, token)
+
+        project.data.mkdir()
+        project.erase()
+
+        assert not project.data.exists()
+        assert project.url != url
+        assert project.token != token
+
+
+def test_other_users_cannot_read_the_url_and_the_token(root: Path) -> None:
+    project = Project(root)
+    with project.locked():
+        assert project.url
+        assert project.token
+        for name in ("url", "tokens"):
+            assert (project.folder / name).stat().st_mode & 0o077 == 0
+
+
+def test_a_project_has_one_dev_at_a_time(root: Path) -> None:
+    with Project(root).locked(), pytest.raises(ConfigError, match="another"):
+        Project(root).locked().__enter__()
+    with Project(root).locked():
+        pass

@@ -1,0 +1,49 @@
+"""A look reads its snapshot, and an id above all that have been assigned."""
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox.log.reader import LogReader, Look
+from outbox.postgres.connection import connect, conninfo
+from outbox.postgres.sql_files import load
+from relay.reader import ALL
+from tests.plans.test_relay_plans import LIMITS
+
+CLAIM: dict[str, Any] = {
+    **LogReader("main").prepare([]).parameters,
+    **ALL.parameters,
+    **LIMITS,
+    "max_rows": 1,
+}
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+@pytest.mark.parametrize(
+    ("package", "name"), [("outbox.log", "look"), ("relay", "claim_batch")]
+)
+async def test_a_look_reads_an_id_above_all_open_ones_without_assigning_one(
+    package: str, name: str, in_transaction: bool, database_url: str
+) -> None:
+    async with await connect(database_url, application_name="test") as connection:
+        with (
+            psycopg.connect(conninfo(database_url)) as first,
+            # Its id is above all that have ended: xmax doesn't cover it.
+            psycopg.connect(conninfo(database_url)) as last,
+        ):
+            ids = [
+                id
+                for writer in (first, last)
+                for (id,) in writer.execute("SELECT pg_current_xact_id()::text::bigint")
+            ]
+            if in_transaction:
+                await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            cursor = await connection.execute(load(package, name), CLAIM)
+            (*_, text) = (await cursor.fetchall())[0]
+            look = Look.parse(text)
+            cursor = await connection.execute("SELECT pg_current_xact_id_if_assigned()")
+
+            assert look.snapshot.xmin <= ids[0]
+            assert look.next_xid > ids[1]
+            assert await cursor.fetchone() == (None,)

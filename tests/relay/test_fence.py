@@ -1,0 +1,128 @@
+"""Of two relays that believe to own a lane, one settles, and a doubt is resolved."""
+
+from datetime import datetime
+
+import psycopg
+import pytest
+
+import relay.worker
+from outbox.postgres.connection import Connection, connect
+from pillarbox import Message
+from relay.claim import claim_batch
+from relay.config import RelayConfig
+from relay.events import BatchSettled
+from relay.publisher import Acked
+from relay.settle import complete, decide, settle_batch
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import insert, mark_published, running, unsettled
+from tests.fixtures.sessions import execute
+from tests.relay.test_claim import board_of_all_lanes, claim
+
+CONFIG = RelayConfig()
+
+
+async def test_of_two_relays_that_claimed_the_same_messages_one_settles(
+    database_url: str,
+) -> None:
+    insert(database_url, *(Message(f"k/{n}", b"", key="k") for n in range(3)))
+    former, owner = board_of_all_lanes(), board_of_all_lanes()
+    async with await connect(database_url, application_name="test") as connection:
+        settlements = []
+        for board in (former, owner):
+            lanes = board.pick()
+            batch = await claim_batch(connection, board, lanes, CONFIG)
+            answers = [Acked()] * len(batch.rows)
+            settlement = decide(batch.rows, answers, CONFIG.retry)
+            complete(settlement, batch)
+            settlements.append(settlement)
+        await settle_batch(connection, owner.reader, settlements[1])
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            await settle_batch(connection, former.reader, settlements[0])
+
+    assert unsettled(database_url) == 0
+    assert execute(database_url, "SELECT sum(messages) FROM outbox.position") == [(3,)]
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+async def test_a_connection_lost_during_a_settlement_repeats_nothing(
+    has_committed: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([True])
+
+    async def cut(
+        connection: Connection, *arguments: object, **options: object
+    ) -> dict[int, datetime]:
+        fails = next(failures, False)
+        if fails and not has_committed:
+            raise psycopg.OperationalError("the connection was cut")
+        due = await settle_batch(connection, *arguments, **options)  # type: ignore[arg-type]
+        if fails:
+            raise psycopg.OperationalError("the connection was cut")
+        return due
+
+    monkeypatch.setattr(relay.worker, "settle_batch", cut)
+    insert(database_url, *(Message(f"k/{n}", b"", key="k") for n in range(3)))
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher):
+        await publisher.until_acked(3)
+        insert(database_url, Message("last", b"", key="k"))
+        await publisher.until_acked(4)
+
+    assert publisher.topics() == ["k/0", "k/1", "k/2", "last"]
+    assert unsettled(database_url) == 0
+    assert execute(database_url, "SELECT sum(messages) FROM outbox.position") == [(4,)]
+
+
+async def test_a_lane_that_another_running_relay_has_settled_is_taken_over_again(
+    database_url: str,
+) -> None:
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher) as running_relay:
+        insert(database_url, Message("first", b"", key="k"))
+        await publisher.until_acked(1)
+        await running_relay.events.wait_for(BatchSettled)
+        execute(
+            database_url,
+            "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages,"
+            " lane, reader, owner, snapshot)"
+            " SELECT created_at, ends_at, number + 1, up_to, 0, lane, reader,"
+            " gen_random_uuid(), snapshot FROM outbox.position WHERE messages > 0",
+        )
+        insert(database_url, Message("second", b"", key="k"))
+        # Published again: its first settlement was refused.
+        await publisher.until_acked(3)
+
+    assert publisher.topics() == ["first", "second", "second"]
+    assert unsettled(database_url) == 0
+
+
+async def test_the_fence_moves_to_today_when_its_day_has_passed(
+    database_url: str,
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) SELECT outbox.uuid7(), starts_at, 16, 'old', 'c', ''"
+        "  FROM outbox.partitions('outbox.message')"
+        " WHERE ends_at < now() - interval '3 hours' ORDER BY 2 LIMIT 1",
+    )
+    mark_published(database_url, "old")
+    board = board_of_all_lanes()
+    lane = board.find(16)
+    assert lane is not None
+    read = []
+    async with await connect(database_url, application_name="test") as connection:
+        for _ in range(3):
+            board.wake(refresh=True)
+            assert (await claim(connection, board)).rows == []
+            assert lane.progress is not None
+            read.append([day for day, _ in lane.progress.days])
+
+    assert execute(
+        database_url,
+        "SELECT number, ends_at < now(), messages FROM outbox.position"
+        " ORDER BY number, created_at",
+    ) == [(1, True, 1), (2, True, 0), (2, False, 0)]
+    # From then on, claims don't read the old day.
+    assert len(read[0]) > len(read[1]) == len(read[2])
+    assert read[2][-1] == read[0][-1]

@@ -1,0 +1,253 @@
+"""Several readers of one outbox: each gets its messages and has its own state."""
+
+from contextlib import AbstractAsyncContextManager
+
+import psycopg
+import pytest
+
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader, drop_reader, list_readers
+from outbox.errors import ConfigError
+from outbox.lane import LANES
+from pillarbox import Message
+from relay.events import (
+    BatchSettled,
+    LeaseTaken,
+    MessageDeadLettered,
+    MessagesUnrouted,
+    ReaderDropped,
+)
+from relay.publisher import Nacked
+from tests.fixtures import positions
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import Running, insert, numbered, running
+from tests.fixtures.sessions import execute
+from tests.relay.test_sharing import wait_until_held
+
+
+def add(
+    url: str, name: str, *topics: str, broker: str | None = "redis://b", **options: bool
+) -> None:
+    with administration(url, application_name="test") as connection:
+        add_reader(connection, name, topics or ["*"], broker=broker, **options)
+
+
+def drop(url: str, name: str, *, discard: bool = False) -> None:
+    with administration(url, application_name="test") as connection:
+        drop_reader(connection, name, discard=discard)
+
+
+def states(url: str, reader: str | None) -> dict[str, str]:
+    return dict(
+        execute(
+            url,
+            "SELECT topic, state FROM outbox.message_status"
+            " WHERE reader IS NOT DISTINCT FROM %s",
+            (reader,),
+        )
+    )
+
+
+def holding(url: str) -> set[tuple[str | None, str, str]]:
+    """Return reader, topic and cause of what holds a partition."""
+    return set(
+        execute(
+            url,
+            "SELECT u.reader, u.topic, u.cause"
+            "  FROM outbox.partitions('outbox.message') AS p,"
+            " outbox.unsettled_messages(p.partition, p.starts_at, p.ends_at) AS u",
+        )
+    )
+
+
+def relay_of(
+    url: str, reader: str, publisher: ScriptedPublisher
+) -> AbstractAsyncContextManager[Running]:
+    """Run a relay of a reader for the block."""
+    broker = "redis://a" if reader == "main" else "redis://b"
+    return running(url, publisher, reader=reader, broker=broker)
+
+
+async def test_each_reader_gets_everything_in_order(database_url: str) -> None:
+    add(database_url, "audit")
+    main, audit = ScriptedPublisher(), ScriptedPublisher()
+    async with (
+        relay_of(database_url, "main", main) as one,
+        relay_of(database_url, "audit", audit) as two,
+    ):
+        await wait_until_held(one, LANES)
+        await wait_until_held(two, LANES)
+        insert(database_url, *numbered("abc", 5))
+        for publisher in (main, audit):
+            await publisher.until_acked(15)
+            for key in "abc":
+                ours = [topic for topic in publisher.topics() if topic[0] == key]
+                assert ours == [f"{key}/{n}" for n in range(5)]
+
+
+async def test_a_reader_gets_only_its_topics_and_others_dont_hold_it(
+    database_url: str,
+) -> None:
+    add(database_url, "webhooks", "invoices.*", "refunds")
+    insert(
+        database_url,
+        *(
+            Message(topic, b"")
+            for topic in ("invoices.sent", "orders", "refunds", "refunds2")
+        ),
+    )
+    publisher = ScriptedPublisher()
+    async with relay_of(database_url, "webhooks", publisher):
+        await publisher.until_acked(2)
+    assert sorted(publisher.topics()) == ["invoices.sent", "refunds"]
+    assert states(database_url, "webhooks") == {
+        "invoices.sent": "published",
+        "refunds": "published",
+    }
+    assert {reader for reader, *_ in holding(database_url)} == {"main"}
+    positions.publish(database_url, "reader = 'main'")
+    assert holding(database_url) == set()
+
+
+async def test_after_many_messages_of_others_its_position_is_stored(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.claim._MOST_SKIPPED", 3)
+    add(database_url, "webhooks", "invoices")
+    stored = "SELECT count(*), coalesce(sum(messages), 0) FROM outbox.position"
+    publisher = ScriptedPublisher()
+    async with relay_of(database_url, "webhooks", publisher) as relay:
+        await wait_until_held(relay, LANES)
+        insert(database_url, *(Message("orders", b"", key="k") for _ in range(3)))
+        await relay.events.wait_for(BatchSettled)
+        insert(database_url, Message("invoices", b"", key="other"))
+        await publisher.until_acked(1)
+        await relay.events.wait_for(BatchSettled, 2)
+    assert execute(database_url, stored)[0][1] == 1
+
+
+async def test_a_new_reader_gets_what_commits_after_it_was_added(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("before", b""))
+    statement = "SELECT outbox.add('open', '{}'::jsonb)"
+    with psycopg.connect(database_url) as writer:
+        writer.execute(statement)
+        insert(database_url, Message("beside", b""))
+        add(database_url, "late")
+        writer.commit()
+    insert(database_url, Message("after", b""))
+    assert states(database_url, "late") == {"open": "ready", "after": "ready"}
+    unsettled = "SELECT topic FROM outbox.unsettled_message WHERE reader = 'late'"
+    assert sorted(execute(database_url, unsettled)) == [("after",), ("open",)]
+
+    publisher = ScriptedPublisher()
+    async with relay_of(database_url, "late", publisher):
+        await publisher.until_acked(2)
+    assert sorted(publisher.topics()) == ["after", "open"]
+
+
+async def test_a_new_reader_may_begin_with_the_oldest(database_url: str) -> None:
+    insert(database_url, *numbered("k", 3))
+    add(database_url, "audit", from_oldest=True)
+    publisher = ScriptedPublisher()
+    async with relay_of(database_url, "audit", publisher):
+        await publisher.until_acked(3)
+    assert publisher.topics() == ["k/0", "k/1", "k/2"]
+
+
+async def test_an_unknown_reader_is_refused_and_holds_nothing(
+    database_url: str,
+) -> None:
+    with pytest.raises(ConfigError, match=r"reader=typo: .*readers add typo"):
+        async with relay_of(database_url, "typo", ScriptedPublisher()):
+            pass
+    insert(database_url, Message("orders", b""))
+    assert states(database_url, "typo") == {}
+
+
+async def test_a_key_blocked_at_one_reader_is_free_at_the_other(
+    database_url: str,
+) -> None:
+    add(database_url, "webhooks")
+    main, hooks = ScriptedPublisher(), ScriptedPublisher(lambda message: Nacked("no"))
+    async with relay_of(database_url, "webhooks", hooks) as relay:
+        insert(database_url, *numbered("k", 2))
+        await relay.events.wait_for(LeaseTaken)
+        await hooks.until(lambda: bool(hooks.calls))
+        async with relay_of(database_url, "main", main):
+            await main.until_acked(2)
+        await relay.events.wait_for(MessageDeadLettered, 2)
+    assert set(states(database_url, "webhooks").values()) == {"dead_lettered"}
+    assert states(database_url, "main") == {"k/0": "published", "k/1": "published"}
+    origins = execute(database_url, "SELECT DISTINCT origin FROM outbox.dead_letter")
+    assert origins == [("relay:webhooks",)]
+
+
+async def test_a_dropped_reader_stops_and_holds_no_day(database_url: str) -> None:
+    add(database_url, "webhooks")
+    async with relay_of(database_url, "webhooks", ScriptedPublisher()) as relay:
+        await wait_until_held(relay, LANES)
+        drop(database_url, "webhooks")
+        await relay.events.wait_for(ReaderDropped)
+        await wait_until_held(relay, 0)
+    insert(database_url, Message("orders", b""))
+    assert {reader for reader, *_ in holding(database_url)} == {"main"}
+    with pytest.raises(ConfigError, match="was dropped"):
+        async with relay_of(database_url, "webhooks", ScriptedPublisher()):
+            pass
+    with pytest.raises(ConfigError, match=r"was dropped at .* choose another name"):
+        add(database_url, "webhooks")
+
+
+def test_a_reader_with_messages_to_publish_is_not_dropped_by_mistake(
+    database_url: str,
+) -> None:
+    add(database_url, "webhooks")
+    insert(database_url, Message("orders", b""), Message("orders", b""))
+    with pytest.raises(ConfigError, match=r"not published 2 messages, .*--discard"):
+        drop(database_url, "webhooks")
+    drop(database_url, "webhooks", discard=True)
+    with administration(database_url, application_name="test") as connection:
+        main, dropped = list_readers(connection)
+    assert (main.reader, main.messages, main.dropped_at) == ("main", 2, None)
+    assert (dropped.reader, dropped.messages) == ("webhooks", 0)
+    assert dropped.dropped_at is not None
+
+
+async def test_a_message_that_no_reader_gets_is_reported_and_kept(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("orders", b""))
+    positions.publish(database_url)
+    drop(database_url, "main")
+    add(database_url, "webhooks", "invoices")
+    insert(database_url, Message("mistyped", b""), Message("invoices", b""))
+    async with relay_of(database_url, "webhooks", ScriptedPublisher()) as relay:
+        (found,) = await relay.events.wait_for(MessagesUnrouted)
+    assert (found.messages, found.topics) == (1, ["mistyped"])
+    assert states(database_url, None) == {"mistyped": "unrouted", "orders": "discarded"}
+    assert (None, "mistyped", "unrouted") in holding(database_url)
+    unrouted = "SELECT topic FROM outbox.unsettled_message WHERE state = 'unrouted'"
+    assert execute(database_url, unrouted) == [("mistyped",)]
+
+    add(database_url, "nobody", "mistyped", broker=None, from_oldest=True)
+    assert states(database_url, None)["mistyped"] == "discarded"
+    assert not any(topic == "mistyped" for _, topic, _ in holding(database_url))
+
+
+@pytest.mark.parametrize("name", ["", "Web", "-x", "a" * 64, "a b"])
+def test_names_of_readers_are_checked(database_url: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 63 characters"):
+        add(database_url, name)
+
+
+@pytest.mark.parametrize("topic", ["", "a*b", "*.x"])
+def test_topics_of_readers_are_checked(database_url: str, topic: str) -> None:
+    with pytest.raises(ConfigError, match="prefix followed by a star"):
+        add(database_url, "webhooks", topic)
+
+
+def test_a_reader_is_added_once(database_url: str) -> None:
+    with pytest.raises(ConfigError, match=r"reader=main: exists"):
+        add(database_url, "main")

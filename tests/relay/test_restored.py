@@ -1,0 +1,162 @@
+"""A relay goes on where it stopped after a crash of the server, or in another one."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox.administration.migrate import migrate
+from outbox.postgres.connection import conninfo
+from outbox.retry import RetryPolicy
+from outbox.testing.cluster import find_binaries, initialized
+from outbox.testing.lifetime import unprivileged_user
+from outbox.testing.postgres import PostgresServer
+from pillarbox import ConfigError, Message
+from relay.events import BatchSettled
+from relay.publisher import Acked, Nacked
+from tests.fixtures.postgres import FEW_DAYS, copied_server
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import insert, make_due, numbered, running, unsettled
+from tests.fixtures.sessions import execute
+from tests.migrations.test_dump_and_restore import carry, run
+
+LONG = timedelta(hours=1)
+PATIENT = RetryPolicy(max_attempts=8, first_delay=LONG, max_delay=LONG)
+BURN_IDS = """
+    DO $$
+    BEGIN
+        FOR n IN 1..20000 LOOP
+            PERFORM pg_current_xact_id();
+            COMMIT;
+        END LOOP;
+    END
+    $$
+"""
+
+
+@pytest.fixture(scope="module")
+def other_data() -> Path:
+    """The data of a cluster that isn't a copy of the one of the other tests."""
+    return initialized.__wrapped__(find_binaries(), unprivileged_user())
+
+
+@pytest.fixture
+def other_cluster(other_data: Path) -> Iterator[PostgresServer]:
+    with copied_server(other_data) as running:
+        yield running
+
+
+def refuse_r(message: Message) -> Acked | Nacked:
+    return Nacked("no") if message.key == "r" else Acked()
+
+
+async def test_a_settlement_that_a_crash_of_the_server_has_lost_is_repeated(
+    migrated_server: PostgresServer,
+) -> None:
+    url = migrated_server.url
+    # So long, nothing that commits asynchronously reaches the disk.
+    execute(url, "ALTER SYSTEM SET wal_writer_delay = '10s'")
+    execute(url, "SELECT pg_reload_conf()")
+    publisher = ScriptedPublisher()
+    publisher.script = lambda message: (
+        Nacked("no") if len(publisher.calls) == 1 and message.key == "b" else Acked()
+    )
+    publisher.open.clear()
+    async with running(url, publisher, retry=PATIENT) as relay:
+        insert(url, *numbered("ab", 3))
+        await publisher.until(lambda: bool(publisher.calls))
+        execute(url, "CHECKPOINT")
+        publisher.open.set()
+        await relay.events.wait_for(BatchSettled)
+        migrated_server.restart("immediate")
+        insert(url, *[Message(f"{key}/3", b"", key=key) for key in "ab"])
+        while "a/3" not in publisher.topics():
+            await publisher.until_acked(len(publisher.acked) + 1)
+        make_due(url)
+        while "b/3" not in publisher.topics():
+            await publisher.until_acked(len(publisher.acked) + 1)
+
+    for key in "ab":
+        topics = publisher.of_key(key)
+        assert list(dict.fromkeys(topics)) == [f"{key}/{n}" for n in range(4)]
+    assert unsettled(url) == 0
+    assert execute(url, "SELECT sum(messages) FROM outbox.position") == [(8,)]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("burns", ["source", "target"])
+async def test_a_database_restored_in_another_cluster_goes_on_where_it_was(
+    burns: str,
+    database_url: str,
+    server: PostgresServer,
+    other_cluster: PostgresServer,
+    tmp_path: Path,
+) -> None:
+    source, target = database_url, other_cluster.url
+    execute(source if burns == "source" else target, BURN_IDS)
+    first, second = ScriptedPublisher(refuse_r), ScriptedPublisher()
+    with psycopg.connect(conninfo(source)) as slow:
+        insert(source, *numbered("kr", 3))
+        slow.execute("SELECT outbox.add('late', '{}'::jsonb, key => 'l')")
+        async with running(source, first, retry=PATIENT) as relay:
+            insert(source, *[Message(f"k/{n}", b"", key="k") for n in (3, 4)])
+            await first.until_acked(5)
+            await relay.events.wait_for(BatchSettled)
+        slow.commit()
+    insert(source, Message("k/5", b"", key="k"))
+    file, roles = str(tmp_path / "dump"), str(tmp_path / "roles.sql")
+    assert run("pg_dumpall", "--roles-only", "--file", roles, "-d", server.url) == []
+    run("psql", "-X", "-q", "-f", roles, target)
+    assert carry(source, target, file) == []
+
+    with pytest.raises(ConfigError, match="run pillarbox migrate"):
+        async with running(target, second):
+            pass
+    migrate(target, with_cron=False, days_ahead=FEW_DAYS)
+    assert execute(
+        target,
+        "SELECT topic FROM outbox.message_status WHERE state = 'ready' ORDER BY topic",
+    ) == [("k/5",), ("late",)]
+    async with running(target, second, sweep_interval=timedelta(milliseconds=50)):
+        insert(target, Message("k/6", b"", key="k"), Message("r/3", b"", key="r"))
+        await second.until_acked(3)
+        make_due(target)
+        await second.until_acked(7)
+
+    assert sorted(second.of_key("l")) == ["late"]
+    assert second.of_key("k") == ["k/5", "k/6"]
+    assert second.of_key("r") == ["r/0", "r/1", "r/2", "r/3"]
+    assert unsettled(target) == 0
+    assert execute(
+        target,
+        "SELECT count(*) = (SELECT sum(messages) FROM outbox.position)"
+        " FROM outbox.message",
+    ) == [(True,)]
+
+
+async def test_a_database_that_was_migrated_before_its_rows_came_needs_a_base(
+    database_url: str,
+) -> None:
+    """As a logical replica, or a dump that returns to its first cluster."""
+    insert(database_url, *numbered("k", 2))
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher) as relay:
+        await publisher.until_acked(2)
+        await relay.events.wait_for(BatchSettled)
+    execute(database_url, "INSERT INTO outbox.base VALUES ('elsewhere', -1)")
+    with pytest.raises(ConfigError, match="run pillarbox migrate"):
+        async with running(database_url, publisher):
+            pass
+    for _ in range(2):
+        migrate(database_url, with_cron=False, days_ahead=FEW_DAYS)
+    async with running(database_url, publisher):
+        insert(database_url, Message("k/2", b"", key="k"))
+        await publisher.until_acked(3)
+
+    assert publisher.topics() == ["k/0", "k/1", "k/2"]
+    assert execute(
+        database_url, "SELECT cluster = 'elsewhere' FROM outbox.base ORDER BY seq"
+    ) == [(True,), (False,)]
