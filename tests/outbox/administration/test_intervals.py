@@ -11,6 +11,7 @@ from outbox.administration.partitions import draw_timeline, read_partitions
 from outbox.administration.retention import change_policy
 from outbox.cli.main import main
 from outbox.errors import ConfigError
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.positions import publish
 from tests.fixtures.sessions import execute
@@ -107,6 +108,24 @@ def test_one_interval_follows_another_without_a_gap(
         # One fewer if one of them has become the current partition meanwhile.
         assert len(ahead) >= PREMAKE[new] - 1
         assert doctor(database_url)[1] == []
+
+
+def test_a_lost_day_in_a_week_of_days_is_refused(
+    database_url: str, change: Change
+) -> None:
+    """A whole week would overlap the days that are left."""
+    yesterday = make_partitions_at("outbox.message", "ARRAY[now() - interval '1 day']")
+    execute(database_url, yesterday.decode())
+    change("weekly")
+    today = (
+        "SELECT partition::text FROM outbox.partitions('outbox.message')"
+        " WHERE starts_at <= now() AND ends_at > now()"
+    )
+    ((name,),) = execute(database_url, today)
+    execute(database_url, f"DROP TABLE {name}")
+
+    with pytest.raises(psycopg.errors.RaiseException, match="no partition holds"):
+        execute(database_url, "SELECT outbox.make_partitions('outbox.message')")
 
 
 def test_back_at_daily_partitions_pg_partmans_configuration_and_names_are_the_same(
