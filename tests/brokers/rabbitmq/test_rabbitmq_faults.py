@@ -45,8 +45,9 @@ class RabbitMQFaults(BrokerFaults):
 
     @pytest.mark.timeout(300)
     def test_a_queue_that_rejects_costs_no_attempt_and_keeps_its_order(self) -> None:
-        length = self.count // 5
-        self.make_queue({"x-max-length": length, "x-overflow": "reject-publish"})
+        # The relay pauses whenever the queue is full, so more messages take minutes.
+        self.count = 600
+        self.make_queue({"x-max-length": 120, "x-overflow": "reject-publish"})
         relay = self.drain("--strict-order")
         relay.wait_for_log("is full or not available", times=3)
         self.proxy.slow(0)
