@@ -110,6 +110,17 @@ class Batch:
         """The number of messages, except scheduled and held ones."""
         return len(self.rows) + len(self.oversized) + len(self.ended)
 
+    def release(self) -> Sequence[Lane]:
+        """Keep only the lanes with something to settle; return the others."""
+        claimed = (
+            *(self.rows, self.oversized, self.scheduled),
+            *(self.held, self.ended, self.unread),
+        )
+        used = {row.lane for rows in claimed for row in rows} | self.reads.keys()
+        released = [lane for lane in self.lanes if lane.number not in used]
+        self.lanes = [lane for lane in self.lanes if lane.number in used]
+        return released
+
 
 class Read(NamedTuple):
     """How far a claim has read a lane; see `Progress.claimed`."""

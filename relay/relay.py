@@ -106,6 +106,7 @@ class Relay(Process):
         broker: the URL or another name of where the publisher publishes, for the
             comparison with other relays; by default its own `identity`.
         switch_broker: whether other relays have to follow this one to its broker.
+        connections: how many connections its batches share; by default, each has one.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Relay(Process):
         reader: str = MAIN,
         broker: str | None = None,
         switch_broker: bool = False,
+        connections: int | None = None,
     ) -> None:
         super().__init__()
         self._url = url
@@ -149,12 +151,10 @@ class Relay(Process):
             on_lose=self._on_lose,
             on_fail=self._on_fail,
         )
-        self._sweep_link = Link(
-            url,
-            application_name=f"{self._application} sweep",
-            settings=WORKER_SETTINGS,
-            writes=OUTCOMES,
-        )
+        self._sweep_link = self._link("sweep")
+        self._links = [
+            self._link("worker") for _ in range(connections or self._config.concurrency)
+        ]
         self._lanes = LaneBoard(
             self._lease, self._config.weights, self._config.concurrency, reader
         )
@@ -198,6 +198,8 @@ class Relay(Process):
             async with self._checked() as connection:
                 await stack.enter_async_context(self._publisher)
                 await self._reader.may_publish(connection, switch=self._switch_broker)
+            for link in self._links:
+                stack.push_async_callback(link.close)
             self._notify(RelayStarted(publisher=self._name))
             self._started.set()
             async with asyncio.TaskGroup() as group:
@@ -211,9 +213,7 @@ class Relay(Process):
                 ]
                 workers = [
                     group.create_task(worker.run())
-                    for worker in (
-                        self._worker() for _ in range(self._config.concurrency)
-                    )
+                    for worker in map(self._worker, range(self._config.concurrency))
                 ]
                 async with self._presence().recorded():
                     await self._stop.wait()
@@ -309,14 +309,17 @@ class Relay(Process):
             reason=outages[0].reason if outages else None,
         )
 
-    def _worker(self) -> Worker:
+    def _link(self, part: str) -> Link:
+        return Link(
+            self._url,
+            application_name=f"{self._application} {part}",
+            settings=WORKER_SETTINGS,
+            writes=OUTCOMES,
+        )
+
+    def _worker(self, number: int) -> Worker:
         return Worker(
-            Link(
-                self._url,
-                application_name=f"{self._application} worker",
-                settings=WORKER_SETTINGS,
-                writes=OUTCOMES,
-            ),
+            self._links[number % len(self._links)],
             self._sweep_link,
             self._lanes,
             self._publisher,

@@ -47,7 +47,7 @@ class Worker:
     """Repeats one loop: pick lanes, claim, publish, settle, put the lanes back.
 
     Args:
-        link: a connection for this worker alone.
+        link: a connection, which workers may share.
         sweep_link: a shared connection for claims that search all partitions; a
             connection that has already opened them is faster.
         oversized: moves the rows that are too large to load.
@@ -88,26 +88,32 @@ class Worker:
         """Process batches until cancelled, or until `stop` after the current one."""
         task = asyncio.current_task()
         assert task is not None
-        try:
-            while not self._stop.is_set():
-                await self._lanes.work()
-                async with self._breaker.admit():
-                    lanes = self._lanes.pick()
-                    if not lanes:
-                        continue
-                    self._in_flight.add(task)
-                    try:
-                        await self._carry(lanes)
-                    finally:
-                        self._in_flight.discard(task)
-                        self._lanes.put_back(lanes)
-        finally:
-            await self._link.close()
+        while not self._stop.is_set():
+            await self._lanes.work()
+            async with self._breaker.admit():
+                lanes = self._lanes.pick()
+                if not lanes:
+                    continue
+                self._in_flight.add(task)
+                try:
+                    await self._carry(lanes)
+                finally:
+                    self._in_flight.discard(task)
 
     async def _carry(self, lanes: Sequence[Lane]) -> None:
-        batch = await self._claim(lanes)
-        if batch is None:
-            return
+        try:
+            batch = await self._claim(lanes)
+            if batch is None:
+                return
+            # A lane in which nothing was found doesn't wait for the others' answers.
+            released = batch.release()
+            lanes = batch.lanes
+            self._lanes.put_back(released)
+            await self._finish(batch)
+        finally:
+            self._lanes.put_back(lanes)
+
+    async def _finish(self, batch: Batch) -> None:
         answers: Sequence[Answer] = []
         if batch.rows:
             if await self._can_record():
@@ -198,9 +204,10 @@ class Worker:
         It may be gone or read-only, although the claim's session isn't.
         """
         try:
-            connection = await self._link.connection()
-            if not self._is_checked:
-                await check_writable(connection, OUTCOMES)
+            async with self._link.lock:
+                connection = await self._link.connection()
+                if not self._is_checked:
+                    await check_writable(connection, OUTCOMES)
         except _DATABASE_ERRORS as error:
             await self._pause_claims(error, self._link)
             return False
@@ -223,10 +230,11 @@ class Worker:
         while settlement.positions:
             began = time.monotonic()
             try:
-                connection = await self._link.connection()
-                if await self._is_settled(connection, settlement):
-                    break
-                due = await settle_batch(connection, self._lanes.reader, settlement)
+                async with self._link.lock:
+                    connection = await self._link.connection()
+                    if await self._is_settled(connection, settlement):
+                        break
+                    due = await settle_batch(connection, self._lanes.reader, settlement)
             except psycopg.errors.UniqueViolation:
                 for one in settlement.positions:
                     one.lane.known_at = 0

@@ -40,6 +40,8 @@ class LaneBoard:
         # The lane served last is at the end of its queue.
         self._turns = {p: deque(lanes_of(p)) for p in PRIORITIES}
         self._claim_everywhere = True
+        self._aside: set[int] = set()
+        """Idle lanes that the next claim reads."""
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._wants_due = asyncio.Event()
@@ -47,6 +49,7 @@ class LaneBoard:
         """Whether each commit of a message wakes the relay. If so, a lane that was read
         to its end isn't read again until then."""
         self._most_rows = _ALL
+        self._has_found = False
         self.reader = LogReader(reader)
         self.topics: Topics = ALL
         self.entry_floors = Floors()
@@ -77,10 +80,11 @@ class LaneBoard:
         self._update_events()
 
     def look_aside(self) -> None:
-        """Make claims read idle lanes again, each priority in its turn."""
+        """Make one claim read all idle lanes again."""
         for lane in self._known.values():
             if lane.idle:
                 lane.wake()
+                self._aside.add(lane.number)
         self._update_events()
 
     def pick(self) -> Sequence[Lane]:
@@ -88,12 +92,16 @@ class LaneBoard:
 
         After a wake-up, choose all lanes together, the most urgent priority first, so
         that an idle relay finds a single message with one claim. Under load, choose a
-        share of the lanes of one priority; priorities take turns by weight.
+        share of the lanes of one priority; priorities take turns by weight. Idle lanes
+        are read together from time to time.
         """
         waiting = self._waiting()
-        if self._claim_everywhere:
-            chosen = [lane for lanes in waiting.values() for lane in lanes]
+        everything = [lane for lanes in waiting.values() for lane in lanes]
+        aside = [lane for lane in everything if lane.number in self._aside]
+        if self._claim_everywhere or aside:
+            chosen = everything if self._claim_everywhere else aside
             self._claim_everywhere = False
+            self._aside.clear()
         elif waiting:
             priority = self._next_priority(waiting)
             share = math.ceil(self._active(priority) / self._concurrency)
@@ -127,10 +135,16 @@ class LaneBoard:
 
     def note_claim(self, rows: int, *, cut: bool) -> None:
         """Record how many rows a claim found, and whether the byte limit cut it."""
+        self._has_found = self._has_found or rows > 0
         if cut:
             self._most_rows = max(_FEWEST_ROWS, 2 * rows)
         elif rows >= self._most_rows:
             self._most_rows = min(_ALL, 2 * self._most_rows)
+
+    def has_found(self) -> bool:
+        """Return whether a claim has found rows since the last call."""
+        found, self._has_found = self._has_found, False
+        return found
 
     def owns(self, lanes: Iterable[Lane]) -> bool:
         """Return whether this relay has held these lanes continuously since `pick`.

@@ -36,9 +36,10 @@ _SHARES = """
 
 # More handlers than one counter can run wait for a lock.
 _BOTH_AT_WORK = """
-    SELECT count(*) > 8
+    SELECT count(DISTINCT application_name) > 1
       FROM pg_stat_activity
      WHERE datname = current_database() AND wait_event_type = 'Lock'
+       AND application_name LIKE 'counter-%%'
 """
 
 
@@ -60,12 +61,13 @@ class Counters:
 
         Its broker is at the URL `broker`, or is the database.
         """
-        environment = {"PILLARBOX_DATABASE_URL": self._url}
+        name = f"counter-{next(self._numbers)}"
+        environment = {"PILLARBOX_DATABASE_URL": self._url, "PGAPPNAME": name}
         if broker is not None:
             environment["PILLARBOX_BROKER_URL"] = broker
         counter = RunningProcess(
             command_line("pillarbox", "--log-level=debug", "consume", consumer),
-            self._directory / f"counter-{next(self._numbers)}.log",
+            self._directory / f"{name}.log",
             environment,
         )
         self._started.append(counter)

@@ -1,17 +1,13 @@
 """A consumer that is frozen for longer than its lease."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import psycopg
 import pytest
 
-from tests.acceptance.counters import Counters
-from tests.acceptance.fixtures import show
+from tests.acceptance.counters import IMPATIENT, Counters
 from tests.acceptance.inspection import Inspection
-from tests.acceptance.relays import Relays, as_role
+from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
-from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.processes import RunningProcess
 from tests.fixtures.waiting import wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
@@ -20,31 +16,9 @@ COUNT = 100
 
 
 @pytest.fixture
-def impatient(
-    database_url: str, tmp_path: Path, counters: Counters
-) -> Iterator[list[RunningProcess]]:
-    """Yield two counters whose transactions can be idle for at most 2 s."""
-    consumers = [
-        RunningProcess(
-            command_line(
-                "pillarbox",
-                "--log-level=debug",
-                "consume",
-                "tests.acceptance.impatient:counter",
-            ),
-            tmp_path / f"impatient-{number}.log",
-            {"PILLARBOX_DATABASE_URL": as_role(database_url, "pillarbox_consumer")},
-        )
-        for number in range(2)
-    ]
-    try:
-        for consumer in consumers:
-            consumer.wait_for_log("ConsumerStarted")
-        yield consumers
-    finally:
-        for consumer in consumers:
-            consumer.kill()
-            show(consumer)
+def impatient(counters: Counters) -> list[RunningProcess]:
+    """Return two counters whose transactions can be idle for at most 2 s."""
+    return [counters.start(consumer=IMPATIENT) for _ in range(2)]
 
 
 def test_after_a_takeover_the_frozen_process_commits_nothing(

@@ -6,9 +6,10 @@ from datetime import timedelta
 
 from typing_extensions import override
 
+from outbox.lane import Priority
 from outbox.message import Message
 from relay.events import BrokerLost, BrokerRecovered
-from relay.publisher import Confirmation
+from relay.publisher import Acked, Confirmation
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, numbered, running
 from tests.fixtures.sessions import execute
@@ -25,6 +26,22 @@ class SlowPublisher(ScriptedPublisher):
             self.calls.append(list(batch))
             await asyncio.Event().wait()
         return await super().publish(batch)
+
+
+class WaitingPublisher(ScriptedPublisher):
+    """A publisher that keeps a call with a slow message waiting until it is `open`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open.clear()
+
+    @override
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        if "slow" in {message.topic for message in batch}:
+            return await super().publish(batch)
+        self.acked += batch
+        self._changed.set()
+        return [Acked() for _ in batch]
 
 
 async def test_a_batch_that_times_out_is_published_in_smaller_calls(
@@ -48,3 +65,19 @@ async def test_a_batch_that_times_out_is_published_in_smaller_calls(
     large = [len(call) for call in publisher.calls if len(call) > FEW]
     assert large == sorted(large, reverse=True)
     assert len(large) < 100 / FEW
+
+
+async def test_a_message_that_takes_long_holds_up_only_its_own_lane(
+    database_url: str,
+) -> None:
+    urgent = Message("urgent", b"", key="u", priority=Priority.REALTIME)
+    publisher = WaitingPublisher()
+
+    async with running(database_url, publisher, concurrency=2):
+        insert(database_url, Message("slow", b"", key="s"))
+        await publisher.until(lambda: len(publisher.calls) == 1)
+        insert(database_url, urgent)
+
+        assert [m.topic for m in await publisher.until_acked(1)] == ["urgent"]
+        publisher.open.set()
+        await publisher.until_acked(2)

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
@@ -20,7 +20,7 @@ from outbox.brokers.postgres import DIRECT, PostgresOptions
 from outbox.errors import BrokerUnavailableError, ConfigError, DatabaseUnavailableError
 from outbox.events import Event
 from outbox.gather import end, start
-from outbox.lane import lane_of
+from outbox.lane import LANES, lane_of
 from outbox.message import Message
 from outbox.payload.payload_codec import load_codec
 from outbox.postgres.connection import connect
@@ -39,6 +39,10 @@ from relay.relay import Relay
 
 _MAX_SUSPECTS: Final = 256
 """For each lane that this replica takes over."""
+_CONNECTIONS: Final = 3
+_SHARE: Final = 8
+"""Of what may be prefetched, one part is in each batch."""
+_MAX_BATCH_BYTES: Final = 1024 * 1024
 _NEVER: Final = timedelta(days=365)
 """Handlers have limits of their own."""
 
@@ -53,6 +57,13 @@ class _Handed(NamedTuple):
     attempts: int
     created_at: datetime
     answer: _Answer
+
+
+class _Lane(NamedTuple):
+    """A lane that another replica may have held until `at`, by this process's clock."""
+
+    at: datetime
+    history: TakenOver
 
 
 class _Handover:
@@ -134,14 +145,17 @@ class DirectSource:
         self._handover = _Handover()
         self._started = asyncio.Event()
         self._failure: str | None = None
-        self._taken_over: dict[int, TakenOver] = {}
+        self._taken_over: dict[int, _Lane] = {}
         self._running: asyncio.Task[None] | None = None
         self._reader = Reader(consumer, DIRECT, self._handover)
         self._relay = Relay(
             url,
             self._handover,
             RelayConfig(
-                batch_size=options.prefetch,
+                # A batch of each lane: none waits for the handlers of another.
+                concurrency=LANES,
+                batch_size=max(1, options.prefetch // _SHARE),
+                max_batch_bytes=_MAX_BATCH_BYTES,
                 lease=options.lease,
                 poll_interval=poll_interval,
                 publish_timeout=_NEVER,
@@ -151,6 +165,7 @@ class DirectSource:
             observers=[self._on_event],
             reader=consumer,
             broker=DIRECT,
+            connections=_CONNECTIONS,
         )
 
     async def __aenter__(self) -> Self:
@@ -252,8 +267,11 @@ class DirectSource:
     def _history_of(self, handed: _Handed) -> History:
         message = handed.message
         lane = lane_of(message.key, message.id, message.priority)
-        if (taken_over := self._taken_over.get(lane)) is not None:
-            return taken_over
+        taken_over = self._taken_over.get(lane)
+        # A message that was added later is new. If this clock is behind the database's,
+        # one may pass as new that isn't: at the next death it will be older.
+        if taken_over is not None and handed.created_at <= taken_over.at:
+            return taken_over.history
         return REDELIVERED if handed.attempts else FIRST_DELIVERY
 
     def _on_event(self, event: Event) -> None:
@@ -261,7 +279,10 @@ class DirectSource:
             case RelayStarted():
                 self._started.set()
             case LeaseTaken(lanes=lanes):
-                self._taken_over |= {lane: TakenOver(_MAX_SUSPECTS) for lane in lanes}
+                now = datetime.now(UTC)
+                self._taken_over |= {
+                    lane: _Lane(now, TakenOver(_MAX_SUSPECTS)) for lane in lanes
+                }
             case DatabaseLost():
                 self._failure = event.reason
             case DatabaseRecovered():
