@@ -3,7 +3,7 @@
 Between the commit and the handler there is no relay process and no copy of the message:
 the consumer is a reader of the outbox, and this source runs a relay that hands messages
 to its own process. So it claims, orders, defers and takes lanes over as all relays do.
-A batch of a lane ends when the last of its messages is settled.
+Each lane has a batch of its own, which ends when the last of its messages is settled.
 """
 
 import asyncio
