@@ -119,7 +119,7 @@ class Consumer(Process):
             one source for each queue.
         sessions: the session factory of the handlers' database: an `async_sessionmaker`
             for async handlers, a `sessionmaker` for plain functions, which run in
-            threads.
+            threads, or a tuple of both, for handlers of both kinds.
         name: identifies the consumer's receipts, subscriptions and consumer group; all
             replicas of a consumer use the same name.
         queues: the queues to serve, with their weights. Default: all, with equal
@@ -215,14 +215,14 @@ class Consumer(Process):
         retries within milliseconds.
 
         Raises:
-            ConfigError: the sessions are for the other kind of handlers.
+            ConfigError: the sessions are for another kind of handlers.
         """
         quick = replace(self._retry, first_delay=_QUICK, max_delay=_QUICK)
         other = Consumer(source, sessions, retry=quick, **self._settings)
         if type(other._executor) is not type(self._executor):
             raise ConfigError(
                 f"sessions {shorten(sessions)}: consumer {self.name!r} has handlers "
-                "for the other kind of sessions"
+                "for another kind of sessions"
             )
         other._routes.take(self._routes)
         other._versions = self._versions

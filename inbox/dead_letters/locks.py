@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from inbox.connection import connection_of
 from inbox.handlers.batch import Batching
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler
-from inbox.handlers.sessions import Sessions
+from inbox.handlers.sessions import Sessions, first_of
 from inbox.handlers.signature import is_async
 from inbox.transaction import protected
 from outbox.dead_letters import Candidate, Statement, lost_turn, statement
@@ -141,6 +141,7 @@ async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool
 @asynccontextmanager
 async def _own_session(sessions: Sessions) -> AsyncIterator[_Run]:
     """Open a session, and yield a function that calls another function with it."""
+    sessions = first_of(sessions)
     if is_async_sessionmaker(sessions):
         session = sessions()
         try:

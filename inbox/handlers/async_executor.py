@@ -46,7 +46,8 @@ class AsyncExecutor:
         if not is_async(handler):
             raise ConfigError(
                 f"handler {name_of(handler)} is a plain function, and sessions an "
-                "async_sessionmaker: write async def, or pass a sessionmaker"
+                "async_sessionmaker: write async def, or pass both kinds: "
+                "(async_sessionmaker(engine), sessionmaker(other_engine))"
             )
 
     async def handle(self, handler: Handler, message: Message) -> bool:
@@ -87,7 +88,13 @@ class AsyncExecutor:
             limit_idle(session, self._max_idle)
             return await session.run_sync(function)
 
-    def job(self, key: JobKey, leased: Leased, message: Message) -> AsyncJob:
+    def job(
+        self,
+        handler: Callable[..., Any],
+        key: JobKey,
+        leased: Leased,
+        message: Message,
+    ) -> AsyncJob:
         """Create a job for a coroutine function."""
         return AsyncJob(self._sessions, key, leased, message, self._max_idle)
 
@@ -103,7 +110,7 @@ class AsyncExecutor:
 
         return await _run_alone(call())
 
-    def interrupt(self, call: asyncio.Future[Any]) -> bool:
+    def interrupt(self, handler: Callable[..., Any], call: asyncio.Future[Any]) -> bool:
         """Cancel the task of the call."""
         return call.cancel()
 

@@ -66,10 +66,10 @@ _IDLE_IN_TRANSACTION: Final = "25P03"  # idle for longer than max_idle
 
 
 class Executor(Protocol):
-    """Runs handlers of one kind: either coroutine functions or plain functions."""
+    """Runs handlers: coroutine functions, plain functions, or both."""
 
     def check(self, handler: Handler) -> None:
-        """Raise `ConfigError` for a handler of the other kind."""
+        """Raise `ConfigError` for a handler of another kind."""
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler and commit; return whether the message was new.
@@ -91,14 +91,20 @@ class Executor(Protocol):
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Call a function with a session, in its own transaction."""
 
-    def job(self, key: JobKey, leased: Leased, message: Message) -> AnyJob:
+    def job(
+        self,
+        handler: Callable[..., Any],
+        key: JobKey,
+        leased: Leased,
+        message: Message,
+    ) -> AnyJob:
         """Create the job that is passed to a long handler."""
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call a handler, without a session or a transaction."""
 
-    def interrupt(self, call: asyncio.Future[Any]) -> bool:
-        """Interrupt a call if this kind of call allows it; return whether it was."""
+    def interrupt(self, handler: Callable[..., Any], call: asyncio.Future[Any]) -> bool:
+        """Interrupt a call of a handler, if its kind allows it; return whether."""
 
     async def probe(self) -> None:
         """Query the inbox's tables; raise any error that prevents it.

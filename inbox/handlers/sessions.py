@@ -12,6 +12,7 @@ from sqlalchemy.pool import AssertionPool, QueuePool, StaticPool
 
 from inbox.connection import bind_of
 from inbox.handlers.async_executor import AsyncExecutor
+from inbox.handlers.both_executors import BothExecutors
 from inbox.handlers.executor import Executor
 from inbox.handlers.thread_executor import ThreadExecutor
 from inbox.idle import DEFAULT_MAX_IDLE
@@ -22,7 +23,11 @@ from outbox.session import is_async_sessionmaker
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-Sessions: TypeAlias = "async_sessionmaker[AsyncSession] | sessionmaker[Session]"
+OneKind: TypeAlias = "async_sessionmaker[AsyncSession] | sessionmaker[Session]"
+Sessions: TypeAlias = (
+    "OneKind | tuple[async_sessionmaker[AsyncSession], sessionmaker[Session]]"
+)
+"""A session factory, or one of each kind for the same database."""
 
 DEFAULT_IN_FLIGHT: Final = 64
 
@@ -61,8 +66,19 @@ class PoolLimit:
         return max(1, min(DEFAULT_IN_FLIGHT, self.connections - 1))
 
 
+def first_of(sessions: Sessions) -> OneKind:
+    """Return the session factory, of both kinds the first."""
+    return sessions[0] if isinstance(sessions, tuple) else sessions
+
+
 def pool_limit(sessions: object) -> PoolLimit | None:
-    """Return how many connections the sessions share; None if the limit is unknown."""
+    """Return how many connections the sessions share; None if the limit is unknown.
+
+    Of both kinds, the lower limit counts, since either may have to run all handlers.
+    """
+    if isinstance(sessions, tuple):
+        limits = [limit for one in sessions if (limit := pool_limit(one)) is not None]
+        return min(limits, key=lambda limit: limit.connections, default=None)
     engine = _find_engine(sessions)
     if engine is None:
         return None
@@ -115,6 +131,8 @@ def database_url(sessions: object) -> str:
 
 
 def _find_engine(sessions: object) -> Engine | None:
+    if isinstance(sessions, tuple):
+        sessions = sessions[0]
     if not callable(sessions):
         return None  # refused elsewhere
     try:
@@ -136,8 +154,11 @@ def make_executor(
     """Create the executor for a session factory.
 
     Raises:
-        ConfigError: it isn't a session factory.
+        ConfigError: it isn't a session factory, or both kinds are for different
+            databases.
     """
+    if isinstance(sessions, tuple):
+        return _make_both(sessions, consumer, max_in_flight, max_idle)
     if is_async_sessionmaker(sessions):
         return AsyncExecutor(sessions, consumer, max_idle)
     if isinstance(sessions, sessionmaker):
@@ -146,3 +167,32 @@ def make_executor(
         f"sessions {shorten(sessions)}: isn't a session factory; pass SQLAlchemy's "
         "async_sessionmaker(engine) or sessionmaker(engine)"
     )
+
+
+def _make_both(
+    sessions: tuple[Any, ...],
+    consumer: str,
+    max_in_flight: int,
+    max_idle: timedelta | None,
+) -> BothExecutors:
+    kinds = [make_executor(one, consumer, max_in_flight, max_idle) for one in sessions]
+    match kinds:
+        case [AsyncExecutor() as coroutines, ThreadExecutor() as threads]:
+            pass
+        case _:
+            raise ConfigError(
+                "sessions: both kinds are (async_sessionmaker(engine), "
+                "sessionmaker(other_engine)), in this order"
+            )
+    places = [
+        (engine.url.host, engine.url.port, engine.url.database)
+        for one in sessions
+        if (engine := _find_engine(one)) is not None
+    ]
+    if len(set(places)) > 1:
+        raise ConfigError(
+            "sessions: the two kinds are for different databases, "
+            + " and ".join(f"{name} on {host}:{port}" for host, port, name in places)
+            + "; a message's receipt must be in one"
+        )
+    return BothExecutors(coroutines, threads)

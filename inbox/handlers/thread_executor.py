@@ -57,7 +57,8 @@ class ThreadExecutor:
         if is_async(handler):
             raise ConfigError(
                 f"handler {name_of(handler)} is async, and sessions a sessionmaker: "
-                "write def, or pass an async_sessionmaker"
+                "write def, or pass both kinds: "
+                "(async_sessionmaker(engine), sessionmaker(other_engine))"
             )
 
     async def handle(self, handler: Handler, message: Message) -> bool:
@@ -84,7 +85,13 @@ class ThreadExecutor:
         """Run in a thread."""
         return cast("T", await self._books.run(self._transact, function))
 
-    def job(self, key: JobKey, leased: Leased, message: Message) -> Job:
+    def job(
+        self,
+        handler: Callable[..., Any],
+        key: JobKey,
+        leased: Leased,
+        message: Message,
+    ) -> Job:
         """Create a job for a plain function."""
         return Job(self._sessions, key, leased, message, self._max_idle)
 
@@ -94,7 +101,7 @@ class ThreadExecutor:
         refuse_unrun(handler, result)
         return result
 
-    def interrupt(self, call: asyncio.Future[Any]) -> bool:
+    def interrupt(self, handler: Callable[..., Any], call: asyncio.Future[Any]) -> bool:
         """Do nothing: the handler sees that its job is cancelled when it checks."""
         return False
 

@@ -158,7 +158,7 @@ class JobRunner:
                     return await self._spent(lease, attempts.attempts)
                 try:
                     message = call_alone(long.terms.upcast, message)
-                    job = self._executor.job(key, leased, message)
+                    job = self._executor.job(long.handler, key, leased, message)
                     given = call_alone(long.terms.arguments.of, job, message)
                 except Exception as error:  # noqa: BLE001 (upcasters are the user's)
                     return await self._fail(long, lease, attempts, error)
@@ -364,7 +364,7 @@ async def call_until_end(
             if end is StopReason.TIMED_OUT and limit is not None:
                 overrun = HandlerTimeoutError(name_of(handler), limit)
             job.end(overrun)
-            was_interrupted = executor.interrupt(work)
+            was_interrupted = executor.interrupt(handler, work)
             if limit is not None and seconds is not None and overrun is None:
                 left = max(0.0, started + seconds - time.monotonic())
                 await asyncio.wait({work}, timeout=left)

@@ -95,7 +95,7 @@ async def drain(
             Default: now.
 
     Raises:
-        ConfigError: `sessions` are for the other kind of handlers.
+        ConfigError: `sessions` are for another kind of handlers.
     """
     drained = Drained()
     at = datetime.now(UTC) if at is None else at

@@ -165,5 +165,5 @@ async def test_plain_handlers_are_drained_with_plain_sessions(
     with sessions_of(database_url) as plain:
         assert (await drain(billing, sessions=plain)).topics == ["orders.placed"]
     await write(sessions, Message("orders.placed", b""))
-    with pytest.raises(ConfigError, match="handlers for the other kind of sessions"):
+    with pytest.raises(ConfigError, match="handlers for another kind of sessions"):
         await drain(billing, sessions=sessions)

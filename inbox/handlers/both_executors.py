@@ -1,0 +1,74 @@
+"""Run coroutine functions in the event loop, and plain functions in threads."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from inbox.handlers.async_executor import AsyncExecutor
+from inbox.handlers.executor import Executor
+from inbox.handlers.routes import BatchHandler, Handler
+from inbox.handlers.signature import is_async
+from inbox.handlers.thread_executor import ThreadExecutor
+from inbox.jobs.job import AnyJob
+from inbox.jobs.store import JobKey, Leased
+from outbox.message import Message
+
+T = TypeVar("T")
+
+
+class BothExecutors:
+    """Runs each handler with sessions of its own kind, of the same database."""
+
+    def __init__(self, coroutines: AsyncExecutor, threads: ThreadExecutor) -> None:
+        self._coroutines = coroutines
+        self._threads = threads
+
+    def _of(self, handler: Callable[..., Any]) -> Executor:
+        return self._coroutines if is_async(handler) else self._threads
+
+    def check(self, handler: Handler) -> None:
+        """Accept both kinds."""
+
+    async def handle(self, handler: Handler, message: Message) -> bool:
+        """Run the handler in a task or in a thread."""
+        return await self._of(handler).handle(handler, message)
+
+    async def handle_batch(
+        self, handler: BatchHandler, messages: Sequence[Message]
+    ) -> set[UUID]:
+        """Run the handler in a task or in a thread."""
+        return await self._of(handler).handle_batch(handler, messages)
+
+    async def transact(self, function: Callable[[Session], T]) -> T:
+        """Run in the current task."""
+        return await self._coroutines.transact(function)
+
+    def job(
+        self,
+        handler: Callable[..., Any],
+        key: JobKey,
+        leased: Leased,
+        message: Message,
+    ) -> AnyJob:
+        """Create a job for a handler of its kind."""
+        return self._of(handler).job(handler, key, leased, message)
+
+    async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the handler in a task or in a thread."""
+        return await self._of(handler).call(handler, *arguments)
+
+    def interrupt(self, handler: Callable[..., Any], call: asyncio.Future[Any]) -> bool:
+        """Cancel the task of a coroutine function."""
+        return self._of(handler).interrupt(handler, call)
+
+    async def probe(self) -> None:
+        """Query the tables with both kinds of sessions."""
+        await self._coroutines.probe()
+        await self._threads.probe()
+
+    async def close(self) -> None:
+        """End idle threads; busy ones end with their handlers."""
+        await self._threads.close()
