@@ -27,6 +27,8 @@ BEGIN ATOMIC
            ) AS present (starts_at)
      CROSS JOIN LATERAL generate_series(present.starts_at, present.starts_at + p.ahead, p.span) AS d
      WHERE NOT EXISTS (SELECT FROM existing x WHERE x.starts_at < d + p.span AND x.ends_at > d)
+        -- The current one is missing even if others leave no room for it: its creation then says so.
+        OR (d <= now() AND d + p.span > now() AND NOT EXISTS (SELECT FROM existing x WHERE x.starts_at <= now() AND x.ends_at > now()))
      UNION
     SELECT d, d + p.span
       FROM (SELECT q.* FROM policy q WHERE q.follows IS NOT NULL) AS p

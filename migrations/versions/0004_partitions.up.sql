@@ -343,10 +343,6 @@ BEGIN
                 parent, v_unmade, outbox.partition_name(parent, v_unmade);
         END IF;
     END IF;
-    IF NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.starts_at <= now() AND x.ends_at > now()) THEN
-        RAISE EXCEPTION 'rows of % are refused: no partition holds %, and others leave no room for a whole one', parent, now()
-            USING HINT = format('create one between its neighbours, SELECT * FROM outbox.partitions(%L), as CREATE TABLE … PARTITION OF', parent);
-    END IF;
     PERFORM outbox.keep_forgotten(parent);
     -- In the same transaction: no partition of a leader is ever seen without those of its followers.
     PERFORM outbox.make_partitions(q.parent_table)
