@@ -40,6 +40,10 @@ _DEFAULTS: Final = {
 _OURS: Final = {
     "enable.idempotence": True,
     "enable.gapless.guarantee": True,
+    # A broker that has nothing of a producer in a partition takes any sequence number.
+    # So if it refuses the first request while another one is in flight, it takes the
+    # second one, and librdkafka then reports the refused records as stored.
+    "max.in.flight": 1,
     # If a single record timed out, the next one would overtake it.
     "message.timeout.ms": 0,
     "partitioner": "murmur2_random",
