@@ -121,6 +121,22 @@ class Batch:
         self.lanes = [lane for lane in self.lanes if lane.number in used]
         return released
 
+    def by_lane(self) -> Sequence["Batch"]:
+        """Divide it, so that each lane is settled as soon as its messages allow."""
+        return [
+            Batch(
+                [lane],
+                rows=[row for row in self.rows if row.lane == lane.number],
+                oversized=[row for row in self.oversized if row.lane == lane.number],
+                scheduled=[row for row in self.scheduled if row.lane == lane.number],
+                held=[row for row in self.held if row.lane == lane.number],
+                ended=[row for row in self.ended if row.lane == lane.number],
+                unread=[row for row in self.unread if row.lane == lane.number],
+                reads={n: read for n, read in self.reads.items() if n == lane.number},
+            )
+            for lane in self.lanes
+        ]
+
 
 class Read(NamedTuple):
     """How far a claim has read a lane; see `Progress.claimed`."""
@@ -197,7 +213,8 @@ async def _claim(
     for change in changes:
         change()
     if any(
-        lane.deferrals.more_is_due and lane.deferrals.size < config.batch_size // 2
+        lane.deferrals.more_is_due
+        and lane.deferrals.size < max(1, config.batch_size // 2)
         for lane in lanes
     ):
         board.ask_for_due()

@@ -85,6 +85,9 @@ WORKER_SETTINGS: Final = {
     "constraint_exclusion": "off",
     # Not even the policies of consumers that are kept apart apply to the outbox.
     "row_security": "off",
+    # A relay that hangs in a settlement would make the one that has taken over its
+    # lanes wait, on the rows that both insert.
+    "idle_in_transaction_session_timeout": "10s",
 }
 
 _GRANT: Final = "GRANT pillarbox_relay TO its role"

@@ -10,6 +10,7 @@ import psycopg
 
 from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
+from outbox.gather import gather
 from outbox.postgres.connection import Connection, Link, check_writable
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
@@ -109,9 +110,21 @@ class Worker:
             released = batch.release()
             lanes = batch.lanes
             self._lanes.put_back(released)
-            await self._finish(batch)
+            if isinstance(self._publisher, Handling):
+                # Nor does one whose handlers are quick wait for another's.
+                parts = batch.by_lane()
+                lanes = []
+                await gather(self._end(part) for part in parts)
+            else:
+                await self._finish(batch)
         finally:
             self._lanes.put_back(lanes)
+
+    async def _end(self, part: Batch) -> None:
+        try:
+            await self._finish(part)
+        finally:
+            self._lanes.put_back(part.lanes)
 
     async def _finish(self, batch: Batch) -> None:
         answers: Sequence[Answer] = []
@@ -249,9 +262,9 @@ class Worker:
             one.lane.progress = one.after
             if one.lane.number in due:
                 one.lane.deferrals.expect(due[one.lane.number])
+        self._found_after(pause)
         if not settlement.positions:
             return
-        self._found_after(pause)
         self._notify(
             BatchSettled(
                 published=len(settlement.published),

@@ -27,6 +27,8 @@ from outbox.postgres.connection import connect
 from outbox.url import without_password
 from relay.config import RelayConfig
 from relay.events import (
+    BrokerDiffers,
+    BrokerMatches,
     DatabaseLost,
     DatabaseRecovered,
     LeaseTaken,
@@ -145,6 +147,7 @@ class DirectSource:
         self._handover = _Handover()
         self._started = asyncio.Event()
         self._failure: str | None = None
+        self._refusal: str | None = None
         self._taken_over: dict[int, _Lane] = {}
         self._running: asyncio.Task[None] | None = None
         self._reader = Reader(consumer, DIRECT, self._handover)
@@ -225,9 +228,9 @@ class DirectSource:
 
         Raises:
             BrokerUnavailableError: the database is unavailable, or the reader was
-                dropped.
+                dropped or given to relays.
         """
-        if not self._handover.ready and self._failure is None:
+        if not (self._handover.ready or self._failure or self._refusal):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll):
                     await self._handover.some.wait()
@@ -236,8 +239,8 @@ class DirectSource:
             assert self._running is not None
             if self._running.done():
                 self._running.result()
-            if self._failure is not None:
-                raise self._away(self._failure)
+            if failure := self._refusal or self._failure:
+                raise self._away(failure)
         return [
             EntryDelivery(
                 self,
@@ -288,7 +291,11 @@ class DirectSource:
             case DatabaseRecovered():
                 self._failure = None
             case ReaderDropped():
-                self._failure = f"reader {event.reader} was dropped"
+                self._refusal = f"reader {event.reader} was dropped"
+            case BrokerDiffers():
+                self._refusal = f"its relays publish to {event.recorded}"
+            case BrokerMatches():
+                self._refusal = None
 
     def _away(self, reason: str) -> BrokerUnavailableError:
         return BrokerUnavailableError(f"{without_password(self._url)}: {reason}")

@@ -16,12 +16,13 @@ from inbox.sources.postgres.direct import DirectSource
 from inbox.testing.source_suite import Capabilities, SourceSuite
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, list_readers
-from outbox.errors import ConfigError
+from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.lane import LANES, Priority, lane_of, lanes_of
 from outbox.message_id import uuid7
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
 from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import NEVER
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
@@ -134,6 +135,77 @@ async def test_slow_handlers_hold_up_only_their_own_lanes(
         end.set()
     await engine.dispose()
     assert len(keys) == len(lanes_of(Priority.DEFAULT))
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["waits", "fails"])
+async def test_a_handler_that_waits_or_fails_holds_up_no_lane_claimed_with_its_own(
+    database_url: str, fails: bool
+) -> None:
+    add_direct(database_url, "billing")
+    engine = create_async_engine(sqlalchemy_url(database_url), pool_size=LANES)
+    consumer = Consumer(
+        direct(database_url),
+        async_sessionmaker(engine),
+        name="billing",
+        max_in_flight=LANES,
+        retry=NEVER,
+    )
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    end = asyncio.Event()
+    keys = {
+        lane_of(key, uuid7(), Priority.DEFAULT): key for key in map(str, range(200))
+    }
+    slow, *others = keys.values()
+
+    @consumer.handles("t")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        assert message.key is not None
+        await begun.put(message.key)
+        if message.key == slow:
+            if fails:
+                raise LookupError
+            await end.wait()
+
+    async with consumer, asyncio.timeout(60):
+        insert(database_url, *(Message("t", b"", key=key) for key in keys.values()))
+        assert {await begun.get() for _ in keys} == set(keys.values())
+        insert(database_url, *(Message("t", b"", key=key) for key in others))
+        assert {await begun.get() for _ in others} == set(others)
+        end.set()
+    await engine.dispose()
+
+
+async def test_a_small_prefetch_does_not_make_due_messages_wait_for_a_poll(
+    database_url: str,
+) -> None:
+    add_direct(database_url, "billing")
+    due = datetime.now(UTC) + timedelta(seconds=1)
+    scheduled = [Message("t", b"", key="k", available_at=due) for _ in range(30)]
+    insert(database_url, *scheduled)
+    source = DirectSource(
+        f"{direct(database_url)}&prefetch=8", consumer="billing", topics=["t"]
+    )
+    received = 0
+    # A poll for each message would take longer.
+    async with source, asyncio.timeout(20):
+        while received < len(scheduled):
+            for delivery in await source.receive(limit=10):
+                received += 1
+                await delivery.ack()
+
+
+async def receive_for_ever(source: DirectSource) -> None:
+    while True:
+        await source.receive(limit=1)
+
+
+async def test_a_reader_that_is_given_to_relays_is_reported(database_url: str) -> None:
+    add_direct(database_url, "billing")
+    source = DirectSource(direct(database_url), consumer="billing", topics=["t"])
+    async with source, asyncio.timeout(60):
+        execute(database_url, "UPDATE outbox.reader SET broker = 'kafka://elsewhere'")
+        with pytest.raises(BrokerUnavailableError, match="kafka://elsewhere"):
+            await receive_for_ever(source)
 
 
 async def test_only_what_was_there_at_the_takeover_may_have_been_started_before(
