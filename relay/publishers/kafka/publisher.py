@@ -44,6 +44,7 @@ _OURS: Final = {
     # So if it refuses the first request while another one is in flight, it takes the
     # second one, and librdkafka then reports the refused records as stored.
     "max.in.flight": 1,
+    "max.in.flight.requests.per.connection": 1,  # the same
     # If a single record timed out, the next one would overtake it.
     "message.timeout.ms": 0,
     "partitioner": "murmur2_random",
