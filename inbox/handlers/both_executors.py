@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from inbox.connection import connection_of
 from inbox.handlers.async_executor import AsyncExecutor
 from inbox.handlers.executor import Executor
 from inbox.handlers.routes import BatchHandler, Handler
@@ -14,7 +16,9 @@ from inbox.handlers.signature import is_async
 from inbox.handlers.thread_executor import ThreadExecutor
 from inbox.jobs.job import AnyJob
 from inbox.jobs.store import JobKey, Leased
+from outbox.errors import ConfigError
 from outbox.message import Message
+from outbox.postgres.sql_files import load
 
 T = TypeVar("T")
 
@@ -65,10 +69,26 @@ class BothExecutors:
         return self._of(handler).interrupt(handler, call)
 
     async def probe(self) -> None:
-        """Query the tables with both kinds of sessions."""
+        """Query the tables with both kinds of sessions.
+
+        Raises:
+            ConfigError: they are of different databases.
+        """
         await self._coroutines.probe()
         await self._threads.probe()
+        one = await self._coroutines.transact(_identify)
+        if await self._threads.transact(_identify) != one:
+            raise ConfigError(
+                "sessions: the two kinds are for different databases; a message's "
+                "receipt is written by either, so both must be for the same one"
+            )
 
     async def close(self) -> None:
         """End idle threads; busy ones end with their handlers."""
         await self._threads.close()
+
+
+def _identify(session: Session) -> tuple[int, int]:
+    found = connection_of(session).execute(text(load("inbox", "identify_database")))
+    cluster, database = found.one()
+    return cluster, database

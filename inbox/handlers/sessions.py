@@ -154,8 +154,7 @@ def make_executor(
     """Create the executor for a session factory.
 
     Raises:
-        ConfigError: it isn't a session factory, or both kinds are for different
-            databases.
+        ConfigError: it isn't a session factory.
     """
     if isinstance(sessions, tuple):
         return _make_both(sessions, consumer, max_in_flight, max_idle)
@@ -184,15 +183,4 @@ def _make_both(
                 "sessions: both kinds are (async_sessionmaker(engine), "
                 "sessionmaker(other_engine)), in this order"
             )
-    places = [
-        (engine.url.host, engine.url.port, engine.url.database)
-        for one in sessions
-        if (engine := _find_engine(one)) is not None
-    ]
-    if len(set(places)) > 1:
-        raise ConfigError(
-            "sessions: the two kinds are for different databases, "
-            + " and ".join(f"{name} on {host}:{port}" for host, port, name in places)
-            + "; a message's receipt must be in one"
-        )
     return BothExecutors(coroutines, threads)

@@ -1,7 +1,8 @@
 """What a source knows about earlier starts of a message."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from datetime import datetime
+from typing import NamedTuple, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,25 @@ class TakenOver:
 
     def __init__(self, max_suspects: int) -> None:
         self.left = max_suspects
+
+
+class Takeover(NamedTuple):
+    """What this process took over, and when.
+
+    Attributes:
+        at: when the previous owner may have held it last.
+    """
+
+    at: datetime
+    history: TakenOver
+
+    def covers(self, created_at: datetime) -> bool:
+        """Return whether a message was there then, so that it may have been started.
+
+        If `at` is by a clock that is behind the database's, a message may pass as new
+        that isn't: at the next death it will be older.
+        """
+        return created_at <= self.at
 
 
 History: TypeAlias = Delivered | TakenOver

@@ -10,7 +10,7 @@ from outbox.postgres.connection import Connection, connect
 from pillarbox import Message
 from relay.claim import claim_batch
 from relay.config import RelayConfig
-from relay.events import BatchSettled
+from relay.events import BatchSettled, DatabaseRecovered
 from relay.publisher import Acked
 from relay.settle import complete, decide, settle_batch
 from tests.fixtures.publisher import ScriptedPublisher
@@ -19,6 +19,13 @@ from tests.fixtures.sessions import execute
 from tests.relay.test_claim import board_of_all_lanes, claim
 
 CONFIG = RelayConfig()
+OVERTAKE = """
+    INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
+                                 reader, owner, snapshot)
+    SELECT created_at, ends_at, number + 1, up_to, 0, lane, reader, gen_random_uuid(),
+           snapshot
+      FROM outbox.position WHERE messages > 0
+"""
 
 
 async def test_of_two_relays_that_claimed_the_same_messages_one_settles(
@@ -126,3 +133,27 @@ async def test_the_fence_moves_to_today_when_its_day_has_passed(
     # From then on, claims don't read the old day.
     assert len(read[0]) > len(read[1]) == len(read[2])
     assert read[2][-1] == read[0][-1]
+
+
+async def test_the_outage_of_a_settlement_that_another_relay_overtook_ends(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts = iter([False, True])
+
+    async def overtaken(
+        connection: Connection, *arguments: object, **options: object
+    ) -> dict[int, datetime]:
+        if next(cuts, False):
+            execute(database_url, OVERTAKE)
+            raise psycopg.OperationalError("the connection was cut")
+        return await settle_batch(connection, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(relay.worker, "settle_batch", overtaken)
+    async with running(database_url, ScriptedPublisher()) as running_relay:
+        insert(database_url, Message("first", b"", key="k"))
+        await running_relay.events.wait_for(BatchSettled)
+        insert(database_url, Message("second", b"", key="k"))
+        await running_relay.events.wait_for(DatabaseRecovered)
+        await running_relay.events.wait_for(BatchSettled, count=2)
+
+    assert unsettled(database_url) == 0

@@ -14,7 +14,13 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, Self, TypeAlias
 
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
+from inbox.poison.history import (
+    FIRST_DELIVERY,
+    REDELIVERED,
+    History,
+    TakenOver,
+    Takeover,
+)
 from inbox.source import Abilities, Delivery, EntryDelivery
 from outbox.brokers.postgres import DIRECT, PostgresOptions
 from outbox.errors import BrokerUnavailableError, ConfigError, DatabaseUnavailableError
@@ -45,6 +51,7 @@ _CONNECTIONS: Final = 3
 _SHARE: Final = 8
 """Of what may be prefetched, one part is in each batch."""
 _MAX_BATCH_BYTES: Final = 1024 * 1024
+"""Of one batch; a larger message is a batch of its own."""
 _NEVER: Final = timedelta(days=365)
 """Handlers have limits of their own."""
 
@@ -59,13 +66,6 @@ class _Handed(NamedTuple):
     attempts: int
     created_at: datetime
     answer: _Answer
-
-
-class _Lane(NamedTuple):
-    """A lane that another replica may have held until `at`, by this process's clock."""
-
-    at: datetime
-    history: TakenOver
 
 
 class _Handover:
@@ -148,7 +148,7 @@ class DirectSource:
         self._started = asyncio.Event()
         self._failure: str | None = None
         self._refusal: str | None = None
-        self._taken_over: dict[int, _Lane] = {}
+        self._taken_over: dict[int, Takeover] = {}
         self._running: asyncio.Task[None] | None = None
         self._reader = Reader(consumer, DIRECT, self._handover)
         self._relay = Relay(
@@ -271,9 +271,7 @@ class DirectSource:
         message = handed.message
         lane = lane_of(message.key, message.id, message.priority)
         taken_over = self._taken_over.get(lane)
-        # A message that was added later is new. If this clock is behind the database's,
-        # one may pass as new that isn't: at the next death it will be older.
-        if taken_over is not None and handed.created_at <= taken_over.at:
+        if taken_over is not None and taken_over.covers(handed.created_at):
             return taken_over.history
         return REDELIVERED if handed.attempts else FIRST_DELIVERY
 
@@ -284,7 +282,7 @@ class DirectSource:
             case LeaseTaken(lanes=lanes):
                 now = datetime.now(UTC)
                 self._taken_over |= {
-                    lane: _Lane(now, TakenOver(_MAX_SUSPECTS)) for lane in lanes
+                    lane: Takeover(now, TakenOver(_MAX_SUSPECTS)) for lane in lanes
                 }
             case DatabaseLost():
                 self._failure = event.reason

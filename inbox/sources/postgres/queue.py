@@ -18,7 +18,13 @@ from typing import Any, Final, NamedTuple, Self
 
 import psycopg
 
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
+from inbox.poison.history import (
+    FIRST_DELIVERY,
+    REDELIVERED,
+    History,
+    TakenOver,
+    Takeover,
+)
 from inbox.sources.postgres.lanes import (
     ClaimedDelivery,
     DeliveryLane,
@@ -72,14 +78,6 @@ class Outcome:
     """The time until it is retried; None if it was acked."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TakenOver:
-    """A lane that another replica may have held until `at`."""
-
-    at: datetime
-    history: TakenOver
-
-
 class _MustLookError(Exception):
     """A transaction has ended whose rows the claim didn't look for."""
 
@@ -106,7 +104,7 @@ class Queue:
         self._opened_at = 0.0
         self._lanes = lanes
         self._reader = LogReader(consumer, "inbox")
-        self._taken_over: dict[int, _TakenOver] = {}
+        self._taken_over: dict[int, Takeover] = {}
         self._consumer = consumer
         self._prefetch = prefetch
         self._tenants = Tenants(prefetch)
@@ -302,7 +300,7 @@ class Queue:
     def history_of(self, row: ClaimedDelivery) -> History:
         """Return whether the lane's previous owner may have started to handle it."""
         taken_over = self._taken_over.get(row.lane)
-        if taken_over is not None and row.created_at <= taken_over.at:
+        if taken_over is not None and taken_over.covers(row.created_at):
             return taken_over.history
         return REDELIVERED if row.attempts else FIRST_DELIVERY
 
@@ -481,7 +479,7 @@ class Queue:
                 if lane.is_new:
                     lane.is_new = False
                     history = TakenOver(_MAX_SUSPECTS)
-                    self._taken_over[lane.number] = _TakenOver(clock.now, history)
+                    self._taken_over[lane.number] = Takeover(clock.now, history)
             long_past = clock.now - _SKEW
             moved = {lane.number for lane in lanes if lane.must_move(long_past)}
             before = self._clock() - self._open_after
