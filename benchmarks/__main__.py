@@ -41,6 +41,7 @@ QUESTIONS = (
     "hostile_rows",
     "guard",
     "batch_handlers",
+    "handlers",
     "observers",
     "postgres_source",
     "redis_source",

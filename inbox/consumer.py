@@ -119,7 +119,10 @@ class Consumer(Process):
             one source for each queue.
         sessions: the session factory of the handlers' database: an `async_sessionmaker`
             for async handlers, a `sessionmaker` for plain functions, which run in
-            threads, or a tuple of both, for handlers of both kinds.
+            threads, or a tuple of both, for handlers of both kinds. Instead, a psycopg
+            pool, for handlers that take a connection: an `AsyncConnectionPool` for
+            async handlers, a `ConnectionPool` for plain functions. The consumer
+            opens a pool that isn't open, and closes it then.
         name: identifies the consumer's receipts, subscriptions and consumer group; all
             replicas of a consumer use the same name.
         queues: the queues to serve, with their weights. Default: all, with equal
@@ -340,7 +343,7 @@ class Consumer(Process):
             if takes is not Takes.ONE:
                 refuse_idempotent(handler)
             arguments = arguments_of(handler, takes)
-            self._executor.check(handler)
+            self._executor.check(handler, arguments)
             if arguments.payload is not None:
                 self._versions.decodes(topic)
                 self._payloads[topic] = arguments.payload
@@ -437,11 +440,12 @@ class Consumer(Process):
         retry = longest_retry(self._retry, self._routes)
         limits = self._fit_to_pool()
         is_long = has_long_handlers(self._routes)
-        await check_database(self._executor, retry, observers.notify, is_long=is_long)
         days = Days(partial(self._executor.transact, make_days), observers.notify)
-        await days.make()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._executor.close)
+            notify = observers.notify
+            await check_database(self._executor, retry, notify, is_long=is_long)
+            await days.make()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             if is_long:
                 await stack.enter_async_context(sweeping(self._executor, self.name))

@@ -92,7 +92,7 @@ class HandlerTransactionError(OutboxError):
             f"{call}: refused, because a handler must not end its transaction: receipt "
             "and effects commit together after it has returned, and now nothing was "
             "committed; remove the call; for a part that may be rolled back use "
-            "session.begin_nested()"
+            "session.begin_nested(), or connection.transaction() of psycopg"
         )
 
     @classmethod
@@ -102,8 +102,9 @@ class HandlerTransactionError(OutboxError):
         return cls(
             f"{what} was caught inside the transaction, and PostgreSQL would turn its "
             "COMMIT into a ROLLBACK, without receipt or effects; execute what may fail "
-            "in a savepoint (with session.begin_nested(): …) and catch the error "
-            "outside of that, or let it leave the handler"
+            "in a savepoint (with session.begin_nested(): …, or psycopg's with "
+            "connection.transaction(): …) and catch the error outside of that, or let "
+            "it leave the handler"
         )
 
 
@@ -114,12 +115,13 @@ class TransactionEndedError(HandlerTransactionError):
 
     def __init__(self) -> None:
         super().__init__(
-            "COMMIT or ROLLBACK: the handler ended its transaction without the "
-            "session; what it did before that may be committed, with the receipt, and "
+            "COMMIT or ROLLBACK: the handler ended its transaction itself; "
+            "what it did before that may be committed, with the receipt, and "
             "what it did after it is not; check which of its effects exist; execute no "
             "COMMIT or ROLLBACK in the handler, don't set "
             "default_transaction_read_only, which marks the transaction, and use "
-            "session.begin_nested() for a part that may be rolled back"
+            "session.begin_nested(), or connection.transaction() of psycopg, for a "
+            "part that may be rolled back"
         )
 
 

@@ -59,7 +59,12 @@ def check_max_idle(max_idle: timedelta | None) -> None:
 def limit_idle(session: AnySession, max_idle: timedelta | None) -> None:
     """Set how long a session can be idle in a transaction that holds a receipt."""
     if max_idle is not None:
-        session.info[_MAX_IDLE] = f"{max_idle // timedelta(milliseconds=1)}ms"
+        session.info[_MAX_IDLE] = as_setting(max_idle)
+
+
+def as_setting(max_idle: timedelta | None) -> str | None:
+    """Return a limit as PostgreSQL writes it."""
+    return None if max_idle is None else f"{max_idle // timedelta(milliseconds=1)}ms"
 
 
 def max_idle_of(session: AnySession) -> str | None:

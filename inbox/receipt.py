@@ -192,31 +192,36 @@ def record_receipts(
             transaction can only be rolled back. For a single id, raises what
             `record_receipt` raises.
     """
+    values = receipt_values(message_ids, consumer, max_idle_of(session))
+    held = hold(session)
+    try:
+        found = held.execute(_insert_receipts(), values).scalars()
+    except DBAPIError as error:
+        if (refused := refusal_of_many(error, message_ids)) is not None:
+            raise refused from error
+        raise
+    return set(found)
+
+
+def receipt_values(
+    message_ids: Sequence[UUID], consumer: str, max_idle: str | None
+) -> dict[str, str | None]:
+    """Return the parameters of `insert_receipts.sql`.
+
+    Raises:
+        InvalidReceiptError: an id contains no timestamp, or the name is invalid.
+    """
     check_text("consumer", consumer)
     for id in message_ids:
         check_id(id)
     # Sorted, so that two batches never deadlock.
     ids = sorted(set(message_ids))
-    values = {
+    return {
         "ids": plain_array(ids),
         "moments": moment_array([moment_of(id) for id in ids]),
         "consumer": consumer,
-        "max_idle": max_idle_of(session),
+        "max_idle": max_idle,
     }
-    held = hold(session)
-    try:
-        found = held.execute(_insert_receipts(), values).scalars()
-    except DBAPIError as error:
-        if _sqlstate(error) != _CHECK_VIOLATION:
-            raise
-        if len(ids) == 1 and (refused := refusal(error, ids[0])) is not None:
-            raise refused from error
-        why = _constraint(error) or "there is no partition for its day"
-        raise InvalidReceiptError(
-            f"{len(ids)} receipts: one of them was refused ({why}); handle them one by "
-            "one to find it"
-        ) from error
-    return set(found)
 
 
 @cache
@@ -250,7 +255,22 @@ def check_id(message_id: object) -> None:
         ) from None
 
 
-def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:
+def refusal_of_many(
+    error: Exception, message_ids: Sequence[UUID]
+) -> InvalidReceiptError | None:
+    """Return the error for rejected rows; None if no message is the reason."""
+    if _sqlstate(error) != _CHECK_VIOLATION:
+        return None
+    if len(message_ids) == 1:
+        return refusal(error, message_ids[0])
+    why = _constraint(error) or "there is no partition for its day"
+    return InvalidReceiptError(
+        f"{len(message_ids)} receipts: one of them was refused ({why}); handle them "
+        "one by one to find it"
+    )
+
+
+def refusal(error: Exception, message_id: UUID) -> InvalidReceiptError | None:
     """Return the error for a rejected row; None if its message is not the reason."""
     if _sqlstate(error) != _CHECK_VIOLATION:
         return None
@@ -290,15 +310,15 @@ def check_text(field: str, value: object, max_bytes: int = _MAX_NAME_BYTES) -> N
         )
 
 
-def _sqlstate(error: DBAPIError) -> str | None:
-    original: Any = error.orig
+def _sqlstate(error: Exception) -> str | None:
+    original: Any = getattr(error, "orig", error)
     # psycopg 3 and asyncpg call it sqlstate, psycopg2 pgcode.
     state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     return cast("str | None", state)
 
 
-def _constraint(error: DBAPIError) -> str | None:
-    original: Any = error.orig
+def _constraint(error: Exception) -> str | None:
+    original: Any = getattr(error, "orig", error)
     diagnosis = getattr(original, "diag", None)
     if diagnosis is None:
         # SQLAlchemy wraps asyncpg's error, which holds the name, in another error.

@@ -7,8 +7,9 @@ of every message of the same transaction.
 or handles a message checks it, and does nothing more if it is None.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
@@ -22,6 +23,9 @@ CAUSE: Final = "causation-id"
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 _CAUSE: Final = "outbox.cause"
+_CONNECTION: Final[ContextVar[tuple[object, UUID] | None]] = ContextVar(
+    "outbox.cause", default=None
+)
 
 
 def set_cause(session: "Session", id: UUID) -> None:
@@ -38,6 +42,22 @@ def cause_of(session: "Session") -> UUID | None:
         return cause[1]
     del session.info[_CAUSE]
     return None
+
+
+@contextmanager
+def causing(connection: object, id: UUID) -> Iterator[None]:
+    """Let messages that the block adds on a driver's connection have this cause."""
+    token = _CONNECTION.set((connection, id))
+    try:
+        yield
+    finally:
+        _CONNECTION.reset(token)
+
+
+def cause_on(connection: object) -> UUID | None:
+    """Return the id of the message that its transaction handles, if known."""
+    cause = _CONNECTION.get()
+    return cause[1] if cause is not None and cause[0] is connection else None
 
 
 def caused(message: "Message", cause: UUID) -> "Message":

@@ -7,6 +7,7 @@ keep or discard it. An object for each message would take as long as its insert.
 
 from collections.abc import Coroutine, Iterator
 from typing import Any, Final, Unpack, overload
+from uuid import UUID
 
 from sqlalchemy import Connection, Insert, event, inspect
 from sqlalchemy.exc import UnboundExecutionError
@@ -40,7 +41,7 @@ from outbox.session import (
     is_sharded_session,
     refuse_autocommit,
 )
-from outbox.tracing import cause_of, caused
+from outbox.tracing import cause_of, cause_on, caused
 from outbox.unsent import Batch, uncommitted, watch
 
 _LIMITS: Final = Limits()
@@ -139,7 +140,8 @@ def add(
     """
     if is_connection(session):
         made = tuple(_message(message, registry, details) for message in messages)
-        return insert_on(session, _checked(made, limits, registry, codec))
+        made = _checked(made, limits, registry, codec)
+        return insert_on(session, _with_cause(made, cause_on(session)))
     target = sync_session(session)
     if is_sharded_session(target):
         raise ConfigError(
@@ -154,9 +156,7 @@ def add(
 
 
 def _add(target: Session, messages: tuple[Message, ...]) -> None:
-    cause = cause_of(target)
-    if cause is not None:
-        messages = tuple(caused(message, cause) for message in messages)
+    messages = _with_cause(messages, cause_of(target))
     batches = uncommitted(target)
     if _LATE in target.info:
         if (late := target.info[_LATE]) is not None:
@@ -170,6 +170,14 @@ def _add(target: Session, messages: tuple[Message, ...]) -> None:
         target.add(row)
         batches.append(Batch(target, row.messages, inspect(row)))
         watch(target)
+
+
+def _with_cause(
+    messages: tuple[Message, ...], cause: UUID | None
+) -> tuple[Message, ...]:
+    if cause is None:
+        return messages
+    return tuple(caused(message, cause) for message in messages)
 
 
 def insert_statement(

@@ -1,6 +1,8 @@
 """What a handler takes: read from its annotations when it is registered.
 
     Session, AsyncSession     the session of its transaction
+    psycopg's Connection,     the connection of its transaction, if the consumer has
+    AsyncConnection           a pool
     Job, AsyncJob             the job of a long handler
     Message                   the message
     bytes                     its payload as it is
@@ -20,11 +22,12 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+import psycopg
 from sqlalchemy.orm import Session
 from typing_extensions import is_typeddict
 
@@ -64,11 +67,15 @@ class Arguments:
     """The arguments of a handler, in its order.
 
     Attributes:
-        is_batch: whether it takes many messages.
+        takes: which kind of handler it is.
+        takes_session: whether its annotations ask for a session of SQLAlchemy.
+        takes_connection: whether they ask for a connection of psycopg.
     """
 
     inner: tuple[Argument, ...]
-    is_batch: bool = False
+    takes: Takes = Takes.ONE
+    takes_session: bool = False
+    takes_connection: bool = False
 
     @property
     def payload(self) -> Validator | None:
@@ -97,7 +104,7 @@ class Arguments:
         )
 
     def _payload(self, argument: Argument, message: Any) -> Any:
-        if self.is_batch:
+        if self.takes is Takes.MANY:
             return [_payload(argument, one) for one in message]
         return _payload(argument, message) if isinstance(message, Message) else message
 
@@ -155,10 +162,11 @@ def arguments_of(
     parameters = _parameters(handler)
     if parameters is None:
         _bind(handler, takes, 2)
-        return AS_THEY_ARE
+        return replace(AS_THEY_ARE, takes=takes)
     found: dict[str, Argument] = {}
+    annotations = {one.name: _annotation(handler, one) for one in parameters}
     for parameter in parameters:
-        annotation = _annotation(handler, parameter)
+        annotation = annotations[parameter.name]
         if annotation in _OPEN:
             continue
         argument = _argument(handler, annotation, takes)
@@ -178,7 +186,12 @@ def arguments_of(
             found[parameter.name] = first if is_first else Role.MESSAGE
     inner = tuple(found[one.name] for one in parameters if one.name in found)
     _check(handler, takes, inner)
-    return Arguments(inner, is_batch=takes is Takes.MANY)
+    return Arguments(
+        inner,
+        takes,
+        takes_session=any(map(_is_session, annotations.values())),
+        takes_connection=any(map(_is_connection, annotations.values())),
+    )
 
 
 def reader_of(function: Callable[..., Any]) -> Callable[[Message], Any]:
@@ -256,7 +269,7 @@ def _argument(
             "register it with @consumer.handles, @consumer.handles_batch or "
             "@consumer.job"
         )
-    if _is_session(annotation):
+    if _is_session(annotation) or _is_connection(annotation):
         return Role.SESSION
     if _is(annotation, Job, AsyncJob):
         return Role.JOB
@@ -276,8 +289,12 @@ def _argument(
 def _is_misplaced(handler: Callable[..., Any], annotation: Any, takes: Takes) -> bool:
     """Return whether another kind of handler takes what is annotated."""
     is_job = _is(annotation, Job, AsyncJob)
-    if is_job or _is_session(annotation):
-        for_async = _is(annotation, AsyncJob) or _is_async_session(annotation)
+    if is_job or _is_session(annotation) or _is_connection(annotation):
+        for_async = (
+            _is(annotation, AsyncJob)
+            or _is_async_session(annotation)
+            or _is_connection(annotation, psycopg.AsyncConnection)
+        )
         return is_job != (takes is Takes.JOB) or for_async != is_async(handler)
     is_many = _is_many(annotation)
     return (is_many or _is(annotation, Message)) and is_many != (takes is Takes.MANY)
@@ -353,6 +370,11 @@ def _is_many(annotation: object) -> bool:
 
 def _is(annotation: object, *kinds: type) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, kinds)
+
+
+def _is_connection(annotation: object, *kinds: type) -> bool:
+    kind = typing.get_origin(annotation) or annotation
+    return _is(kind, *(kinds or (psycopg.Connection, psycopg.AsyncConnection)))
 
 
 def _is_session(annotation: object) -> bool:

@@ -9,8 +9,9 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
+from inbox.handlers.arguments import Arguments
 from inbox.handlers.attempt import Attempt
-from inbox.handlers.executor import TABLES, as_failure
+from inbox.handlers.executor import TABLES, as_failure, refuse_connections
 from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.idle import limit_idle
@@ -41,7 +42,7 @@ class AsyncExecutor:
         self._consumer = consumer
         self._max_idle = max_idle
 
-    def check(self, handler: Handler) -> None:
+    def check(self, handler: Handler, arguments: Arguments) -> None:
         """Refuse a plain function."""
         if not is_async(handler):
             raise ConfigError(
@@ -49,6 +50,7 @@ class AsyncExecutor:
                 "async_sessionmaker: write async def, or pass both kinds: "
                 "(async_sessionmaker(engine), sessionmaker(other_engine))"
             )
+        refuse_connections(handler, arguments)
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in a task of its own."""
@@ -77,9 +79,10 @@ class AsyncExecutor:
                 await session.invalidate()
                 raise
             if new:
+                argument = attempt.argument(new)
                 async with protected(session, *attempt.receipts(new)):
                     with failing:
-                        await _call(attempt.handler, session, attempt.argument(new))
+                        await call_async(attempt.handler, session, argument)
             return await session.run_sync(attempt.end, new)
 
     async def transact(self, function: Callable[[Session], T]) -> T:
@@ -104,7 +107,7 @@ class AsyncExecutor:
 
         async def call() -> Any:
             with failing:
-                result = await _call(handler, *arguments)
+                result = await call_async(handler, *arguments)
                 refuse_unrun(handler, result)
                 return result
 
@@ -123,7 +126,8 @@ class AsyncExecutor:
         """Do nothing: there are no threads."""
 
 
-async def _call(handler: Callable[..., Any], *arguments: Any) -> Any:
+async def call_async(handler: Callable[..., Any], *arguments: Any) -> Any:
+    """Await a handler; a cancellation that it left pending is raised here."""
     result = await handler(*arguments)
     task = asyncio.current_task()
     if task is not None and task.cancelling():

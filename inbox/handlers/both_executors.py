@@ -9,8 +9,9 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
+from inbox.handlers.arguments import Arguments
 from inbox.handlers.async_executor import AsyncExecutor
-from inbox.handlers.executor import Executor
+from inbox.handlers.executor import Executor, refuse_connections
 from inbox.handlers.routes import BatchHandler, Handler
 from inbox.handlers.signature import is_async
 from inbox.handlers.thread_executor import ThreadExecutor
@@ -33,8 +34,9 @@ class BothExecutors:
     def _of(self, handler: Callable[..., Any]) -> Executor:
         return self._coroutines if is_async(handler) else self._threads
 
-    def check(self, handler: Handler) -> None:
+    def check(self, handler: Handler, arguments: Arguments) -> None:
         """Accept both kinds."""
+        refuse_connections(handler, arguments)
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in a task or in a thread."""

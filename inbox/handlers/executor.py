@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 from uuid import UUID
 
+import psycopg
 from sqlalchemy import Row, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -68,7 +69,7 @@ _IDLE_IN_TRANSACTION: Final = "25P03"  # idle for longer than max_idle
 class Executor(Protocol):
     """Runs handlers: coroutine functions, plain functions, or both."""
 
-    def check(self, handler: Handler) -> None:
+    def check(self, handler: Handler, arguments: Arguments) -> None:
         """Raise `ConfigError` for a handler of another kind."""
 
     async def handle(self, handler: Handler, message: Message) -> bool:
@@ -195,6 +196,16 @@ def _list_minimums(session: Session) -> list[Any]:
     return list(connection_of(session).execute(text(LIST_MINIMUMS)))
 
 
+def refuse_connections(handler: Handler, arguments: Arguments) -> None:
+    """Raise `ConfigError` for a handler that takes a connection, not a session."""
+    if arguments.takes_connection:
+        raise ConfigError(
+            f"handler {name_of(handler)}: takes a connection of psycopg, and gets a "
+            "session of SQLAlchemy; annotate it with Session or AsyncSession, or pass "
+            "the consumer a psycopg_pool.ConnectionPool or AsyncConnectionPool"
+        )
+
+
 def make_days(session: Session) -> list[Any]:
     """Create the missing partitions of all tables; return what failed."""
     return list(connection_of(session).execute(text(MAKE_DAYS)))
@@ -202,13 +213,17 @@ def make_days(session: Session) -> list[Any]:
 
 def connection_broke(error: BaseException) -> bool:
     """Return whether an error means that the connection was lost or terminated."""
-    if not isinstance(error, DBAPIError):
+    state = sqlstate_of(error) or ""
+    if isinstance(error, psycopg.OperationalError):  # without SQLAlchemy
+        is_lost = not state
+    elif isinstance(error, DBAPIError):
+        is_lost = error.connection_invalidated
+    else:
         # asyncpg raises it for a statement that is executed after the server's FATAL
         # and before the connection is closed. SQLAlchemy 2.0 doesn't wrap it.
         return type(error).__name__ == "InternalClientError"
-    state = sqlstate_of(error) or ""
     return (
-        error.connection_invalidated
+        is_lost
         or state[:2] == "08"
         or state[:4] == "57P0"
         or state == _IDLE_IN_TRANSACTION

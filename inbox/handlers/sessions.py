@@ -14,6 +14,14 @@ from inbox.connection import bind_of
 from inbox.handlers.async_executor import AsyncExecutor
 from inbox.handlers.both_executors import BothExecutors
 from inbox.handlers.executor import Executor
+from inbox.handlers.pool_executors import AsyncPoolExecutor, PoolExecutor
+from inbox.handlers.pools import (
+    AnyPool,
+    is_async_pool,
+    is_plain_pool,
+    is_pool,
+    url_of,
+)
 from inbox.handlers.thread_executor import ThreadExecutor
 from inbox.idle import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError, shorten
@@ -23,21 +31,32 @@ from outbox.session import is_async_sessionmaker
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-OneKind: TypeAlias = "async_sessionmaker[AsyncSession] | sessionmaker[Session]"
+OneKind: TypeAlias = (
+    "async_sessionmaker[AsyncSession] | sessionmaker[Session] | AnyPool"
+)
 Sessions: TypeAlias = (
     "OneKind | tuple[async_sessionmaker[AsyncSession], sessionmaker[Session]]"
 )
-"""A session factory, or one of each kind for the same database."""
+"""A session factory, one of each kind for the same database, or a psycopg pool."""
 
 DEFAULT_IN_FLIGHT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """The maximum number of an engine's connections, and the settings that set it."""
+    """The maximum number of connections, and the settings that set it.
+
+    Attributes:
+        pool: what has them.
+        remedy: a setting for another number, with `{}` in its place.
+        spare: the connections that handlers leave to heartbeats.
+    """
 
     connections: int
     settings: str
+    pool: str = "the engine of sessions"
+    remedy: str = "create_engine(…, pool_size={})"
+    spare: int = 1
 
     def check(self, max_in_flight: int, needed: int) -> None:
         """Refuse a number of handlers that exceeds the number of connections.
@@ -54,16 +73,15 @@ class PoolLimit:
         besides = f" and {spare} for heartbeats" if spare > 0 else ""
         raise ConfigError(
             f"max_in_flight={max_in_flight}: needs {needed} connections{besides}, and "
-            f"the engine of sessions has {self.connections} at most "
-            f'({self.settings}): handlers would fail with "QueuePool limit"; '
-            f"create_engine(…, pool_size={needed}), or set "
+            f"{self.pool} has {self.connections} at most ({self.settings}): handlers "
+            f"would fail after waiting for one; {self.remedy.format(needed)}, or set "
             f"max_in_flight={max(1, self.connections - max(0, spare))}"
         )
 
     @property
     def max_in_flight(self) -> int:
-        """The number of handlers that leaves one connection free for heartbeats."""
-        return max(1, min(DEFAULT_IN_FLIGHT, self.connections - 1))
+        """The number of handlers that leaves connections free for heartbeats."""
+        return max(1, min(DEFAULT_IN_FLIGHT, self.connections - self.spare))
 
 
 def first_of(sessions: Sessions) -> OneKind:
@@ -79,6 +97,10 @@ def pool_limit(sessions: object) -> PoolLimit | None:
     if isinstance(sessions, tuple):
         limits = [limit for one in sessions if (limit := pool_limit(one)) is not None]
         return min(limits, key=lambda limit: limit.connections, default=None)
+    if is_pool(sessions):
+        most = sessions.max_size
+        name = f"the {type(sessions).__name__}"
+        return PoolLimit(most, f"max_size={most}", name, "max_size={}", spare=0)
     engine = _find_engine(sessions)
     if engine is None:
         return None
@@ -98,6 +120,8 @@ def pool_limit(sessions: object) -> PoolLimit | None:
 
 def has_other_connections(sessions: object) -> bool:
     """Return whether another session uses another connection than a handler's."""
+    if is_pool(sessions):
+        return True
     engine = _find_engine(sessions)
     return engine is not None and not isinstance(
         engine.pool, StaticPool | AssertionPool
@@ -112,6 +136,8 @@ def database_url(sessions: object) -> str:
     Raises:
         ConfigError: the engine is unknown, or isn't for PostgreSQL.
     """
+    if is_pool(sessions):
+        return url_of(sessions)
     engine = _find_engine(sessions)
     if engine is None:
         raise ConfigError(
@@ -162,9 +188,13 @@ def make_executor(
         return AsyncExecutor(sessions, consumer, max_idle)
     if isinstance(sessions, sessionmaker):
         return ThreadExecutor(sessions, consumer, max_in_flight, max_idle)
+    if is_async_pool(sessions):
+        return AsyncPoolExecutor(sessions, consumer, max_idle)
+    if is_plain_pool(sessions):
+        return PoolExecutor(sessions, consumer, max_in_flight, max_idle)
     raise ConfigError(
         f"sessions {shorten(sessions)}: isn't a session factory; pass SQLAlchemy's "
-        "async_sessionmaker(engine) or sessionmaker(engine)"
+        "async_sessionmaker(engine) or sessionmaker(engine), or a pool of psycopg_pool"
     )
 
 
@@ -176,7 +206,9 @@ def _make_both(
 ) -> BothExecutors:
     kinds = [make_executor(one, consumer, max_in_flight, max_idle) for one in sessions]
     match kinds:
-        case [AsyncExecutor() as coroutines, ThreadExecutor() as threads]:
+        case [AsyncExecutor() as coroutines, ThreadExecutor() as threads] if not any(
+            map(is_pool, sessions)
+        ):
             pass
         case _:
             raise ConfigError(

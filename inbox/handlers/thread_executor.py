@@ -11,8 +11,9 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session, sessionmaker
 
+from inbox.handlers.arguments import Arguments
 from inbox.handlers.attempt import Attempt
-from inbox.handlers.executor import TABLES, as_failure
+from inbox.handlers.executor import TABLES, as_failure, refuse_connections
 from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.idle import limit_idle
@@ -52,7 +53,7 @@ class ThreadExecutor:
         self._handlers = _Threads(max_in_flight, f"inbox {consumer}")
         self._books = _Threads(_MAX_BOOKKEEPERS, f"inbox {consumer} books")
 
-    def check(self, handler: Handler) -> None:
+    def check(self, handler: Handler, arguments: Arguments) -> None:
         """Refuse a coroutine function."""
         if is_async(handler):
             raise ConfigError(
@@ -60,6 +61,7 @@ class ThreadExecutor:
                 "write def, or pass both kinds: "
                 "(async_sessionmaker(engine), sessionmaker(other_engine))"
             )
+        refuse_connections(handler, arguments)
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in a thread."""

@@ -149,7 +149,7 @@ def _routes(handlers: Handlers, chosen: Executor) -> Routes[Handler]:
     given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
     for topic, handler in given.items():
         arguments = arguments_of(handler, Takes.ONE)
-        chosen.check(handler)
+        chosen.check(handler, arguments)
         routes.add(topic, make_handler(handler, Terms(_same, arguments=arguments)))
     if not routes.topics:
         raise ConfigError("handlers: empty; pass a handler, or {topic: handler}")

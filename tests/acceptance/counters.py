@@ -15,6 +15,7 @@ from tests.fixtures.waiting import wait_for
 
 COUNTER = "tests.acceptance.counter:counter"
 IMPATIENT = "tests.acceptance.impatient:counter"
+POOLED = "tests.acceptance.pooled:counter"
 _TABLES = """
     CREATE TABLE counted (
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

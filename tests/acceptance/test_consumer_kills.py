@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.brokers import BROKERS, Broker, plainly
-from tests.acceptance.counters import Counters
+from tests.acceptance.counters import COUNTER, POOLED, Counters
 from tests.acceptance.fixtures import Figures
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
@@ -23,8 +23,10 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("consumer", [COUNTER, POOLED], ids=["sessions", "pool"])
 def test_every_message_takes_effect_once_when_consumers_are_killed(
     broker: Broker,
+    consumer: str,
     relays: Relays,
     counters: Counters,
     writer: Writer,
@@ -33,7 +35,7 @@ def test_every_message_takes_effect_once_when_consumers_are_killed(
     figures: Figures,
 ) -> None:
     kills, count = (30, 667) if full else (2, 100)
-    handling = [counters.start(broker.url) for _ in range(2)]
+    handling = [counters.start(broker.url, consumer) for _ in range(2)]
     relays.start(broker.url)
     for _ in range(kills):
         before = counters.count()
@@ -42,7 +44,7 @@ def test_every_message_takes_effect_once_when_consumers_are_killed(
         let_pass(random.uniform(0, 0.3))
         random.shuffle(handling)
         handling.pop().kill()
-        handling.append(counters.start(broker.url))
+        handling.append(counters.start(broker.url, consumer))
     counters.wait_for_count(writer.added)
     inspection.wait_until_settled()
     wait_until_none("deliveries wait", broker.waiting)

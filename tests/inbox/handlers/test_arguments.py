@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import product
 from typing import Annotated, Any, TypedDict
 from uuid import UUID
 
 import attrs
 import msgspec
+import psycopg
 import pytest
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -25,6 +27,7 @@ from outbox.errors import ConfigError
 from pillarbox import Consumer, Message, idempotent, uuid7
 from tests.fixtures.consumers import (
     DRIVERS,
+    POOLS,
     handles,
     is_plain,
     running,
@@ -217,9 +220,12 @@ ENTRIES: dict[str, dict[str, Any]] = {
 def handler_of(entry: str, driver: str, seen: list[Any]) -> Any:
     """Return a handler that takes its payload first."""
     payload: Any = Sequence[Model] if entry == "handles_batch" else Model
-    plain, first = is_plain(driver), Session if is_plain(driver) else AsyncSession
+    plain = is_plain(driver)
+    first: Any = Session if plain else AsyncSession
     if entry == "job":
-        first = Job if plain else AsyncJob  # type: ignore[assignment]
+        first = Job if plain else AsyncJob
+    elif driver in POOLS:
+        first = psycopg.Connection if plain else psycopg.AsyncConnection
 
     def handle(order: Any, first: Any) -> None:
         seen.append((order, type(first)))
@@ -232,10 +238,15 @@ def handler_of(entry: str, driver: str, seen: list[Any]) -> Any:
     return idempotent(consumer="billing")(handler) if entry == "idempotent" else handler
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize(
+    ("driver", "entry"),
+    [
+        *product(DRIVERS, ENTRIES),
+        *product(POOLS, ["handles", "handles_batch"]),
+    ],
+)
 async def test_each_kind_of_handler_gets_decoded_payloads_over_each_driver(
-    entry: str, driver: str, database_url: str
+    driver: str, entry: str, database_url: str
 ) -> None:
     good, bad = Message("orders.placed", ORDER), Message("orders.placed", {"id": 1})
     seen: list[Any] = []

@@ -1,0 +1,288 @@
+"""Run handlers on the connections of a psycopg pool, without SQLAlchemy.
+
+The receipt is the first statement of a block `connection.transaction()`, in which
+psycopg refuses commit() and rollback(). Whatever else a handler does to the transaction
+shows in libpq's state at its end, and in the mark that `inbox.transaction` describes.
+
+What isn't a handler's runs in sessions, as `pools` describes.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
+from uuid import UUID
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+from sqlalchemy import text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm import sessionmaker
+from typing_extensions import override
+
+from inbox.errors import (
+    HandlerTransactionError,
+    InvalidReceiptError,
+    TransactionEndedError,
+)
+from inbox.handlers.arguments import Arguments
+from inbox.handlers.async_executor import AsyncExecutor, call_async
+from inbox.handlers.attempt import Attempt
+from inbox.handlers.executor import as_failure
+from inbox.handlers.pools import (
+    AnyPool,
+    async_engine_of,
+    engine_of,
+    is_async_pool,
+    was_closed,
+)
+from inbox.handlers.routes import Handler, name_of
+from inbox.handlers.signature import Takes, is_async
+from inbox.handlers.thread_executor import ThreadExecutor
+from inbox.idempotent import is_idempotent
+from inbox.idle import as_setting
+from inbox.receipt import receipt_values, refusal_of_many
+from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from outbox.message import Message
+from outbox.postgres.sql_files import load
+from outbox.tracing import causing
+
+if TYPE_CHECKING:
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+_Connection: TypeAlias = "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
+
+_MARK: Final = b"default_transaction_read_only"
+
+
+class _Receipts:
+    """The receipts of an attempt, in the transaction of a connection.
+
+    Attributes:
+        values: the parameters of `insert_receipts`.
+        new: the messages that the handler must handle, after `recorded`.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._ids = [message.id for message in attempt.messages]
+        self._messages = attempt.messages
+        self.values = receipt_values(
+            self._ids, attempt.consumer, as_setting(attempt.max_idle)
+        )
+        self.new: list[Message] = []
+        self._is_marked = False
+
+    def recorded(self, rows: list[tuple[UUID]], connection: _Connection) -> None:
+        """Note which of the receipts are new."""
+        new = {id for (id,) in rows}
+        self.new = [message for message in self._messages if message.id in new]
+        self._is_marked = _has_mark(connection)
+
+    def refused(self, error: Exception) -> NoReturn:
+        """Raise the error for an INSERT, or for a transaction that can't begin."""
+        if isinstance(error, InvalidReceiptError):
+            raise error
+        if (refused := refusal_of_many(error, self._ids)) is not None:
+            raise refused from error
+        raise DatabaseUnavailableError(one_line(error)) from error
+
+    @contextmanager
+    def protected(self, connection: _Connection) -> Iterator[None]:
+        """Check that the handler, which the block runs, can't have lost its work.
+
+        Raises:
+            HandlerTransactionError: it ended the transaction, or caught an error after
+                which PostgreSQL would roll it back.
+            OperationalError: it caught the error of a lost connection.
+        """
+        cause = causing(connection, self._ids[0]) if len(self._ids) == 1 else None
+        try:
+            with cause or nullcontext():
+                yield
+        except psycopg.Rollback as error:
+            # The block connection.transaction() would take it for an answer.
+            raise HandlerTransactionError.by_call("Rollback") from error
+        except Exception as error:
+            if self._was_ended(connection):
+                raise TransactionEndedError from error
+            raise
+        if connection.broken:
+            raise psycopg.OperationalError("the connection was lost in the handler")
+        if connection.closed:
+            raise HandlerTransactionError.by_call("close()")
+        if self._was_ended(connection):
+            raise TransactionEndedError
+        if connection.info.transaction_status is TransactionStatus.INERROR:
+            raise HandlerTransactionError.by_error(None)
+
+    def _was_ended(self, connection: _Connection) -> bool:
+        status = connection.info.transaction_status
+        if status is TransactionStatus.INTRANS:
+            return self._is_marked and not _has_mark(connection)
+        return status is TransactionStatus.IDLE
+
+
+class AsyncPoolExecutor(AsyncExecutor):
+    """Runs coroutine functions with connections of an `AsyncConnectionPool`."""
+
+    def __init__(
+        self,
+        pool: "AsyncConnectionPool[Any]",
+        consumer: str,
+        max_idle: timedelta | None,
+    ) -> None:
+        from sqlalchemy.ext.asyncio import async_sessionmaker
+
+        self._pool = pool
+        self._has_opened = False
+        self._engine = async_engine_of(pool)
+        super().__init__(async_sessionmaker(self._engine), consumer, max_idle)
+
+    @override
+    def check(self, handler: Handler, arguments: Arguments) -> None:
+        """Refuse a plain function, and what needs a session."""
+        _check(self._pool, handler, arguments)
+
+    @override
+    async def _attempt(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
+        receipts = _Receipts(attempt)
+        try:
+            connection = await self._pool.getconn()
+        except psycopg.OperationalError as error:
+            raise DatabaseUnavailableError(one_line(error)) from error
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    await stack.enter_async_context(connection.transaction())
+                    async with connection.cursor(row_factory=tuple_row) as cursor:
+                        await cursor.execute(_insert_receipts(), receipts.values)
+                        receipts.recorded(await cursor.fetchall(), connection)
+                except Exception as error:  # noqa: BLE001 (it is translated)
+                    receipts.refused(error)
+                if new := receipts.new:
+                    argument = attempt.argument(new)
+                    with receipts.protected(connection), failing:
+                        await call_async(attempt.handler, connection, argument)
+        finally:
+            await self._pool.putconn(connection)
+        return {message.id for message in receipts.new}
+
+    @override
+    async def probe(self) -> None:
+        """Query the tables, without reading a row; open the pool if nobody has."""
+        await super().probe()
+        if self._pool.closed:
+            try:
+                await self._pool.open()
+            except psycopg.OperationalError as error:
+                raise was_closed(self._pool, error) from error
+            self._has_opened = True
+
+    @override
+    async def close(self) -> None:
+        """Close the connections of its own, and the pool that it has opened."""
+        await self._engine.dispose()
+        if self._has_opened:
+            await self._pool.close()
+
+
+class PoolExecutor(ThreadExecutor):
+    """Runs plain functions with connections of a `ConnectionPool`, in threads."""
+
+    def __init__(
+        self,
+        pool: "ConnectionPool[Any]",
+        consumer: str,
+        max_in_flight: int,
+        max_idle: timedelta | None,
+    ) -> None:
+        self._pool = pool
+        self._has_opened = False
+        self._engine = engine_of(pool)
+        sessions = sessionmaker(self._engine)
+        super().__init__(sessions, consumer, max_in_flight, max_idle)
+
+    @override
+    def check(self, handler: Handler, arguments: Arguments) -> None:
+        """Refuse a coroutine function, and what needs a session."""
+        _check(self._pool, handler, arguments)
+
+    @override
+    def _attempt(self, attempt: Attempt) -> set[UUID]:
+        receipts = _Receipts(attempt)
+        try:
+            connection = self._pool.getconn()
+        except psycopg.OperationalError as error:
+            raise DatabaseUnavailableError(one_line(error)) from error
+        try:
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(connection.transaction())
+                    with connection.cursor(row_factory=tuple_row) as cursor:
+                        cursor.execute(_insert_receipts(), receipts.values)
+                        receipts.recorded(cursor.fetchall(), connection)
+                except Exception as error:  # noqa: BLE001 (it is translated)
+                    receipts.refused(error)
+                if new := receipts.new:
+                    handler = cast("Callable[..., Any]", attempt.handler)
+                    with receipts.protected(connection):
+                        handler(connection, attempt.argument(new))
+        finally:
+            self._pool.putconn(connection)
+        return {message.id for message in receipts.new}
+
+    @override
+    async def probe(self) -> None:
+        """Query the tables, without reading a row; open the pool if nobody has."""
+        await super().probe()
+        if self._pool.closed:
+            try:
+                self._pool.open()
+            except psycopg.OperationalError as error:
+                raise was_closed(self._pool, error) from error
+            self._has_opened = True
+
+    @override
+    async def close(self) -> None:
+        """End idle threads; close the connections of its own, and its own pool."""
+        await super().close()
+        self._engine.dispose()
+        if self._has_opened:
+            await asyncio.to_thread(self._pool.close)
+
+
+def _check(pool: AnyPool, handler: Handler, arguments: Arguments) -> None:
+    name, is_async_one = name_of(handler), is_async_pool(pool)
+    if is_async(handler) is not is_async_one:
+        kinds = ("a ConnectionPool", "def"), ("an AsyncConnectionPool", "async def")
+        its_pool, write = kinds[is_async_one]
+        raise ConfigError(
+            f"handler {name} doesn't fit its connections, which come from {its_pool}: "
+            f"write {write}, or pass the other pool"
+        )
+    if arguments.takes is Takes.JOB or is_idempotent(handler):
+        what = "long" if arguments.takes is Takes.JOB else "@idempotent"
+        raise ConfigError(
+            f"handler {name}: {what} handlers need sessions, and the consumer has a "
+            "pool; give them a Consumer with a session factory"
+        )
+    if arguments.takes_session:
+        raise ConfigError(
+            f"handler {name}: takes a session, and gets a connection of the pool; "
+            f"annotate it with psycopg.{'Async' * is_async_one}Connection, or pass a "
+            "session factory"
+        )
+
+
+def _has_mark(connection: _Connection) -> bool:
+    return connection.pgconn.parameter_status(_MARK) == b"on"
+
+
+@cache
+def _insert_receipts() -> bytes:
+    statement = text(load("inbox", "insert_receipts"))
+    compiled = statement.compile(dialect=postgresql.psycopg.dialect())  # type: ignore[no-untyped-call]
+    return str(compiled).encode()

@@ -1,0 +1,104 @@
+"""psycopg pools in place of session factories: what they are, and how they connect.
+
+Handlers get a connection of the pool. Everything else, such as dead letters, is written
+on a few connections of a SQLAlchemy engine with the pool's parameters, so that it never
+waits for a handler.
+"""
+
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import quote, urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Engine, create_engine
+
+from outbox.errors import ConfigError, shorten
+
+if TYPE_CHECKING:
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool
+    from sqlalchemy.ext.asyncio import AsyncEngine
+    from typing_extensions import TypeIs
+
+AnyPool: TypeAlias = "AsyncConnectionPool[Any] | ConnectionPool[Any]"
+
+_URL: Final = "postgresql+psycopg://"
+_MOST: Final = {"pool_size": 1, "max_overflow": 3}
+# Of the pool's connections, not of how to connect; SQLAlchemy has its own.
+_OF_CONNECTIONS: Final = {"autocommit", "context", "cursor_factory", "row_factory"}
+
+
+def is_async_pool(value: object) -> "TypeIs[AsyncConnectionPool[Any]]":
+    """Return whether a value is an `AsyncConnectionPool`."""
+    found = sys.modules.get("psycopg_pool")
+    return found is not None and isinstance(value, found.AsyncConnectionPool)
+
+
+def is_plain_pool(value: object) -> "TypeIs[ConnectionPool[Any]]":
+    """Return whether a value is a `ConnectionPool`."""
+    found = sys.modules.get("psycopg_pool")
+    return found is not None and isinstance(value, found.ConnectionPool)
+
+
+def is_pool(value: object) -> "TypeIs[AnyPool]":
+    """Return whether a value is one of psycopg's pools."""
+    return is_async_pool(value) or is_plain_pool(value)
+
+
+def was_closed(pool: AnyPool, error: Exception) -> ConfigError:
+    """Return the error for a pool that can't be opened again."""
+    return ConfigError(f"sessions {shorten(pool)}: {error}; create another pool")
+
+
+def engine_of(pool: "ConnectionPool[Any]") -> Engine:
+    """Return an engine that connects as the pool does."""
+
+    def connect() -> psycopg.Connection[Any]:
+        conninfo, settings = _called(pool.conninfo), _called(pool.kwargs)
+        return psycopg.Connection.connect(conninfo or "", **_how(settings))
+
+    return create_engine(_URL, creator=connect, **_MOST)
+
+
+def async_engine_of(pool: "AsyncConnectionPool[Any]") -> "AsyncEngine":
+    """Return an engine that connects as the pool does."""
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    async def connect() -> psycopg.AsyncConnection[Any]:
+        conninfo, settings = _called(pool.conninfo), _called(pool.kwargs)
+        if inspect.isawaitable(conninfo):
+            conninfo = await conninfo
+        if inspect.isawaitable(settings):
+            settings = await settings
+        return await psycopg.AsyncConnection.connect(conninfo or "", **_how(settings))
+
+    return create_async_engine(_URL, async_creator=connect, **_MOST)
+
+
+def url_of(pool: AnyPool) -> str:
+    """Return the URL of the pool's database.
+
+    Raises:
+        ConfigError: a function of the application decides how each connection connects.
+    """
+    conninfo, settings = pool.conninfo, pool.kwargs
+    if callable(conninfo) or callable(settings):
+        raise ConfigError(
+            f"sessions {shorten(pool)}: a function returns how to connect, so the "
+            "database can't be measured; pass conninfo and kwargs as values"
+        )
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    given = {name: to for name, to in (settings or {}).items() if name in known}
+    parameters = {**conninfo_to_dict(conninfo), **given}
+    return f"postgresql://?{urlencode(parameters, quote_via=quote)}"
+
+
+def _called(value: Any) -> Any:
+    return value() if callable(value) else value
+
+
+def _how(settings: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        name: to for name, to in (settings or {}).items() if name not in _OF_CONNECTIONS
+    }

@@ -1,0 +1,492 @@
+"""Handlers on the connections of a psycopg pool have the guarantees of sessions.
+
+Each test runs a plain function with a `ConnectionPool` and a coroutine function with an
+`AsyncConnectionPool`. What a handler does is written once, as a generator of calls:
+those of an async connection are awaited.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox.errors import HandlerTransactionError, TransactionEndedError
+from inbox.events import (
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+)
+from inbox.sources.memory import MemorySource
+from outbox.testing.postgres import PostgresServer
+from pillarbox import (
+    AsyncJob,
+    ConfigError,
+    Consumer,
+    DatabaseUnavailableError,
+    Job,
+    Message,
+    RetryLater,
+    add,
+    idempotent,
+)
+from tests.fixtures.consumers import (
+    POOLS,
+    QUICK,
+    async_sessions_of,
+    id_of,
+    is_plain,
+    pool_of,
+    running,
+    sessions_of,
+)
+from tests.fixtures.endings import (
+    dead_letters,
+    effects,
+    forget,
+    make_effects,
+    receipts,
+)
+from tests.fixtures.postgres import Template, new_database
+from tests.fixtures.sessions import execute
+
+EFFECT: Final = "INSERT INTO effect (what) VALUES (%s)"
+COLLISION: Final = "INSERT INTO effect (what) VALUES ('there')"
+
+Steps = Callable[[Any], Generator[Any, Any, None]]
+
+both = pytest.mark.parametrize("kind", POOLS)
+
+
+@pytest.fixture(scope="module")
+def database(server: PostgresServer, template: Template) -> Iterator[str]:
+    with new_database(server, "pillarbox_test", template) as name:
+        url = server.database_url(name)
+        make_effects(url)
+        yield url
+
+
+@pytest.fixture
+def url(database: str) -> Iterator[str]:
+    """Yield the database that these tests share; empty its tables after each test."""
+    yield database
+    forget(database)
+    execute(database, "DELETE FROM outbox.message")
+
+
+def handler_of(kind: str, steps: Steps) -> Any:
+    """Return a handler that inserts an effect, and then does the steps."""
+
+    def plain(connection: Any, _: Any) -> None:
+        connection.execute(EFFECT, ["done"])
+        for _ in steps(connection):
+            pass
+
+    async def coroutine(connection: Any, _: Any) -> None:
+        await connection.execute(EFFECT, ["done"])
+        doing = steps(connection)
+        with suppress(StopIteration):
+            step = next(doing)
+            while True:
+                try:
+                    value = await step
+                except Exception as error:  # noqa: BLE001 (it is the step's to catch)
+                    step = doing.throw(error)
+                else:
+                    step = doing.send(value)
+
+    return plain if is_plain(kind) else coroutine
+
+
+def nothing(connection: Any) -> Generator[Any, Any, None]:
+    yield from ()
+
+
+def consumer_of(pool: Any, *messages: Message, **settings: Any) -> Consumer:
+    given = {"name": "billing", "retry": QUICK, **settings}
+    return Consumer(MemorySource(*messages), pool, **given)
+
+
+@both
+@pytest.mark.parametrize("autocommit", [False, True])
+async def test_receipt_and_effects_commit_together(
+    kind: str, autocommit: bool, url: str
+) -> None:
+    message = Message("orders", b"1")
+    options: Any = {"autocommit": autocommit, "row_factory": dict_row}
+    async with pool_of(kind, url, **options) as pool:
+        consumer = consumer_of(pool, message, message)
+        consumer.handles("orders")(handler_of(kind, nothing))
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            await events.wait_for(DuplicateSkipped)
+    assert (effects(url), receipts(url)) == (["done"], 1)
+
+
+@both
+async def test_a_batch_has_one_transaction(kind: str, url: str) -> None:
+    messages = [Message("orders", str(n).encode()) for n in range(5)]
+    sizes: list[int] = []
+
+    def count(connection: Any, batch: Sequence[Message]) -> Any:
+        sizes.append(len(batch))
+        return connection.execute(
+            "INSERT INTO effect (what) SELECT unnest(%s::text[])",
+            [[message.payload.decode() for message in batch]],
+        )
+
+    def plain(connection: Any, batch: Sequence[Message]) -> None:
+        count(connection, batch)
+
+    async def coroutine(connection: Any, batch: Sequence[Message]) -> None:
+        await count(connection, batch)
+
+    async with pool_of(kind, url) as pool:
+        consumer = consumer_of(pool, *messages)
+        handler = plain if is_plain(kind) else coroutine
+        consumer.handles_batch("orders", max_size=10)(handler)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, count=5)
+    assert (effects(url), receipts(url)) == (list("01234"), 5)
+    assert max(sizes) > 1
+
+
+@both
+async def test_a_handler_that_raises_leaves_nothing(kind: str, url: str) -> None:
+    def fail(connection: Any) -> Generator[Any, Any, None]:
+        yield from ()
+        raise ValueError("no such order")
+
+    async with pool_of(kind, url) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders")(handler_of(kind, fail))
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    assert dead_letters(url) == [("ValueError: no such order", 3)]
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One thing that a handler does with its connection."""
+
+    steps: Steps
+    raises: type[Exception]
+    says: str
+    is_committed: bool = False
+
+
+def catch_an_error(connection: Any) -> Generator[Any, Any, None]:
+    with suppress(psycopg.Error):
+        yield connection.execute(COLLISION)
+
+
+def commit(connection: Any) -> Generator[Any, Any, None]:
+    yield connection.commit()
+
+
+def roll_back(connection: Any) -> Generator[Any, Any, None]:
+    yield connection.rollback()
+
+
+def close(connection: Any) -> Generator[Any, Any, None]:
+    yield connection.close()
+
+
+def execute_commit(connection: Any) -> Generator[Any, Any, None]:
+    yield connection.execute("COMMIT")
+
+
+def execute_commit_and_go_on(connection: Any) -> Generator[Any, Any, None]:
+    yield connection.execute("COMMIT")
+    yield connection.execute(EFFECT, ["lost"])
+
+
+def execute_commit_and_fail(connection: Any) -> Generator[Any, Any, None]:
+    yield connection.execute("COMMIT")
+    raise ValueError("after the commit")
+
+
+def execute_rollback_and_go_on(connection: Any) -> Generator[Any, Any, None]:
+    yield connection.execute("ROLLBACK")
+    yield connection.execute(EFFECT, ["lost"])
+
+
+def raise_rollback(connection: Any) -> Generator[Any, Any, None]:
+    yield from ()
+    raise psycopg.Rollback
+
+
+WAYS: Final = {
+    "caught error": Way(catch_an_error, HandlerTransactionError, "a database error"),
+    "commit()": Way(commit, psycopg.ProgrammingError, "Explicit commit"),
+    "rollback()": Way(roll_back, psycopg.ProgrammingError, "Explicit rollback"),
+    "close()": Way(close, HandlerTransactionError, "close(): refused"),
+    "Rollback": Way(raise_rollback, HandlerTransactionError, "Rollback: refused"),
+    "COMMIT": Way(execute_commit, TransactionEndedError, "COMMIT", is_committed=True),
+    "COMMIT and on": Way(
+        execute_commit_and_go_on, TransactionEndedError, "COMMIT", is_committed=True
+    ),
+    "COMMIT, then an error": Way(
+        execute_commit_and_fail, TransactionEndedError, "COMMIT", is_committed=True
+    ),
+    "ROLLBACK and on": Way(
+        execute_rollback_and_go_on, TransactionEndedError, "COMMIT or ROLLBACK"
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("name", WAYS)
+async def test_ending_or_breaking_the_transaction_is_a_failed_attempt(
+    kind: str, name: str, url: str
+) -> None:
+    way = WAYS[name]
+    async with pool_of(kind, url) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders")(handler_of(kind, way.steps))
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    ((reason, attempts),) = dead_letters(url)
+    assert reason.startswith(f"{way.raises.__name__}: {way.says}")
+    # Committed work isn't retried, because it would be skipped as a duplicate.
+    assert attempts == (1 if way.is_committed else QUICK.max_attempts)
+    kept = ["done"] if way.is_committed else []
+    assert (effects(url), receipts(url)) == (kept, len(kept))
+
+
+@both
+async def test_a_savepoint_keeps_the_rest_of_the_work(kind: str, url: str) -> None:
+    def recover(connection: Any) -> Generator[Any, Any, None]:
+        yield connection.execute("SAVEPOINT attempt")
+        with suppress(psycopg.errors.UniqueViolation):
+            yield connection.execute(COLLISION)
+        yield connection.execute("ROLLBACK TO attempt")
+        yield connection.execute(EFFECT, ["more"])
+
+    async with pool_of(kind, url) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders")(handler_of(kind, recover))
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    assert (effects(url), receipts(url)) == (["done", "more"], 1)
+
+
+@both
+async def test_a_connection_that_breaks_costs_no_attempt(kind: str, url: str) -> None:
+    calls: list[object] = []
+
+    def terminate_once(connection: Any) -> Generator[Any, Any, None]:
+        calls.append(connection)
+        if len(calls) == 1:
+            yield connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    def terminate_and_hide_it_once(connection: Any) -> Generator[Any, Any, None]:
+        with suppress(psycopg.Error):
+            yield from terminate_once(connection)
+
+    for steps in (terminate_once, terminate_and_hide_it_once):
+        calls.clear()
+        async with pool_of(kind, url) as pool:
+            consumer = consumer_of(pool, Message("orders", b"1"))
+            consumer.handles("orders")(handler_of(kind, steps))
+            async with running(consumer) as events:
+                await events.wait_for(MessageHandled)
+        assert events.of(HandlerFailed) == []
+        assert (len(calls), effects(url), receipts(url)) == (2, ["done"], 1)
+        forget(url)
+
+
+async def test_a_handler_that_is_idle_for_too_long_loses_its_transaction(
+    url: str,
+) -> None:
+    calls: list[object] = []
+
+    async def stall_once(connection: psycopg.AsyncConnection, _: Message) -> None:
+        calls.append(connection)
+        await connection.execute(EFFECT, ["done"])
+        if len(calls) == 1:
+            # Until the server ends the session.
+            async for _notification in connection.notifies():
+                pass
+
+    async with pool_of("async pool", url) as pool:
+        message = Message("orders", b"1")
+        consumer = consumer_of(pool, message, max_idle=timedelta(seconds=1))
+        consumer.handles("orders")(stall_once)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    assert (len(calls), effects(url), receipts(url)) == (2, ["done"], 1)
+
+
+async def test_a_time_limit_rolls_back(url: str) -> None:
+    async def hang(connection: psycopg.AsyncConnection, _: Message) -> None:
+        await connection.execute(EFFECT, ["lost"])
+        await connection.execute("SELECT pg_sleep(60)")
+
+    async with pool_of("async pool", url) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders", time_limit=timedelta(milliseconds=50))(hang)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    ((reason, _),) = dead_letters(url)
+    assert reason.startswith("HandlerTimeoutError")
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+async def test_retry_later_rolls_back_and_costs_no_attempt(url: str) -> None:
+    calls: list[object] = []
+
+    async def ask_for_later(connection: psycopg.AsyncConnection, _: Message) -> None:
+        calls.append(connection)
+        await connection.execute(EFFECT, ["done"])
+        if len(calls) <= QUICK.max_attempts:
+            raise RetryLater(timedelta(0))
+
+    async with pool_of("async pool", url) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders")(ask_for_later)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    assert (effects(url), receipts(url)) == (["done"], 1)
+
+
+@dataclass
+class Order:
+    id: int
+
+
+async def test_a_payload_is_decoded_beside_the_connection(url: str) -> None:
+    async def save(order: Order, connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute(EFFECT, [f"order {order.id}"])
+
+    async with pool_of("async pool", url) as pool:
+        consumer = consumer_of(pool, Message("orders", {"id": 7}))
+        consumer.handles("orders")(save)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    assert effects(url) == ["order 7"]
+
+
+@both
+async def test_messages_added_on_the_connection_name_their_cause(
+    kind: str, url: str
+) -> None:
+    def bill(connection: Any) -> Generator[Any, Any, None]:
+        adding = add(connection, Message("bills", b"1"))
+        if adding is not None:
+            yield adding
+
+    message = Message("orders", b"1")
+    async with pool_of(kind, url) as pool:
+        consumer = consumer_of(pool, message)
+        consumer.handles("orders")(handler_of(kind, bill))
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    added = execute(url, "SELECT headers ->> 'causation-id' FROM outbox.message")
+    assert added == [(str(message.id),)]
+
+
+async def test_a_message_without_a_partition_is_dead_lettered_at_once(
+    url: str,
+) -> None:
+    old = Message("orders", b"1").replace(id=id_of(datetime(2022, 4, 1, tzinfo=UTC)))
+    async with pool_of("async pool", url) as pool:
+        consumer = consumer_of(pool, old)
+        consumer.handles("orders")(handler_of("async pool", nothing))
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    ((reason, _),) = dead_letters(url)
+    assert reason.startswith("MessageTooOldError")
+
+
+async def test_a_stopped_database_is_an_outage(url: str) -> None:
+    async with pool_of("async pool", url) as pool:
+        pool.conninfo = f"{url}_that_does_not_exist"
+        consumer = consumer_of(pool)
+        consumer.handles("orders")(handler_of("async pool", nothing))
+        with pytest.raises(DatabaseUnavailableError, match="does not exist"):
+            await consumer.run()
+
+
+@both
+async def test_a_pool_that_is_not_open_is_opened_for_the_run(
+    kind: str, url: str
+) -> None:
+    make: Any = ConnectionPool if is_plain(kind) else AsyncConnectionPool
+    pool = make(url, open=False)
+    consumer = consumer_of(pool, Message("orders", b"1"))
+    consumer.handles("orders")(handler_of(kind, nothing))
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+        assert not pool.closed
+    assert pool.closed
+    assert (effects(url), receipts(url)) == (["done"], 1)
+    with pytest.raises(ConfigError, match="cannot be reused; create another pool"):
+        await consumer.run()
+
+
+async def test_handlers_do_not_exceed_the_pool(url: str) -> None:
+    async with pool_of("async pool", url, size=2) as pool:
+        consumer = consumer_of(pool, max_in_flight=3)
+        consumer.handles("orders")(handler_of("async pool", nothing))
+        with pytest.raises(
+            ConfigError, match=r"AsyncConnectionPool has 2 .* max_size=3, or .*=2"
+        ):
+            await consumer.run()
+
+
+async def test_what_needs_a_session_is_refused(url: str) -> None:
+    async def job(job: AsyncJob, message: Message) -> None: ...
+
+    async def on_session(session: AsyncSession, message: Message) -> None: ...
+
+    async def on_connection(
+        connection: psycopg.AsyncConnection, message: Message
+    ) -> None: ...
+
+    def plain(connection: psycopg.Connection, message: Message) -> None: ...
+
+    def plain_job(job: Job, message: Message) -> None: ...
+
+    minute = timedelta(minutes=1)
+    once = idempotent(consumer="billing")(on_session)
+    async with (
+        pool_of("async pool", url) as pool,
+        pool_of("pool", url) as plain_pool,
+        async_sessions_of(url) as sessions,
+    ):
+        with sessions_of(url) as plain_sessions:
+            asynchronous, threaded = consumer_of(pool), consumer_of(plain_pool)
+            of_sessions = consumer_of(sessions), consumer_of(plain_sessions)
+            cases: list[tuple[Any, Any, str]] = [
+                (asynchronous.handles("a"), on_session, "takes a session"),
+                (asynchronous.handles("a"), plain, "write async def"),
+                (asynchronous.handles("a"), once, "@idempotent handlers need sessions"),
+                (asynchronous.job("a", lease=minute), job, "handlers need sessions"),
+                (threaded.handles("a"), on_connection, "write def"),
+                (threaded.job("a", lease=minute), plain_job, "handlers need sessions"),
+                (of_sessions[0].handles("a"), on_connection, "takes a connection"),
+                (of_sessions[1].handles("a"), plain, "takes a connection"),
+            ]
+            for register, handler, match in cases:
+                with pytest.raises(ConfigError, match=match):
+                    register(handler)
+
+
+async def test_the_database_of_a_pool_is_known_for_metrics(url: str) -> None:
+    options: Any = {"application_name": "billing service", "autocommit": True}
+    async with pool_of("async pool", url, **options) as pool:
+        found = consumer_of(pool).database_url()
+    with psycopg.connect(found) as connection:
+        ((name, database),) = connection.execute(
+            "SELECT current_setting('application_name'), current_database()"
+        )
+    assert (name, database) == ("billing service", url.rpartition("/")[2])
