@@ -321,6 +321,24 @@ def test_an_open_page_follows_the_database_and_asks_for_a_login_after_a_restart(
         expect(page.locator("#status")).to_contain_text("Live")
 
 
+def test_a_page_is_not_read_while_its_tab_is_hidden(shared_page: OpenPage) -> None:
+    page, address, _, _ = shared_page
+    hide = """hidden => {
+      Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.clock.install()
+    page.goto(f"{address}/jobs")
+    expect(page.locator("#status")).to_contain_text("Live")
+    page.evaluate(hide, True)
+    asked: list[str] = []
+    page.on("request", lambda it: asked.append(it.url))
+    page.clock.run_for(600_000)
+    assert asked == []
+    with page.expect_response(f"{address}/jobs"):
+        page.evaluate(hide, False)
+
+
 def test_dead_letters_are_discarded_and_a_job_is_cancelled_with_their_buttons(
     own_page: OpenPage, seeded: str
 ) -> None:

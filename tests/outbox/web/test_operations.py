@@ -19,7 +19,7 @@ from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.web import ANN, Browser, as_role, browsing, served
 from tests.outbox.web.test_dead_letters import shown
-from tests.outbox.web.test_live import log_in
+from tests.outbox.web.test_command import log_in
 
 CONSUMER = """
 from sqlalchemy import create_engine
