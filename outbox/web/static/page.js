@@ -1,18 +1,5 @@
 "use strict";
 (() => {
-  const root = document.documentElement;
-  const store = {
-    get: (name) => { try { return localStorage.getItem("pillarbox." + name); } catch { return null; } },
-    set: (name, value) => { try { localStorage.setItem("pillarbox." + name, value); } catch { /* not kept */ } },
-  };
-  const themes = ["system", "light", "dark"];
-  const theme = () => (themes.includes(store.get("theme")) ? store.get("theme") : "system");
-  const paint = () => {
-    if (theme() === "system") delete root.dataset.theme;
-    else root.dataset.theme = theme();
-  };
-  paint();
-
   const byId = (id) => document.getElementById(id);
   const say = (text) => { const at = byId("status"); if (at && at.textContent !== text) at.textContent = text; };
 
@@ -66,15 +53,6 @@
   };
 
   document.addEventListener("DOMContentLoaded", () => {
-    const button = byId("theme");
-    const label = () => { button.textContent = "Theme: " + theme(); };
-    button.hidden = false;
-    label();
-    button.addEventListener("click", () => {
-      store.set("theme", themes[(themes.indexOf(theme()) + 1) % themes.length]);
-      paint();
-      label();
-    });
     label(document);
     const token = byId("token");
     // Browsers don't send the part after # to the server, so no log contains it.
