@@ -13,13 +13,12 @@
     }
   };
 
-  // Replaces the content, and keeps the focus and opened details.
+  // Replaces the content, and keeps the focus.
   const replace = (live, found) => {
-    const opened = new Set([...live.querySelectorAll("details[open][id]")].map((it) => it.id));
+    label(found);
+    if (live.innerHTML === found.innerHTML) return;
     const focused = live.contains(document.activeElement) ? document.activeElement.id : "";
     live.replaceChildren(...found.childNodes);
-    label(live);
-    for (const id of opened) { const it = byId(id); if (it) it.open = true; }
     if (focused) byId(focused)?.focus({ preventScroll: true });
   };
 
