@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -93,22 +93,10 @@ def read_page(
         "groups": groups,
         "total": sum(groups[0].total for groups in found.values() if groups),
         "more_groups": sum(g[0].groups - len(g) for g in found.values() if g),
-        "has_earlier": _has_earlier(connection, sides, selection),
         "rows": rows,
         "older": older,
         "is_pending": selection.status == Status.PENDING,
     }
-
-
-def _has_earlier(
-    connection: AdministrationConnection, sides: Sequence[Schema], selection: Selection
-) -> bool:
-    """Return whether earlier dead letters match all filters except the window."""
-    criteria = selection.criteria(datetime.now(UTC))
-    if criteria.since is None:
-        return False
-    earlier = replace(criteria, since=None, until=criteria.since, max_rows=1)
-    return any(DeadLetterTable(connection, side).summaries(earlier) for side in sides)
 
 
 def sides_of(selection: Selection) -> list[Schema]:

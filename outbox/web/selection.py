@@ -15,9 +15,8 @@ WINDOWS: Final = {
     "24h": ("the last 24 hours", timedelta(hours=24)),
     "7d": ("the last 7 days", timedelta(days=7)),
     "30d": ("the last 30 days", timedelta(days=30)),
-    "all": ("all time", None),
+    "all": ("any time", None),
 }
-WINDOW: Final = "7d"
 SIDES: Final = ("outbox", "inbox")
 STATUSES: Final = (*(status.value for status in Status), "ANY")
 
@@ -45,7 +44,7 @@ class Selection:
     reason: str = ""
     error: str = ""
     status: str = Status.PENDING.value
-    window: str = WINDOW
+    window: str = "all"
     since: str = ""
     until: str = ""
     id: str = ""
@@ -111,9 +110,9 @@ class Selection:
     def frozen(self, now: datetime) -> Self:
         """Return the selection with a fixed window, without later dead letters."""
         criteria = self.criteria(now)
-        since = criteria.since or datetime(1, 1, 1, tzinfo=UTC)
+        since = criteria.since.isoformat() if criteria.since else ""
         until = min(criteria.until or now, now)
-        return replace(self, since=since.isoformat(), until=until.isoformat())
+        return replace(self, since=since, until=until.isoformat())
 
     def fields(self) -> dict[str, str]:
         """Return the fields that differ from their defaults."""
@@ -136,7 +135,8 @@ class Selection:
             since = f"since {self.since}" if self.since else ""
             until = f"until {self.until}" if self.until else ""
             return " ".join(filter(None, (since, until)))
-        return WINDOWS[self.window][0]
+        words, span = WINDOWS[self.window]
+        return f"at {words}" if span is None else f"in {words}"
 
 
 def read_place(text: str) -> ListPosition | None:

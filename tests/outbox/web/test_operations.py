@@ -108,7 +108,7 @@ def test_dead_letters_that_appear_after_the_dry_run_are_left_alone(
 ) -> None:
     give_up(database_url, Message("a", 1))
     with browsing(database_url) as browser:
-        plan(browser, "discard", window="all")
+        plan(browser, "discard")
         give_up(database_url, Message("a", 1), reason="later")
         browser.post("/operations/ask", why="a probe")
         browser.wait_until_shown(OPERATIONS, "<td>done</td>")
