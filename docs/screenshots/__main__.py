@@ -265,7 +265,7 @@ def main() -> None:
         _shoot(page, "dead-letter")
         page.goto(f"{address}/messages")
         _shoot(page, "messages")
-        page.goto(f"{address}/messages/{placed}")
+        page.goto(f"{address}/message?id={placed}")
         page.get_by_role("heading", name="Life").wait_for()
         _shoot(page, "message", whole=True)
         _shoot(_open(browser, address, _WIDE, dark=True), "dark")

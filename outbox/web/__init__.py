@@ -1,7 +1,8 @@
 """The page: an ASGI application that shows what the tables contain, and repairs it.
 
 `app` assembles it, `login` identifies viewers, and `database` manages its sessions.
-Each of the other modules is one section of the page. Outside this folder, only the command `pillarbox web` uses it.
+Each of the other modules is one section of the page. Outside this folder, only the
+command `pillarbox web` uses it.
 """
 
 try:

@@ -91,7 +91,7 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
     }
     routes += [
         Route("/dead-letters/{side}/{id:uuid}", _seen(dead_letters.show_letter)),
-        Route("/messages/{id:uuid}", _seen(messages.show_message)),
+        Route("/message", _seen(messages.show_message)),
         *(Route(path, _seen(it), methods=["POST"]) for path, it in actions.items()),
     ]
 

@@ -18,8 +18,8 @@ from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.web import ANN, Browser, as_role, browsing, served
-from tests.outbox.web.test_dead_letters import shown
 from tests.outbox.web.test_command import log_in
+from tests.outbox.web.test_dead_letters import shown
 
 CONSUMER = """
 from sqlalchemy import create_engine
