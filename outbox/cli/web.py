@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typing_extensions import override
 
-from outbox.administration.sides import RetryOptions
 from outbox.cli.command import (
     Broker,
     Codec,
@@ -79,13 +78,9 @@ def web(
     made = web_app(
         Settings(
             database=url,
-            retry=RetryOptions(
-                database=url,
-                broker=broker_url_if_given(broker),
-                codec=codec,
-                consumer=consumer,
-                schedule=None,
-            ),
+            broker=broker_url_if_given(broker),
+            codec=codec,
+            consumer=consumer,
             observers=(LogEvents(),),
         ),
         TokenLogin(viewers),

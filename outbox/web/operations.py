@@ -175,9 +175,6 @@ class Runner:
     ) -> AsyncIterator[_Act]:
         """Yield a function that retries or discards one dead letter of a side."""
         if run.kind == "retry":
-            problem = why_not(self._settings, side)
-            if problem is not None or self._settings.retry is None:
-                raise ConfigError(problem or "retries are off")
             retrier = side.open_retrier(self._settings.retry, self._notify)
             async with retrier as opened:
                 yield opened.retry
@@ -249,16 +246,6 @@ class _Run:
             self.record(state, problem)
 
 
-def why_not(settings: Settings, side: Side) -> str | None:
-    """Return what is missing to retry a side's dead letters; None if nothing is."""
-    if settings.retry is None:
-        return (
-            "this page can't retry dead letters: start pillarbox web with --broker "
-            "for those of the outbox, with --consumer for those of the inbox"
-        )
-    return side.lacks(settings.retry)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """The result of a dry run: what an operation would do."""
@@ -298,7 +285,7 @@ async def show_plan(request: Request) -> Response:
     lacking: dict[str, str] = {}
     if kind == "retry":
         problems = {
-            side.schema: why_not(frame.settings, side)
+            side.schema: side.lacks(frame.settings.retry)
             for side in load_sides(None)
             if side.schema in sides_of(selection)
         }
