@@ -296,8 +296,6 @@ COMMENT ON COLUMN outbox.position.next_xid IS
     'an id that no transaction had when the claim looked: only earlier ones can still add rows up to that seq';
 -- When was a message settled? up_to never falls within a day.
 CREATE INDEX position_seq_idx ON outbox.position (reader, lane, up_to, number);
--- Settlements by minute: for the last hour on the page.
-CREATE INDEX position_settled_idx ON outbox.position (settled_at);
 CREATE TABLE outbox.position_template (LIKE outbox.position INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 ALTER TABLE outbox.position_template SET (
     autovacuum_vacuum_insert_scale_factor = 0.02,

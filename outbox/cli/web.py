@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typing_extensions import override
 
-from outbox.administration.sides import RetryOptions
 from outbox.cli.command import (
     Broker,
     Codec,
@@ -79,13 +78,9 @@ def web(
     made = web_app(
         Settings(
             database=url,
-            retry=RetryOptions(
-                database=url,
-                broker=broker_url_if_given(broker),
-                codec=codec,
-                consumer=consumer,
-                schedule=None,
-            ),
+            broker=broker_url_if_given(broker),
+            codec=codec,
+            consumer=consumer,
             observers=(LogEvents(),),
         ),
         TokenLogin(viewers),
@@ -97,11 +92,10 @@ async def _serve(made: "Starlette", opened: socket.socket, token: str | None) ->
     import uvicorn
 
     class Server(uvicorn.Server):
-        """Ends the streams of open pages, which would keep it from stopping."""
+        """Announces its address, and exits with status 0 after a signal."""
 
         @override
         def handle_exit(self, sig: int, frame: object) -> None:
-            loop.call_soon_threadsafe(made.state.frame.streams.stop)
             # uvicorn's own handler would kill the process with the signal, instead of
             # exiting with status 0.
             self.force_exit = self.should_exit and sig == signal.SIGINT
@@ -113,7 +107,6 @@ async def _serve(made: "Starlette", opened: socket.socket, token: str | None) ->
             if self.started:
                 _announce(made, address_of(opened), token)
 
-    loop = asyncio.get_running_loop()
     server = Server(
         uvicorn.Config(
             made,

@@ -1,9 +1,9 @@
 -- Does:  Count the jobs that have not ended, by consumer, up to a number.
 -- Takes: most
--- Gives: consumer, queued, running, cancelling, abandoned (running or cancelling, but the lease ran out), queued_for (the longest), running_for (the longest), is_complete (there are no more jobs)
+-- Gives: consumer, queued, running, cancelling, abandoned (running or cancelling, but the lease ran out), is_complete (there are no more jobs)
 -- Index: job_open_idx
 WITH open AS MATERIALIZED (
-    SELECT j.consumer, j.state, j.lease_until, j.queued_at, j.started_at
+    SELECT j.consumer, j.state, j.lease_until
       FROM inbox.job AS j
      WHERE j.finished_at IS NULL
      LIMIT %(most)s + 1
@@ -13,8 +13,6 @@ SELECT o.consumer,
        count(*) FILTER (WHERE o.state = 'in_progress') AS running,
        count(*) FILTER (WHERE o.state = 'waiting') AS cancelling,
        count(*) FILTER (WHERE o.state <> 'queued' AND o.lease_until < now()) AS abandoned,
-       now() - min(o.queued_at) FILTER (WHERE o.state = 'queued') AS queued_for,
-       now() - min(o.started_at) FILTER (WHERE o.state = 'in_progress') AS running_for,
        sum(count(*)) OVER () <= %(most)s AS is_complete
   FROM open AS o
  GROUP BY o.consumer

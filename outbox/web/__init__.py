@@ -1,8 +1,8 @@
 """The page: an ASGI application that shows what the tables contain, and repairs it.
 
-`app` assembles it, `login` identifies viewers, `database` manages its sessions, and
-`live` sends changes to open pages. Each of the other modules is one section of the
-page. Outside this folder, only the command `pillarbox web` uses it.
+`app` assembles it, `login` identifies viewers, and `database` manages its sessions.
+Each of the other modules is one section of the page. Outside this folder, only the
+command `pillarbox web` uses it.
 """
 
 try:

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -80,12 +80,8 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
         Route("/static/{name}", _static),
         Route("/login", _login, methods=["GET", "POST"]),
         Route("/logout", _logout, methods=["POST"]),
+        *(Route(f"/{it.path}", _seen(partial(_show, it))) for it in _SECTIONS),
     ]
-    for section in _SECTIONS:
-        routes += [
-            Route(f"/{section.path}", _seen(partial(_show, section))),
-            Route(f"/{section.path}/live", _seen(partial(_stream, section))),
-        ]
 
     actions = {
         "/dead-letters/plan": operations.show_plan,
@@ -95,7 +91,7 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
     }
     routes += [
         Route("/dead-letters/{side}/{id:uuid}", _seen(dead_letters.show_letter)),
-        Route("/messages/{id:uuid}", _seen(messages.show_message)),
+        Route("/message", _seen(messages.show_message)),
         *(Route(path, _seen(it), methods=["POST"]) for path, it in actions.items()),
     ]
 
@@ -119,12 +115,11 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
 
 
 async def close(app: Starlette) -> None:
-    """End the streams of a page, and the operation that it carries out.
+    """End the operation that a page carries out.
 
     A server calls it through the application's lifespan. Call it yourself if the page
     is mounted, since the lifespans of mounted applications don't run.
     """
-    app.state.frame.streams.stop()
     await app.state.runner.stop()
 
 
@@ -233,41 +228,12 @@ async def _show(section: Section, request: Request) -> Response:
     )
     return frame.render(
         request,
-        f"{section.template}.html",
+        section.template,
         viewer=viewer,
         section=section,
         title=section.title,
         may_act=viewer.may_act,
         **values,
-    )
-
-
-async def _stream(section: Section, request: Request) -> Response:
-    frame, viewer = frame_of(request), _viewer(request)
-    if frame.streams.is_full:
-        raise HTTPException(503, "Too many pages are open.")
-
-    async def read() -> str:
-        values = await frame.database.run(
-            lambda connection: section.read(connection, request.query_params)
-        )
-        return frame.render_part(
-            request,
-            f"{section.template}_live.html",
-            section=section,
-            may_act=viewer.may_act,
-            **values,
-        )
-
-    def is_known() -> bool:
-        login = frame.identify
-        return not isinstance(login, TokenLogin) or login(request) is not None
-
-    key = f"{viewer.may_act} {base_of(request)} {section.path}?{request.url.query}"
-    return StreamingResponse(
-        frame.streams.stream(lambda: frame.cache.get(key, read), is_known),
-        media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no"},
     )
 
 

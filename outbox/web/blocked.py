@@ -1,4 +1,4 @@
-"""Blocked keys: the refused messages, why, and the messages that wait behind them."""
+"""Blocked keys: the refused messages, and why."""
 
 from typing import Any, Final
 
@@ -17,20 +17,8 @@ def read_page(
 ) -> dict[str, Any]:
     """Read the refused messages of both sides, oldest first."""
     del query
-    scope = Scope(parts=["processes", "blocked"], blocked=_MOST_ROWS)
-    overview = read_overview(connection, scope)
-    running = overview.processes
-    return {
-        "sides": overview.blocked,
-        "failing": [
-            it
-            for it in (*running.relays, *running.consumers)
-            if it.failing_since is not None or it.blocked_keys
-        ]
-        if running
-        else [],
-        "most": _MOST_ROWS,
-    }
+    scope = Scope(parts=["blocked"], blocked=_MOST_ROWS)
+    return {"sides": read_overview(connection, scope).blocked, "most": _MOST_ROWS}
 
 
 SECTION: Final = Section(path="blocked", title="Blocked", read=read_page)

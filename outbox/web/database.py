@@ -72,6 +72,6 @@ class Database:
                     return function(connection)
             except psycopg.errors.QueryCanceled as error:
                 raise UpkeepError(
-                    "the database took longer than 10 s; choose a shorter window or "
-                    "more filters"
+                    "the database took longer than 10 s; choose a shorter time or more "
+                    "filters"
                 ) from error

@@ -1,9 +1,9 @@
 """Dead letters: grouped by reason, as a list, and one letter in full."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.dead_letters.criteria import Criteria, ListPosition
+from outbox.dead_letters.criteria import ListPosition
 from outbox.dead_letters.inspect import DeadLetterTable
 from outbox.dead_letters.letter import Status, Summary, decode_json
 from outbox.dead_letters.statement import Schema, Statement, statement
@@ -23,7 +23,6 @@ from outbox.web.login import Viewer
 from outbox.web.selection import (
     SIDES,
     STATUSES,
-    WINDOWS,
     Selection,
     read_place,
     write_place,
@@ -64,14 +63,35 @@ class OnSide(NamedTuple):
     it: Any
 
 
+class Groups(NamedTuple):
+    """Dead letters by reason.
+
+    Attributes:
+        rows: the largest groups.
+        total: the number of dead letters in all groups.
+        more: how many groups are left out.
+    """
+
+    rows: list[OnSide]
+    total: int
+    more: int
+
+
 def read_groups(
-    connection: AdministrationConnection, side: Schema, criteria: Criteria
-) -> list[DeadLetterGroup]:
-    """Count the matching dead letters by reason and origin."""
-    with connection.cursor(row_factory=class_row(DeadLetterGroup)) as cursor:
-        return cursor.execute(
-            statement(side, Statement.GROUP), criteria.parameters()
-        ).fetchall()
+    connection: AdministrationConnection, selection: Selection, most: int
+) -> Groups:
+    """Count the matching dead letters by reason and origin, up to `most` of a side."""
+    values = selection.criteria(max_rows=most).parameters()
+    rows, total, more = [], 0, 0
+    for side in selection.sides:
+        with connection.cursor(row_factory=class_row(DeadLetterGroup)) as cursor:
+            found = cursor.execute(statement(side, Statement.GROUP), values).fetchall()
+        if found:
+            rows += [OnSide(side, group) for group in found]
+            total += found[0].total
+            more += found[0].groups - len(found)
+    rows.sort(key=lambda each: -each.it.letters)
+    return Groups(rows, total, more)
 
 
 def read_page(
@@ -79,57 +99,26 @@ def read_page(
 ) -> dict[str, Any]:
     """Read the groups, and the newest dead letters."""
     selection = Selection.of(query)
-    criteria = selection.criteria(datetime.now(UTC), max_rows=_MOST_GROUPS)
-    sides = sides_of(selection)
-    found = {side: read_groups(connection, side, criteria) for side in sides}
-    groups = [OnSide(side, group) for side in sides for group in found[side]]
-    groups.sort(key=lambda each: -each.it.letters)
-    rows, older = _read_rows(connection, sides, selection, query.get("before", ""))
+    rows, older = _read_rows(connection, selection, query.get("before", ""))
     return {
         "selection": selection,
-        "windows": WINDOWS,
         "sides": SIDES,
         "statuses": STATUSES,
-        "groups": groups,
-        "total": sum(groups[0].total for groups in found.values() if groups),
-        "more_groups": sum(g[0].groups - len(g) for g in found.values() if g),
-        "has_earlier": _has_earlier(connection, sides, selection),
+        "groups": read_groups(connection, selection, _MOST_GROUPS),
         "rows": rows,
         "older": older,
         "is_pending": selection.status == Status.PENDING,
     }
 
 
-def _has_earlier(
-    connection: AdministrationConnection, sides: Sequence[Schema], selection: Selection
-) -> bool:
-    """Return whether earlier dead letters match all filters except the window."""
-    criteria = selection.criteria(datetime.now(UTC))
-    if criteria.since is None:
-        return False
-    earlier = replace(criteria, since=None, until=criteria.since, max_rows=1)
-    return any(DeadLetterTable(connection, side).summaries(earlier) for side in sides)
-
-
-def sides_of(selection: Selection) -> list[Schema]:
-    """Return the schemas of a selection's sides."""
-    meant: list[Schema] = ["outbox", "inbox"]
-    return [side for side in meant if side in selection.sides]
-
-
 def _read_rows(
-    connection: AdministrationConnection,
-    sides: Sequence[Schema],
-    selection: Selection,
-    before: str,
+    connection: AdministrationConnection, selection: Selection, before: str
 ) -> tuple[list[OnSide], str]:
     """Return a page of the list, and where the next one begins."""
-    criteria = selection.criteria(
-        datetime.now(UTC), before=read_place(before), max_rows=_MOST_ROWS + 1
-    )
+    criteria = selection.criteria(before=read_place(before), max_rows=_MOST_ROWS + 1)
     rows = [
         OnSide(side, summary)
-        for side in sides
+        for side in selection.sides
         for summary in DeadLetterTable(connection, side).summaries(criteria)
     ]
     rows.sort(key=lambda row: (row.it.created_at, row.it.id), reverse=True)

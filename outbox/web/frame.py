@@ -21,7 +21,6 @@ from outbox.administration.size import write_size
 from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.events import Observers
 from outbox.web.database import Database
-from outbox.web.live import Cache, Streams
 from outbox.web.login import (
     FORM_COOKIE,
     FORM_FIELD,
@@ -50,7 +49,7 @@ class Section:
 
     Attributes:
         path: its path below the page's own; also the name of its template.
-        read: returns the values for the templates; called in a thread, in a read-only
+        read: returns the values for the template; called in a thread, in a read-only
             transaction.
     """
 
@@ -60,8 +59,8 @@ class Section:
 
     @property
     def template(self) -> str:
-        """The name of its templates, without the suffix."""
-        return self.path.replace("-", "_")
+        """The file name of its template."""
+        return f"{self.path.replace('-', '_')}.html"
 
 
 class Frame:
@@ -76,8 +75,6 @@ class Frame:
         self.database = Database(settings.database, read_only=True)
         self.store = Database(settings.database, read_only=False)
         self.forms = FormTokens(settings.key)
-        self.streams = Streams()
-        self.cache = Cache()
         self.observers = Observers(settings.observers)
         self._templates = Environment(
             loader=PackageLoader("outbox.web"),
@@ -133,12 +130,6 @@ class Frame:
         if request.cookies.get(FORM_COOKIE) is None:
             set_cookie(response, request, FORM_COOKIE, cookie)
         return response
-
-    def render_part(self, request: Request, template: str, **values: Any) -> str:
-        """Return the part of a page that is kept up to date."""
-        return self._templates.get_template(template).render(
-            base=base_of(request), query=request.query_params, **values
-        )
 
     async def form(self, request: Request, viewer: Viewer | None) -> dict[str, str]:
         """Return the fields of a form, after checking that this page created it.

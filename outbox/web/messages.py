@@ -138,22 +138,15 @@ class _Search:
 def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
-    """Read the messages that match, or the one with a given id."""
+    """Read the messages that match."""
     search = _Search.of(query)
-    id = query.get("id", "").strip()
-    if "\0" in id or len(id) > _MAX_LENGTH:
-        raise ConfigError("id: not a valid id")
-    trace = read_trace({"": connection}, id, max_messages=1) if id else None
     return {
-        "id": id,
-        "trace": trace,
         "search": search,
-        "rows": [] if trace else _read_rows(connection, search),
+        "rows": _read_rows(connection, search),
         "most": _MOST_ROWS,
         "states": _STATES,
         "windows": _WINDOWS,
         "is_oldest_first": search.is_oldest_first,
-        "Found": Found,
     }
 
 
@@ -172,10 +165,12 @@ async def show_message(request: Request) -> Response:
     """Show the life of a message, and the tree of messages that it caused."""
     frame, viewer = frame_of(request), request.state.viewer
     assert isinstance(viewer, Viewer)
-    id: UUID = request.path_params["id"]
+    id = request.query_params.get("id", "").strip()
+    if not id or "\0" in id or len(id) > _MAX_LENGTH:
+        raise ConfigError("id: not a valid id")
 
     def read(connection: AdministrationConnection) -> tuple[Trace, Contents]:
-        found = read_trace({"": connection}, str(id))
+        found = read_trace({"": connection}, id)
         return found, _contents(connection, found.life, frame, viewer)
 
     found, contents = await frame.database.run(read)
@@ -184,7 +179,7 @@ async def show_message(request: Request) -> Response:
         "message.html",
         viewer=viewer,
         section=SECTION,
-        title=f"Message {str(id)[:8]}",
+        title=f"Message {id[:8]}",
         status=200 if found.found is Found.FOUND else 404,
         trace=found,
         life=found.life,

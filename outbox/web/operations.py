@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -38,7 +38,7 @@ from outbox.events import Observer
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS
-from outbox.web.dead_letters import OnSide, read_groups, sides_of
+from outbox.web.dead_letters import Groups, read_groups
 from outbox.web.events import OperationEnded, OperationRequested
 from outbox.web.frame import Frame, Section, base_of, frame_of
 from outbox.web.login import Viewer
@@ -148,12 +148,10 @@ class Runner:
     async def _work(self, run: "_Run") -> bool:
         """Retry or discard what is selected; return False if asked to stop."""
         for side in load_sides(None):
-            if side.schema not in sides_of(run.selection):
+            if side.schema not in run.selection.sides:
                 continue
             table = DeadLetterTable(run.connection, side.schema, side.on_discard)
-            page = run.selection.criteria(
-                datetime.now(UTC), status=Status.PENDING, max_rows=_BATCH
-            )
+            page = run.selection.criteria(status=Status.PENDING, max_rows=_BATCH)
             async with self._actor(run, side, table) as act:
                 while candidates := await asyncio.to_thread(table.find, page):
                     for candidate in candidates:
@@ -175,9 +173,6 @@ class Runner:
     ) -> AsyncIterator[_Act]:
         """Yield a function that retries or discards one dead letter of a side."""
         if run.kind == "retry":
-            problem = why_not(self._settings, side)
-            if problem is not None or self._settings.retry is None:
-                raise ConfigError(problem or "retries are off")
             retrier = side.open_retrier(self._settings.retry, self._notify)
             async with retrier as opened:
                 yield opened.retry
@@ -249,42 +244,20 @@ class _Run:
             self.record(state, problem)
 
 
-def why_not(settings: Settings, side: Side) -> str | None:
-    """Return what is missing to retry a side's dead letters; None if nothing is."""
-    if settings.retry is None:
-        return (
-            "this page can't retry dead letters: start pillarbox web with --broker "
-            "for those of the outbox, with --consumer for those of the inbox"
-        )
-    return side.lacks(settings.retry)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """The result of a dry run: what an operation would do."""
 
     selection: Selection
-    now: datetime
-    expected: int
-    by_reason: list[OnSide]
+    groups: Groups
 
 
 def _plan(connection: AdministrationConnection, selection: Selection) -> _Plan:
     """Count exactly what is selected now, without later dead letters."""
     ((now,),) = connection.execute("SELECT clock_timestamp()").fetchall()
     selection = replace(selection.frozen(now), status=Status.PENDING.value)
-    sides = sides_of(selection)
-    criteria = selection.criteria(now)
-    found = {
-        side: read_groups(connection, side, replace(criteria, max_rows=_MOST_REASONS))
-        for side in sides
-    }
-    return _Plan(
-        selection=selection,
-        now=now,
-        expected=sum(groups[0].total for groups in found.values() if groups),
-        by_reason=[OnSide(side, group) for side in sides for group in found[side]],
-    )
+    groups = read_groups(connection, selection, _MOST_REASONS)
+    return _Plan(selection=selection, groups=groups)
 
 
 async def show_plan(request: Request) -> Response:
@@ -298,9 +271,9 @@ async def show_plan(request: Request) -> Response:
     lacking: dict[str, str] = {}
     if kind == "retry":
         problems = {
-            side.schema: why_not(frame.settings, side)
+            side.schema: side.lacks(frame.settings.retry)
             for side in load_sides(None)
-            if side.schema in sides_of(selection)
+            if side.schema in selection.sides
         }
         lacking = {
             side: problem for side, problem in problems.items() if problem is not None
@@ -315,12 +288,12 @@ async def show_plan(request: Request) -> Response:
         request,
         "plan.html",
         viewer=viewer,
-        title=f"{kind.capitalize()} {plan.expected:,} dead letter"
-        f"{'' if plan.expected == 1 else 's'}?",
+        title=f"{kind.capitalize()} {plan.groups.total:,} dead letter"
+        f"{'' if plan.groups.total == 1 else 's'}?",
         kind=kind,
         plan=plan,
         lacking=lacking,
-        signature=_signature(frame, viewer, kind, plan.expected, plan.selection),
+        signature=_signature(frame, viewer, kind, plan.groups.total, plan.selection),
         max_reason=_MAX_REASON,
     )
 

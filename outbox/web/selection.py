@@ -2,23 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 from uuid import UUID
 
 from outbox.dead_letters.criteria import Criteria, ListPosition
 from outbox.dead_letters.letter import Status
+from outbox.dead_letters.statement import Schema
 from outbox.errors import ConfigError, shorten
 
-WINDOWS: Final = {
-    "1h": ("the last hour", timedelta(hours=1)),
-    "24h": ("the last 24 hours", timedelta(hours=24)),
-    "7d": ("the last 7 days", timedelta(days=7)),
-    "30d": ("the last 30 days", timedelta(days=30)),
-    "all": ("all time", None),
-}
-WINDOW: Final = "7d"
-SIDES: Final = ("outbox", "inbox")
+SIDES: Final[tuple[Schema, ...]] = ("outbox", "inbox")
 STATUSES: Final = (*(status.value for status in Status), "ANY")
 
 _MAX_LENGTH: Final = 2048
@@ -33,7 +26,6 @@ class Selection:
         topic: a topic, or a prefix followed by `*`.
         reason: the first 80 characters of a reason.
         error: text that the reason contains.
-        window: a name in `WINDOWS`; `since` and `until` replace it if given.
         id: the id of one dead letter.
     """
 
@@ -45,7 +37,6 @@ class Selection:
     reason: str = ""
     error: str = ""
     status: str = Status.PENDING.value
-    window: str = WINDOW
     since: str = ""
     until: str = ""
     id: str = ""
@@ -69,31 +60,27 @@ class Selection:
                     "without NUL characters"
                 )
         selection = cls(**chosen)
-        allowed = {"side": (*SIDES, ""), "status": STATUSES, "window": tuple(WINDOWS)}
+        allowed = {"side": (*SIDES, ""), "status": STATUSES}
         for name, values in allowed.items():
             if getattr(selection, name) not in values:
                 raise ConfigError(
                     f"{name} {shorten(getattr(selection, name))}: use "
                     f"{', '.join(filter(None, values))}"
                 )
-        selection.criteria(datetime.now(UTC))
+        selection.criteria()
         return selection
 
     @property
-    def sides(self) -> tuple[str, ...]:
+    def sides(self) -> tuple[Schema, ...]:
         """The selected sides."""
-        return (self.side,) if self.side else SIDES
+        return tuple(it for it in SIDES if self.side in ("", it))
 
-    def criteria(self, now: datetime, **changes: Any) -> Criteria:
+    def criteria(self, **changes: Any) -> Criteria:
         """Return the criteria for the statements.
 
         Raises:
             ConfigError: a moment or an id is malformed.
         """
-        since, until = _moment("since", self.since), _moment("until", self.until)
-        span = WINDOWS[self.window][1]
-        if since is None and until is None and span is not None:
-            since = now - span
         criteria = Criteria(
             id=_id(self.id),
             status=None if self.status == "ANY" else Status(self.status),
@@ -103,17 +90,15 @@ class Selection:
             origin=self.origin or None,
             reason=self.reason or None,
             error=self.error or None,
-            since=since,
-            until=until,
+            since=_moment("since", self.since),
+            until=_moment("until", self.until),
         )
         return replace(criteria, **changes)
 
     def frozen(self, now: datetime) -> Self:
-        """Return the selection with a fixed window, without later dead letters."""
-        criteria = self.criteria(now)
-        since = criteria.since or datetime(1, 1, 1, tzinfo=UTC)
-        until = min(criteria.until or now, now)
-        return replace(self, since=since.isoformat(), until=until.isoformat())
+        """Return the selection without later dead letters."""
+        until = min(self.criteria().until or now, now)
+        return replace(self, until=until.isoformat())
 
     def fields(self) -> dict[str, str]:
         """Return the fields that differ from their defaults."""
@@ -124,19 +109,11 @@ class Selection:
         }
 
     def in_words(self) -> str:
-        """Describe the filters in words, without the window."""
-        names = ("origin", "topic", "tenant", "key", "reason", "error", "id")
-        words = [f"side {self.side}"] if self.side else []
-        words += [f"{it} {getattr(self, it)}" for it in names if getattr(self, it)]
+        """Describe the filters in words, without the status."""
+        words = [
+            f"{name} {it}" for name, it in self.fields().items() if name != "status"
+        ]
         return ", ".join(words) or "no filter"
-
-    def window_in_words(self) -> str:
-        """Describe the window in words."""
-        if self.since or self.until:
-            since = f"since {self.since}" if self.since else ""
-            until = f"until {self.until}" if self.until else ""
-            return " ".join(filter(None, (since, until)))
-        return WINDOWS[self.window][0]
 
 
 def read_place(text: str) -> ListPosition | None:

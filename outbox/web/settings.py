@@ -20,7 +20,8 @@ class Settings:
         database: the URL of the database. Nothing is shown that its role can't read.
         redact: applied to every payload, header value and stack trace before it is
             shown. If it raises, the text is not shown.
-        retry: how to retry dead letters; None if they can't be retried here.
+        broker, codec: to retry dead letters of the outbox; the codec as `module:name`.
+        consumer: whose handlers retry dead letters of the inbox, as `module:name`.
         observers: observers that receive the page's events.
         key: signs forms and dry runs. If several processes serve the page, give all of
             them the same random 32 bytes; the default is new in each process.
@@ -28,6 +29,19 @@ class Settings:
 
     database: str
     redact: Redact = field(default=lambda text: text, repr=False)
-    retry: RetryOptions | None = None
+    broker: str | None = None
+    codec: str | None = None
+    consumer: str | None = None
     observers: tuple[Observer, ...] = ()
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    @property
+    def retry(self) -> RetryOptions:
+        """How to retry dead letters."""
+        return RetryOptions(
+            database=self.database,
+            broker=self.broker,
+            codec=self.codec,
+            consumer=self.consumer,
+            schedule=None,
+        )

@@ -265,18 +265,3 @@ def test_a_batch_of_a_replay_is_found_by_the_indexes_of_its_days(
     assert days(plan, "message") == {named(today - DAY)}
     assert days(plan, "position") == {named(today - DAY)}
     assert rows(plan, "position") <= count
-
-
-def test_the_last_hour_is_read_by_minute_however_full_the_days_are(url: str) -> None:
-    # In this database, all positions of a day are on a few pages.
-    settings = {"jit": "off", "enable_seqscan": "off"}
-    with executed_plans(url, "pillarbox_monitor", settings) as execute:
-        statement = load("outbox", "measure_history")
-        plan = Explained(execute(statement, {"minutes": 60, "most": 200}), {})
-    for table, condition in (("message", "id >="), ("position", "settled_at >=")):
-        assert by_index(plan, table)
-        conditions = [
-            it.get("Index Cond") or it["Recheck Cond"] for it in scans(plan, table)
-        ]
-        assert all(condition in found for found in conditions)
-        assert rows(plan, table) <= 60 * 200

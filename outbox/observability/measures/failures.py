@@ -76,8 +76,6 @@ class OpenJobs:
     Attributes:
         cancelling: how many were asked to stop and have not ended yet.
         abandoned: how many are running or cancelling, but their worker's lease expired.
-        queued_for: the longest time in the queue; None if none is queued.
-        running_for: the longest running time; None if none is running.
         is_complete: whether the count ended before its limit.
     """
 
@@ -86,8 +84,6 @@ class OpenJobs:
     running: int
     cancelling: int
     abandoned: int
-    queued_for: timedelta | None
-    running_for: timedelta | None
     is_complete: bool
 
 

@@ -34,7 +34,6 @@ class Process:
     role: str
     broker: str
     since: datetime
-    beat_at: datetime
     failing_since: datetime | None
     reason: str | None
     blocked_keys: int

@@ -1,18 +1,5 @@
 "use strict";
 (() => {
-  const root = document.documentElement;
-  const store = {
-    get: (name) => { try { return localStorage.getItem("pillarbox." + name); } catch { return null; } },
-    set: (name, value) => { try { localStorage.setItem("pillarbox." + name, value); } catch { /* not kept */ } },
-  };
-  const themes = ["system", "light", "dark"];
-  const theme = () => (themes.includes(store.get("theme")) ? store.get("theme") : "system");
-  const paint = () => {
-    if (theme() === "system") delete root.dataset.theme;
-    else root.dataset.theme = theme();
-  };
-  paint();
-
   const byId = (id) => document.getElementById(id);
   const say = (text) => { const at = byId("status"); if (at && at.textContent !== text) at.textContent = text; };
 
@@ -26,61 +13,45 @@
     }
   };
 
-  // Replaces the content, and keeps the focus and opened details.
-  const replace = (live, html) => {
-    const opened = new Set([...live.querySelectorAll("details[open][id]")].map((it) => it.id));
+  // Replaces the content, and keeps the focus.
+  const replace = (live, found) => {
+    label(found);
+    if (live.innerHTML === found.innerHTML) return;
     const focused = live.contains(document.activeElement) ? document.activeElement.id : "";
-    live.innerHTML = html;
-    label(live);
-    for (const id of opened) { const it = byId(id); if (it) it.open = true; }
+    live.replaceChildren(...found.childNodes);
     if (focused) byId(focused)?.focus({ preventScroll: true });
   };
 
   const follow = (live) => {
-    let source = null, delay = 1000, timer = 0;
-    const open = () => {
+    let timer = setTimeout(() => read(), 3000);
+    const read = async () => {
       clearTimeout(timer);
-      if (source || document.hidden) return;
-      source = new EventSource(live.dataset.live);
-      source.addEventListener("page", (event) => {
-        delay = 1000;
+      if (document.hidden) return;
+      const started = performance.now();
+      try {
+        const answer = await fetch(location.href, { headers: { accept: "text/html" }, signal: AbortSignal.timeout(60000) });
+        // The login has ended: the server redirects to the form.
+        if (answer.redirected) { location.reload(); return; }
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        const found = page.getElementById("live");
+        if (!found) say("Not up to date: " + (page.querySelector(".problem")?.textContent.trim() ?? answer.status));
         // Don't replace the content while the viewer has selected text in it.
-        if (live.contains(getSelection()?.anchorNode) && !getSelection().isCollapsed) return;
-        replace(live, event.data);
-        root.dataset.updates = Number(root.dataset.updates || 0) + 1;
-        say("Live");
-      });
-      source.addEventListener("problem", (event) => say("Not up to date: " + event.data));
-      source.onerror = () => {
-        say("Not up to date: the connection is lost. Connecting again…");
-        // The browser stops reconnecting if the server answers with an error.
-        if (source && source.readyState === EventSource.CLOSED) {
-          close();
-          timer = setTimeout(open, delay);
-          delay = Math.min(delay * 2, 15000);
-          // After a restart the login has ended: the server redirects to the form.
-          fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" })
-            .then((answer) => { if (answer.type === "opaqueredirect") location.reload(); }, () => {});
+        else if (getSelection().isCollapsed || !live.contains(getSelection().anchorNode)) {
+          replace(live, found);
+          say("Live");
         }
-      };
+      } catch {
+        say("Not up to date: the connection is lost. Connecting again…");
+      }
+      clearTimeout(timer);
+      // A page that is slow to read is read less often.
+      timer = setTimeout(read, Math.max(3000, 20 * (performance.now() - started)));
     };
-    const close = () => { source?.close(); source = null; };
-    document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
-    addEventListener("pagehide", close);
-    addEventListener("pageshow", open);
-    open();
+    document.addEventListener("visibilitychange", read);
+    say("Live");
   };
 
   document.addEventListener("DOMContentLoaded", () => {
-    const button = byId("theme");
-    const label = () => { button.textContent = "Theme: " + theme(); };
-    button.hidden = false;
-    label();
-    button.addEventListener("click", () => {
-      store.set("theme", themes[(themes.indexOf(theme()) + 1) % themes.length]);
-      paint();
-      label();
-    });
     label(document);
     const token = byId("token");
     // Browsers don't send the part after # to the server, so no log contains it.

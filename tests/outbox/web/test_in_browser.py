@@ -230,9 +230,7 @@ def test_everything_can_be_reached_by_keyboard(shared_page: OpenPage) -> None:
     expect(page.get_by_label("Reason", exact=True)).to_have_value(LONG[:80])
 
 
-def test_the_theme_follows_the_system_unless_the_viewer_chooses_one(
-    shared_page: OpenPage,
-) -> None:
+def test_the_theme_follows_the_system(shared_page: OpenPage) -> None:
     page = shared_page.page
 
     def background() -> str:
@@ -243,11 +241,6 @@ def test_the_theme_follows_the_system_unless_the_viewer_chooses_one(
     page.emulate_media(color_scheme="dark")
     dark = background()
     assert light == "rgb(255, 255, 255)" != dark
-    page.get_by_role("button", name="Theme: system").click()
-    expect(page.get_by_role("button", name="Theme: light")).to_be_visible()
-    assert background() == light
-    page.reload()
-    assert background() == light
 
 
 # Whatever is wider than the place that it has: the page itself, a region that scrolls
@@ -319,6 +312,24 @@ def test_an_open_page_follows_the_database_and_asks_for_a_login_after_a_restart(
         page.goto(f"{address}/dead-letters")
         expect(page.locator("#live")).to_contain_text("while it was away")
         expect(page.locator("#status")).to_contain_text("Live")
+
+
+def test_a_page_is_not_read_while_its_tab_is_hidden(shared_page: OpenPage) -> None:
+    page, address, _, _ = shared_page
+    hide = """hidden => {
+      Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.clock.install()
+    page.goto(f"{address}/jobs")
+    expect(page.locator("#status")).to_contain_text("Live")
+    page.evaluate(hide, True)
+    asked: list[str] = []
+    page.on("request", lambda it: asked.append(it.url))
+    page.clock.run_for(600_000)
+    assert asked == []
+    with page.expect_response(f"{address}/jobs"):
+        page.evaluate(hide, False)
 
 
 def test_dead_letters_are_discarded_and_a_job_is_cancelled_with_their_buttons(

@@ -10,7 +10,6 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox.administration.sides import RetryOptions
 from outbox.postgres.connection import conninfo, sqlalchemy_url
 from pillarbox import Message
 from relay.publishers.memory import MemoryPublisher
@@ -18,8 +17,8 @@ from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.web import ANN, Browser, as_role, browsing, served
+from tests.outbox.web.test_command import log_in
 from tests.outbox.web.test_dead_letters import shown
-from tests.outbox.web.test_live import log_in
 
 CONSUMER = """
 from sqlalchemy import create_engine
@@ -50,11 +49,6 @@ def handle(session, message):
     lock = text("SELECT pg_advisory_xact_lock(:n)")
     session.execute(lock, {{"n": int(message.payload)}})
 """
-
-
-def retries(url: str, **changes: Any) -> RetryOptions:
-    options = {"broker": "memory://", "codec": None, "consumer": None, **changes}
-    return RetryOptions(database=url, schedule=None, **options)
 
 
 def plan(browser: Browser, kind: str, **chosen: str) -> str:
@@ -108,7 +102,7 @@ def test_dead_letters_that_appear_after_the_dry_run_are_left_alone(
 ) -> None:
     give_up(database_url, Message("a", 1))
     with browsing(database_url) as browser:
-        plan(browser, "discard", window="all")
+        plan(browser, "discard")
         give_up(database_url, Message("a", 1), reason="later")
         browser.post("/operations/ask", why="a probe")
         browser.wait_until_shown(OPERATIONS, "<td>done</td>")
@@ -138,7 +132,7 @@ def test_a_retry_publishes_the_messages(
         "relay.publishers.memory.MemoryPublisher.from_url", lambda _: publisher
     )
     give_up(database_url, Message("a", 1), Message("a", 2))
-    with browsing(database_url, retry=retries(database_url)) as browser:
+    with browsing(database_url, broker="memory://") as browser:
         assert "Retry 2 dead letters?" in plan(browser, "retry", side="outbox")
         browser.post("/operations/ask")
         browser.wait_until_shown(OPERATIONS, "<td>done</td>")
@@ -155,8 +149,7 @@ def test_a_retry_calls_the_handler_of_the_consumer(
     monkeypatch.syspath_prepend(tmp_path)
     give_up(database_url, Message("handled", 1), schema="inbox")
     give_up(database_url, Message("unknown", 1), schema="inbox")
-    options = retries(database_url, consumer="web_app_of_test:consumer")
-    with browsing(database_url, retry=options) as browser:
+    with browsing(database_url, consumer="web_app_of_test:consumer") as browser:
         assert "Retry 2 dead letters?" in plan(browser, "retry", side="inbox")
         browser.post("/operations/ask")
         browser.wait_until_shown(OPERATIONS, "<td>done</td>")
@@ -170,7 +163,7 @@ def test_a_side_that_cannot_be_retried_is_left_out_and_named(
 ) -> None:
     give_up(database_url, Message("a", 1))
     give_up(database_url, Message("a", 1), schema="inbox")
-    with browsing(database_url, retry=retries(database_url)) as browser:
+    with browsing(database_url, broker="memory://") as browser:
         text = plan(browser, "retry")
         assert "Retry 1 dead letter?" in text
         assert "Those of the inbox are left out" in text
@@ -179,9 +172,7 @@ def test_a_side_that_cannot_be_retried_is_left_out_and_named(
 
 
 @pytest.fixture
-def blocking(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> RetryOptions:
+def blocking(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A consumer whose handler waits for the advisory lock that a payload names."""
     # Modules stay imported, and this one names a database.
     name = f"web_app_{uuid4().hex}"
@@ -192,19 +183,19 @@ def blocking(
     for n in range(5):
         age = timedelta(seconds=5 - n)
         give_up(database_url, Message("handled", n, key="k"), schema="inbox", age=age)
-    return retries(database_url, consumer=f"{name}:consumer")
+    return f"{name}:consumer"
 
 
 WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
 def test_one_operation_runs_at_a_time_and_can_be_stopped_from_another_process(
-    database_url: str, blocking: RetryOptions
+    database_url: str, blocking: str
 ) -> None:
     with (
         psycopg.connect(conninfo(database_url)) as holder,
-        browsing(database_url, retry=blocking) as browser,
-        browsing(database_url, retry=blocking) as other,
+        browsing(database_url, consumer=blocking) as browser,
+        browsing(database_url, consumer=blocking) as other,
     ):
         holder.execute("SELECT pg_advisory_lock(3), pg_advisory_lock(4)")
         plan(browser, "retry", side="inbox")
@@ -231,11 +222,10 @@ def test_one_operation_runs_at_a_time_and_can_be_stopped_from_another_process(
 
 
 def test_an_operation_ends_with_its_process_and_what_is_left_can_be_retried(
-    database_url: str, blocking: RetryOptions, tmp_path: Path
+    database_url: str, blocking: str, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"ann {ANN.replace(' ', '-')} act\n")
-    assert blocking.consumer is not None
     options = ("--tokens", str(tokens), "--consumer")
     with (
         psycopg.connect(conninfo(database_url)) as holder,
@@ -243,7 +233,7 @@ def test_an_operation_ends_with_its_process_and_what_is_left_can_be_retried(
             database_url,
             tmp_path / "log",
             *options,
-            blocking.consumer,
+            blocking,
             PYTHONPATH=str(tmp_path),
         ) as (process, site),
     ):
@@ -261,7 +251,7 @@ def test_an_operation_ends_with_its_process_and_what_is_left_can_be_retried(
         submit("/operations/ask", page)
         wait_for("3", lambda: execute(database_url, WAITS) == [(1,)], seconds=90)
         process.kill()
-    with browsing(database_url, retry=blocking) as browser:
+    with browsing(database_url, consumer=blocking) as browser:
         text = shown(browser.get(OPERATIONS))
         assert "failed" in text
         assert "the process that ran it has ended" in text
@@ -304,8 +294,7 @@ def test_an_operation_fails_with_the_reason_if_the_broker_is_unreachable(
     database_url: str,
 ) -> None:
     give_up(database_url, Message("a", 1))
-    away = retries(database_url, broker="redis://127.0.0.1:1")
-    with browsing(database_url, retry=away) as browser:
+    with browsing(database_url, broker="redis://127.0.0.1:1") as browser:
         plan(browser, "retry", side="outbox")
         browser.post("/operations/ask")
         browser.wait_until_shown(OPERATIONS, "<td>failed: ")

@@ -1,11 +1,11 @@
-"""The first page: what needs attention, the flow, who runs, and the last hour."""
+"""The first page: what needs attention, the flow, and who runs."""
 
 import re
 from datetime import timedelta
 
 from pillarbox import Message
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.positions import defer, publish
+from tests.fixtures.positions import defer
 from tests.fixtures.presence import record_process
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
@@ -71,17 +71,6 @@ def test_a_missing_relay_is_shown_as_a_problem(database_url: str) -> None:
     assert "None is running." in text
 
 
-def test_the_last_hour_is_shown_as_charts_and_text(database_url: str) -> None:
-    insert(database_url, *(Message("a", 1) for _ in range(3)))
-    publish(database_url)
-    give_up(database_url, Message("a", 1), age=timedelta(minutes=20))
-    text = overview(database_url)
-    assert text.count('<polyline points="0,') == 4
-    said = shown(text)
-    assert "Dead letters of the outbox" in said
-    assert "1 in the hour, at most 1 a minute" in said
-
-
 def test_refused_messages_are_linked_and_listed_with_their_reason(
     database_url: str,
 ) -> None:
@@ -109,4 +98,3 @@ def test_names_of_processes_are_escaped(database_url: str) -> None:
 def test_parts_that_the_role_cannot_read_are_named(database_url: str) -> None:
     text = shown(overview(as_role(database_url, "pillarbox_relay")))
     assert "lacks privileges" in text
-    assert "The last hour can't be shown" in text

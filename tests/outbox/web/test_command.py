@@ -1,20 +1,20 @@
-"""An open page receives changes, and a server with open pages can stop."""
+"""`pillarbox web`: it starts, stops, and says where to log in."""
 
 import re
 import sys
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import closing
+from http.client import HTTPConnection
 from http.cookiejar import CookieJar
 from pathlib import Path
 
 import pytest
 
 from outbox.cli.main import main
-from pillarbox import Message
-from tests.fixtures.dead_letters import give_up
 from tests.fixtures.processes import RunningProcess, command_line
-from tests.fixtures.web import ANN, served
+from tests.fixtures.web import served
 
 
 def opener() -> urllib.request.OpenerDirector:
@@ -33,44 +33,17 @@ def log_in(address: str, token: str) -> urllib.request.OpenerDirector:
     return browser
 
 
-@pytest.fixture
-def tokens(tmp_path: Path) -> str:
-    file = tmp_path / "tokens"
-    file.write_text(f"ann {ANN.replace(' ', '-')} act payloads\n")
-    return str(file)
-
-
-def test_an_open_page_receives_nothing_more_once_its_viewer_has_logged_out(
-    database_url: str, tmp_path: Path, tokens: str
+def test_the_server_stops_while_a_page_is_open(
+    database_url: str, tmp_path: Path
 ) -> None:
-    with served(database_url, tmp_path / "log", "--tokens", tokens) as (_, address):
-        browser = log_in(address, ANN.replace(" ", "-"))
-        with browser.open(f"{address}/dead-letters/live") as stream:
-            text = browser.open(f"{address}/dead-letters").read().decode()
-            form = re.findall(r'name="form_token" value="(\w+)"', text)[0]
-            fields = urllib.parse.urlencode({"form_token": form}).encode()
-            browser.open(f"{address}/logout", fields).read()
-            give_up(database_url, Message("t", 1), reason="refused by the broker")
-            assert b"refused by the broker" not in stream.read()
-
-
-def test_an_open_page_receives_changes_until_the_server_is_stopped(
-    database_url: str, tmp_path: Path, tokens: str
-) -> None:
-    log = tmp_path / "log"
-    with served(database_url, log, "--tokens", tokens) as (process, address):
-        browser = log_in(address, ANN.replace(" ", "-"))
-        with browser.open(f"{address}/dead-letters/live") as stream:
-            assert stream.headers["content-type"].startswith("text/event-stream")
-            seen = b""
-            while b"Nothing matches" not in seen:
-                seen += stream.readline()
-            give_up(database_url, Message("t", 1), reason="refused by the broker")
-            while b"refused by the broker" not in seen:
-                seen += stream.readline()
+    with served(database_url, tmp_path / "log") as (process, address):
+        where = urllib.parse.urlsplit(address)
+        browser = HTTPConnection(where.hostname or "", where.port)
+        with closing(browser):
+            browser.request("GET", "/login")
+            assert browser.getresponse().read()
             process.terminate()
             assert process.wait() == 0
-            stream.read()
     assert "Traceback" not in process.log()
 
 
