@@ -41,7 +41,6 @@ from inbox.handlers.executor import Permanent, Terms, check_database, make_days
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
-    longest_retry,
     make_batch_handler,
     make_handler,
     make_long_handler,
@@ -434,10 +433,9 @@ class Consumer(Process):
         if tracing.tracer is not None:
             # All tasks inherit it.
             tracing.tracer.receive(next(iter(systems.values())), observers.notify)
-        retry = longest_retry(self._retry, self._routes)
         limits = self._fit_to_pool()
         is_long = has_long_handlers(self._routes)
-        await check_database(self._executor, retry, observers.notify, is_long=is_long)
+        await check_database(self._executor, is_long=is_long)
         days = Days(partial(self._executor.transact, make_days), observers.notify)
         await days.make()
         async with AsyncExitStack() as stack:
