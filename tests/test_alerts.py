@@ -376,7 +376,6 @@ def test_promtool_accepts_the_metrics(database_url: str) -> None:
         DatabaseMeasured(
             overview=overview,
             pinned_for=timedelta(seconds=1),
-            seconds=0.1,
         ),
     ):
         observers.notify(event)

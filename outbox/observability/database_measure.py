@@ -54,14 +54,12 @@ class DatabaseMeasured(Event):
         overview: what was measured; a consumer measures no backlog.
         pinned_for: how long the oldest transaction has been in use, as far as this role
             can see; otherwise, the time since it was first noticed.
-        seconds: how long the measurement took.
     """
 
     level = logging.DEBUG
 
     overview: Overview = field(repr=False)
     pinned_for: timedelta
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +135,8 @@ class DatabaseMeasure:
             overview = read_overview(connection, self._scope)
             took = time.monotonic() - started
         self._pause = max(self._seconds, took * _SHARE)
-        return DatabaseMeasured(
-            overview=overview,
-            pinned_for=self._find_oldest(overview.pins),
-            seconds=took,
-        )
+        pinned_for = self._find_oldest(overview.pins)
+        return DatabaseMeasured(overview=overview, pinned_for=pinned_for)
 
     def _find_oldest(self, pins: tuple[Pin, ...]) -> timedelta:
         # Without pg_monitor, this role can see that other sessions need an old

@@ -305,11 +305,6 @@ _SINGLE: Final[Sequence[tuple[str, str, _Read]]] = (
         lambda it: it.pinned_for,
     ),
     (
-        "pillarbox_pinned_transactions",
-        "How many transactions began since the oldest one that is open.",
-        lambda it: max((pin.xids or 0 for pin in it.overview.pins), default=0),
-    ),
-    (
         "pillarbox_database_upkeep_age_seconds",
         "Time since the last successful upkeep of the partitions.",
         lambda it: it.overview.upkeep.age if it.overview.upkeep else None,
@@ -323,11 +318,6 @@ _SINGLE: Final[Sequence[tuple[str, str, _Read]]] = (
         "pillarbox_database_unmeasured_parts",
         "Parts of the database that could not be measured.",
         lambda it: len(it.overview.missing),
-    ),
-    (
-        "pillarbox_database_measuring_seconds",
-        "How long the last measurement of the database took.",
-        lambda it: it.seconds,
     ),
 )
 _BY_TABLE: Final[Sequence[tuple[str, str, Callable[[Table], int]]]] = (
