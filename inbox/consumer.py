@@ -41,7 +41,6 @@ from inbox.handlers.executor import Permanent, Terms, check_database, make_days
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
-    longest_retry,
     make_batch_handler,
     make_handler,
     make_long_handler,
@@ -437,14 +436,12 @@ class Consumer(Process):
         if tracing.tracer is not None:
             # All tasks inherit it.
             tracing.tracer.receive(next(iter(systems.values())), observers.notify)
-        retry = longest_retry(self._retry, self._routes)
         limits = self._fit_to_pool()
         is_long = has_long_handlers(self._routes)
         days = Days(partial(self._executor.transact, make_days), observers.notify)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._executor.close)
-            notify = observers.notify
-            await check_database(self._executor, retry, notify, is_long=is_long)
+            await check_database(self._executor, is_long=is_long)
             await days.make()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             if is_long:

@@ -38,10 +38,9 @@ from outbox.cli.supervisor import (
     run_until_stopped,
 )
 from outbox.dead_letters import Scheduler
-from outbox.dead_letters.measure import Measure
 from outbox.events import Observer, Observers
 from outbox.observability.activity import Activity
-from outbox.observability.database_measure import DatabaseMeasure
+from outbox.observability.database_measure import RELAY, DatabaseMeasure
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
 from outbox.payload.payload_codec import load_codec
@@ -215,19 +214,13 @@ def _run(
         )
         background.append(scheduler.run)
     if metrics is not None:
-        measure = Measure(
-            partial(SIDE.open_retrier, options, lambda _: None),
-            schema="outbox",
-            origin=None,
+        measure = DatabaseMeasure(
+            lambda: options.database,
+            RELAY,
             seconds=watching.metrics_interval.total_seconds(),
             notify=notify,
         )
-        database = DatabaseMeasure(
-            options.database,
-            seconds=watching.metrics_interval.total_seconds(),
-            notify=notify,
-        )
-        background += [measure.run, database.run]
+        background.append(measure.run)
     return run_until_stopped(process, background, watching, health, metrics)
 
 

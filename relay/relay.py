@@ -33,7 +33,6 @@ from outbox.postgres.advisory_lock import (
 from outbox.postgres.connection import Connection, Link, connect
 from outbox.postgres.days import MAKE_DAYS, Days
 from outbox.postgres.doorbell import Doorbell
-from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
 from outbox.postgres.lease import RETRY, Lease, Obstruction
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
@@ -240,8 +239,6 @@ class Relay(Process):
                 await self._lanes.reader.read_clock(connection)
                 await self._lanes.reader.find_changed(connection, {})
                 await claim_batch(connection, self._lanes, [], self._config)
-                cursor = await connection.execute(LIST_MINIMUMS)
-                minimums = await cursor.fetchall()
                 yield connection
         except (
             psycopg.errors.UndefinedTable,
@@ -258,8 +255,6 @@ class Relay(Process):
             raise DatabaseUnavailableError(
                 f"the relay can't record what it publishes: {message_of(error)}"
             ) from error
-        for event in find_short_retention(self._config.retry, minimums):
-            self._notify(event)
 
     async def _wake(self) -> None:
         doorbell = Doorbell(

@@ -211,10 +211,7 @@ _ANSWER: Final = (
         " then retry or discard them: pillarbox dead-letters list --since 1h.",
         kind="stat",
         queries=[
-            Query(
-                expr="sum(max by (schema, origin) ("
-                'dead_letter_total{status="PENDING"})) or vector(0)'
-            )
+            Query(expr="sum(max by (schema, origin) (dead_letter_total)) or vector(0)")
         ],
         unit="short",
         thresholds={0: "green", 1: "orange", 101: "red"},
@@ -533,34 +530,20 @@ _CONSUMERS: Final = (
 
 _LETTERS: Final = (
     Panel(
-        title="Dead letters by status",
-        description="PENDING ones wait for a retry or a decision. Counts the rows of"
-        " the table, the same in every replica.",
-        queries=[
-            Query(
-                expr="sum by (status) (max by (schema, origin, status) ("
-                "dead_letter_total))",
-                legend="{{status}}",
-            )
-        ],
-        unit="short",
-        runbook=["PillarboxNewDeadLetters"],
-        stacked=True,
-    ),
-    Panel(
         title="Pending by origin",
         description="Which consumer or publisher dead-lettered them. More than 100 of"
         " one origin probably share one cause: retry one first, then all that share"
         " it.",
         queries=[
             Query(
-                expr='max by (schema, origin) (dead_letter_total{status="PENDING"})',
+                expr="max by (schema, origin) (dead_letter_total)",
                 legend="{{schema}} {{origin}}",
             )
         ],
         unit="short",
-        runbook=["PillarboxDeadLettersPileUp"],
+        runbook=["PillarboxNewDeadLetters", "PillarboxDeadLettersPileUp"],
         stacked=True,
+        width=12,
     ),
     Panel(
         title="Oldest pending",
@@ -577,21 +560,6 @@ _LETTERS: Final = (
         thresholds={0: "green", 86400: "red"},
         runbook=["PillarboxDeadLetterForgotten"],
         empty="No dead letter is pending.",
-    ),
-    Panel(
-        title="Counts that failed",
-        description="How often the dead letters couldn't be counted; if so, the panels"
-        " of this row and their alerts are blind. DeadLettersUnknown in the log has"
-        " the reason.",
-        queries=[
-            Query(
-                expr="sum(increase(pillarbox_events_total"
-                '{event="DeadLettersUnknown"}[$__rate_interval])) or vector(0)',
-                legend="failed counts",
-            )
-        ],
-        unit="short",
-        runbook=["PillarboxDeadLettersNotCounted"],
         width=12,
     ),
 )
@@ -628,7 +596,7 @@ _DATABASE: Final = (
         title="Backlog",
         description="Messages that are not settled: those that are due, scheduled,"
         " refused or blocked. pillarbox status shows them by priority, topic and"
-        " tenant. One relay measures; if none does, there is a gap.",
+        " tenant. Relays measure it.",
         queries=[
             Query(expr="max(pillarbox_outbox_backlog_messages)", legend="messages")
         ],
@@ -693,7 +661,7 @@ _DATABASE: Final = (
     ),
     Panel(
         title="Last measurement",
-        description="How long ago a relay measured the database; the other panels of"
+        description="How long ago a process measured the database; the other panels of"
         " this row show what it found. If over 10 minutes, they are blind:"
         " DatabaseNotMeasured in the relays' logs has the reason.",
         queries=[

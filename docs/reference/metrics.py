@@ -24,8 +24,8 @@ _INTRODUCTION: Final = """\
 _SECTIONS: Final = (
     ("the relay", ("pillarbox_relay_",)),
     ("the consumer", ("pillarbox_consumer_",)),
-    ("both", ("dead_letter_", "pillarbox_events_")),
-    ("the database, measured by one process for all", ("pillarbox_",)),
+    ("both", ("pillarbox_events_",)),
+    ("the database, as each process measures it", ("pillarbox_", "dead_letter_")),
 )
 
 

@@ -21,7 +21,6 @@ from outbox.cli.supervisor import (
     run_until_stopped,
 )
 from outbox.dead_letters import RetrySchedule, Scheduler
-from outbox.dead_letters.measure import Measure
 from outbox.events import Event, Observer, Observers
 from outbox.observability.activity import Activity
 from outbox.observability.database_measure import CONSUMER, DatabaseMeasure
@@ -112,21 +111,13 @@ def _run(
     if schedule is not None:
         background.append(scheduler_of(consumer, schedule, notify).run)
     if metrics is not None:
-        seconds = watching.metrics_interval.total_seconds()
-        measure = Measure(
-            consumer.retrier,
-            schema="inbox",
-            origin=f"consumer:{consumer.name}",
-            seconds=seconds,
-            notify=notify,
-        )
-        database = DatabaseMeasure(
+        measure = DatabaseMeasure(
             consumer.database_url,
-            seconds=seconds,
+            CONSUMER,
+            seconds=watching.metrics_interval.total_seconds(),
             notify=notify,
-            measurer=CONSUMER,
         )
-        background += [measure.run, database.run]
+        background.append(measure.run)
     return run_until_stopped(process, background, watching, health, metrics)
 
 

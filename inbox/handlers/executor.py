@@ -44,10 +44,8 @@ from outbox.errors import (
     shorten,
     sqlstate_of,
 )
-from outbox.events import Observer
 from outbox.message import Message
 from outbox.postgres.days import MAKE_DAYS
-from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
 
@@ -122,10 +120,8 @@ class Executor(Protocol):
         """
 
 
-async def check_database(
-    executor: Executor, retry: RetryPolicy, notify: Observer, *, is_long: bool
-) -> None:
-    """Check that the inbox is usable, and keeps receipts long enough for retries.
+async def check_database(executor: Executor, *, is_long: bool) -> None:
+    """Check that the inbox is usable.
 
     Args:
         is_long: whether there are long handlers, which also need `inbox.job`.
@@ -138,7 +134,6 @@ async def check_database(
     try:
         await executor.probe()
         rights = await executor.transact(partial(_read_rights, is_long))
-        minimums = await executor.transact(_list_minimums)
     except ConfigError:
         raise
     except Exception as error:
@@ -157,8 +152,6 @@ async def check_database(
             f"can't read the inbox in the database of sessions: {one_line(error)}"
         ) from error
     _check_rights(rights)
-    for event in find_short_retention(retry, minimums):
-        notify(event)
 
 
 def _read_rights(is_long: bool, session: Session) -> Row[Any]:
@@ -190,10 +183,6 @@ def _check_rights(rights: Row[Any]) -> None:
             f" schema inbox hides rows from the role {rights.role!r}; run pillarbox "
             "doctor, which prints the statements that disable it"
         )
-
-
-def _list_minimums(session: Session) -> list[Any]:
-    return list(connection_of(session).execute(text(LIST_MINIMUMS)))
 
 
 def refuse_connections(handler: Handler, arguments: Arguments) -> None:

@@ -71,12 +71,6 @@ def retry_of(handler: AnyHandler) -> RetryPolicy | None:
     return cast("RetryPolicy | None", getattr(handler, _RETRY, None))
 
 
-def longest_retry(usual: RetryPolicy, routes: Routes[AnyHandler]) -> RetryPolicy:
-    """Return the retry policy of any handler under which a message waits longest."""
-    own = (retry_of(handler) for handler in routes.handlers)
-    return max((usual, *filter(None, own)), key=lambda retry: retry.longest)
-
-
 def most_connections(max_in_flight: int, routes: Routes[AnyHandler]) -> int:
     """Return how many connections `max_in_flight` handlers use at most.
 

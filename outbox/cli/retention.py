@@ -1,6 +1,5 @@
 """`pillarbox retention`: how long rows are kept, and how to set it."""
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated, Literal
 
@@ -21,10 +20,9 @@ from outbox.cli.command import (
     duration_option,
     new_app,
 )
-from outbox.cli.output import warn, write_json, write_line
+from outbox.cli.output import write_json, write_line
 from outbox.duration import exact_duration, read_duration
 from outbox.errors import ConfigError
-from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, minimum_retention
 
 app = new_app()
 
@@ -107,20 +105,6 @@ def retention(
     else:
         for policy in policies:
             write_line(_line(policy))
-    if action == "set":
-        _warn_of(policies)
-
-
-def _warn_of(policies: Sequence[Policy]) -> None:
-    needed = minimum_retention()
-    for policy in policies:
-        if policy.parent_table in KEPT_FOR_LATE_MESSAGES and policy.retention < needed:
-            warn(
-                f"{policy.parent_table} is kept {exact_duration(policy.retention)}: "
-                "choose Limits(max_delay=…) and the retries of relay and consumer so "
-                "that no message comes later; with their defaults one can come after "
-                f"{exact_duration(needed)}"
-            )
 
 
 def _line(policy: Policy) -> str:

@@ -23,7 +23,8 @@ from outbox.cli.command import (
 )
 from outbox.cli.output import write_line
 from outbox.errors import ConfigError
-from outbox.observability.endpoints import ListenAddress, address_of
+from outbox.observability.endpoints import address_of
+from outbox.observability.endpoints import listen as open_socket
 from outbox.observability.logging import LogEvents
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def web(
         ),
         TokenLogin(viewers),
     )
-    asyncio.run(_serve(made, ListenAddress.read(listen).listen(), token))
+    asyncio.run(_serve(made, open_socket(listen), token))
 
 
 async def _serve(made: "Starlette", opened: socket.socket, token: str | None) -> None:
@@ -121,10 +122,10 @@ async def _serve(made: "Starlette", opened: socket.socket, token: str | None) ->
         await server.serve(sockets=[opened])
 
 
-def _announce(made: "Starlette", where: ListenAddress, token: str | None) -> None:
+def _announce(made: "Starlette", where: str, token: str | None) -> None:
     from outbox.web.events import WebStarted
 
-    address = f"http://{where if where.host else f'localhost{where}'}"
+    address = f"http://{'localhost' if where.startswith(':') else ''}{where}"
     made.state.frame.observers.notify(WebStarted(address=address))
     if token is not None:
         write_line(f"Log in at {address}/login#{token}")

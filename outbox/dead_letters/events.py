@@ -2,10 +2,8 @@
 
 import logging
 from dataclasses import dataclass
-from typing import NamedTuple
 from uuid import UUID
 
-from outbox.dead_letters.letter import Status
 from outbox.events import Event
 
 
@@ -102,35 +100,3 @@ class RetryRunFailed(Event):
 
     schema: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLettersUnknown(Event):
-    """The dead letters couldn't be counted, because the database was unavailable."""
-
-    about = ("schema",)
-    lasting_level = logging.WARNING
-
-    schema: str
-    reason: str
-    remedy: str
-
-
-class DeadLetterGroup(NamedTuple):
-    """The dead letters of one origin and status; `seconds` is the age of the oldest."""
-
-    origin: str
-    status: Status
-    letters: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLettersMeasured(Event):
-    """The dead letters were counted."""
-
-    level = logging.DEBUG
-    ends = (DeadLettersUnknown,)
-
-    schema: str
-    groups: tuple[DeadLetterGroup, ...]

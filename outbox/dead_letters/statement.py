@@ -26,7 +26,6 @@ class Statement(StrEnum):
     MARK_SUCCEEDED = "mark_succeeded"
     MARK_PENDING = "mark_pending"
     MARK_DISCARDED = "mark_discarded"
-    MEASURE = "measure_dead_letters"
     TRY_LOCK = "try_lock"
     FIND_FOREIGN_HOLDERS = "find_foreign_holders"
 

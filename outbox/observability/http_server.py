@@ -1,9 +1,7 @@
 """The HTTP server for health, readiness and metrics; needs aiohttp.
 
 It runs on the process's own event loop, so an answer proves that the loop is running.
-Clients can do the process little harm: each connection carries one request and lasts a
-few seconds at most, and when too many are open, the oldest is closed, so that idle
-clients can't keep a probe from being answered.
+Each connection carries one request and lasts a few seconds at most.
 """
 
 import asyncio
@@ -21,8 +19,6 @@ Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 MAX_SECONDS: Final = 10.0
 """How long a connection may stay open."""
-MAX_CONNECTIONS: Final = 100
-"""How many connections may be open at once."""
 _METHODS: Final = frozenset({"GET", "HEAD"})
 
 # aiohttp logs a traceback for each request it can't parse; anyone could fill the log.
@@ -80,33 +76,11 @@ async def _response(
 
 
 class _Server(web.Server):
-    """Limits how many connections are open, and for how long."""
-
-    def __init__(self, handler: Handler, **options: Any) -> None:
-        super().__init__(handler, **options)
-        self._open: dict[
-            web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]
-        ] = {}
+    """Limits how long a connection is open."""
 
     @override
     def connection_made(
         self, handler: web.RequestHandler, transport: asyncio.Transport
     ) -> None:
         super().connection_made(handler, transport)
-        if len(self._open) >= MAX_CONNECTIONS:
-            self._forget(next(iter(self._open))).abort()
-        timer = asyncio.get_running_loop().call_later(MAX_SECONDS, transport.abort)
-        self._open[handler] = transport, timer
-
-    @override
-    def connection_lost(
-        self, handler: web.RequestHandler, exc: BaseException | None = None
-    ) -> None:
-        super().connection_lost(handler, exc)
-        if handler in self._open:
-            self._forget(handler)
-
-    def _forget(self, handler: web.RequestHandler) -> asyncio.Transport:
-        transport, timer = self._open.pop(handler)
-        timer.cancel()
-        return transport
+        asyncio.get_running_loop().call_later(MAX_SECONDS, transport.abort)

@@ -115,7 +115,11 @@ def read_overview(
     def sides(name: Part, read: Callable[..., T]) -> tuple[T, ...]:
         if name not in reading.scope.parts:
             return ()
-        found = (part(name, partial(read, side=it)) for it in load_sides(None))
+        found = (
+            part(name, partial(read, side=it))
+            for it in load_sides(None)
+            if it.schema in reading.scope.sides
+        )
         return tuple(it for it in found if it is not None)
 
     processes = part("processes", read_processes)

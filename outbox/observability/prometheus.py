@@ -5,11 +5,12 @@ define further metrics in `relay/metrics.py` and `inbox/consuming/metrics.py`, w
 share the registry and the topic labels.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 from prometheus_client.aiohttp import make_aiohttp_handler
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -21,18 +22,14 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from typing_extensions import override
 
-from outbox.dead_letters.events import DeadLettersMeasured
-from outbox.dead_letters.letter import Status
 from outbox.events import Event
 from outbox.logs.printable import printable
-from outbox.observability.database_measure import (
-    DatabaseMeasured,
-    DatabaseMeasuredElsewhere,
-    DatabaseNotMeasured,
-)
+from outbox.observability.database_measure import DatabaseMeasured, DatabaseNotMeasured
 from outbox.observability.http_server import Handler
 from outbox.observability.latency import Latencies
+from outbox.observability.measures.failures import Reason
 from outbox.observability.measures.tables import Table
+from outbox.observability.overview import Overview
 
 OTHER: Final = "other"
 """The label shared by all topics without their own label."""
@@ -196,21 +193,6 @@ class PrometheusEvents:
             "pillarbox_events", "Events by name.", ["event", "consumer"], self.registry
         )
         self._by_event: dict[tuple[type[Event], str], Tally] = {}
-        self._learn: dict[type[Event], Callable[[Any], None]] = {
-            DeadLettersMeasured: self._measure,
-        }
-        self._letters = Gauge(
-            "dead_letter_total",
-            "Dead letters in the table by status.",
-            ["schema", "origin", "status"],
-            registry=self.registry,
-        )
-        self._age = Gauge(
-            "dead_letter_age_seconds",
-            "Age of the oldest PENDING dead letter.",
-            ["schema", "origin"],
-            registry=self.registry,
-        )
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
@@ -220,19 +202,6 @@ class PrometheusEvents:
             tally = self._events.of(kind.__name__, consumer)
             self._by_event[kind, consumer] = tally
         tally.count += 1
-        if kind in self._learn:
-            self._learn[kind](event)
-
-    def _measure(self, event: DeadLettersMeasured) -> None:
-        # A group without dead letters isn't in the event.
-        self._letters.clear()
-        self._age.clear()
-        for group in event.groups:
-            self._letters.labels(event.schema, group.origin, group.status.value).set(
-                group.letters
-            )
-            if group.status is Status.PENDING:
-                self._age.labels(event.schema, group.origin).set(group.seconds)
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the handlers of scrape requests, by path."""
@@ -244,45 +213,78 @@ class PrometheusEvents:
 class DatabaseMetrics(Collector):
     """An observer that exports the last measurement, labelled with the database's name.
 
-    These metrics have samples only in the replica that measures.
+    After a failed one only its time is left, which alerts compare with the present.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._measured: DatabaseMeasured | None = None
+        self._last: Overview | None = None
         registry.register(self)
 
     def __call__(self, event: Event) -> None:
         """Keep the measurement that an event reports."""
         if isinstance(event, DatabaseMeasured):
             self._measured = event
-        elif isinstance(event, DatabaseMeasuredElsewhere | DatabaseNotMeasured):
+            self._last = event.overview
+        elif isinstance(event, DatabaseNotMeasured):
             self._measured = None
 
     def describe(self) -> Iterable[Metric]:
         """Return the names, so that no other metric can use them."""
-        return self._collect(None)
+        return self.collect()
 
     @override
     def collect(self) -> Iterable[Metric]:
         """Return the samples."""
-        return self._collect(self._measured)
+        found, last = self._measured, self._last
 
-    def _collect(self, found: DatabaseMeasured | None) -> Iterable[Metric]:
+        def gauge(
+            name: str,
+            documentation: str,
+            samples: Iterable[tuple[tuple[str, ...], float]],
+            *labels: str,
+        ) -> Metric:
+            names = ["database", *labels]
+            family = GaugeMetricFamily(name, documentation, labels=names)
+            for values, value in samples:
+                family.add_metric([last.database if last else "", *values], value)
+            return family
+
+        yield gauge(
+            "pillarbox_database_measured_timestamp_seconds",
+            "When the database was last measured.",
+            [((), last.at.timestamp())] if last else (),
+        )
         for name, documentation, read in _SINGLE:
-            family = GaugeMetricFamily(name, documentation, labels=["database"])
-            value = None if found is None else read(found)
-            if found is not None and value is not None:
-                if isinstance(value, timedelta):
-                    value = value.total_seconds()
-                family.add_metric([found.overview.database], value)
-            yield family
+            value = read(found) if found else None
+            if isinstance(value, timedelta):
+                value = value.total_seconds()
+            yield gauge(name, documentation, () if value is None else [((), value)])
         for name, documentation, read_table in _BY_TABLE:
-            labels = ["database", "table"]
-            family = GaugeMetricFamily(name, documentation, labels=labels)
-            for it in () if found is None else found.overview.tables:
-                database = "" if found is None else found.overview.database
-                family.add_metric([database, it.table], read_table(it))
-            yield family
+            tables = found.overview.tables if found else ()
+            samples = (((it.table,), read_table(it)) for it in tables)
+            yield gauge(name, documentation, samples, "table")
+        reasons: dict[tuple[str, str], list[Reason]] = defaultdict(list)
+        for letters in found.overview.dead_letters if found else ():
+            for reason in letters.reasons:
+                reasons[letters.side, reason.origin].append(reason)
+        yield gauge(
+            "dead_letter_total",
+            "PENDING dead letters, of the newest 10,000.",
+            ((of, sum(it.pending for it in each)) for of, each in reasons.items()),
+            "schema",
+            "origin",
+        )
+        yield gauge(
+            "dead_letter_age_seconds",
+            "Age of the oldest PENDING dead letter, of the newest 10,000.",
+            (
+                (of, max(it.age for it in each).total_seconds())
+                for of, each in reasons.items()
+            ),
+            "schema",
+            "origin",
+        )
 
 
 _Read: TypeAlias = Callable[[DatabaseMeasured], float | timedelta | None]
@@ -303,11 +305,6 @@ _SINGLE: Final[Sequence[tuple[str, str, _Read]]] = (
         lambda it: it.pinned_for,
     ),
     (
-        "pillarbox_pinned_transactions",
-        "How many transactions began since the oldest one that is open.",
-        lambda it: max((pin.xids or 0 for pin in it.overview.pins), default=0),
-    ),
-    (
         "pillarbox_database_upkeep_age_seconds",
         "Time since the last successful upkeep of the partitions.",
         lambda it: it.overview.upkeep.age if it.overview.upkeep else None,
@@ -321,16 +318,6 @@ _SINGLE: Final[Sequence[tuple[str, str, _Read]]] = (
         "pillarbox_database_unmeasured_parts",
         "Parts of the database that could not be measured.",
         lambda it: len(it.overview.missing),
-    ),
-    (
-        "pillarbox_database_measuring_seconds",
-        "How long the last measurement of the database took.",
-        lambda it: it.seconds,
-    ),
-    (
-        "pillarbox_database_measured_timestamp_seconds",
-        "When the database was last measured.",
-        lambda it: it.overview.at.timestamp(),
     ),
 )
 _BY_TABLE: Final[Sequence[tuple[str, str, Callable[[Table], int]]]] = (

@@ -34,9 +34,7 @@ class Lock(IntEnum):
     MIGRATION = 103
     DEAD_LETTERS = 104
     UPKEEP = 105
-    MEASURE = 106
-    MEASURE_BY_CONSUMER = 107
-    OPERATION = 108
+    OPERATION = 106
 
 
 @dataclass(frozen=True, slots=True)

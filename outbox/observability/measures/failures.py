@@ -128,7 +128,7 @@ def read_dead_letters(reading: Reading, side: Side) -> DeadLetters:
         age=rows[0]["age_of_all"] if rows else None,
         reasons=tuple(
             Reason(**{name: row[name] for name in Reason.__slots__})
-            for row in rows[: scope.groups]
+            for row in rows[: scope.reasons]
         ),
     )
 

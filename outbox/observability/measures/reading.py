@@ -10,6 +10,7 @@ from psycopg.rows import class_row, dict_row
 
 from outbox.administration.check import Finding, error, unknown
 from outbox.administration.connection import AdministrationConnection
+from outbox.dead_letters.statement import Schema
 from outbox.duration import write_duration
 from outbox.errors import message_of
 from outbox.postgres.remedy import remedy_of
@@ -37,13 +38,15 @@ class Scope:
 
     Attributes:
         parts: the parts to measure; the others are empty.
+        sides: whose refused messages and dead letters to measure.
         window: the window of the rates and latencies.
         letters_window: the window in which a dead letter counts as new.
         per_lane: the most messages counted in a lane.
         rows: the most dead letters, jobs and receipts counted.
         settlements: the most per lane from which the rate is measured.
         blocked: the most refused messages listed, oldest first.
-        groups: the most topics, tenants and reasons listed, largest first.
+        groups: the most topics and tenants listed, largest first.
+        reasons: the most reasons of dead letters listed, most frequent first.
         sizes: whether to add up the bytes of the tables, which checks every file.
         pins_from: how long a transaction must have been open to be listed.
         pins_behind: how many transactions one must lie behind to be listed, if this
@@ -52,6 +55,7 @@ class Scope:
     """
 
     parts: Collection[Part] = PARTS
+    sides: Collection[Schema] = ("outbox", "inbox")
     window: timedelta = timedelta(minutes=5)
     letters_window: timedelta = timedelta(hours=24)
     per_lane: int = 500
@@ -59,6 +63,7 @@ class Scope:
     settlements: int = 20
     blocked: int = 20
     groups: int = 10
+    reasons: int = 10
     sizes: bool = False
     pins_from: timedelta = timedelta(minutes=1)
     pins_behind: int = 1_000_000

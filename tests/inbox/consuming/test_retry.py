@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 from inbox.events import HandlerFailed, MessageDeadLettered
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from outbox.postgres.late_messages import RetentionTooShort
 from outbox.retry import RetryPolicy
 from pillarbox import Consumer, DeadLetter, Message
 from tests.fixtures.consumers import (
@@ -92,17 +91,6 @@ async def test_a_message_that_used_up_the_starts_of_its_policy_is_dead_lettered(
     (given_up,) = events.of(MessageDeadLettered)
     assert given_up.reason == "was started 2 times and never finished"
     assert called == []
-
-
-async def test_retries_that_could_outlast_the_receipts_are_reported(
-    database_url: str,
-) -> None:
-    patient = RetryPolicy(max_attempts=100, max_delay=timedelta(days=1))
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(), sessions, name="billing")
-        consumer.handles("own", retry=patient)(fail)
-        async with running(consumer) as events:
-            await events.wait_for(RetentionTooShort)
 
 
 async def test_a_failing_handlers_stack_trace_is_logged_once_per_message(

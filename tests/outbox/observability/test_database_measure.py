@@ -1,31 +1,33 @@
-"""One process measures the database on behalf of all processes."""
+"""Each process measures what its role can read in the database."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import psycopg
 import pytest
 from prometheus_client import CollectorRegistry
 
+from outbox.dead_letters import Schema
 from outbox.errors import ConfigError
 from outbox.observability.database_measure import (
     CONSUMER,
     RELAY,
     DatabaseMeasure,
     DatabaseMeasured,
-    DatabaseMeasuredElsewhere,
     DatabaseNotMeasured,
-    Measurer,
 )
+from outbox.observability.measures.reading import Scope
 from outbox.observability.measures.tables import Table
 from outbox.observability.prometheus import DatabaseMetrics
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
 from tests.acceptance.relays import as_role
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.pgbouncer import Pooled
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -34,20 +36,13 @@ BACKLOG = "pillarbox_outbox_backlog_messages"
 
 @asynccontextmanager
 async def measuring(
-    url: str,
-    seconds: float = 0.05,
-    grace: timedelta = timedelta(minutes=1),
-    measurer: Measurer = RELAY,
+    url: str, seconds: float = 0.05, scope: Scope = RELAY
 ) -> AsyncIterator[RecordedEvents]:
     """Measure in the role of a relay or a consumer until the end of the block."""
     events = RecordedEvents()
-    role = "pillarbox_relay" if measurer is RELAY else "pillarbox_consumer"
+    role = "pillarbox_relay" if scope is RELAY else "pillarbox_consumer"
     measure = DatabaseMeasure(
-        as_role(url, role),
-        seconds=seconds,
-        notify=events,
-        grace=grace,
-        measurer=measurer,
+        lambda: as_role(url, role), scope, seconds=seconds, notify=events
     )
     task = asyncio.create_task(measure.run())
     try:
@@ -128,63 +123,72 @@ async def test_a_pinned_transaction_of_another_role_is_timed(
         assert last.pinned_for > first.pinned_for
 
 
-async def test_one_replica_measures_and_another_takes_over_when_it_ends(
-    database_url: str,
-) -> None:
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(measuring(database_url))
-        await first.wait_for(DatabaseMeasured)
-        async with measuring(database_url) as second:
-            await second.wait_for(DatabaseMeasuredElsewhere)
-            assert second.of(DatabaseMeasured) == []
-            await stack.aclose()
-            await second.wait_for(DatabaseMeasured)
-
-
-async def test_another_replica_takes_over_when_the_first_hangs(
-    database_url: str,
-) -> None:
-    # To the server, a sleeping process looks the same as a hanging one.
-    hanging = measuring(database_url, 3600.0, grace=timedelta(seconds=-3599))
-    async with hanging as first:
-        await first.wait_for(DatabaseMeasured)
-        async with measuring(database_url) as second:
-            await second.wait_for(DatabaseMeasured)
-
-
 @pytest.mark.week
-async def test_a_consumer_measures_if_no_relay_does(database_url: str) -> None:
+async def test_a_consumer_can_measure_all_but_the_backlog(database_url: str) -> None:
     execute(database_url, "UPDATE outbox.upkeep SET succeeded_at = now()")
-    async with measuring(database_url, measurer=CONSUMER) as consumer:
+    async with measuring(database_url, scope=CONSUMER) as consumer:
         measured, *_ = await consumer.wait_for(DatabaseMeasured)
-        overview = measured.overview
-        assert overview.missing == ()
-        assert table(measured, "inbox.receipt").ahead in {6, 7}
-        assert (table(measured, "inbox.receipt").bytes or 0) > 0
-        assert overview.upkeep is not None
-        assert overview.upkeep.age is not None
-        assert not overview.upkeep.is_failing
-        assert overview.outbox is None
-
-        async with measuring(database_url, measurer=CONSUMER) as second:
-            await second.wait_for(DatabaseMeasuredElsewhere)
-            assert second.of(DatabaseMeasured) == []
+    overview = measured.overview
+    assert overview.missing == ()
+    assert table(measured, "inbox.receipt").ahead in {6, 7}
+    assert (table(measured, "inbox.receipt").bytes or 0) > 0
+    assert overview.upkeep is not None
+    assert overview.upkeep.age is not None
+    assert not overview.upkeep.is_failing
+    assert overview.outbox is None
 
 
-async def test_consumers_leave_measuring_to_a_relay_until_it_ends(
-    database_url: str,
+async def test_several_replicas_measure_at_the_same_time(database_url: str) -> None:
+    async with measuring(database_url) as first, measuring(database_url) as second:
+        await first.wait_for(DatabaseMeasured)
+        await second.wait_for(DatabaseMeasured)
+        await first.wait_for(DatabaseMeasured, count=2)
+
+
+async def test_a_pooler_in_transaction_mode_may_be_in_between(pooled: Pooled) -> None:
+    url = pooled(
+        "transaction", default_pool_size=1, ignore_startup_parameters="options"
+    )
+    async with measuring(url) as first, measuring(url) as second:
+        await first.wait_for(DatabaseMeasured)
+        await second.wait_for(DatabaseMeasured)
+        measured, *_ = await first.wait_for(DatabaseMeasured, count=2)
+    assert measured.overview.missing == ()
+    # The measurement left no state in the session for its next client.
+    assert execute(url, "SHOW search_path") == [('"$user", public',)]
+    assert execute(url, "SELECT name FROM pg_prepared_statements") == []
+
+
+@pytest.mark.parametrize(
+    ("scope", "side", "origin"),
+    [(RELAY, "outbox", "relay:main"), (CONSUMER, "inbox", "consumer:billing")],
+)
+async def test_pending_dead_letters_are_counted_by_origin(
+    database_url: str, scope: Scope, side: Schema, origin: str
 ) -> None:
-    async with measuring(database_url, measurer=CONSUMER) as consumer:
-        await consumer.wait_for(DatabaseMeasured)
-        async with measuring(database_url) as relay:
-            await relay.wait_for(DatabaseMeasured)
-            await consumer.wait_for(DatabaseMeasuredElsewhere)
-            before = len(consumer.of(DatabaseMeasured))
-            await relay.wait_for(
-                DatabaseMeasured, count=len(relay.of(DatabaseMeasured)) + 3
-            )
-            assert len(consumer.of(DatabaseMeasured)) == before
-        await consumer.wait_for(DatabaseMeasured, count=before + 1)
+    letters = [Message("t", b"") for _ in range(3)]
+    give_up(database_url, *letters[:2], schema=side, age=timedelta(minutes=1))
+    give_up(database_url, letters[2], schema=side, reason="never")
+    give_up(database_url, Message("t", b""), schema=side, origin="another")
+    execute(
+        database_url,
+        f"UPDATE {side}.dead_letter SET status = 'SUCCEEDED'"
+        f" WHERE message_id = '{letters[0].id}'",
+    )
+    registry = CollectorRegistry()
+    metrics = DatabaseMetrics(registry)
+
+    async with measuring(database_url, scope=scope) as events:
+        measured, *_ = await events.wait_for(DatabaseMeasured)
+    metrics(measured)
+
+    about = {"database": measured.overview.database, "schema": side, "origin": origin}
+    assert registry.get_sample_value("dead_letter_total", about) == 2
+    age = registry.get_sample_value("dead_letter_age_seconds", about)
+    assert age is not None
+    assert age >= 60
+    about["origin"] = "another"
+    assert registry.get_sample_value("dead_letter_total", about) == 1
 
 
 async def test_an_unknown_database_is_reported() -> None:
@@ -193,7 +197,7 @@ async def test_an_unknown_database_is_reported() -> None:
     def unknown() -> str:
         raise ConfigError("the engine of sessions is not known")
 
-    measure = DatabaseMeasure(unknown, seconds=60, notify=events, measurer=CONSUMER)
+    measure = DatabaseMeasure(unknown, CONSUMER, seconds=60, notify=events)
     task = asyncio.create_task(measure.run())
     failed, *_ = await events.wait_for(DatabaseNotMeasured)
     task.cancel()
@@ -215,7 +219,9 @@ async def test_a_failed_measurement_is_reported_and_tried_again(
 
 
 @pytest.mark.week
-async def test_only_the_replica_that_measures_has_samples(database_url: str) -> None:
+async def test_a_failed_measurement_leaves_only_the_time_of_the_last_one(
+    database_url: str,
+) -> None:
     insert(database_url, Message("orders", b""))
     registry = CollectorRegistry()
     metrics = DatabaseMetrics(registry)
@@ -229,5 +235,9 @@ async def test_only_the_replica_that_measures_has_samples(database_url: str) -> 
     assert registry.get_sample_value(BACKLOG, database) == 1
     ahead = {**database, "table": "outbox.message"}
     assert registry.get_sample_value("pillarbox_partitions_ahead", ahead) in {6, 7}
-    metrics(DatabaseMeasuredElsewhere())
+    metrics(DatabaseNotMeasured(reason="no"))
     assert registry.get_sample_value(BACKLOG, database) is None
+    at = registry.get_sample_value(
+        "pillarbox_database_measured_timestamp_seconds", database
+    )
+    assert at == measured.overview.at.timestamp()

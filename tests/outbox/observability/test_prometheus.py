@@ -14,8 +14,6 @@ from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.metrics import ConsumerMetrics
 from inbox.events import DuplicateSkipped, MessageHandled
 from outbox.cli.supervisor import Watching
-from outbox.dead_letters import Status
-from outbox.dead_letters.events import DeadLetterGroup, DeadLettersMeasured
 from outbox.observability.endpoints import listening
 from outbox.observability.prometheus import (
     OTHER,
@@ -93,28 +91,6 @@ def test_metrics_distinguish_consumers() -> None:
     ):
         found = value(metrics.registry, events, event=event, consumer=consumer)
         assert found == 1
-
-
-def test_dead_letter_metrics_show_the_last_measurement() -> None:
-    metrics = PrometheusEvents()
-    origin = {"schema": "inbox", "origin": "consumer:billing"}
-    metrics(
-        DeadLettersMeasured(
-            schema="inbox",
-            groups=(
-                DeadLetterGroup("consumer:billing", Status.PENDING, 3, 60.0),
-                DeadLetterGroup("consumer:billing", Status.DISCARDED, 5, 900.0),
-            ),
-        )
-    )
-    total = "dead_letter_total"
-    assert value(metrics.registry, total, status="PENDING", **origin) == 3
-    assert value(metrics.registry, total, status="DISCARDED", **origin) == 5
-    assert value(metrics.registry, "dead_letter_age_seconds", **origin) == 60
-
-    metrics(DeadLettersMeasured(schema="inbox", groups=()))
-    assert value(metrics.registry, total, status="PENDING", **origin) is None
-    assert value(metrics.registry, "dead_letter_age_seconds", **origin) is None
 
 
 async def test_metrics_are_served_on_the_given_address(
