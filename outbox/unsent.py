@@ -1,20 +1,19 @@
 """Messages that were never sent: their session ended without a commit or a rollback.
 
 A rollback, or an exception that ends the session, discards messages on purpose. A
-forgotten commit doesn't, nor does a commit after `expunge_all`, so it is reported: as
-the event `MessagesUnsent`, which is logged, and as an `UnsentMessagesWarning`, a
-`RuntimeWarning` like that for a coroutine that was never awaited.
+forgotten commit of a `Session` doesn't, nor does a commit after `expunge_all`, so it is
+reported: as the event `MessagesUnsent`, which is logged, and as an
+`UnsentMessagesWarning`, a `RuntimeWarning` like that for a coroutine that was never
+awaited.
 """
 
 import logging
 import sys
 import warnings
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
-from weakref import ref
 
 from sqlalchemy import event
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction
@@ -28,7 +27,7 @@ from outbox.session import async_session_of
 
 _MOST_NAMED: Final = 5
 _UNCOMMITTED: Final = "outbox.messages_uncommitted"
-_END_IS_KNOWN: Final = "outbox.session_end_is_known"
+_COMMIT_TRIED: Final = "outbox.commit_tried"
 
 
 class UnsentMessagesWarning(RuntimeWarning):
@@ -108,29 +107,11 @@ def uncommitted(session: Session) -> list[Batch]:
     return found
 
 
-def watch(session: Session) -> None:
-    """Observe how a session is closed if an `AsyncSession` wraps it.
-
-    That closes it in a task of its own, in which the exception that ends its block
-    isn't visible, and no event does. A method that the application has put there stays.
-    """
-    outer: Any = async_session_of(session)
-    if outer is not None and "close" not in vars(outer):
-        outer.close = partial(_close, ref(outer))
-
-
-def _close(outer: "ref[Any]") -> Coroutine[Any, Any, None]:
-    session: Any = outer()
-    session.sync_session.info[_END_IS_KNOWN] = sys.exception() is not None
-    closing: Coroutine[Any, Any, None] = type(session).close(session)
-    return closing
-
-
 @event.listens_for(Session, "before_commit")
 def _record_attempt(session: Session) -> None:
     # If this commit fails, its caller gets the error.
     if not session.in_nested_transaction():
-        session.info[_END_IS_KNOWN] = True
+        session.info[_COMMIT_TRIED] = True
 
 
 @event.listens_for(Session, "after_commit")
@@ -153,7 +134,11 @@ def _report_unsent(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is not None:
         return
     lost = session.info.pop(_UNCOMMITTED, ())
-    if not session.info.pop(_END_IS_KNOWN, False) and sys.exception() is None:
+    if session.info.pop(_COMMIT_TRIED, False) or sys.exception() is not None:
+        return
+    # An AsyncSession is closed in a task of its own, where an exception that ends its
+    # block isn't visible.
+    if async_session_of(session) is None:
         _report_lost(lost)
 
 

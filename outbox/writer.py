@@ -42,7 +42,7 @@ from outbox.session import (
     refuse_autocommit,
 )
 from outbox.tracing import cause_of, cause_on, caused
-from outbox.unsent import Batch, uncommitted, watch
+from outbox.unsent import Batch, uncommitted
 
 _LIMITS: Final = Limits()
 _LATE: Final = "outbox.messages_late"
@@ -112,7 +112,8 @@ def add(
     they carry the trace context as `traceparent`.
 
     A session that is closed without a commit, a rollback or an exception loses its
-    messages. That is logged, and an `UnsentMessagesWarning` is issued.
+    messages. Unless it is an `AsyncSession`, that is logged, and an
+    `UnsentMessagesWarning` is issued.
 
     Instead of a session it can be a connection of SQLAlchemy Core or of psycopg. Then
     the rows are inserted at once, and an async connection's call must be awaited.
@@ -169,7 +170,6 @@ def _add(target: Session, messages: tuple[Message, ...]) -> None:
         row = AddedMessages([*messages])
         target.add(row)
         batches.append(Batch(target, row.messages, inspect(row)))
-        watch(target)
 
 
 def _with_cause(

@@ -72,10 +72,7 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanesWithheld(Event):
-    """Other sessions hold lane locks and keep this relay from leasing lanes.
-
-    They are either sessions that aren't relays, which can stop all publishing, or
-    relays that don't release this relay's share while it has no lane at all.
+    """Sessions that aren't relays hold lane locks, so messages of these lanes wait.
 
     Attributes:
         holders: these sessions, with process id, role and application.
@@ -90,7 +87,7 @@ class LanesWithheld(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanesFree(Event):
-    """Sessions that kept this relay from leasing lanes have released them."""
+    """No foreign session keeps this relay from leasing its lanes any longer."""
 
     ends = (LanesWithheld,)
 
@@ -148,23 +145,6 @@ class MessagesUnrouted(Event):
         "add a reader for them with pillarbox readers add NAME --topic TOPIC"
         " --from-oldest, or one that discards them with --discard"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoorbellHeld(Event):
-    """A session that is neither relay nor writer holds the doorbell; polling continues.
-
-    Attributes:
-        shared: in shared mode, as used by writers, the lock keeps relays from sleeping,
-            so they poll every 50 ms; in exclusive mode, every insert sends a NOTIFY.
-        holders: that session, with process id, role and application.
-        remedy: how to end it.
-    """
-
-    level = logging.WARNING
-    shared: bool
-    holders: tuple[str, ...]
-    remedy: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

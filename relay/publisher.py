@@ -35,6 +35,18 @@ class Nacked:
 Confirmation: TypeAlias = Acked | Nacked
 
 
+def nack_too_large(payload: bytes, most: int | None) -> Nacked | None:
+    """Nack a message whose payload is over the option `max_payload_bytes`, if any."""
+    size = len(payload)
+    if most is None or size <= most:
+        return None
+    return Nacked(
+        f"payload has {size} bytes, the publisher's limit is {most} "
+        "(max_payload_bytes)",
+        permanent=True,
+    )
+
+
 class Publisher(Protocol):
     """Publishes batches to one broker and reports which messages it confirmed.
 

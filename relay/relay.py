@@ -9,7 +9,7 @@ it. No transaction is open while a worker waits for the broker.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from outbox.postgres.advisory_lock import (
 from outbox.postgres.connection import Connection, Link, connect
 from outbox.postgres.days import MAKE_DAYS, Days
 from outbox.postgres.doorbell import Doorbell
-from outbox.postgres.lease import RETRY, Lease, Obstruction
+from outbox.postgres.lease import RETRY, Lease
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
@@ -45,7 +45,6 @@ from relay.config import RelayConfig
 from relay.events import (
     DatabaseLost,
     DatabaseRecovered,
-    DoorbellHeld,
     LanesFree,
     LanesWithheld,
     LeaseLost,
@@ -92,7 +91,6 @@ WORKER_SETTINGS: Final = {
 _GRANT: Final = "GRANT pillarbox_relay TO its role"
 _DAYS_DELAY: Final = 1.0
 """Seconds before missing days are made, which takes longer than the first claims."""
-_END_RELAYS: Final = "restart the relays that hold more lanes than their share"
 
 
 class Relay(Process):
@@ -142,11 +140,7 @@ class Relay(Process):
             groups=[lanes_of(priority) for priority in PRIORITIES],
             limit=self._config.lease,
             application_name=f"{self._application} lease",
-            relation="outbox.message",
             writes=OUTCOMES,
-            doorbell=Lock.OUTBOX_DOORBELL,
-            # Lanes in flight are released once their batch is published and settled.
-            patience=2 * self._config.lease + self._config.publish_timeout,
             may_hold=self._reader.may_publish,
             on_obstruct=self._on_obstruct,
             on_take=self._on_take,
@@ -168,8 +162,6 @@ class Relay(Process):
             notify=self._notify,
         )
         self._days = Days(self._make_days, self._notify)
-        self._withheld = False
-        self._doorbell_holders: tuple[tuple[LockHolder, ...], ...] = ((), ())
         self._stop = asyncio.Event()
         self._in_flight: set[asyncio.Task[Any]] = set()
 
@@ -344,34 +336,12 @@ class Relay(Process):
         self._lanes.take(lanes)
         self._notify(LeaseTaken(lanes=tuple(sorted(lanes))))
 
-    def _on_obstruct(self, obstruction: Obstruction) -> None:
-        holders = (*obstruction.foreign, *obstruction.greedy)
-        if holders:
-            self._withheld = True
-            self._notify(
-                LanesWithheld(
-                    holders=tuple(map(str, holders)),
-                    remedy=END_FOREIGN if obstruction.foreign else _END_RELAYS,
-                )
-            )
-        elif self._withheld:
-            self._withheld = False
+    def _on_obstruct(self, foreign: Sequence[LockHolder]) -> None:
+        if foreign:
+            holders = tuple(map(str, foreign))
+            self._notify(LanesWithheld(holders=holders, remedy=END_FOREIGN))
+        else:
             self._notify(LanesFree())
-        known, self._doorbell_holders = (
-            self._doorbell_holders,
-            (obstruction.bell_holders, obstruction.bell_sharers),
-        )
-        for shared, (before, now) in enumerate(
-            zip(known, self._doorbell_holders, strict=True)
-        ):
-            if now and now != before:
-                self._notify(
-                    DoorbellHeld(
-                        shared=bool(shared),
-                        holders=tuple(map(str, now)),
-                        remedy=END_FOREIGN,
-                    )
-                )
 
     def _on_fail(self, error: Exception | None) -> None:
         self._notify(

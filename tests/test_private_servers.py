@@ -27,7 +27,7 @@ import psycopg
 from outbox.testing.postgres import postgres_server
 from tests.servers.redis import redis_server
 
-with postgres_server(durable=False, docker=False) as postgres, redis_server() as redis:
+with postgres_server(durable=False) as postgres, redis_server() as redis:
     with psycopg.connect(postgres.url) as connection:
         row = connection.execute("SHOW data_directory").fetchone()
     data = Path(row[0])
@@ -80,9 +80,7 @@ def test_pg_cron_runs_on_a_private_server(
 
 
 def test_settings_reach_the_server() -> None:
-    with postgres_server(
-        settings={"cluster_name": "it's \\ours"}, docker=False
-    ) as ours:
+    with postgres_server(settings={"cluster_name": "it's \\ours"}) as ours:
         assert one(ours.url, "SHOW cluster_name") == "it's \\ours"
 
 

@@ -171,7 +171,7 @@ class BrokerOptions:
 
     Attributes:
         schemes: the schemes of its URLs.
-        client: options that the client library reads itself, but the table shows.
+        client: options that the client library reads itself, by name.
         refused: options that are rejected, each with the remedy.
         closed: whether to reject options that are neither declared nor among
             `client_names`.
@@ -185,7 +185,7 @@ class BrokerOptions:
     """
 
     schemes: ClassVar[tuple[str, ...]]
-    client: ClassVar[tuple[Described, ...]] = ()
+    client: ClassVar[tuple[str, ...]] = ()
     refused: ClassVar[Mapping[str, str]] = {}
     closed: ClassVar[bool] = True
     ports: ClassVar[Mapping[str, int]] = {}
@@ -203,7 +203,7 @@ class BrokerOptions:
     @classmethod
     def client_names(cls) -> Collection[str]:
         """Return the names of the options that the client library accepts."""
-        return [described.name for described in cls.client]
+        return cls.client
 
     @classmethod
     def parse(cls, url: str, **given: Any) -> tuple[str, Self]:
@@ -280,10 +280,11 @@ class BrokerOptions:
     @classmethod
     def unknown(cls, url: str, name: str) -> ConfigError:
         """Return the error about an unknown option."""
-        names = [described.name for described in cls.table()]
+        names = [*(name for name, _ in _declared(cls)), *cls.client]
         near = get_close_matches(name, {*names, *cls.client_names()}, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         known = f"the options are {', '.join(names)}" if names else "it has no options"
+        known += "" if cls.closed else ", and those of the client library"
         return ConfigError(
             f"broker URL {without_password(url)}: unknown option "
             f"{shorten(name)}{hint or ';'} {known}"
@@ -304,12 +305,11 @@ class BrokerOptions:
 
     @classmethod
     def table(cls) -> Sequence[Described]:
-        """Return a row for each option, with the client library's options last."""
-        ours = [
+        """Return a row for each option, without those of the client library."""
+        return [
             Described(name, declared.side, _shown(cls, name, declared), declared.help)
             for name, declared in _declared(cls)
         ]
-        return [*ours, *cls.client]
 
     @classmethod
     def markdown(cls) -> str:
@@ -321,6 +321,9 @@ class BrokerOptions:
             )
             for row in cls.table()
         ]
+        if cls.client:
+            names = ", ".join(f"`{name}`" for name in cls.client)
+            lines += ["", f"Of the client library: {names}."]
         return "\n".join(lines) + "\n"
 
 

@@ -43,14 +43,17 @@ def _brokers(
                 [(name, ", ".join(urls)) for name, urls in kinds.items()],
             )
         return
+    kind = options_of(broker.partition("://")[0])
     options = [
         {name: text.replace("`", "") for name, text in row._asdict().items()}
-        for row in options_of(broker.partition("://")[0]).table()
+        for row in kind.table()
     ]
     if json:
         write_json(options)
     elif options:
         rows = [[text or None for text in row.values()] for row in options]
         write_table(("option", *Described._fields[1:]), rows)
+        if kind.client:
+            write_line(f"and of the client library: {', '.join(kind.client)}")
     else:
         write_line("its URLs have no options")

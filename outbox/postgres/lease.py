@@ -25,9 +25,7 @@ import asyncio
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -50,26 +48,6 @@ RETRY: Final = 1.0
 _MIN_LIMIT: Final = timedelta(seconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Obstruction:
-    """Sessions that keep lanes from this process.
-
-    Attributes:
-        foreign: sessions that are not members and hold a lane or keep members out.
-        greedy: members that hold more than their share while we have had no lane for a
-            long time.
-        bell_holders: sessions that hold the doorbell exclusively and are neither
-            relays nor consumers, so that every insert sends a NOTIFY.
-        bell_sharers: sessions that have held the doorbell in shared mode for as long as
-            a lease, as writers do, but without writing, so that it can't be armed.
-    """
-
-    foreign: tuple[LockHolder, ...] = ()
-    greedy: tuple[LockHolder, ...] = ()
-    bell_holders: tuple[LockHolder, ...] = ()
-    bell_sharers: tuple[LockHolder, ...] = ()
-
-
 class _Seen(NamedTuple):
     """A row of `list_lock_holders.sql`."""
 
@@ -82,8 +60,6 @@ class _Seen(NamedTuple):
     lanes: list[int]
     is_member: bool
     excludes: bool
-    holds_bell: bool
-    shares_bell: bool
 
     @property
     def counts(self) -> bool:
@@ -189,18 +165,13 @@ class Lease:
         lock_class: the first half of the lock's key; its members share lanes.
         groups: groups of lanes; each is shared fairly.
         limit: how long a process keeps its lanes after its last heartbeat.
-        relation: the table whose inserts ring the doorbell.
         writes: the tables into which members insert to settle messages. Without the
             privilege, or on a server that accepts no writes, no lane is held. Who may
             insert into the first one is trusted.
-        doorbell: the object of the doorbell's lock in this class, if it has one.
-        patience: how long to wait without a lane, while others have more than their
-            share, before reporting them: longer than their batches may take.
         may_hold: called before each heartbeat; while it returns False, lanes are given
             back as soon as they aren't in use, and none are taken.
         on_take, on_lose: called with lanes that were taken or lost.
-        on_obstruct: called when the sessions in the way change; with an empty
-            `Obstruction` once there are none.
+        on_obstruct: called with the foreign sessions in the way when they change.
         on_fail: called with each error from the second in a row, and with None once
             heartbeats succeed again.
     """
@@ -213,14 +184,11 @@ class Lease:
         groups: Sequence[Sequence[int]],
         limit: timedelta,
         application_name: str,
-        relation: str = "outbox.message",
         writes: Sequence[str] = ("outbox.position",),
-        doorbell: int | None = None,
-        patience: timedelta = timedelta(minutes=1),
         may_hold: Callable[[Connection], Awaitable[bool]] = _always,
         on_take: Callable[[Collection[int]], None] = lambda lanes: None,
         on_lose: Callable[[Collection[int]], None] = lambda lanes: None,
-        on_obstruct: Callable[[Obstruction], None] = lambda obstruction: None,
+        on_obstruct: Callable[[Sequence[LockHolder]], None] = lambda foreign: None,
         on_fail: Callable[[Exception | None], None] = lambda error: None,
     ) -> None:
         if limit < _MIN_LIMIT:
@@ -237,14 +205,9 @@ class Lease:
         self._on_obstruct = on_obstruct
         self._on_fail = on_fail
         self._failures = 0
-        self._relation = relation
         self._writes = writes
-        self._doorbell = doorbell
-        self._patience = patience.total_seconds()
         self._suspected: frozenset[int] = frozenset()
-        self._sharing: Counter[int] = Counter()
-        self._without_since: float | None = None
-        self._reported = Obstruction()
+        self._foreign: tuple[LockHolder, ...] = ()
         self._own = Ownership(self._limit)
         self._link = Link(
             url,
@@ -326,7 +289,7 @@ class Lease:
             )
         seen = await self._read_sessions(connection)
         members = max(1, sum(each.counts for each in seen))
-        self._report_obstruction(seen, members)
+        self._report_foreign(seen)
         if not joined:
             return
         locked = [lane for each in seen if each.ours for lane in each.lanes]
@@ -340,9 +303,9 @@ class Lease:
             await self._balance(connection, group, members if may_hold else math.inf)
 
     @property
-    def obstruction(self) -> Obstruction:
-        """The sessions in the way at the last heartbeat."""
-        return self._reported
+    def foreign(self) -> Sequence[LockHolder]:
+        """The sessions that are not members and hold a lane or keep members out."""
+        return self._foreign
 
     async def _read_sessions(self, connection: Connection) -> list[_Seen]:
         rows = await self._execute(
@@ -350,73 +313,28 @@ class Lease:
             "list_lock_holders",
             lanes=[lane for group in self._groups for lane in group],
             member=Lock.MEMBER,
-            bell=self._doorbell,
-            relation=self._relation,
             settlements=self._writes[0],
         )
         return [_Seen(*row) for row in rows]
 
-    def _report_obstruction(self, seen: Sequence[_Seen], members: int) -> None:
-        """Report the sessions in the way, once they are certain, when they change."""
-        others = [each for each in seen if not each.ours]
-        foreign = [
-            each
-            for each in others
-            if each.excludes
-            or (each.is_member and not each.trusted)
-            or (each.lanes and not each.counts)
-        ]
-        holders = [each for each in others if each.holds_bell and not each.trusted]
-        greedy = self._greedy(others, members)
-        # When a writer begins or ends, only one of its two locks may be visible.
-        self._sharing = Counter(
-            {
-                each.pid: self._sharing[each.pid] + 1
-                for each in others
-                if each.shares_bell and not each.trusted
-            }
-        )
+    def _report_foreign(self, seen: Sequence[_Seen]) -> None:
+        """Report the foreign sessions in the way, once they are certain."""
+        foreign = {
+            each.pid: each.holder
+            for each in seen
+            if not each.ours
+            and (
+                each.excludes
+                or (each.is_member and not each.trusted)
+                or (each.lanes and not each.counts)
+            )
+        }
         # Report only sessions seen twice: one that is about to end isn't in the way.
-        suspected = frozenset(each.pid for each in (*foreign, *holders))
-        known, self._suspected = self._suspected, suspected
-        obstruction = Obstruction(
-            *(
-                tuple(sorted((e.holder for e in some), key=lambda holder: holder.pid))
-                for some in (
-                    [each for each in foreign if each.pid in known],
-                    greedy,
-                    [each for each in holders if each.pid in known],
-                    [each for each in others if self._sharing[each.pid] >= _BEATS],
-                )
-            )
-        )
-        if obstruction != self._reported:
-            self._reported = obstruction
-            self._on_obstruct(obstruction)
-
-    def _greedy(self, others: Sequence[_Seen], members: int) -> list[_Seen]:
-        """Return members that don't share, if we have had no lane for a long time.
-
-        With more members than lanes, or with uneven shares, a member may rightly have
-        no lane.
-        """
-        greedy = [
-            each
-            for each in others
-            if each.counts
-            and any(
-                len(set(each.lanes).intersection(group))
-                > math.ceil(len(group) / members)
-                for group in self._groups
-            )
-        ]
-        if self._own.held or not greedy:
-            self._without_since = None
-            return []
-        now = time.monotonic()
-        if self._without_since is None:
-            self._without_since = now
-        return greedy if now - self._without_since >= self._patience else []
+        known, self._suspected = self._suspected, frozenset(foreign)
+        certain = tuple(foreign[pid] for pid in sorted(known & foreign.keys()))
+        if certain != self._foreign:
+            self._foreign = certain
+            self._on_obstruct(certain)
 
     async def _rest(self) -> None:
         """Wait for the next heartbeat; raise as soon as the server ends the session.

@@ -116,7 +116,7 @@ def databases() -> Iterator[Databases]:
     """
     url = os.environ.get(_VARIABLE)
     data = None if url else _kept_data()
-    with postgres_server(url or None, durable=False, docker=False, data=data) as server:
+    with postgres_server(url or None, durable=False, data=data) as server:
         yield Databases(server)
 
 

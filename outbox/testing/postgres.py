@@ -1,39 +1,22 @@
 """The PostgreSQL server for tests, demo and benchmarks.
 
-It is the first of these that is available: the server at a given URL; a container, if
-Docker has the project's image; a private cluster, created with this machine's server
-binaries. A private one has pg_partman and pg_cron if this machine has them.
+It is the server at a given URL, or else a private cluster, created with this machine's
+server binaries, which has pg_partman and pg_cron if this machine has them.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
 
 from outbox.errors import ConfigError, DatabaseUnavailableError
-from outbox.testing.cluster import StopMode, private_cluster
-from outbox.testing.container import docker_has_the_image, private_container
+from outbox.testing.cluster import Cluster, StopMode, private_cluster
 
 __all__ = ["PostgresServer", "StopMode", "postgres_server"]
-
-
-class Instance(Protocol):
-    """The process or container of a server that this module started."""
-
-    @property
-    def url(self) -> str:
-        """The URL of the main database, the same after each start."""
-
-    def start(self) -> None:
-        """Start the server, and return when it accepts connections."""
-
-    def stop(self, mode: StopMode) -> None:
-        """Stop the server like `pg_ctl stop -m mode`, and wait until it has stopped."""
 
 
 class PostgresServer:
@@ -42,9 +25,9 @@ class PostgresServer:
     Not safe to use from several threads at once.
     """
 
-    def __init__(self, url: str, instance: Instance | None = None) -> None:
+    def __init__(self, url: str, cluster: Cluster | None = None) -> None:
         self._start, self._query = split_url(url)
-        self._instance = instance
+        self._cluster = cluster
         self.url = url
         """The main database, as `postgresql://user@host:port/name`."""
 
@@ -67,24 +50,24 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start a stopped server again, under the same URLs."""
-        self._own_instance("start").start()
+        self._own_cluster("start").start()
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server: `fast` ends its sessions, `immediate` is a crash."""
-        self._own_instance("stop").stop(mode)
+        self._own_cluster("stop").stop(mode)
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop the server, and start it again."""
         self.stop(mode)
         self.start()
 
-    def _own_instance(self, action: str) -> Instance:
-        if self._instance is None:
+    def _own_cluster(self, action: str) -> Cluster:
+        if self._cluster is None:
             raise ConfigError(
                 f"can't {action} the server of url {hide_password(self.url)}: it was "
                 "not started here; omit the URL to get a private server"
             )
-        return self._instance
+        return self._cluster
 
 
 @contextmanager
@@ -93,7 +76,6 @@ def postgres_server(
     *,
     settings: Mapping[str, str] | None = None,
     durable: bool = True,
-    docker: bool | None = None,
     data: Path | None = None,
 ) -> Iterator[PostgresServer]:
     """Yield a running server: the one at `url`, or one that is removed after the block.
@@ -103,19 +85,14 @@ def postgres_server(
         settings: settings for the private server's postgresql.conf.
         durable: whether commits in the private server wait for the disk, so that they
             survive a crash of the machine.
-        docker: whether to use Docker; None to use it if it has the project's image.
         data: a stopped private server's data directory, which the new one begins with.
     """
     if url is not None:
         check_reachable(url)
         yield PostgresServer(url)
         return
-    if docker or (docker is None and docker_has_the_image()):
-        with private_container(settings or {}, durable=durable) as container:
-            yield PostgresServer(container.url, container)
-    else:
-        with private_cluster(settings or {}, durable=durable, data=data) as cluster:
-            yield PostgresServer(cluster.url, cluster)
+    with private_cluster(settings or {}, durable=durable, data=data) as cluster:
+        yield PostgresServer(cluster.url, cluster)
 
 
 def create_database(

@@ -26,7 +26,7 @@ from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
 from outbox.url import without_password
-from relay.publisher import Acked, Confirmation, Nacked
+from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -149,14 +149,7 @@ class PostgresPublisher:
         )
 
     def _too_large(self, message: Message) -> Nacked | None:
-        size = len(message.payload)
-        if size <= self._max_payload_bytes:
-            return None
-        return Nacked(
-            f"payload has {size} bytes, the publisher's limit is "
-            f"{self._max_payload_bytes} (max_payload_bytes)",
-            permanent=True,
-        )
+        return nack_too_large(message.payload, self._max_payload_bytes)
 
     def _confirmation(self, message: Message, unsubscribed: set[str]) -> Confirmation:
         if message.topic not in unsubscribed or self._drop_unsubscribed:

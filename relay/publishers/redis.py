@@ -23,7 +23,7 @@ from outbox.cloudevents.fields import to_fields
 from outbox.errors import BrokerUnavailableError
 from outbox.gather import cancellable
 from outbox.message import Message
-from relay.publisher import Acked, Confirmation, Nacked
+from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
 
 class RedisPublisher:
@@ -93,7 +93,10 @@ class RedisPublisher:
             raise BrokerUnavailableError(
                 "broker redis: the publisher is not open; use `async with`"
             )
-        answers: list[Confirmation] = [self._check(message) for message in batch]
+        answers: list[Confirmation] = [
+            nack_too_large(message.payload, self._max_payload_bytes) or Acked()
+            for message in batch
+        ]
         sent = [i for i, answer in enumerate(answers) if isinstance(answer, Acked)]
         if not sent:
             return answers
@@ -112,16 +115,6 @@ class RedisPublisher:
             if isinstance(result, Exception):
                 answers[i] = Nacked(f"Redis refused it: {result}")
         return answers
-
-    def _check(self, message: Message) -> Confirmation:
-        size = len(message.payload)
-        if size <= self._max_payload_bytes:
-            return Acked()
-        return Nacked(
-            f"payload has {size} bytes, the publisher's limit is "
-            f"{self._max_payload_bytes} (max_payload_bytes)",
-            permanent=True,
-        )
 
     async def _append(self, batch: Sequence[Message]) -> Sequence[Any]:
         pipeline = self._client.pipeline(transaction=True)

@@ -59,7 +59,7 @@ class Broker:
 @contextmanager
 def postgres() -> Iterator[Broker]:
     with (
-        postgres_server(durable=False, docker=False) as server,
+        postgres_server(durable=False) as server,
         new_database(server, "pillarbox_queue") as name,
     ):
         url = server.database_url(name)

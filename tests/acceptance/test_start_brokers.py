@@ -143,7 +143,7 @@ def test_nats_refuses_a_wrong_user_and_a_wrong_token(
 @pytest.fixture(scope="module")
 def guarded_postgres() -> Iterator[PostgresServer]:
     """A server that asks one role for a password."""
-    with postgres_server(durable=False, docker=False) as server:
+    with postgres_server(durable=False) as server:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("CREATE ROLE someone LOGIN PASSWORD 'another'")
             found = connection.execute("SHOW hba_file").fetchone()

@@ -223,7 +223,7 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         wheel = build_wheel(folder / "wheel")
         url = os.environ.get("PILLARBOX_DATABASE_URL") or None
-        server = stack.enter_context(postgres_server(url, durable=False, docker=False))
+        server = stack.enter_context(postgres_server(url, durable=False))
         print("| Python | extras | versions | seconds | result |")
         print("|---|---|---|---|---|", flush=True)
         for python in options.python or [sys.executable]:

@@ -173,7 +173,7 @@ def test_versions_are_compared_as_numbers(database_url: str) -> None:
 
 def test_a_server_that_does_not_load_pg_cron_is_refused() -> None:
     with postgres_server(
-        settings={"shared_preload_libraries": ""}, durable=False, docker=False
+        settings={"shared_preload_libraries": ""}, durable=False
     ) as bare:
         text = refusal(bare.url, with_cron=True)
         assert is_empty(snapshot(bare.url))

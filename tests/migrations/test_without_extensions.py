@@ -42,7 +42,7 @@ FORGOTTEN: Final = (
 def bare_server() -> Iterator[PostgresServer]:
     with (
         servers_without("pg_partman", "pg_cron"),
-        postgres_server(durable=False, docker=False) as bare,
+        postgres_server(durable=False) as bare,
     ):
         yield bare
 

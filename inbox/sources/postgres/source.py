@@ -109,7 +109,6 @@ class PostgresSource:
             groups=[range(BUCKETS)],
             limit=options.lease,
             application_name=f"{self._application} lease",
-            relation="inbox.message",
             writes=OUTCOMES,
             on_take=self._lanes.take,
             on_lose=self._lanes.lose,
@@ -215,7 +214,7 @@ class PostgresSource:
         self._left_out = frozenset(tenants)
 
     def _foreign_holders(self) -> Sequence[str]:
-        return tuple(map(str, self._lease.obstruction.foreign))
+        return tuple(map(str, self._lease.foreign))
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return deliveries of leased lanes; wait for the doorbell if none is ready.
@@ -227,7 +226,7 @@ class PostgresSource:
         for task in self._tasks:
             if task.done():
                 task.result()
-        foreign = self._lease.obstruction.foreign
+        foreign = self._lease.foreign
         if foreign and not self._lease.lanes:
             raise BrokerUnavailableError(
                 "other sessions hold the advisory locks of this consumer's lanes:"

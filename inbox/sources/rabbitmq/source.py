@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Self
@@ -19,7 +20,7 @@ from pika import BasicProperties, spec
 
 from inbox.consuming.backlog import Backlog
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Abilities, Delivery
+from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
 from outbox.bounded_dict import BoundedDict
 from outbox.brokers.rabbitmq.amqp import AmqpConnection
@@ -37,51 +38,27 @@ _LEAST_PREFETCH: Final = 100
 _MAX_PREFETCH: Final = 65_535
 
 
-class RabbitMQDelivery:
-    """One delivery on one channel."""
+@dataclass(eq=False, slots=True)
+class Received:
+    """A message on the channel on which it arrived; `place` is its delivery tag there.
 
-    def __init__(
-        self,
-        source: "RabbitMQSource",
-        queue: Queue,
-        place: int,
-        message: Message,
-        problem: str | None,
-        *,
-        redelivered: bool,
-        published_at: float | None,
-    ) -> None:
-        self.message = message
-        self.published_at = published_at
-        self.attempts = 0
-        self.problem = problem
-        self.history = REDELIVERED if redelivered else FIRST_DELIVERY
-        self.place = place
-        self.queue = queue
-        self._source = source
-        self._settled = True
+    Attributes:
+        problem: why it isn't a valid message.
+        attempts: how often it failed here, on this channel or an earlier one.
+    """
+
+    queue: Queue
+    place: int
+    message: Message
+    problem: str | None
+    redelivered: bool
+    published_at: float | None
+    attempts: int
 
     @property
     def key(self) -> str | None:
         """The message's key."""
         return self.message.key
-
-    def hand_over(self) -> Self:
-        """Allow the delivery to be settled, once."""
-        self._settled = False
-        return self
-
-    async def ack(self) -> None:
-        """Ack the delivery within milliseconds, unless its connection has been lost."""
-        if not self._settled:
-            self._settled = True
-            self._source.acked(self)
-
-    async def nack(self, delay: timedelta | None = None) -> None:
-        """Redeliver it here or, if the source is left first, to another replica."""
-        if not self._settled:
-            self._settled = True
-            self._source.nacked(self, delay)
 
 
 class RabbitMQSource:
@@ -122,7 +99,7 @@ class RabbitMQSource:
         self._poll = poll_interval.total_seconds()
         self._link: AmqpConnection | None = None
         self._queue: Queue | None = None
-        self._backlog: Backlog[RabbitMQDelivery] = Backlog()
+        self._backlog: Backlog[Received] = Backlog()
         self._arrived = asyncio.Event()
         # Kept across channels: unacked messages are redelivered on the next channel.
         self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
@@ -181,27 +158,38 @@ class RabbitMQSource:
             raise BrokerUnavailableError(str(error)) from error
         except BROKEN as error:
             raise rabbitmq_unavailable(self._url, error) from error
-        return [delivery.hand_over() for delivery in self._backlog.take(limit)]
+        return [
+            EntryDelivery(
+                self,
+                received,
+                received.message,
+                attempts=received.attempts,
+                problem=received.problem,
+                history=REDELIVERED if received.redelivered else FIRST_DELIVERY,
+                published_at=received.published_at,
+            )
+            for received in self._backlog.take(limit)
+        ]
 
-    def acked(self, delivery: RabbitMQDelivery) -> None:
-        """Schedule the ack of a delivery."""
-        self._failures.pop(delivery.message.id, None)
-        self._done[delivery.message.id] = True
-        if delivery.queue is self._queue:
-            delivery.queue.ack(delivery.place)
+    def acked(self, received: Received) -> None:
+        """Schedule the ack of a message, unless its connection has been lost."""
+        self._failures.pop(received.message.id, None)
+        self._done[received.message.id] = True
+        if received.queue is self._queue:
+            received.queue.ack(received.place)
 
-    def nacked(self, delivery: RabbitMQDelivery, delay: timedelta | None) -> None:
-        """Return a delivery to its place in the order, or delay it."""
+    def nacked(self, received: Received, delay: timedelta | None) -> None:
+        """Return a message to its place in the order, or delay it."""
         if delay is not None:
-            delivery.attempts += 1
+            received.attempts += 1
             due = time.monotonic() + delay.total_seconds()
-            self._failures[delivery.message.id] = (delivery.attempts, due)
-        if delivery.queue is not self._queue:
+            self._failures[received.message.id] = (received.attempts, due)
+        if received.queue is not self._queue:
             return  # RabbitMQ redelivers it
         if delay is None:
-            self._backlog.add(delivery)
+            self._backlog.add(received)
         else:
-            self._backlog.defer(delivery, delay.total_seconds())
+            self._backlog.defer(received, delay.total_seconds())
         self._arrived.set()
 
     async def _connect(self) -> Queue:
@@ -239,22 +227,22 @@ class RabbitMQSource:
         if method.redelivered and self._done.get(message.id):
             queue.ack(tag)  # the first ack was lost with its connection
             return
-        delivery = RabbitMQDelivery(
-            self,
+        attempts, due = self._failures.get(message.id) or (0, 0.0)
+        received = Received(
             queue,
             tag,
             message,
             problem,
             redelivered=bool(method.redelivered),
             published_at=published_at(properties),
+            attempts=attempts,
         )
-        self._reclaimed += bool(method.redelivered)
-        delivery.attempts, due = self._failures.get(message.id) or (0, 0.0)
+        self._reclaimed += received.redelivered
         wait = due - time.monotonic()
         if due and wait > 0:
-            self._backlog.defer(delivery, wait)
+            self._backlog.defer(received, wait)
         else:
-            self._backlog.add(delivery)
+            self._backlog.add(received)
         self._arrived.set()
 
     async def _wait(self, queue: Queue) -> None:

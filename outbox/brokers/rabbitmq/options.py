@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Described, Form, option
+from outbox.brokers.options import BrokerOptions, Form, option
 
 MAX_NAME_BYTES: Final = 255
 """AMQP's limit for a short string: a name, a routing key or a content type."""
@@ -27,23 +27,19 @@ class RabbitMQOptions(BrokerOptions):
     schemes: ClassVar[tuple[str, ...]] = ("amqp", "amqps", "rabbitmq")
     ports: ClassVar[Mapping[str, int]] = {"amqp": 5672, "amqps": 5671, "rabbitmq": 5672}
     destination: ClassVar[tuple[str, ...] | None] = ("exchange",)
-    client: ClassVar[tuple[Described, ...]] = (
-        Described("heartbeat", "both", "20", "seconds"),
-        Described("socket_timeout", "both", "10", "seconds to connect"),
-        Described(
-            "stack_timeout", "both", "15", "seconds to connect, with TLS and AMQP"
-        ),
-        Described("blocked_connection_timeout", "both", "", "seconds"),
-        Described(
-            "connection_attempts", "both", "1", "before the connection counts as failed"
-        ),
-        Described("retry_delay", "both", "2", "seconds between such attempts"),
-        Described("channel_max", "both", "65,535", "channels"),
-        Described("frame_max", "both", "131,072", "bytes"),
-        Described("locale", "both", "`en_US`", ""),
-        Described("client_properties", "both", "", "a Python dict"),
-        Described("tcp_options", "both", "", "a Python dict"),
-        Described("ssl_options", "both", "", "a Python dict, instead of the files"),
+    client: ClassVar[tuple[str, ...]] = (
+        "heartbeat",
+        "socket_timeout",
+        "stack_timeout",
+        "blocked_connection_timeout",
+        "connection_attempts",
+        "retry_delay",
+        "channel_max",
+        "frame_max",
+        "locale",
+        "client_properties",
+        "tcp_options",
+        "ssl_options",
     )
 
     exchange: str = option(

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Described, Form, option
+from outbox.brokers.options import BrokerOptions, Form, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,32 +18,23 @@ class RedisOptions(BrokerOptions):
     schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
     ports: ClassVar[Mapping[str, int]] = {"redis": 6379, "rediss": 6379}
     destination: ClassVar[tuple[str, ...] | None] = ()
-    client: ClassVar[tuple[Described, ...]] = (
-        Described("username", "both", "", "if it is not in front of the host"),
-        Described("password", "both", "", "if it is not in front of the host"),
-        Described("db", "both", "0", "if it is not in the path"),
-        Described("client_name", "both", "", "as `CLIENT LIST` shows it"),
-        Described("socket_timeout", "both", "30", "seconds to wait for an answer"),
-        Described("socket_connect_timeout", "both", "10", "seconds"),
-        Described("socket_keepalive", "both", "true", ""),
-        Described(
-            "health_check_interval", "both", "0", "seconds between PINGs; 0 sends none"
-        ),
-        Described("ssl_ca_certs", "both", "the system's", "a file, for `rediss://`"),
-        Described("ssl_ca_path", "both", "", "a directory, for `rediss://`"),
-        Described("ssl_certfile", "both", "", "our certificate, for `rediss://`"),
-        Described("ssl_keyfile", "both", "", "its key"),
-        Described("ssl_password", "both", "", "the key's password"),
-        Described(
-            "ssl_cert_reqs", "both", "`required`", "`none` trusts any certificate"
-        ),
-        Described(
-            "ssl_check_hostname",
-            "both",
-            "true",
-            "whether the certificate has to name the host",
-        ),
-        Described("ssl_ciphers", "both", "", "in OpenSSL's format"),
+    client: ClassVar[tuple[str, ...]] = (
+        "username",
+        "password",
+        "db",
+        "client_name",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "health_check_interval",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_password",
+        "ssl_cert_reqs",
+        "ssl_check_hostname",
+        "ssl_ciphers",
     )
 
     maxlen: int | None = option(

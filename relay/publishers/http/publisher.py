@@ -17,7 +17,7 @@ from outbox.cloudevents.http import to_request
 from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
 from outbox.message import Message
 from relay.published_ids import PublishedIds
-from relay.publisher import Acked, Confirmation, Nacked
+from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.http.address import is_public, socket_maker
 from relay.publishers.http.batch import Batch
 from relay.publishers.http.host import Host
@@ -123,14 +123,16 @@ class HttpPublisher:
             self._settings.secrets,
             self._settings.options.max_retry_after.total_seconds(),
         )
+        options = self._settings.options
         headers: list[Mapping[str, str]] = [{}] * len(batch)
         answers: list[Confirmation | None] = [None] * len(batch)
         for i, message in enumerate(batch):
             if self._published.pop(message.id):
                 answers[i] = Acked()
                 continue
+            answers[i] = nack_too_large(message.payload, options.max_payload_bytes)
             try:
-                headers[i] = self._headers_of(message)
+                headers[i] = to_request(message)
             except InvalidMessageError as error:
                 answers[i] = Nacked(str(error), permanent=True)
 
@@ -138,7 +140,7 @@ class HttpPublisher:
             async with self._slots:
                 return await mailbox.post(batch[i], headers[i])
 
-        width = self._settings.options.max_connections
+        width = options.max_connections
         try:
             if None in answers:
                 self._host.check_pause()
@@ -151,17 +153,6 @@ class HttpPublisher:
             )
             raise
         return [answer for answer in answers if answer is not None]
-
-    def _headers_of(self, message: Message) -> Mapping[str, str]:
-        size, limit = len(message.payload), self._settings.options.max_payload_bytes
-        if size > limit:
-            raise InvalidMessageError(
-                "payload",
-                f"{size} bytes",
-                f"is over the publisher's limit of {limit} bytes",
-                "raise max_payload_bytes if the receiver takes more",
-            )
-        return to_request(message)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()

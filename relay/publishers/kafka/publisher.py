@@ -25,7 +25,7 @@ from outbox.brokers.kafka.message import NewRecord, problem_of, record_of
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.message import Message
-from relay.publisher import Acked, Confirmation, Nacked
+from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.kafka.producer import Producer
 
 # Kafka's default for message.max.bytes.
@@ -228,14 +228,9 @@ class KafkaPublisher:
 
     def _check(self, record: NewRecord) -> Nacked | None:
         """Nack a record that is invalid."""
-        size = len(record.value)
-        if size > self._max_payload_bytes:
-            problem: str | None = (
-                f"payload has {size} bytes, the publisher's limit is "
-                f"{self._max_payload_bytes} (max_payload_bytes)"
-            )
-        else:
-            problem = problem_of(record, self._max_record_bytes)
+        if too_large := nack_too_large(record.value, self._max_payload_bytes):
+            return too_large
+        problem = problem_of(record, self._max_record_bytes)
         return None if problem is None else Nacked(problem, permanent=True)
 
     def _refusal(self, record: NewRecord) -> Nacked | None:

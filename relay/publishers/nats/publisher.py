@@ -27,7 +27,7 @@ from outbox.brokers.nats.options import NatsOptions
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.message import Message
-from relay.publisher import Acked, Confirmation, Nacked
+from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
 _PONG: Final = 5
 _RECENTLY: Final = 30.0
@@ -232,15 +232,11 @@ class NatsPublisher:
     def _headers(self, message: Message, connection: NatsConnection) -> bytes | Nacked:
         if problem := subject_problem(message.topic) or header_problem(message):
             return Nacked(problem, permanent=True)
-        size, most = len(message.payload), self._max_payload_bytes
-        if most is not None and size > most:
-            return Nacked(
-                f"payload has {size} bytes, the publisher's limit is {most} "
-                "(max_payload_bytes)",
-                permanent=True,
-            )
+        if too_large := nack_too_large(message.payload, self._max_payload_bytes):
+            return too_large
         headers = encode_headers(message, self._stream)
-        size, limit = size + len(headers), connection.client.max_payload
+        size = len(message.payload) + len(headers)
+        limit = connection.client.max_payload
         if size > limit:
             return Nacked(
                 f"message has {size} bytes with its headers, the server's limit is "

@@ -23,7 +23,7 @@ from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigErro
 from outbox.message import Message
 from outbox.url import without_password
 from relay.published_ids import PublishedIds
-from relay.publisher import Acked, Confirmation, Nacked
+from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
 
 # If a channel publishes to a quorum queue without a leader, as after a restart, it may
@@ -246,11 +246,7 @@ class RabbitMQPublisher:
     def _check(self, message: Message) -> Acked | Nacked | None:
         if self._published.pop(message.id):
             return Acked()
-        size = len(message.payload)
-        problem = (
-            why_impossible(message)
-            if size <= self._max_payload_bytes
-            else f"payload has {size} bytes, the publisher's limit is "
-            f"{self._max_payload_bytes} (max_payload_bytes)"
-        )
+        if too_large := nack_too_large(message.payload, self._max_payload_bytes):
+            return too_large
+        problem = why_impossible(message)
         return None if problem is None else Nacked(problem, permanent=True)

@@ -18,7 +18,7 @@ from outbox.errors import BrokerUnavailableError, InvalidMessageError
 from outbox.gather import gather
 from outbox.message import Message
 from relay.published_ids import PublishedIds
-from relay.publisher import Acked, Confirmation, Nacked
+from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
 from relay.publishers.sqs.requests import Entry
 from relay.publishers.sqs.sending import WAITS, Sending, refusal_of
@@ -167,13 +167,8 @@ class SqsPublisher:
     def _entry(
         self, index: int, message: Message, place: Destination | Nacked
     ) -> Entry | Nacked:
-        size, limit = len(message.payload), self._max_payload_bytes
-        if limit is not None and size > limit:
-            return Nacked(
-                f"payload has {size} bytes, the publisher's limit is {limit} "
-                "(max_payload_bytes)",
-                permanent=True,
-            )
+        if too_large := nack_too_large(message.payload, self._max_payload_bytes):
+            return too_large
         if isinstance(place, Nacked):
             return place
         try:

@@ -363,6 +363,6 @@ async def test_a_payload_over_the_limit_is_never_sent(target: Target) -> None:
     )
     assert isinstance(large, Nacked)
     assert large.permanent
-    assert "limit of 3 bytes" in large.reason
+    assert "limit is 3 (max_payload_bytes)" in large.reason
     assert small == Acked()
     assert len(target.arrivals) == 1

@@ -77,7 +77,6 @@ def servers(request: pytest.FixtureRequest) -> Iterator[list[PostgresServer]]:
                 postgres_server(
                     settings={"cron.use_background_workers": workers},
                     durable=False,
-                    docker=False,
                 )
             )
             for workers in request.param

@@ -113,7 +113,7 @@ def test_without_pg_cron_any_scheduler_can_run_the_upkeep(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with postgres_server(
-        settings={"shared_preload_libraries": ""}, durable=False, docker=False
+        settings={"shared_preload_libraries": ""}, durable=False
     ) as bare:
         migrate_for_a_week(bare.url)
         status, (found,) = ask(bare.url, capsys)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from hashlib import sha256
@@ -28,13 +28,17 @@ from outbox.dead_letters.events import RetryRunSkipped, RetryRunWithheld
 from outbox.errors import BrokerUnavailableError
 from outbox.lane import PRIORITIES, bucket_of, lanes_of
 from outbox.observability.health import Health
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, consumer_class
-from outbox.postgres.lease import Lease, Obstruction
+from outbox.postgres.advisory_lock import (
+    LOCK_CLASS,
+    Lock,
+    LockHolder,
+    consumer_class,
+)
+from outbox.postgres.lease import Lease
 from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, DeadLetter, Message, uuid7
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import (
-    DoorbellHeld,
     LanesFree,
     LanesWithheld,
     LeaseTaken,
@@ -94,8 +98,8 @@ def importer_url(database_url: str) -> Iterator[str]:
 class Watched:
     """A lease that records the sessions that obstruct it."""
 
-    def __init__(self, url: str, patience: timedelta = SECOND) -> None:
-        self.told: asyncio.Queue[Obstruction] = asyncio.Queue()
+    def __init__(self, url: str) -> None:
+        self.told: asyncio.Queue[Sequence[LockHolder]] = asyncio.Queue()
         self.held: set[int] = set()
         self.has_all = asyncio.Event()
         self.lease = Lease(
@@ -104,8 +108,6 @@ class Watched:
             groups=[lanes_of(priority) for priority in PRIORITIES],
             limit=SECOND,
             application_name="watched",
-            doorbell=Lock.OUTBOX_DOORBELL,
-            patience=patience,
             on_take=self._take,
             on_obstruct=self.told.put_nowait,
         )
@@ -116,14 +118,14 @@ class Watched:
         if len(self.held) == len(LANES):
             self.has_all.set()
 
-    async def next(self) -> Obstruction:
+    async def next(self) -> Sequence[LockHolder]:
         async with asyncio.timeout(60):
             return await self.told.get()
 
 
 @asynccontextmanager
-async def watched(url: str, patience: timedelta = SECOND) -> AsyncIterator[Watched]:
-    lease = Watched(url, patience)
+async def watched(url: str) -> AsyncIterator[Watched]:
+    lease = Watched(url)
     running = asyncio.create_task(lease.lease.run())
     try:
         yield lease
@@ -160,39 +162,19 @@ async def test_a_relay_without_lanes_names_the_foreign_session_until_it_is_gone(
         await publisher.until_acked(1)
 
 
-async def test_the_holder_of_the_doorbell_is_reported_and_polling_continues(
-    database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
-) -> None:
-    mallory.execute(BELL)
-    publisher = ScriptedPublisher()
-    async with running(database_url, publisher, lease=SECOND) as relay:
-        (event,) = await relay.events.wait_for(DoorbellHeld)
-        assert "role mallory" in event.holders[0]
-        assert not event.shared
-        insert(database_url, Message("rung", b""))
-        await publisher.until_acked(1)
-        assert relay.events.of(LanesWithheld) == []
-
-
-async def test_a_session_that_blocks_the_doorbell_is_reported_but_a_writer_is_not(
+@pytest.mark.parametrize("lock", [BELL, BELL_SHARED])
+async def test_a_relay_polls_while_a_foreign_session_holds_the_doorbell(
+    lock: str,
     database_url: str,
-    importer_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
 ) -> None:
-    with psycopg.connect(importer_url) as writer:
-        writer.execute("SELECT outbox.add('long import', ''::bytea)")
-        mallory.execute(BELL_SHARED)
-        publisher = ScriptedPublisher()
-        async with running(database_url, publisher, lease=SECOND) as relay:
-            (event,) = await relay.events.wait_for(DoorbellHeld)
-            assert event.shared
-            (holder,) = event.holders
-            assert f"pid {mallory.info.backend_pid} (role mallory" in holder
-            insert(database_url, Message("seen", b""))
-            await publisher.until_acked(1)
-            writer.commit()
-            await publisher.until_acked(2)
-            assert len(relay.events.of(DoorbellHeld)) == 1
+    mallory.execute(lock)
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, lease=SECOND) as relay:
+        await relay.events.wait_for(LeaseTaken)
+        insert(database_url, Message("seen", b""))
+        await publisher.until_acked(1)
+        assert relay.events.of(LanesWithheld) == []
 
 
 async def test_a_foreign_session_among_the_members_gets_no_share_of_the_lanes(
@@ -202,42 +184,9 @@ async def test_a_foreign_session_among_the_members_gets_no_share_of_the_lanes(
     async with watched(database_url) as one:
         async with asyncio.timeout(60):
             await one.has_all.wait()
-        assert [each.role for each in (await one.next()).foreign] == ["mallory"]
+        assert [each.role for each in await one.next()] == ["mallory"]
         mallory.close()
-        assert await one.next() == Obstruction()
-
-
-async def test_a_relay_that_releases_no_lanes_is_reported(database_url: str) -> None:
-    with psycopg.connect(database_url, autocommit=True) as hung:
-        hung.execute(JOINED)
-        hung.execute(ALL_LANES)
-        async with watched(database_url) as one:
-            told = await one.next()
-            assert told.foreign == ()
-            assert [each.pid for each in told.greedy] == [hung.info.backend_pid]
-            hung.execute("SELECT pg_advisory_unlock_all()")
-            assert await one.next() == Obstruction()
-
-
-async def test_more_relays_than_lanes_do_not_obstruct_each_other(
-    database_url: str,
-) -> None:
-    lanes = "SELECT pg_advisory_lock(%s, lane) FROM unnest(%s::int[]) lane"
-    # Of 17 members, 16 each hold one lane of every priority.
-    sessions = [psycopg.connect(database_url, autocommit=True) for _ in range(16)]
-    try:
-        for number, session in enumerate(sessions):
-            session.execute(JOINED)
-            share = [lanes_of(priority)[number] for priority in PRIORITIES]
-            session.execute(lanes, (LOCK_CLASS, share))
-        one = Watched(database_url, patience=timedelta(0))
-        for _ in range(3):
-            await one.lease.beat()
-        assert (one.held, one.lease.obstruction) == (set(), Obstruction())
-        await one.lease._link.close()
-    finally:
-        for session in sessions:
-            session.close()
+        assert await one.next() == ()
 
 
 async def receive_forever(source: PostgresSource) -> None:
