@@ -1,10 +1,13 @@
 """Messages that were never sent: their session ended without a commit or a rollback.
 
 A rollback, or an exception that ends the session, discards messages on purpose. A
-forgotten commit of a `Session` doesn't, nor does a commit after `expunge_all`, so it is
-reported: as the event `MessagesUnsent`, which is logged, and as an
-`UnsentMessagesWarning`, a `RuntimeWarning` like that for a coroutine that was never
-awaited.
+forgotten commit doesn't, nor does a commit after `expunge_all`, so it is reported: as
+the event `MessagesUnsent`, which is logged, and as an `UnsentMessagesWarning`, a
+`RuntimeWarning` like that for a coroutine that was never awaited.
+
+An `AsyncSession` is closed in a task of its own, where an exception that ends its block
+isn't visible. So its close is only logged, and the text says that there may be an
+exception. A block of `begin()` rolls back, which is visible.
 """
 
 import logging
@@ -28,6 +31,11 @@ from outbox.session import async_session_of
 _MOST_NAMED: Final = 5
 _UNCOMMITTED: Final = "outbox.messages_uncommitted"
 _COMMIT_TRIED: Final = "outbox.commit_tried"
+_CLOSED: Final = "session was closed without a commit, or expunged before a flush"
+_CLOSED_ASYNC: Final = (
+    "AsyncSession was closed without a commit, which was forgotten or prevented by an "
+    "exception"
+)
 
 
 class UnsentMessagesWarning(RuntimeWarning):
@@ -39,10 +47,14 @@ class MessagesUnsent(Event):
     """A session was closed without a commit, or expunged its messages before one."""
 
     level = logging.WARNING
-    advice = "commit the session that add was given, or roll it back on purpose"
+    advice = (
+        "commit the session that add was given (with sessions.begin() as session: …), "
+        "or roll it back on purpose"
+    )
 
     messages: int
     topics: tuple[str, ...]
+    cause: str = _CLOSED
 
     @override
     def __str__(self) -> str:
@@ -53,9 +65,7 @@ class MessagesUnsent(Event):
         many = "" if self.messages == 1 else "s"
         return (
             f"lost {self.messages} message{many} of topic {', '.join(topics)}: their "
-            "session was closed without a commit, or expunged before a flush; commit "
-            "the session that add was given (with Session.begin() as session: "
-            "…), or roll it back on purpose"
+            f"{self.cause}; {self.advice}"
         )
 
 
@@ -136,21 +146,20 @@ def _report_unsent(session: Session, transaction: SessionTransaction) -> None:
     lost = session.info.pop(_UNCOMMITTED, ())
     if session.info.pop(_COMMIT_TRIED, False) or sys.exception() is not None:
         return
-    # An AsyncSession is closed in a task of its own, where an exception that ends its
-    # block isn't visible.
-    if async_session_of(session) is None:
-        _report_lost(lost)
+    _report_lost(lost, _CLOSED if async_session_of(session) is None else _CLOSED_ASYNC)
 
 
-def _report_lost(batches: Iterable[Batch]) -> None:
+def _report_lost(batches: Iterable[Batch], cause: str = _CLOSED) -> None:
     lost = [m for batch in batches for m in batch.messages[batch.expected :]]
     if lost:
         topics = tuple(dict.fromkeys(message.topic for message in lost))
-        _report(MessagesUnsent(messages=len(lost), topics=topics))
+        _report(MessagesUnsent(messages=len(lost), topics=topics, cause=cause))
 
 
 def _report(unsent: MessagesUnsent) -> None:
     log_event(logging.getLogger("pillarbox"), unsent)
+    if unsent.cause is _CLOSED_ASYNC:
+        return
     try:
         warnings.warn(str(unsent), UnsentMessagesWarning, stacklevel=2)
     except UnsentMessagesWarning as error:

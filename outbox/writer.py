@@ -112,7 +112,7 @@ def add(
     they carry the trace context as `traceparent`.
 
     A session that is closed without a commit, a rollback or an exception loses its
-    messages. Unless it is an `AsyncSession`, that is logged, and an
+    messages. That is logged, and unless it is an `AsyncSession`, an
     `UnsentMessagesWarning` is issued.
 
     Instead of a session it can be a connection of SQLAlchemy Core or of psycopg. Then

@@ -16,9 +16,7 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.exc import IntegrityError, InternalError
-from sqlalchemy.ext.asyncio import (
-    AsyncSession,
-)
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import pillarbox
@@ -55,20 +53,34 @@ def test_a_session_that_is_closed_without_a_commit_is_reported(
     assert reported == [CLOSED]
 
 
-async def leave_async(error: Exception | None) -> None:
-    async with AsyncSession() as session:
-        pillarbox.add(session, ORDER)
-        if error is not None:
-            raise error
-
-
-async def test_a_closed_async_session_is_not_reported(
-    reported: list[MessagesUnsent],
+async def test_an_async_session_that_is_closed_without_a_commit_is_logged(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whether an exception closes it can't be seen."""
-    await leave_async(None)
-    with pytest.raises(ZeroDivisionError):
-        await leave_async(ZeroDivisionError())
+    """Whether an exception closes it can't be seen, so nothing is raised or warned."""
+    with caplog.at_level(logging.WARNING, "pillarbox"):
+        async with AsyncSession() as session:
+            pillarbox.add(session, ORDER)
+
+    (record,) = caplog.records
+    assert "forgotten or prevented by an exception" in record.getMessage()
+
+
+async def leave_async_transaction(engine: AsyncEngine | None) -> None:
+    async with AsyncSession(engine) as session, session.begin():
+        pillarbox.add(session, ORDER)
+        if engine is not None:
+            await session.flush()
+        raise ZeroDivisionError
+
+
+async def test_an_exception_in_an_async_transaction_is_not_reported(
+    database_url: str, reported: list[MessagesUnsent]
+) -> None:
+    engine = create_async_engine(sqlalchemy_url(database_url))
+    for bind in (None, engine):
+        with pytest.raises(ZeroDivisionError):
+            await leave_async_transaction(bind)
+    await engine.dispose()
 
     assert reported == []
 
@@ -300,8 +312,10 @@ def test_a_loss_is_logged_and_warned_about_with_topic_and_remedy(
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("pillarbox", "WARNING")
     assert record.getMessage() == (
-        "MessagesUnsent messages=1 topics=('orders.placed',) remedy='commit the session"
-        " that add was given, or roll it back on purpose'"
+        "MessagesUnsent messages=1 topics=('orders.placed',) cause='session was closed "
+        "without a commit, or expunged before a flush' remedy='commit the session that "
+        "add was given (with sessions.begin() as session: …), or roll it back on "
+        "purpose'"
     )
     assert record.__dict__["event"] == "MessagesUnsent"
     assert record.__dict__["values"]["topics"] == ("orders.placed",)
