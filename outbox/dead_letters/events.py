@@ -63,34 +63,6 @@ class RetryRunEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryRunSkipped(Event):
-    """The schedule left this run to another replica."""
-
-    level = logging.DEBUG
-
-    schema: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryRunWithheld(Event):
-    """A session that isn't one of pillarbox's replicas holds the schedule's lock.
-
-    While it does, the schedule retries nothing.
-
-    Attributes:
-        holders: the sessions, with process id, role and application.
-        remedy: how to end them.
-    """
-
-    level = logging.WARNING
-    about = ("schema", "holders")
-
-    schema: str
-    holders: tuple[str, ...]
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunFailed(Event):
     """A run of the schedule failed, for example because the broker was unavailable.
 

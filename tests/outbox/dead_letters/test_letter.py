@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from outbox.dead_letters import Criteria, Letter, RetrySchedule, Status
-from outbox.errors import ConfigError, InvalidMessageError
+from outbox.errors import InvalidMessageError
 from pillarbox import Message
 
 
@@ -109,16 +109,3 @@ def test_a_failed_retry_is_delayed_less_than_the_interval_except_the_last() -> N
         assert delay is not None
         assert timedelta(minutes=10) <= delay < schedule.interval
     assert schedule.delay(240) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"interval": timedelta(0)}, "interval=0s: must be above 0s"),
-        ({"batch": 0}, "batch=0: must be at least 1"),
-        ({"max_retries": 0}, "max_retries=0: must be at least 1"),
-    ],
-)
-def test_an_invalid_schedule_is_refused(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        RetrySchedule(**changes)
