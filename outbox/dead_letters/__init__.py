@@ -8,7 +8,7 @@ so at fixed times. The commands are in
 """
 
 from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.letter import SHORTENED, TOPIC_HEADER, Letter, Status, Summary
+from outbox.dead_letters.letter import MAX_SHORT, SHORTENED, Letter, Status, Summary
 from outbox.dead_letters.retry import (
     Candidate,
     Failure,
@@ -21,8 +21,8 @@ from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.dead_letters.statement import Schema, Statement, statement
 
 __all__ = [
+    "MAX_SHORT",
     "SHORTENED",
-    "TOPIC_HEADER",
     "Candidate",
     "Criteria",
     "Failure",
