@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 # The part of a message of PostgreSQL, SQLAlchemy, pydantic or jsonschema that quotes
-# the row. In a text that repr() or JSON wrote, a line begins after a backslash and a
-# letter.
+# the row. In a text that
+# repr() or JSON wrote, a line begins after a backslash and a letter.
 _ROW: Final = re.compile(
     r"(?:\b|(?<=\\[nrt]))(?:DETAIL:\s|CONTEXT:\s|LINE \d+: )|"
     r"\[SQL: |\[parameters: |Original exception was: |input_value=|On instance\b"
 )
+_ESCAPED: Final = (r"\n", r"\r", r"\t")
 _DATA_EXCEPTION: Final = "22"
 # The message of a data exception quotes the value, in its language's quotation marks.
 _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
@@ -33,6 +34,11 @@ _THEIR_FILE: Final = re.compile(
     r"<c?attrs generated|[/\\](attr[/\\](validators|converters)\.|cattrs?[/\\])"
 )
 _LEFT_OUT: Final = "(text left out, since it may quote the input)"
+_WORD: Final = re.compile(r"\w+")
+# So many words in a row are no coincidence, and survive repr(), JSON and a cut.
+_QUOTATION: Final = 3
+# More isn't stored, and looking for quotations in it would take long.
+_MOST_CHARS: Final = 64 * 1024
 _MOST_WRAPPERS: Final = 10
 _UNSAYABLE: Final = "<exception str() failed>"  # traceback writes the same
 _CAUSED: Final = (
@@ -129,24 +135,29 @@ def message_of(error: BaseException) -> str:
     From an error of a database driver or SQLAlchemy it keeps the server's primary
     message, its SQLSTATE and the constraint. It leaves out DETAIL, CONTEXT, the
     statement and its parameters, which quote the row. From a validation library's error
-    it keeps only what can't hold input. The text of an error that was raised while one
-    of these was handled may quote it, so it is left out, and the other's takes its
-    place.
+    it keeps only what can't hold input. Any other error's text ends where it begins to
+    quote such an error.
     """
-    return " ".join(_text_of(error).split())
+    return " ".join(_text_of(error, is_below=False).split())
 
 
 def without_values(text: str, error: BaseException) -> str:
-    """Return a text that came with an error, without values of rows.
+    """End a text that came with an error where it begins to quote an error behind it.
 
-    If there is an error of a database or a validation library behind that error, which
-    the text may quote, it is replaced by `one_line` of the error behind.
+    What it quotes is replaced by `message_of` the quoted error.
     """
-    hidden = next(filter(_is_hidden, _behind(error)), None)
-    if hidden is not None:
-        return f"(text left out) {one_line(hidden)}"
-    row = _ROW.search(text)
-    return text if row is None else text[: row.start()].rstrip()
+    text = text[:_MOST_CHARS]
+    for behind, is_below in _behind(error):
+        if _is_hidden(behind, is_below):
+            start = _start_of_quotation(text, _str(behind))
+            if start is not None:
+                text = text[:start] + _text_of(behind, is_below)
+    if (row := _ROW.search(text)) is None:
+        return text
+    text = text[: row.start()].rstrip()
+    while text.endswith(_ESCAPED):
+        text = text[:-2].rstrip("\\").rstrip()
+    return text
 
 
 def sqlstate_of(error: BaseException) -> str | None:
@@ -173,9 +184,9 @@ def _traceback_lines(
 ) -> Iterator[str]:
     seen.add(id(error))
     cause, context = error.__cause__, error.__context__
-    is_behind_below = is_below or _is_hidden(error)
+    behind = is_below or _quotes_input(error)
     if cause is not None and id(cause) not in seen:
-        yield from _traceback_lines(cause, seen, is_below=is_behind_below)
+        yield from _traceback_lines(cause, seen, is_below=behind)
         yield _CAUSED
     elif (
         cause is None
@@ -183,39 +194,40 @@ def _traceback_lines(
         and not error.__suppress_context__
         and id(context) not in seen
     ):
-        yield from _traceback_lines(context, seen, is_below=is_behind_below)
+        yield from _traceback_lines(context, seen, is_below=behind)
         yield _WHILE_HANDLING
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
         yield from traceback.format_tb(error.__traceback__)
-    said = _LEFT_OUT if is_below and not _is_hidden(error) else _text_of(error)
-    if said == _str(error):
-        yield from traceback.format_exception_only(error)
-    else:
+    if _is_hidden(error, is_below):
         kind = type(error)
-        yield f"{kind.__module__}.{kind.__qualname__}: {said}\n"
+        yield f"{kind.__module__}.{kind.__qualname__}: {_text_of(error, is_below)}\n"
+    else:
+        text = "".join(traceback.format_exception_only(error))
+        yield without_values(text, error).rstrip("\n") + "\n"
     if isinstance(error, BaseExceptionGroup):
         for number, member in enumerate(error.exceptions, 1):
             if id(member) not in seen:
                 yield f"  +---------------- {number} ----------------\n"
-                text = "".join(_traceback_lines(member, seen, is_below=is_behind_below))
+                text = "".join(_traceback_lines(member, seen, is_below=behind))
                 yield textwrap.indent(text, "  | ", lambda _: True)
 
 
-def _is_hidden(error: BaseException) -> bool:
+def _is_hidden(error: BaseException, is_below: bool) -> bool:
     """Return whether an error's own text may hold values of rows or of input."""
     return (
-        _wrapped_by_sqlalchemy(error) is not None
+        is_below
+        or _wrapped_by_sqlalchemy(error) is not None
         or _report_of(error) is not None
         or _is_of_validation(error)
     )
 
 
-def _text_of(error: BaseException) -> str:
+def _text_of(error: BaseException, is_below: bool) -> str:
     """Return an error's text without such values."""
     if (orig := _wrapped_by_sqlalchemy(error)) is not None:
         kind = type(orig)
-        return f"({kind.__module__}.{kind.__qualname__}) {_text_of(orig)}"
+        return f"({kind.__module__}.{kind.__qualname__}) {_text_of(orig, is_below)}"
     if (report := _report_of(error)) is not None:
         primary, sqlstate, constraint = report
         if sqlstate is None:
@@ -226,7 +238,7 @@ def _text_of(error: BaseException) -> str:
         return f"{_cut_value(primary, sqlstate)} ({', '.join(about)})"
     if _is_of_validation(error):
         return _kinds_of(error)
-    return without_values(_str(error), error)
+    return _LEFT_OUT if is_below else without_values(_str(error), error)
 
 
 def _is_of_validation(error: BaseException) -> bool:
@@ -273,27 +285,53 @@ def _report_of(error: BaseException) -> _Report | None:
     return None if error.__cause__ is None else _report_of(error.__cause__)
 
 
+def _quotes_input(error: BaseException) -> bool:
+    """Return whether the errors behind it may quote the input that it is about.
+
+    It is of a validation library, or asyncpg couldn't encode an argument.
+    """
+    report = _report_of(error)
+    return _is_of_validation(error) or (
+        report is not None and _ARGUMENT.match(report.primary) is not None
+    )
+
+
 def _wrapped_by_sqlalchemy(error: BaseException) -> BaseException | None:
     orig = getattr(error, "orig", None)
     is_wrapper = isinstance(orig, BaseException) and hasattr(error, "statement")
     return orig if is_wrapper else None
 
 
-def _behind(error: BaseException) -> Iterator[BaseException]:
+def _behind(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
     """Yield the errors that an error's text may quote: causes, contexts and members.
 
-    pillarbox's own errors quote none.
+    Each with whether it is behind an error that is about input.
     """
-    found, seen = [error], {id(error)}
-    for known in found:
-        if isinstance(known, OutboxError):
-            continue
+    seen = {id(error)}
+    found = [(error, False)]
+    while found:
+        known, is_below = found.pop(0)
+        is_below = is_below or _quotes_input(known)
         members = known.exceptions if isinstance(known, BaseExceptionGroup) else ()
         for behind in (known.__cause__, known.__context__, *members):
             if behind is not None and id(behind) not in seen:
                 seen.add(id(behind))
-                found.append(behind)
-                yield behind
+                found.append((behind, is_below))
+                yield behind, is_below
+
+
+def _start_of_quotation(text: str, quoted: str) -> int | None:
+    """Return where a text begins to repeat words of another one; None if nowhere."""
+    words = _WORD.findall(quoted[:_MOST_CHARS])
+    length = min(_QUOTATION, len(words))
+    if length == 0:
+        return None
+    runs = {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+    found = list(_WORD.finditer(text))
+    for i, first in enumerate(found):
+        if tuple(word[0] for word in found[i : i + length]) in runs:
+            return first.start()
+    return None
 
 
 def _cut_value(primary: str, sqlstate: str) -> str:

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar, get_origin
 
-from outbox.errors import ConfigError, InvalidMessageError, OutboxError, shorten
+from outbox.errors import ConfigError, InvalidMessageError, shorten
 from outbox.message import Message
 from outbox.payload import json_codec as codec
 
@@ -19,7 +19,7 @@ _MSGSPEC: Final = ("msgspec", "MsgspecValidator", "msgspec")
 _PYDANTIC: Final = ("pydantic", "PydanticValidator", "pydantic")
 
 
-class PayloadError(OutboxError):
+class PayloadError(Exception):
     """A payload doesn't match its schema.
 
     Args:

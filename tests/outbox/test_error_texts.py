@@ -191,7 +191,7 @@ async def test_a_traceback_shows_the_place_but_no_value(
     said = traceback_of(error)
     assert "Traceback (most recent call last)" in said
     assert "The above exception was the direct cause" in said
-    assert "RuntimeError: (text left out) " in said
+    assert "RuntimeError: can't save the person: " in said
     assert f"in {getattr(way, '__name__', '')}" in said
     assert SECRET not in said
     assert SECRET not in one_line(error)
@@ -339,7 +339,7 @@ async def test_a_session_that_needs_a_rollback_quotes_no_row(
     error = await caught(use_session_again())
 
     assert isinstance(error, PendingRollbackError)
-    assert "person_pkey" in one_line(error)
+    assert "rolled back due to a previous exception" in one_line(error)
     assert SECRET not in one_line(error)
     assert SECRET not in traceback_of(error)
 
@@ -354,7 +354,7 @@ async def test_the_errors_of_a_group_quote_no_row(people: str) -> None:
         await both()
 
     said = traceback_of(it.value)
-    assert "ExceptionGroup: (text left out" in said
+    assert "unhandled errors in a TaskGroup" in said
     assert "person_pkey" in said
     assert SECRET not in said
 
