@@ -153,7 +153,6 @@ def relay(
         broker=broker_url(broker),
         codec=codec,
         consumer=None,
-        reader=reader,
         schedule=schedule.read(),
     )
     config = RelayConfig(

@@ -22,7 +22,6 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from outbox.cloudevents.raw_text import storable
-from outbox.dead_letters import TOPIC_HEADER
 from outbox.limits import MAX_INDEXED_BYTES
 from outbox.log.progress import Day
 from outbox.log.reader import LogReader, Settled
@@ -383,7 +382,6 @@ async def _move_to_dead_letters(
             "reader": reader,
             "by_hand": by_hand,
             "max_topic_bytes": MAX_INDEXED_BYTES,
-            "topic_header": TOPIC_HEADER,
             **_bounds(rows),
         },
     )

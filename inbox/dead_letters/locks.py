@@ -1,31 +1,25 @@
-"""The locks for retries: one for each dead letter, and one for a consumer's schedule.
+"""Lock a dead letter during its retry.
 
 The handler runs after the lock of its dead letter and before the change of its state,
 all in one transaction.
 """
 
-import asyncio
 import functools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import LargeBinary, TextClause, text
 from sqlalchemy.dialects.postgresql import JSONB, UUID
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
 from inbox.handlers.batch import Batching
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler
-from inbox.handlers.sessions import Sessions, first_of
 from inbox.handlers.signature import is_async
 from inbox.transaction import protected
-from outbox.dead_letters import Candidate, Statement, lost_turn, statement
+from outbox.dead_letters import Candidate, Statement, statement
 from outbox.message import Message
-from outbox.postgres.advisory_lock import Lock, consumer_class
-from outbox.session import is_async_sessionmaker
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -36,7 +30,7 @@ _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 _READABLE: Final = text("SET LOCAL DateStyle = 'ISO'")
 _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
     Statement.READ: {"id": UUID(), "headers": JSONB(), "payload": LargeBinary()},
-    Statement.FIND_DUE: {"id": UUID()},
+    Statement.LEASE_DUE: {"id": UUID()},
 }
 
 
@@ -111,53 +105,3 @@ def text_of(name: Statement) -> TextClause:
     """Return a statement as an SQLAlchemy text clause, for any driver."""
     clause = text(_PARAMETER.sub(r":\1", statement("inbox", name)))
     return cast("TextClause", clause.columns(**_TYPES.get(name, {})))
-
-
-_Run: TypeAlias = Callable[[Callable[[Session], Any]], Awaitable[Any]]
-
-
-@asynccontextmanager
-async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool]:
-    """Hold the lock during the block; yield False if another replica has it.
-
-    Raises:
-        DatabaseUnavailableError: the lock can't be requested, or was lost in the block.
-    """
-    lock = {"lock_class": consumer_class(consumer), "lock": int(Lock.DEAD_LETTERS)}
-    async with _own_session(sessions) as run:
-        try:
-            taken = await run(
-                lambda s: connection_of(s).scalar(text_of(Statement.TRY_LOCK), lock)
-            )
-        except Exception as error:
-            raise lost_turn(error) from error
-        yield bool(taken)
-        try:
-            await run(lambda s: s.commit())
-        except Exception as error:
-            raise lost_turn(error) from error
-
-
-@asynccontextmanager
-async def _own_session(sessions: Sessions) -> AsyncIterator[_Run]:
-    """Open a session, and yield a function that calls another function with it."""
-    sessions = first_of(sessions)
-    if is_async_sessionmaker(sessions):
-        session = sessions()
-        try:
-            yield session.run_sync
-        finally:
-            with suppress(SQLAlchemyError):
-                await session.close()
-        return
-    # In a thread, because it may have to wait for the pool.
-    held = sessions()
-
-    async def run(function: Callable[[Session], Any]) -> Any:
-        return await asyncio.to_thread(function, held)
-
-    try:
-        yield run
-    finally:
-        with suppress(SQLAlchemyError):
-            await asyncio.to_thread(held.close)

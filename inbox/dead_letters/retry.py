@@ -14,7 +14,6 @@ discards the dead letter.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -27,7 +26,6 @@ from inbox.dead_letters.locks import (
     lock_letter,
     locked_handler,
     run_statement,
-    schedule_lock,
 )
 from inbox.dead_letters.write import (
     DeadLetterWriter,
@@ -52,7 +50,6 @@ from outbox.dead_letters import (
     RetrySchedule,
     Statement,
     Status,
-    find_foreign_holders,
     outcome_event,
 )
 from outbox.errors import (
@@ -66,7 +63,6 @@ from outbox.errors import (
 )
 from outbox.events import Event
 from outbox.message import Message
-from outbox.postgres.advisory_lock import LockHolder, consumer_class
 from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -105,7 +101,6 @@ class HandlerRetrier:
     ) -> None:
         self.origin: Final = f"consumer:{writer.consumer}"
         self._consumer = writer.consumer
-        self._sessions = sessions
         self._executor = make_executor(sessions, writer.consumer, 1, max_idle)
         self._routes = routes
         self._writer = writer
@@ -169,19 +164,6 @@ class HandlerRetrier:
             return Outcome.SKIPPED
         self._notify(outcome_event("inbox", letter, None))
         return Outcome.SUCCEEDED
-
-    def alone(self) -> AbstractAsyncContextManager[bool]:
-        """Hold the lock of the consumer's schedule, in a separate session.
-
-        Raises:
-            DatabaseUnavailableError: the lock can't be requested, or was lost in the
-                block.
-        """
-        return schedule_lock(self._sessions, self._consumer)
-
-    async def foreign_holders(self) -> Sequence[LockHolder]:
-        """Return the sessions, other than consumers, that hold that lock."""
-        return await find_foreign_holders(self, consumer_class(self._consumer))
 
     async def _handle(
         self, handler: AnyHandler, message: Message, candidate: Candidate

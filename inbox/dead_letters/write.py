@@ -23,9 +23,9 @@ from inbox.idle import limit_idle_now
 from inbox.schema import dead_letter_table
 from outbox.bounded_dict import BoundedDict
 from outbox.cloudevents.raw_text import storable
-from outbox.dead_letters import SHORTENED, TOPIC_HEADER
+from outbox.dead_letters import MAX_SHORT, SHORTENED
 from outbox.errors import one_line, traceback_of
-from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
+from outbox.limits import MAX_SCHEMA_VERSION
 from outbox.message import Message
 from outbox.payload import json_codec as codec
 
@@ -35,7 +35,6 @@ Redact: TypeAlias = Callable[[str], str]
 MAX_STACKTRACE_CHARS: Final = 16 * 1024
 _MAX_REASON_CHARS: Final = 2 * 1024
 _MAX_INTEGER: Final = 2**31 - 1
-_SHORT: Final = 200
 # A string in jsonb can hold up to 256 MiB.
 _MAX_SPARE_CHARS: Final = 64 * 1024 * 1024
 _CUT: Final = "\n…\n"
@@ -233,12 +232,8 @@ def _columns(message: Message) -> dict[str, Any]:
     headers = {
         _storable(name): _storable(value) for name, value in message.headers.items()
     }
-    topic = _storable(message.topic) or ""
-    if len(topic.encode()) > MAX_INDEXED_BYTES:
-        headers[TOPIC_HEADER] = topic
-        topic = topic[:_SHORT] + SHORTENED
     return {
-        "topic": topic,
+        "topic": _storable(message.topic) or "",
         "key": _storable(message.key),
         "tenant": _storable(message.tenant),
         "schema_version": min(message.schema_version, MAX_SCHEMA_VERSION),
@@ -250,7 +245,7 @@ def _columns(message: Message) -> dict[str, Any]:
 def _spare_columns(message: Message) -> dict[str, Any]:
     topic = ascii(message.topic)[1:-1]
     return {
-        "topic": topic if len(topic) <= _SHORT else topic[:_SHORT] + SHORTENED,
+        "topic": topic if len(topic) <= MAX_SHORT else topic[:MAX_SHORT] + SHORTENED,
         "key": None,
         "tenant": None,
         "schema_version": 1,

@@ -84,11 +84,6 @@ class PoolLimit:
         return max(1, min(DEFAULT_IN_FLIGHT, self.connections - self.spare))
 
 
-def first_of(sessions: Sessions) -> OneKind:
-    """Return the session factory, of both kinds the first."""
-    return sessions[0] if isinstance(sessions, tuple) else sessions
-
-
 def pool_limit(sessions: object) -> PoolLimit | None:
     """Return how many connections the sessions share; None if the limit is unknown.
 

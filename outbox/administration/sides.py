@@ -17,7 +17,6 @@ from outbox.dead_letters.retry import Retrier
 from outbox.dead_letters.schedule import RetrySchedule
 from outbox.dead_letters.statement import Schema
 from outbox.events import Observer
-from outbox.postgres.advisory_lock import MAIN
 
 GROUP: Final = "pillarbox.sides"
 
@@ -28,7 +27,6 @@ class RetryOptions:
 
     Attributes:
         consumer: the consumer whose handlers are called, as `module:name`.
-        reader: the reader of the outbox whose relay retries.
     """
 
     database: str
@@ -36,7 +34,6 @@ class RetryOptions:
     codec: str | None
     consumer: str | None
     schedule: RetrySchedule | None
-    reader: str = MAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

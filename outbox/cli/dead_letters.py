@@ -36,7 +36,7 @@ from outbox.cli.command import (
 )
 from outbox.cli.output import progress, warn, write_json, write_line, write_table
 from outbox.cli.supervisor import Schedule, run_coroutine
-from outbox.dead_letters.criteria import Criteria, IdPrefix
+from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.events import DeadLetterFailed
 from outbox.dead_letters.inspect import DeadLetterTable, open_dead_letters
 from outbox.dead_letters.letter import Letter, Status, Summary, decode_json
@@ -49,7 +49,7 @@ from outbox.dead_letters.retry import (
 )
 from outbox.dead_letters.statement import Schema
 from outbox.duration import write_duration
-from outbox.errors import ConfigError, UpkeepError
+from outbox.errors import ConfigError, UpkeepError, shorten
 from outbox.events import Event
 from outbox.logs.printable import printable
 
@@ -73,7 +73,7 @@ Ids: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ID]...",
-        help="Ids of dead letters, prefixes of ids, or ids of messages.",
+        help="Ids of dead letters, or of their messages.",
         show_default=False,
     ),
 ]
@@ -133,9 +133,7 @@ def _list(
     """List dead letters of both sides, the newest first."""
     criteria = filters.criteria(_status(state), limit)
     with _open_tables(database, load_sides(side)) as tables:
-        found = [
-            _Found(s, it) for s, table in tables for it in table.summaries(criteria)
-        ]
+        found = _select(tables, criteria)
     found.sort(key=lambda it: it.letter.created_at, reverse=True)
     _write(found[:limit], as_json=json)
 
@@ -146,7 +144,7 @@ def show(
         str,
         typer.Argument(
             metavar="ID",
-            help="Id of a dead letter, its first digits, or the id of its message.",
+            help="Id of a dead letter, or of its message.",
         ),
     ],
     *,
@@ -156,12 +154,12 @@ def show(
 ) -> None:
     """Show one dead letter with everything that was stored."""
     with _open_tables(database, load_sides(side)) as tables:
-        found, table, its_id = _find(IdPrefix.of(id), tables)
-        letter = table.read(its_id)
+        found = _find(id, tables)
+        letter = dict(tables)[found.side].read(found.letter.id)
     if json:
-        write_json({"side": found.schema, **letter.as_json()})
+        write_json({"side": found.side.schema, **letter.as_json()})
     else:
-        sys.stdout.write(_page_of(found, letter))
+        sys.stdout.write(_page_of(found.side, letter))
 
 
 @command(app)
@@ -376,18 +374,31 @@ def _open_tables(
         ) from error
 
 
-def _find(
-    prefix: IdPrefix, tables: Sequence[tuple[Side, DeadLetterTable]]
-) -> tuple[Side, DeadLetterTable, UUID]:
-    """Find the only id with this prefix, on either side.
+def _select(
+    tables: Sequence[tuple[Side, DeadLetterTable]], criteria: Criteria
+) -> list[_Found]:
+    return [_Found(s, it) for s, table in tables for it in table.summaries(criteria)]
+
+
+def _find(id: str, tables: Sequence[tuple[Side, DeadLetterTable]]) -> _Found:
+    """Find the only dead letter with this id, or whose message has it.
 
     Raises:
         ConfigError: there is none, or more than one.
     """
-    found = [(side, table, id) for side, table in tables for id in table.ids_of(prefix)]
-    names = " or ".join(f"{side.schema}.dead_letter" for side, _ in tables)
-    id = prefix.choose([id for _, _, id in found], names)
-    return next(it for it in found if it[2] == id)
+    try:
+        found = _select(tables, Criteria(status=None, id=UUID(id)))
+    except ValueError:
+        raise ConfigError(
+            f"dead letter {shorten(id)}: isn't an id; list shows them"
+        ) from None
+    if not found:
+        names = " or ".join(f"{side.schema}.dead_letter" for side, _ in tables)
+        raise ConfigError(f"dead letter {id}: not found in {names}; list shows them")
+    if len(found) > 1:
+        ids = ", ".join(str(it.letter.id) for it in found)
+        raise ConfigError(f"dead letter {id}: its message has several, give one: {ids}")
+    return found[0]
 
 
 def _choose(
@@ -398,9 +409,8 @@ def _choose(
 ) -> list[_Found]:
     """Return the matching dead letters, oldest first, or those named, in order."""
     if ids:
-        named = dict.fromkeys(_find(IdPrefix.of(text), tables) for text in ids)
-        return [_Found(side, table.read(id)) for side, table, id in named]
-    found = [_Found(s, it) for s, table in tables for it in table.summaries(criteria)]
+        return list(dict.fromkeys(_find(id, tables) for id in ids))
+    found = _select(tables, criteria)
     found.sort(key=lambda it: it.letter.created_at)
     return found[:limit]
 

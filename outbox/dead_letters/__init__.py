@@ -3,27 +3,26 @@
 `letter` defines what is stored about a message that was dead-lettered. `criteria`
 selects dead letters, `inspect` lists, shows and discards them. `retry` retries them
 with a `Retrier`: the relay's publishes, the inbox's calls the handler. `schedule` does
-so at fixed times, in one replica at a time. The commands are in
+so at fixed times. The commands are in
 `outbox.cli.dead_letters`.
 """
 
 from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.letter import SHORTENED, TOPIC_HEADER, Letter, Status, Summary
+from outbox.dead_letters.letter import MAX_SHORT, SHORTENED, Letter, Status, Summary
 from outbox.dead_letters.retry import (
     Candidate,
     Failure,
     Outcome,
     Retrier,
     RetryCounts,
-    find_foreign_holders,
     outcome_event,
 )
-from outbox.dead_letters.schedule import RetrySchedule, Scheduler, lost_turn
+from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.dead_letters.statement import Schema, Statement, statement
 
 __all__ = [
+    "MAX_SHORT",
     "SHORTENED",
-    "TOPIC_HEADER",
     "Candidate",
     "Criteria",
     "Failure",
@@ -37,8 +36,6 @@ __all__ = [
     "Statement",
     "Status",
     "Summary",
-    "find_foreign_holders",
-    "lost_turn",
     "outcome_event",
     "statement",
 ]

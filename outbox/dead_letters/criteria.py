@@ -1,19 +1,11 @@
 """Select dead letters by what they have in common, or by id."""
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from outbox.dead_letters.letter import Status
-from outbox.errors import ConfigError, shorten
-
-_DIGITS: Final = 32
-_FEWEST: Final = 4
-_MOST_NAMED: Final = 5
-_PREFIX: Final = re.compile(r"[0-9a-f]+(-[0-9a-f]+)*-?", re.ASCII)
 
 
 class ListPosition(NamedTuple):
@@ -28,6 +20,7 @@ class Criteria:
     """What selected dead letters have in common; None selects any value.
 
     Attributes:
+        id: of the dead letter, or of its message.
         topic: a topic, or a prefix followed by `*`.
         error: part of the reason; upper and lower case are the same.
         origin: what dead-lettered the message: `relay:main`, `consumer:billing`.
@@ -81,63 +74,3 @@ class Criteria:
 def _text(id: UUID | None) -> str | None:
     # As text, which every driver accepts for a uuid.
     return None if id is None else str(id)
-
-
-@dataclass(frozen=True, slots=True)
-class IdPrefix:
-    """The first hexadecimal digits of an id, or all of them.
-
-    All of them can also be the id of the dead letter's message.
-    """
-
-    text: str
-    digits: str
-
-    @classmethod
-    def of(cls, text: str) -> Self:
-        """Read digits with or without hyphens.
-
-        Raises:
-            ConfigError: the text can't be the beginning of an id, or is so short that
-                it may be a typo.
-        """
-        typed = text.strip().lower()
-        digits = typed.replace("-", "")
-        if not _PREFIX.fullmatch(typed) or not _FEWEST <= len(digits) <= _DIGITS:
-            raise ConfigError(
-                f"dead letter {shorten(text)}: isn't an id; give at least the first "
-                f"{_FEWEST} hexadecimal digits of one that list shows"
-            )
-        return cls(text, digits)
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters of the statement that finds such ids."""
-        # As text, which every driver accepts for a uuid.
-        return {
-            "first": str(UUID(self.digits.ljust(_DIGITS, "0"))),
-            "last": str(UUID(self.digits.ljust(_DIGITS, "f"))),
-            "message_id": str(UUID(self.digits))
-            if len(self.digits) == _DIGITS
-            else None,
-            "max_rows": _MOST_NAMED + 1,
-        }
-
-    def choose(self, found: Sequence[UUID], tables: str) -> UUID:
-        """Return the one id that was found in these tables.
-
-        Raises:
-            ConfigError: none was found, or more than one; the error names them.
-        """
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            raise ConfigError(
-                f"dead letter {self.text}: not found in {tables}; list shows them"
-            )
-        named = [str(id) for id in found[:_MOST_NAMED]]
-        if len(found) > _MOST_NAMED:
-            named.append("…")
-        raise ConfigError(
-            f"dead letter {self.text}: several have it: {', '.join(named)}; give "
-            "the whole id of one"
-        )

@@ -1,6 +1,5 @@
 """Events about dead letters."""
 
-import logging
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -58,34 +57,6 @@ class RetryRunEnded(Event):
     failed: int
     skipped: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryRunSkipped(Event):
-    """The schedule left this run to another replica."""
-
-    level = logging.DEBUG
-
-    schema: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryRunWithheld(Event):
-    """A session that isn't one of pillarbox's replicas holds the schedule's lock.
-
-    While it does, the schedule retries nothing.
-
-    Attributes:
-        holders: the sessions, with process id, role and application.
-        remedy: how to end them.
-    """
-
-    level = logging.WARNING
-    about = ("schema", "holders")
-
-    schema: str
-    holders: tuple[str, ...]
-    remedy: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 from outbox.administration.connection import AdministrationConnection, administration
-from outbox.dead_letters.criteria import Criteria, IdPrefix
+from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.letter import Letter, Summary
 from outbox.dead_letters.retry import Candidate
 from outbox.dead_letters.statement import Schema, Statement, statement
@@ -63,13 +63,6 @@ class DeadLetterTable:
                 "shows them"
             )
         return Letter.of(row)
-
-    def ids_of(self, prefix: IdPrefix) -> list[UUID]:
-        """Return the ids with a prefix, limited to what an error message shows."""
-        cursor = self._connection.execute(
-            statement(self._schema, Statement.FIND_BY_PREFIX), prefix.parameters()
-        )
-        return [id for (id,) in cursor]
 
     def discard(
         self, candidates: Sequence[Candidate], reason: str, person: str | None = None

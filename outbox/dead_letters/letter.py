@@ -16,10 +16,10 @@ from outbox.message import Message
 from outbox.message_id import is_uuid7
 from outbox.payload.json_codec import is_json
 
-TOPIC_HEADER: Final = "pillarbox-topic"
-"""The header with the full topic, if it is too long for the table's index."""
 SHORTENED: Final = "…"
-"""The end of a topic that was cut off."""
+"""The end of a topic that was cut off, because it is too long for the table's index."""
+MAX_SHORT: Final = 200
+"""The number of characters before that."""
 _DEEPEST: Final = 100
 """How deeply JSON may be nested to be shown as JSON: indents grow quadratically."""
 _REMEDY: Final = "add a correct message, and discard this one"
@@ -113,16 +113,14 @@ class Letter(Summary):
         for field in ("topic", "content_type"):
             if not getattr(self, field):
                 raise InvalidMessageError(field, "", "is empty", _REMEDY)
-        topic, headers = self.topic, dict(self.headers)
-        beginning = topic.removesuffix(SHORTENED)
-        if beginning != topic and headers.get(TOPIC_HEADER, "").startswith(beginning):
-            topic = headers.pop(TOPIC_HEADER)
+        if self.topic.endswith(SHORTENED) and len(self.topic) > MAX_SHORT:
+            raise InvalidMessageError("topic", self.topic, "was cut off", _REMEDY)
         return Message(
-            topic,
+            self.topic,
             bytes(self.payload),
             key=self.key,
             tenant=self.tenant,
-            headers=headers,
+            headers=dict(self.headers),
             id=id,
             content_type=self.content_type,
             schema_version=self.schema_version,

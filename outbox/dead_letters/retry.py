@@ -3,6 +3,7 @@
 PENDING ──the retry succeeded──▶ SUCCEEDED
 PENDING ──the retry failed──▶ PENDING, retry_count + 1, a new reason, retry_after
 PENDING ──the broker or the database is unavailable──▶ unchanged
+PENDING ──the schedule leases it──▶ PENDING, retry_after at the end of the lease
 PENDING ──an operator discards it──▶ DISCARDED
 """
 
@@ -10,7 +11,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -20,7 +20,6 @@ from uuid import UUID
 from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
 from outbox.dead_letters.letter import Letter
 from outbox.dead_letters.statement import Schema, Statement
-from outbox.postgres.advisory_lock import Lock, LockHolder
 
 
 class Candidate(NamedTuple):
@@ -134,31 +133,24 @@ class Retrier(Protocol):
                 no retry is counted.
         """
 
-    def alone(self) -> AbstractAsyncContextManager[bool]:
-        """Hold the schedule's lock for the block; yield False if it is taken."""
 
-    async def foreign_holders(self) -> Sequence[LockHolder]:
-        """Return the sessions that hold the schedule's lock but aren't replicas."""
-
-
-async def find_foreign_holders(
-    retrier: Retrier, lock_class: int
-) -> Sequence[LockHolder]:
-    """Find the sessions that hold a schedule's lock but may not retry dead letters."""
-    rows = await retrier.fetch(
-        Statement.FIND_FOREIGN_HOLDERS,
-        {"lock_class": lock_class, "lock": int(Lock.DEAD_LETTERS)},
-    )
-    return [LockHolder(*row) for row in rows]
-
-
-async def find_due(
-    retrier: Retrier, *, origin: str | None, max_retries: int, max_rows: int
+async def lease_due(
+    retrier: Retrier,
+    *,
+    origin: str | None,
+    max_retries: int,
+    max_rows: int,
+    lease: timedelta,
 ) -> list[Candidate]:
-    """Find the dead letters that are due by the schedule, the longest overdue first."""
+    """Lease dead letters that are due by the schedule, the longest overdue first."""
     rows = await retrier.fetch(
-        Statement.FIND_DUE,
-        {"origin": origin, "max_retries": max_retries, "max_rows": max_rows},
+        Statement.LEASE_DUE,
+        {
+            "origin": origin,
+            "max_retries": max_retries,
+            "max_rows": max_rows,
+            "lease": lease.total_seconds(),
+        },
     )
     return [Candidate(*row) for row in rows]
 

@@ -18,16 +18,13 @@ class Statement(StrEnum):
     LIST = "list_dead_letters"
     GROUP = "group_dead_letters"
     FIND = "find_dead_letters"
-    FIND_DUE = "find_due_dead_letters"
-    FIND_BY_PREFIX = "find_dead_letters_by_prefix"
+    LEASE_DUE = "lease_due_dead_letters"
     READ_SUMMARY = "read_dead_letter_summary"
     READ = "read_dead_letter"
     LOCK = "lock_dead_letter"
     MARK_SUCCEEDED = "mark_succeeded"
     MARK_PENDING = "mark_pending"
     MARK_DISCARDED = "mark_discarded"
-    TRY_LOCK = "try_lock"
-    FIND_FOREIGN_HOLDERS = "find_foreign_holders"
 
 
 def statement(schema: Schema, name: Statement) -> LiteralString:

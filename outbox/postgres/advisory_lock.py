@@ -32,7 +32,6 @@ class Lock(IntEnum):
     INBOX_DOORBELL = 101
     MEMBER = 102
     MIGRATION = 103
-    DEAD_LETTERS = 104
     UPKEEP = 105
     OPERATION = 106
 

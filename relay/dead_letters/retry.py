@@ -15,8 +15,6 @@ from outbox.dead_letters import (
     Outcome,
     RetrySchedule,
     Statement,
-    find_foreign_holders,
-    lost_turn,
     outcome_event,
     statement,
 )
@@ -27,7 +25,6 @@ from outbox.errors import (
     message_of,
 )
 from outbox.events import Event
-from outbox.postgres.advisory_lock import MAIN, Lock, LockHolder, reader_class
 from outbox.postgres.connection import Connection, connect
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
@@ -59,11 +56,9 @@ class PublishingRetrier:
         notify: Callable[[Event], None],
         stack: AsyncExitStack,
         broker: str | None = None,
-        reader: str = MAIN,
     ) -> None:
         self.origin: Final = None
         self._url = url
-        self._class = reader_class(reader)
         self._make_publisher = make_publisher
         self._broker = broker
         self._config = config
@@ -107,32 +102,6 @@ class PublishingRetrier:
                 await _run(connection, Statement.MARK_PENDING, values)
         self._notify(outcome_event("outbox", letter, failure))
         return Outcome.SUCCEEDED if failure is None else Outcome.FAILED
-
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[bool]:
-        """Take the schedule's lock on a separate connection; yield whether it was free.
-
-        Raises:
-            DatabaseUnavailableError: the lock can't be requested, or was lost inside
-                the block.
-        """
-        async with await connect(
-            self._url, application_name=_APPLICATION
-        ) as connection:
-            try:
-                async with connection.transaction():
-                    ((taken,),) = await _run(
-                        connection,
-                        Statement.TRY_LOCK,
-                        {"lock_class": self._class, "lock": Lock.DEAD_LETTERS},
-                    )
-                    yield taken
-            except psycopg.Error as error:
-                raise lost_turn(error) from error
-
-    async def foreign_holders(self) -> Sequence[LockHolder]:
-        """Return the sessions that hold the schedule's lock but aren't relays."""
-        return await find_foreign_holders(self, self._class)
 
     async def _publish(self, letter: Letter, publisher: Publisher) -> Nacked | None:
         """Return the failure, or None if the broker acked."""
@@ -215,7 +184,6 @@ async def publishing_retrier(
     make_publisher: Callable[[], Publisher],
     *,
     broker: str | None = None,
-    reader: str = MAIN,
     config: RelayConfig | None = None,
     schedule: RetrySchedule | None = None,
     notify: Callable[[Event], None] = lambda _: None,
@@ -225,9 +193,8 @@ async def publishing_retrier(
     Args:
         url: the database's URL.
         make_publisher: creates the publisher, which is entered at the first retry.
-        broker: where it publishes; see `Relay`.
-        reader: whose relays run the schedule one at a time. The broker must be that of
-            the reader that gave a dead letter up.
+        broker: where it publishes; see `Relay`. It must be the broker of the reader
+            that gave a dead letter up.
         config: the relay's settings; its codec and publish timeout apply.
         schedule: determines when a failed dead letter is retried.
     """
@@ -240,7 +207,6 @@ async def publishing_retrier(
             notify,
             stack,
             broker,
-            reader,
         )
 
 

@@ -33,7 +33,6 @@ def _open_retrier(
         # A separate publisher: the relay's may be publishing a message of the same key.
         partial(publisher_of, options.broker),
         broker=options.broker,
-        reader=options.reader,
         config=RelayConfig(codec=load_codec(options.codec) if options.codec else None),
         schedule=options.schedule,
         notify=notify,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -131,12 +131,18 @@ def test_the_pages_queries_use_each_of_the_four_indexes() -> None:
     assert asked == ["status", "topic", "reason", "retry"]
 
 
-def test_due_dead_letters_are_found_by_the_retry_index(ask: Ask) -> None:
+def test_due_dead_letters_are_leased_by_the_retry_index(ask: Ask) -> None:
     plan = ask(
-        statement("inbox", Statement.FIND_DUE),
-        {"origin": "consumer:billing", "max_retries": 240, "max_rows": 50},
+        statement("inbox", Statement.LEASE_DUE),
+        {
+            "origin": "consumer:billing",
+            "max_retries": 240,
+            "max_rows": 50,
+            "lease": 60,
+        },
     )
-    assert (plan.indexes, plan.sequential) == ({"dead_letter_retry_idx"}, set())
+    assert plan.indexes == {"dead_letter_retry_idx", "dead_letter_pkey"}
+    assert plan.sequential == set()
 
 
 @pytest.mark.parametrize("name", [Statement.LIST, Statement.FIND, Statement.GROUP])
@@ -175,6 +181,13 @@ def test_a_dead_letter_is_locked_by_its_primary_key(
     for name in (Statement.LOCK, Statement.MARK_SUCCEEDED):
         plan = ask(statement("inbox", name), {"id": id, "created_at": row[1]})
         assert (len(plan.partitions), plan.sequential) == (1, set())
+
+
+def test_a_dead_letter_is_listed_by_its_id_or_that_of_its_message(ask: Ask) -> None:
+    criteria = Criteria(status=None, id=uuid4())
+    plan = ask(statement("inbox", Statement.LIST), criteria.parameters())
+    assert plan.indexes == {"dead_letter_pkey", "dead_letter_message_idx"}
+    assert plan.sequential == set()
 
 
 def test_a_dead_letter_is_found_by_its_message_id(ask: Ask) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outbox.dead_letters import Criteria
 from outbox.errors import ConfigError
 from outbox.lane import LANES
 from outbox.observability.health import Health
@@ -22,7 +23,7 @@ from relay.events import (
 )
 from relay.publishers.nats import NatsPublisher
 from relay.relay import Relay
-from tests.fixtures.dead_letters import give_up
+from tests.fixtures.dead_letters import find, give_up
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import QUICK, insert, numbered, running
 from tests.fixtures.sessions import execute
@@ -173,12 +174,9 @@ async def test_dead_letters_are_not_retried_at_another_broker(
     theirs = At("redis://b/0")
 
     async with publishing_retrier(database_url, lambda: theirs) as retrier:
-        from outbox.dead_letters.retry import find_due
-
-        candidates = await find_due(retrier, origin=None, max_retries=9, max_rows=9)
-        assert len(candidates) == 1
+        (candidate,) = await find(retrier, Criteria())
         with pytest.raises(ConfigError, match=r"redis://b/0.*redis://a/0"):
-            await retrier.retry(candidates[0])
+            await retrier.retry(candidate)
     assert theirs.calls == []
     assert execute(database_url, "SELECT status FROM outbox.dead_letter") == [
         ("PENDING",)

@@ -20,7 +20,6 @@ def check_locks(
 ) -> Iterator[Finding]:
     """Find other clients that hold pillarbox's locks, and a database open to PUBLIC."""
     roles = [here.role(name) for name in ROLES]
-    consumers = connection.execute(load("outbox", "list_locking_consumers"))
     sessions = connection.execute(
         load("outbox", "list_foreign_locks"),
         {
@@ -28,7 +27,7 @@ def check_locks(
             "classes": [
                 LOCK_CLASS,
                 *(reader_class(name) for name in read_readers(connection)),
-                *(consumer_class(name) for (name,) in consumers),
+                *(consumer_class(name) for name in read_consumers(connection)),
             ],
             "bells": [int(Lock.OUTBOX_DOORBELL), int(Lock.INBOX_DOORBELL)],
             # The application takes doorbells only in shared mode, as any writer does.

@@ -238,9 +238,6 @@ async def test_plain_functions_are_retried_in_threads(database_url: str) -> None
             notify=events,
         )
         assert await scheduler.run_due() == RetryCounts(succeeded=1, failed=1)
-        async with consumer.retrier() as retrier, retrier.alone() as alone:
-            assert alone
-            assert await scheduler.run_due() is None
         assert await scheduler.run_due() == RetryCounts()
     assert effects(database_url) == ["done"]
 

@@ -1,9 +1,7 @@
 """pg_cron or the command detaches, checks again and drops, blocking nobody."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -11,13 +9,9 @@ import psycopg
 import pytest
 
 from outbox.administration.upkeep import APPLICATION_NAME, maintain, plan_upkeep
-from outbox.dead_letters import RetrySchedule
 from outbox.errors import UpkeepError
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
-from relay.config import RelayConfig
-from relay.dead_letters.retry import PublishingRetrier
 from tests.fixtures.positions import publish, replay
-from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.sessions import execute
 from tests.fixtures.upkeep import run_upkeep
 from tests.fixtures.waiting import wait_for
@@ -228,17 +222,3 @@ def test_two_concurrent_commands_do_not_conflict(
         other.execute("SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, Lock.UPKEEP))
         with pytest.raises(UpkeepError, match="another pillarbox maintain is running"):
             maintain(dba, report=print)
-
-
-async def test_the_command_does_not_wait_for_the_relays_dead_letters(
-    database_url: str, dba: psycopg.Connection[Any]
-) -> None:
-    async with AsyncExitStack() as stack:
-        retrier = PublishingRetrier(
-            *(database_url, ScriptedPublisher, RelayConfig(), RetrySchedule()),
-            notify=print,
-            stack=stack,
-        )
-        async with retrier.alone() as taken:
-            assert taken
-            await asyncio.to_thread(maintain, dba, report=print)

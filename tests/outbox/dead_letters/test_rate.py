@@ -1,7 +1,6 @@
 """Retries respect their rate, however long each of them takes."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 
 from outbox.dead_letters import Candidate, Outcome, Statement
 from outbox.dead_letters.retry import RetryCounts, retry_all
-from outbox.postgres.advisory_lock import LockHolder
 from pillarbox import uuid7
 
 
@@ -45,13 +43,6 @@ class FakeRetrier:
         self, name: Statement, parameters: Mapping[str, Any]
     ) -> Sequence[Sequence[Any]]:
         raise AssertionError(name)
-
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[bool]:
-        yield True
-
-    async def foreign_holders(self) -> Sequence[LockHolder]:
-        raise AssertionError
 
 
 @pytest.fixture

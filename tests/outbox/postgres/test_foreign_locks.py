@@ -23,21 +23,12 @@ from inbox.source import Delivery
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
 from outbox.cli.main import main
-from outbox.dead_letters import RetryCounts, RetrySchedule, Scheduler
-from outbox.dead_letters.events import RetryRunSkipped, RetryRunWithheld
 from outbox.errors import BrokerUnavailableError
 from outbox.lane import PRIORITIES, bucket_of, lanes_of
 from outbox.observability.health import Health
-from outbox.postgres.advisory_lock import (
-    LOCK_CLASS,
-    Lock,
-    LockHolder,
-    consumer_class,
-)
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder, consumer_class
 from outbox.postgres.lease import Lease
-from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, DeadLetter, Message, uuid7
-from relay.dead_letters.retry import publishing_retrier
 from relay.events import (
     LanesFree,
     LanesWithheld,
@@ -47,7 +38,6 @@ from relay.events import (
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as consuming
-from tests.fixtures.dead_letters import give_up
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
@@ -249,65 +239,6 @@ async def test_a_consumer_missing_one_lane_names_the_foreign_session_and_continu
             mallory.close()
             await events.wait_for(DeliveryLanesFree, timeout=60)
             assert health.waits_for == []
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_retry_schedule_names_the_foreign_session_that_stops_it(
-    driver: str,
-    database_url: str,
-    mallory: "psycopg.Connection[tuple[object, ...]]",
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The consumer's broker is not PostgreSQL, so it has no subscription."""
-    give_up(database_url, Message("orders", b""), schema="inbox")
-    lock = "SELECT pg_advisory_lock(%s, %s)"
-    mallory.execute(lock, [consumer_class("billing"), int(Lock.DEAD_LETTERS)])
-    events = RecordedEvents()
-    async with async_sessions_of(database_url, driver) as sessions:
-        consumer = Consumer(MemorySource(), sessions, name="billing")
-
-        @consumer.handles("orders")
-        async def handle(session: object, message: Message) -> None:
-            """Succeed."""
-
-        scheduler = Scheduler(
-            consumer.retrier,
-            RetrySchedule(),
-            schema="inbox",
-            origin="consumer:billing",
-            notify=events,
-        )
-        assert await scheduler.run_due() is None
-        (event,) = events.of(RetryRunWithheld)
-        assert f"pid {mallory.info.backend_pid} (role mallory" in event.holders[0]
-        assert "SELECT pg_terminate_backend(PID)" in event.remedy
-        assert events.of(RetryRunSkipped) == []
-        said = findings(database_url, capsys)["error"]
-        assert f"pid {mallory.info.backend_pid} (role mallory" in said
-
-        mallory.execute("SELECT pg_advisory_unlock_all()")
-        assert await scheduler.run_due() == RetryCounts(succeeded=1)
-
-
-async def test_a_relays_retry_schedule_names_the_foreign_session_that_stops_it(
-    database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
-) -> None:
-    mallory.execute(
-        "SELECT pg_advisory_lock(%s, %s)", [LOCK_CLASS, int(Lock.DEAD_LETTERS)]
-    )
-    events = RecordedEvents()
-    scheduler = Scheduler(
-        lambda: publishing_retrier(database_url, ScriptedPublisher),
-        RetrySchedule(),
-        schema="outbox",
-        origin=None,
-        notify=events,
-    )
-
-    assert await scheduler.run_due() is None
-
-    (event,) = events.of(RetryRunWithheld)
-    assert f"pid {mallory.info.backend_pid} (role mallory" in event.holders[0]
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

@@ -14,7 +14,6 @@ from outbox.dead_letters.events import (
     DeadLetterSucceeded,
     RetryRunEnded,
     RetryRunFailed,
-    RetryRunSkipped,
 )
 from outbox.dead_letters.retry import Outcome, RetryCounts, retry_all
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
@@ -267,13 +266,37 @@ async def test_a_scheduled_run_retries_due_dead_letters_up_to_its_batch_size(
     assert await scheduler.run_due() == RetryCounts()
 
 
-async def test_a_scheduled_retry_runs_in_one_replica(bench: Workbench) -> None:
+async def test_of_two_concurrent_runs_one_retries_each_dead_letter(
+    bench: Workbench,
+) -> None:
+    messages = [Message("orders", b"") for _ in range(40)]
+    give_up(bench.url, *messages)
+    bench.publisher.script = lambda message: Nacked("no")
+
+    one, other = await asyncio.gather(
+        *(bench.scheduler(batch=25).run_due() for _ in range(2))
+    )
+
+    assert (one.failed + other.failed, one.skipped + other.skipped) == (40, 0)
+    assert [row[:2] for row in states(bench.url)] == 40 * [("PENDING", 1)]
+    retried = [message.id for (message,) in bench.publisher.calls]
+    assert sorted(retried) == sorted(message.id for message in messages)
+
+
+async def test_what_an_unavailable_broker_left_over_is_retried_in_the_next_run(
+    bench: Workbench,
+) -> None:
     give_up(bench.url, Message("orders", b""))
-    async with bench.retrier() as retrier, retrier.alone() as alone:
-        assert alone
-        assert await bench.scheduler().run_due() is None
-    assert bench.events.of(RetryRunSkipped)
-    assert await bench.scheduler().run_due() == RetryCounts(succeeded=1)
+    bench.publisher.away = "gone fishing"
+    scheduler = bench.scheduler(interval=timedelta(hours=6))
+    with pytest.raises(BrokerUnavailableError):
+        await scheduler.run_due()
+    bench.publisher.away = None
+
+    assert await scheduler.run_due() == RetryCounts()
+    pass_time = "UPDATE outbox.dead_letter SET retry_after = retry_after - %s"
+    execute(bench.url, pass_time, (timedelta(hours=6),))
+    assert await scheduler.run_due() == RetryCounts(succeeded=1)
 
 
 async def test_the_schedule_continues_after_a_failed_run(bench: Workbench) -> None:
