@@ -195,7 +195,7 @@ def record_receipts(
     values = receipt_values(message_ids, consumer, max_idle_of(session))
     held = hold(session)
     try:
-        found = held.execute(_insert_receipts(), values).scalars()
+        found = held.execute(insert_receipts(), values).scalars()
     except DBAPIError as error:
         if (refused := refusal_of_many(error, message_ids)) is not None:
             raise refused from error
@@ -225,7 +225,8 @@ def receipt_values(
 
 
 @cache
-def _insert_receipts() -> TextualSelect:
+def insert_receipts() -> TextualSelect:
+    """Return the statement that takes `receipt_values`, and returns the new ids."""
     statement = text(load("inbox", "insert_receipts"))
     return statement.columns(message_id=Uuid())
 

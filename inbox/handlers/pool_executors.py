@@ -18,7 +18,6 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import sessionmaker
 from typing_extensions import override
@@ -44,10 +43,9 @@ from inbox.handlers.signature import Takes, is_async
 from inbox.handlers.thread_executor import ThreadExecutor
 from inbox.idempotent import is_idempotent
 from inbox.idle import as_setting
-from inbox.receipt import receipt_values, refusal_of_many
+from inbox.receipt import insert_receipts, receipt_values, refusal_of_many
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
-from outbox.postgres.sql_files import load
 from outbox.tracing import causing
 
 if TYPE_CHECKING:
@@ -158,7 +156,7 @@ class AsyncPoolExecutor(AsyncExecutor):
                 try:
                     await stack.enter_async_context(connection.transaction())
                     async with connection.cursor(row_factory=tuple_row) as cursor:
-                        await cursor.execute(_insert_receipts(), receipts.values)
+                        await cursor.execute(_statement(), receipts.values)
                         receipts.recorded(await cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
                     receipts.refused(error)
@@ -222,7 +220,7 @@ class PoolExecutor(ThreadExecutor):
                 try:
                     stack.enter_context(connection.transaction())
                     with connection.cursor(row_factory=tuple_row) as cursor:
-                        cursor.execute(_insert_receipts(), receipts.values)
+                        cursor.execute(_statement(), receipts.values)
                         receipts.recorded(cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
                     receipts.refused(error)
@@ -282,7 +280,6 @@ def _has_mark(connection: _Connection) -> bool:
 
 
 @cache
-def _insert_receipts() -> bytes:
-    statement = text(load("inbox", "insert_receipts"))
-    compiled = statement.compile(dialect=postgresql.psycopg.dialect())  # type: ignore[no-untyped-call]
+def _statement() -> bytes:
+    compiled = insert_receipts().compile(dialect=postgresql.psycopg.dialect())  # type: ignore[no-untyped-call]
     return str(compiled).encode()
