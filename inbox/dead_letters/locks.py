@@ -6,16 +6,19 @@ all in one transaction.
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import psycopg
+from psycopg.rows import tuple_row
 from sqlalchemy import LargeBinary, TextClause, text
 from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
 from inbox.handlers.batch import Batching
-from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler
+from inbox.handlers.routes import Handler
 from inbox.handlers.signature import is_async
 from inbox.transaction import protected
 from outbox.dead_letters import Candidate, Statement, statement
@@ -43,33 +46,32 @@ def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler
 
     It raises `TakenError` if there is nothing to lock.
     """
-
-    def lock(session: Session) -> None:
-        lock_letter(session, candidate)
-
-    def succeed(session: Session) -> None:
-        _first(session, Statement.MARK_SUCCEEDED, candidate)
-
     # A batch handler gets the message as a batch of one.
     if is_async(handler.handler if isinstance(handler, Batching) else handler):
-        handle_async = cast("AsyncHandler", handler)
+        handle_async = cast("Callable[..., Awaitable[object]]", handler)
 
         @functools.wraps(handler)
-        async def handle_async_once(session: "AsyncSession", message: Message) -> None:
-            await session.run_sync(lock)
-            async with protected(session):
+        async def handle_async_once(session: Any, message: Message) -> None:
+            await _run_async(session, Statement.LOCK, candidate)
+            if isinstance(session, psycopg.AsyncConnection):
                 await handle_async(session, message)
-            await session.run_sync(succeed)
+            else:
+                async with protected(session):
+                    await handle_async(session, message)
+            await _run_async(session, Statement.MARK_SUCCEEDED, candidate)
 
         return handle_async_once
-    handle_sync = cast("SyncHandler", handler)
+    handle_sync = cast("Callable[..., object]", handler)
 
     @functools.wraps(handler)
-    def handle_once(session: Session, message: Message) -> None:
-        lock(session)
-        with protected(session):
+    def handle_once(session: Any, message: Message) -> None:
+        _run(session, Statement.LOCK, candidate)
+        if isinstance(session, psycopg.Connection):
             handle_sync(session, message)
-        succeed(session)
+        else:
+            with protected(session):
+                handle_sync(session, message)
+        _run(session, Statement.MARK_SUCCEEDED, candidate)
 
     return handle_once
 
@@ -80,16 +82,45 @@ def lock_letter(session: Session, candidate: Candidate) -> None:
     Raises:
         TakenError: it isn't PENDING, or another session holds it.
     """
-    connection_of(session).execute(_READABLE)
-    _first(session, Statement.LOCK, candidate)
+    _run(session, Statement.LOCK, candidate)
 
 
-def _first(session: Session, name: Statement, candidate: Candidate) -> None:
-    if (
-        connection_of(session).execute(text_of(name), candidate.parameters()).first()
-        is None
-    ):
+def _run(
+    session: "Session | psycopg.Connection[Any]",
+    name: Statement,
+    candidate: Candidate,
+) -> None:
+    if isinstance(session, psycopg.Connection):
+        with session.cursor(row_factory=tuple_row) as cursor:
+            cursor.execute(statement("inbox", name), candidate.parameters())
+            is_found = cursor.rowcount > 0
+    else:
+        is_found = _finds(name, candidate, session)
+    if not is_found:
         raise TakenError
+
+
+async def _run_async(
+    session: "AsyncSession | psycopg.AsyncConnection[Any]",
+    name: Statement,
+    candidate: Candidate,
+) -> None:
+    if isinstance(session, psycopg.AsyncConnection):
+        async with session.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(statement("inbox", name), candidate.parameters())
+            is_found = cursor.rowcount > 0
+    else:
+        is_found = await session.run_sync(partial(_finds, name, candidate))
+    if not is_found:
+        raise TakenError
+
+
+def _finds(name: Statement, candidate: Candidate, session: Session) -> bool:
+    connection = connection_of(session)
+    if name is Statement.LOCK:
+        connection.execute(_READABLE)
+    found = connection.execute(text_of(name), candidate.parameters())
+    return found.first() is not None
 
 
 def run_statement(

@@ -25,7 +25,7 @@ from outbox.bounded_dict import BoundedDict
 from outbox.cloudevents.raw_text import storable
 from outbox.dead_letters import MAX_SHORT, SHORTENED
 from outbox.errors import one_line, traceback_of
-from outbox.limits import MAX_SCHEMA_VERSION
+from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
 from outbox.payload import json_codec as codec
 
@@ -148,6 +148,8 @@ class DeadLetterWriter:
                 as JSON in one header, and the digest identifies the message.
         """
         described = self.describe(failure)
+        if len(message.topic.encode(errors="surrogatepass")) > MAX_INDEXED_BYTES:
+            refusal = refusal or "its topic is too long for the index"
         if refusal is not None:
             refused = f" (stored in a spare row, since the row was refused: {refusal})"
             reason = described.reason[: _MAX_REASON_CHARS - len(refused)] + refused

@@ -147,6 +147,7 @@ class AsyncPoolExecutor(AsyncExecutor):
     @override
     async def _attempt(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
         receipts = _Receipts(attempt)
+        await self._open()
         try:
             connection = await self._pool.getconn()
         except psycopg.OperationalError as error:
@@ -172,6 +173,9 @@ class AsyncPoolExecutor(AsyncExecutor):
     async def probe(self) -> None:
         """Query the tables, without reading a row; open the pool if nobody has."""
         await super().probe()
+        await self._open()
+
+    async def _open(self) -> None:
         if self._pool.closed:
             try:
                 await self._pool.open()
@@ -211,6 +215,7 @@ class PoolExecutor(ThreadExecutor):
     @override
     def _attempt(self, attempt: Attempt) -> set[UUID]:
         receipts = _Receipts(attempt)
+        self._open()
         try:
             connection = self._pool.getconn()
         except psycopg.OperationalError as error:
@@ -236,6 +241,9 @@ class PoolExecutor(ThreadExecutor):
     async def probe(self) -> None:
         """Query the tables, without reading a row; open the pool if nobody has."""
         await super().probe()
+        self._open()
+
+    def _open(self) -> None:
         if self._pool.closed:
             try:
                 self._pool.open()

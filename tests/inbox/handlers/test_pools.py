@@ -25,12 +25,14 @@ from inbox.events import (
     MessageHandled,
 )
 from inbox.sources.memory import MemorySource
+from outbox.dead_letters.retry import RetryCounts
 from outbox.testing.postgres import PostgresServer
 from pillarbox import (
     AsyncJob,
     ConfigError,
     Consumer,
     DatabaseUnavailableError,
+    DeadLetter,
     Job,
     Message,
     RetryLater,
@@ -41,12 +43,14 @@ from tests.fixtures.consumers import (
     POOLS,
     QUICK,
     async_sessions_of,
+    handles,
     id_of,
     is_plain,
     pool_of,
     running,
     sessions_of,
 )
+from tests.fixtures.dead_letters import give_up, retry, states
 from tests.fixtures.endings import (
     dead_letters,
     effects,
@@ -405,6 +409,31 @@ async def test_a_message_without_a_partition_is_dead_lettered_at_once(
             await events.wait_for(MessageDeadLettered)
     ((reason, _),) = dead_letters(url)
     assert reason.startswith("MessageTooOldError")
+
+
+@both
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_a_dead_letter_is_retried_in_the_transaction_of_its_handler(
+    kind: str, is_batch: bool, url: str
+) -> None:
+    problems = ["no such order"]
+
+    def fail_once(connection: Any) -> Generator[Any, Any, None]:
+        yield from ()
+        if problems:
+            raise DeadLetter(problems.pop())
+
+    give_up(url, Message("orders", b"1"), schema="inbox")
+    for counts in (RetryCounts(failed=1), RetryCounts(succeeded=1)):
+        make: Any = ConnectionPool if is_plain(kind) else AsyncConnectionPool
+        pool = make(url, open=False, kwargs={"row_factory": dict_row})
+        consumer = consumer_of(pool)
+        handler = handler_of(kind, fail_once)
+        handles(consumer, "orders", batch=2 if is_batch else None)(handler)
+        assert await retry(consumer.retrier()) == counts
+        assert pool.closed
+        assert len(effects(url)) == receipts(url) == counts.succeeded
+    assert states(url, "inbox") == [("SUCCEEDED", 1, "DeadLetter: no such order")]
 
 
 async def test_a_stopped_database_is_an_outage(url: str) -> None:
