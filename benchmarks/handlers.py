@@ -1,8 +1,8 @@
 """How fast one consumer handles messages one by one, on sessions and on a pool.
 
-Beside it, the loops that an application would write without receipts and without a
-consumer: a row for each message, in a transaction of its own, with as many at once. The
-source is a list in this process, so only the handling is measured.
+Beside it, the loops that an application could write without the inbox: a receipt and a
+row for each message in a transaction of its own, with as many at once. The source is a
+list in this process, so only the handling is measured.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from benchmarks.batch_handlers import EFFECT, TABLE, handle, row_of
@@ -26,9 +27,18 @@ from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox.events import Event
 from outbox.message import Message
+from outbox.message_id import moment_of
 from outbox.postgres.connection import sqlalchemy_url
 
 INSERT = b"INSERT INTO effect (payload) VALUES (%s)"
+RECEIPT = text(
+    "INSERT INTO inbox.receipt (message_id, message_at, consumer)"
+    " VALUES (:id, :at, :consumer) ON CONFLICT DO NOTHING"
+)
+RECEIPT_ON_DRIVER = (
+    b"INSERT INTO inbox.receipt (message_id, message_at, consumer)"
+    b" VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
+)
 POOL, SESSIONS = "handlers on a pool", "handlers on AsyncSession"
 BARE_POOL, BARE_SESSIONS = "a pool alone", "AsyncSession alone"
 
@@ -134,6 +144,8 @@ async def pool_alone(url: str, messages: Sequence[Message]) -> None:
 
         async def insert(message: Message) -> None:
             async with pool.connection() as connection:
+                receipt = [message.id, moment_of(message.id), NAME]
+                await connection.execute(RECEIPT_ON_DRIVER, receipt)
                 await connection.execute(INSERT, [message.payload])
 
         await for_each(messages, insert)
@@ -145,6 +157,9 @@ async def sessions_alone(url: str, messages: Sequence[Message]) -> None:
 
     async def insert(message: Message) -> None:
         async with sessions.begin() as session:
+            at = moment_of(message.id)
+            receipt = {"id": message.id, "at": at, "consumer": NAME}
+            await session.execute(RECEIPT, receipt)
             await session.execute(EFFECT, row_of(message))
 
     await for_each(messages, insert)
