@@ -14,6 +14,7 @@ from inbox.handlers.attempt import Attempt
 from inbox.handlers.executor import TABLES, as_failure, refuse_connections
 from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
+from inbox.idempotent import is_idempotent
 from inbox.idle import limit_idle
 from inbox.jobs.job import AsyncJob
 from inbox.jobs.store import JobKey, Leased
@@ -83,6 +84,8 @@ class AsyncExecutor:
                 async with protected(session, *attempt.receipts(new)):
                     with failing:
                         await call_async(attempt.handler, session, argument)
+            if not is_idempotent(attempt.handler):
+                return {message.id for message in new}  # without a greenlet
             return await session.run_sync(attempt.end, new)
 
     async def transact(self, function: Callable[[Session], T]) -> T:
