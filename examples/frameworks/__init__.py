@@ -1,1 +1,1 @@
-"""Idempotent handlers in consumers written with other frameworks."""
+"""Writers, and idempotent handlers, in applications of other frameworks."""

@@ -15,32 +15,13 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sqlalchemy import UniqueConstraint
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import pillarbox
+from examples.frameworks.shop import Order, is_duplicate
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Message
-
-UNIQUE_VIOLATION = "23505"
-
-
-class Base(DeclarativeBase):
-    """The application's own tables."""
-
-
-class Order(Base):
-    """One row for each order; its reference is checked when the transaction commits."""
-
-    __tablename__ = "purchase"
-    __table_args__ = (
-        UniqueConstraint("reference", deferrable=True, initially="DEFERRED"),
-    )
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    reference: Mapped[str]
 
 
 class NewOrder(BaseModel):
@@ -71,7 +52,7 @@ app = FastAPI(lifespan=lifespan)
 @app.exception_handler(IntegrityError)
 async def refuse(request: Request, error: IntegrityError) -> JSONResponse:
     """Answer a second order of one reference, in the route or at commit."""
-    if getattr(error.orig, "sqlstate", None) != UNIQUE_VIOLATION:
+    if not is_duplicate(error):
         raise error
     return JSONResponse({"detail": "the order already exists"}, 409)
 

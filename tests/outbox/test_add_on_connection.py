@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -29,13 +30,22 @@ ROWS = [
     ("a", "k", None, {"h": "ä\\"}, b'{"it\'s":"\\"%s\\""}', 1, AT),
     ("b", None, "acme", {}, b"\x00\xff%", 2, None),
 ]
-KINDS = ("sqlalchemy psycopg", "sqlalchemy asyncpg", "psycopg", "psycopg async", "core")
+KINDS = (
+    *("sqlalchemy psycopg", "sqlalchemy asyncpg", "core"),
+    *("psycopg", "psycopg async", "psycopg client"),
+)
+# The client's cursor puts parameters into the statement, as Django's does.
+CLIENT: Final[dict[str, Any]] = {
+    "cursor_factory": psycopg.ClientCursor,
+    "row_factory": dict_row,
+}
 
 
 @asynccontextmanager
 async def connected(kind: str, url: str, **settings: Any) -> AsyncIterator[Any]:
     """Yield a connection of one of the kinds."""
-    if kind == "psycopg":
+    if kind in {"psycopg", "psycopg client"}:
+        settings |= CLIENT if kind == "psycopg client" else {}
         with psycopg.connect(conninfo(url), **settings) as connection:
             yield connection
     elif kind == "psycopg async":

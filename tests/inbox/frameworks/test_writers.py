@@ -1,0 +1,143 @@
+"""The writers of web frameworks under real servers, with commits that fail."""
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import create_engine, text
+
+from examples.frameworks.shop import Base
+from outbox.postgres.connection import sqlalchemy_url
+from outbox.schema import metadata
+from outbox.testing.lifetime import free_port
+from pillarbox import Message, add
+from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.sessions import execute
+
+Post = Callable[[str], int]
+
+EXAMPLES = "examples.frameworks"
+WRITERS = ("fastapi_writer", "litestar_writer", "django_writer", "flask_writer")
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    engine = create_engine(sqlalchemy_url(database_url))
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    return database_url
+
+
+def saved(url: str) -> tuple[list[str], list[str]]:
+    """Return the references of the orders, and the keys of the messages."""
+    orders = execute(url, "SELECT reference FROM purchase ORDER BY id")
+    messages = execute(url, "SELECT key FROM outbox.message ORDER BY seq")
+    return [reference for (reference,) in orders], [key for (key,) in messages]
+
+
+@contextmanager
+def serving(app: str, url: str, log: Path) -> Iterator[Post]:
+    """Yield a function that places an order and returns the status."""
+    port = free_port()
+    if app.endswith("flask_writer"):
+        line = command_line("flask", "--app", app, "run", f"--port={port}")
+    else:
+        line = command_line("uvicorn", f"{app}:app", f"--port={port}")
+    server = RunningProcess(line, log, {"PILLARBOX_DATABASE_URL": url})
+    server.wait_for_log(f"unning on http://127.0.0.1:{port}")
+
+    def post(reference: str) -> int:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/orders",
+            json.dumps({"reference": reference}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    try:
+        yield post
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_failed_commit_is_reported_to_the_client(
+    writer: str, url: str, tmp_path: Path
+) -> None:
+    with serving(f"{EXAMPLES}.{writer}", url, tmp_path / "log") as post:
+        assert post("a") == 201
+        assert saved(url) == (["a"], ["a"])
+        assert post("a") == 409
+        assert saved(url) == (["a"], ["a"])
+        assert post("b") == 201
+    assert saved(url) == (["a", "b"], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("app", "is_logged"), [("late_commit", True), ("late_autocommit", False)]
+)
+def test_the_usual_way_answers_201_and_saves_nothing(
+    app: str, is_logged: bool, url: str, tmp_path: Path
+) -> None:
+    with serving(f"tests.inbox.frameworks.{app}", url, tmp_path / "log") as post:
+        assert [post("a"), post("a")] == [201, 201]
+    assert saved(url) == (["a"], ["a"])
+    assert ("UniqueViolation" in (tmp_path / "log").read_text()) is is_logged
+
+
+def test_djangos_connection_takes_messages_in_an_atomic_block_only(
+    url: str, tmp_path: Path
+) -> None:
+    process = RunningProcess(
+        [sys.executable, "-m", "tests.inbox.frameworks.django_calls"],
+        tmp_path / "log",
+        {"PILLARBOX_DATABASE_URL": url},
+    )
+    assert process.wait() == 0, process.log()
+    orders, keys = saved(url)
+    assert orders == [
+        f"{alias} {what}"
+        for alias in ("default", "bound")
+        for what in ("alone", "with messages")
+    ]
+    assert keys == ["first", "%s 'ä\\", "3"] * 2
+    kept = execute(url, "SELECT headers, payload FROM outbox.message WHERE key='first'")
+    assert kept == [({"h": "%s 'ä\\"}, b"\x00%s")] * 2
+
+
+def test_flask_sqlalchemy_writes_messages_to_the_engine_of_their_bind_key(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Flask("shop")
+    app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql+psycopg://nobody@/elsewhere"
+    app.config["SQLALCHEMY_BINDS"] = {"shop": sqlalchemy_url(url)}
+    db = SQLAlchemy(app)
+    monkeypatch.setitem(metadata.info, "bind_key", "shop")
+
+    with app.app_context():
+        add(db.session, Message("t", b"", key="rolled back"))
+        db.session.flush()
+        db.session.rollback()
+        add(db.session, Message("t", b"", key="a"))
+        db.session.execute(
+            text("INSERT INTO purchase (reference) VALUES ('a')"),
+            bind_arguments={"bind": db.engines["shop"]},
+        )
+        db.session.commit()
+        for engine in db.engines.values():
+            engine.dispose()
+
+    assert saved(url) == (["a"], ["a"])
