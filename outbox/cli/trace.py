@@ -167,6 +167,9 @@ def _write_trace(found: Trace) -> None:
             write_line(f"{life.id}: not found, but it is unknown whether it exists")
         case Found.FOUND:
             _write_life(life)
+            for it in found.failing:
+                since = f"fails since {_moment(it.failing_since)}"
+                write_line(f"{it.name} on {it.host} {since}: {it.reason}")
             if found.causes or found.branch.caused or found.branch.is_cut:
                 write_line("")
                 for line in _tree(found):
@@ -310,6 +313,7 @@ def _as_json(found: Trace) -> dict[str, Any]:
         "found": found.found,
         "causes": [_life_as_json(life) for life in found.causes],
         "message": branch_as_json(found.branch),
+        "failing": [asdict(it) for it in found.failing],
         "unknown": found.unknown,
     }
 

@@ -21,7 +21,7 @@ from outbox.administration.connection import AdministrationConnection
 from outbox.lane import PRIORITIES, Priority, lane_of, priority_of
 from outbox.logs.printable import count as many
 from outbox.message_id import is_uuid7, moment_of
-from outbox.observability.measures.processes import list_processes
+from outbox.observability.measures.processes import Process, list_processes
 from outbox.postgres.sql_files import load
 
 MOST_MESSAGES: Final = 200
@@ -275,12 +275,14 @@ class Trace:
 
     Attributes:
         causes: the messages that led to it, from the first to the direct cause.
+        failing: the consumers of these databases that fail now and have not handled it.
         unknown: what the databases don't contain any more, or never did, in sentences.
     """
 
     found: Found
     branch: Branch
     causes: tuple[Life, ...] = ()
+    failing: tuple[Process, ...] = ()
     unknown: tuple[str, ...] = ()
 
     @property
@@ -345,6 +347,7 @@ def read_trace(
             found=found,
             branch=_branch(uuid, lives, children, cut),
             causes=tuple(lives[it] for it in causes),
+            failing=tuple(_failing(databases, lives[uuid])),
             unknown=unknown,
         )
 
@@ -364,7 +367,7 @@ def read_lives_of_key(
         unknown = tuple(
             f"messages before: {table} of {name} begins {_moment(begins_at)}"
             for name, connection in databases.items()
-            for table, begins_at in _low_water(connection, ["outbox.message"])
+            for table, begins_at, _ in _low_water(connection, ["outbox.message"], since)
             if begins_at is None or since < begins_at
         )
     newest = sorted(
@@ -632,6 +635,14 @@ def _rank(step: LifeStep) -> int:
     return _FINAL.get(step.what, 1)
 
 
+def _failing(databases: Databases, life: Life) -> Iterator[Process]:
+    done = {it.consumer for it in life.handlings if _rank(it) > 1}
+    for connection in databases.values():
+        for process in list_processes(connection, "inbox"):
+            if process.failing_since is not None and process.name not in done:
+                yield process
+
+
 def _without_receipts_of_discards(steps: Sequence[LifeStep]) -> list[LifeStep]:
     """Leave out the receipts that a discard writes to keep a message from its handler.
 
@@ -696,16 +707,17 @@ def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
     is_gone = at is None
     for name, connection in databases.items():
         where = f" of {name}" if len(databases) > 1 else ""
-        for table, begins_at in _low_water(connection, _TABLES):
+        for table, begins_at, detached in _low_water(connection, _TABLES, at):
             if at is not None and begins_at is not None and at >= begins_at:
                 continue
             if table == "outbox.message" and life.envelopes:
                 continue
             is_gone = is_gone or table == "outbox.message"
             begins = "is empty" if begins_at is None else f"begins {_moment(begins_at)}"
+            kept = f"; {detached}, detached, still has that day" if detached else ""
             texts.append(
                 f"{table}{where} {begins}, after this message; what was before was"
-                " dropped, or never was"
+                f" dropped, or never was{kept}"
             )
     handled = any(it.consumer is not None for it in life.steps)
     if life.published_at is not None and not handled:
@@ -717,11 +729,12 @@ def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
 
 
 def _low_water(
-    connection: AdministrationConnection, tables: Sequence[str]
-) -> list[tuple[str, datetime | None]]:
-    statement = load("outbox", "list_low_water_marks")
-    cursor = connection.execute(statement, {"tables": list(tables)})
-    return [(table, begins_at) for table, begins_at in cursor]
+    connection: AdministrationConnection, tables: Sequence[str], at: datetime | None
+) -> list[tuple[str, datetime | None, str | None]]:
+    cursor = connection.execute(
+        load("outbox", "list_low_water_marks"), {"tables": list(tables), "at": at}
+    )
+    return [(table, begins_at, detached) for table, begins_at, detached in cursor]
 
 
 @contextmanager
