@@ -19,7 +19,7 @@ from outbox.cli.command import (
 from outbox.cli.output import write_json, write_line, write_table
 from outbox.duration import write_duration
 from outbox.logs.printable import count
-from outbox.observability.measures.processes import list_processes
+from outbox.observability.measures.processes import Process, list_processes
 
 _MAX_REASON: Final = 80
 _MOST: Final = 50
@@ -34,6 +34,7 @@ _COLUMNS: Final = (
     "message",
     "reason",
 )
+_PROCESSES: Final = ("process", "broker", "blocked keys", "failing for", "reason")
 _NO_KEY: Final = "(none)"
 
 app = new_app()
@@ -42,8 +43,8 @@ app = new_app()
 @command(
     app,
     epilog="Messages of other brokers than postgres wait in the consumer, which only "
-    "counts them in the database of its handlers: pillarbox status names it, and GET "
-    "/blocked on its --listen address lists them.",
+    "counts them here: GET /blocked on its --listen address lists them. A consumer is "
+    "shown in the database of its handlers.",
 )
 def blocked(
     *,
@@ -62,12 +63,13 @@ def blocked(
     ) as connection:
         found = {s.schema: s.read_blocked(connection, limit or _MOST) for s in sides}
         counts = [s.read_blocked_count(connection) for s in sides]
-        counts += [
-            BlockedCount(it.blocked_keys, 0)
+        running = [
+            it
             for s in sides
             for it in list_processes(connection, s.schema)
-            if not it.is_listed
+            if it.blocked_keys or it.failing_since is not None
         ]
+    counts += [BlockedCount(it.blocked_keys, 0) for it in running if not it.is_listed]
     counted = BlockedCount(
         keys=sum(it.keys for it in counts),
         without_key=sum(it.without_key for it in counts),
@@ -81,20 +83,42 @@ def blocked(
             {
                 **asdict(counted),
                 "messages": [{"side": s, **asdict(it)} for it, s in messages],
+                "processes": [asdict(it) for it in running],
             }
         )
         return
-    write_line(_summary(counted))
+    write_line(_summary(counted, is_failing=bool(running)))
     if messages:
         _write_table(messages)
+    if running:
+        _write_processes(running)
 
 
-def _summary(counted: BlockedCount) -> str:
-    if not (counted.keys or counted.without_key):
+def _summary(counted: BlockedCount, *, is_failing: bool) -> str:
+    if not (counted.keys or counted.without_key or is_failing):
         return "no key is blocked, and no refused message waits"
     return (
         f"{count(counted.keys, 'blocked key')}, "
         f"{count(counted.without_key, 'refused message')} without a key"
+    )
+
+
+def _write_processes(processes: Sequence[Process]) -> None:
+    now = datetime.now(UTC)
+    write_table(
+        _PROCESSES,
+        [
+            (
+                f"{it.kind} {it.name} on {it.host}",
+                it.broker,
+                it.blocked_keys,
+                None
+                if it.failing_since is None
+                else write_duration(now - it.failing_since),
+                (it.reason or "")[:_MAX_REASON],
+            )
+            for it in processes
+        ],
     )
 
 
