@@ -69,13 +69,13 @@ class Arguments:
     Attributes:
         takes: which kind of handler it is.
         takes_session: whether its annotations ask for a session of SQLAlchemy.
-        takes_connection: whether they ask for a connection of psycopg.
+        takes_psycopg: whether they ask for a connection of psycopg.
     """
 
     inner: tuple[Argument, ...]
     takes: Takes = Takes.ONE
     takes_session: bool = False
-    takes_connection: bool = False
+    takes_psycopg: bool = False
 
     @property
     def payload(self) -> Validator | None:
@@ -190,7 +190,7 @@ def arguments_of(
         inner,
         takes,
         takes_session=any(map(_is_session, annotations.values())),
-        takes_connection=any(map(_is_connection, annotations.values())),
+        takes_psycopg=any(map(_is_connection, annotations.values())),
     )
 
 

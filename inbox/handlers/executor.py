@@ -187,7 +187,7 @@ def _check_rights(rights: Row[Any]) -> None:
 
 def refuse_connections(handler: Handler, arguments: Arguments) -> None:
     """Raise `ConfigError` for a handler that takes a connection, not a session."""
-    if arguments.takes_connection:
+    if arguments.takes_psycopg:
         raise ConfigError(
             f"handler {name_of(handler)}: takes a connection of psycopg, and gets a "
             "session of SQLAlchemy; annotate it with Session or AsyncSession, or pass "
