@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from outbox.duration import exact_duration, write_duration
-from outbox.errors import OutboxError
+from outbox.errors import OutboxError, one_line
 
 __all__ = [
     "DeadLetter",
@@ -106,6 +106,23 @@ class HandlerTransactionError(OutboxError):
             "connection.transaction(): …) and catch the error outside of that, or let "
             "it leave the handler"
         )
+
+    @classmethod
+    def by_open_block(cls) -> "HandlerTransactionError":
+        """Return the error for a block that a handler left open on its connection."""
+        return cls(
+            "the handler left a block of its connection open, and nothing was "
+            "committed: a transaction(), pipeline(), copy() or stream(); use it in a "
+            "with statement, and stream() with contextlib.aclosing or closing"
+        )
+
+
+class ConnectionLostError(OutboxError):
+    """A handler's connection of a psycopg pool was lost; nothing was committed."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        why = "" if error is None else f": {one_line(error)}"
+        super().__init__(f"the handler's connection was lost{why}")
 
 
 class TransactionEndedError(HandlerTransactionError):

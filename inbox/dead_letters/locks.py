@@ -11,12 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy import LargeBinary, TextClause, text
 from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
+from inbox.errors import TransactionEndedError
 from inbox.handlers.batch import Batching
 from inbox.handlers.routes import Handler
 from inbox.handlers.signature import is_async
@@ -91,7 +93,8 @@ def _run(
     candidate: Candidate,
 ) -> None:
     if isinstance(session, psycopg.Connection):
-        with session.cursor(row_factory=tuple_row) as cursor:
+        _check_open(session)
+        with psycopg.Cursor(session, row_factory=tuple_row) as cursor:
             cursor.execute(statement("inbox", name), candidate.parameters())
             is_found = cursor.rowcount > 0
     else:
@@ -106,13 +109,22 @@ async def _run_async(
     candidate: Candidate,
 ) -> None:
     if isinstance(session, psycopg.AsyncConnection):
-        async with session.cursor(row_factory=tuple_row) as cursor:
+        _check_open(session)
+        async with psycopg.AsyncCursor(session, row_factory=tuple_row) as cursor:
             await cursor.execute(statement("inbox", name), candidate.parameters())
             is_found = cursor.rowcount > 0
     else:
         is_found = await session.run_sync(partial(_finds, name, candidate))
     if not is_found:
         raise TakenError
+
+
+def _check_open(
+    connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]",
+) -> None:
+    # In autocommit mode, the new state of the letter would be committed on its own.
+    if connection.info.transaction_status is TransactionStatus.IDLE:
+        raise TransactionEndedError
 
 
 def _finds(name: Statement, candidate: Candidate, session: Session) -> bool:

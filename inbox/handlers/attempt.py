@@ -21,6 +21,11 @@ from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
 
 
+def once_each(messages: Sequence[Message], new: set[UUID]) -> list[Message]:
+    """Return the messages with these ids; of those that came twice, the first."""
+    return list({m.id: m for m in reversed(messages) if m.id in new}.values())[::-1]
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A call of a handler in a transaction.
@@ -52,7 +57,7 @@ class Attempt:
             raise
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
-        return [message for message in self.messages if message.id in new]
+        return once_each(self.messages, new)
 
     def receipts(self, new: Sequence[Message]) -> list[Receipt]:
         """Return the receipts that `begin` has recorded."""

@@ -101,6 +101,7 @@ class Batches:
             for message, answer in batch:
                 if not answer.done():
                     answer.set_result(message.id in new)
+                new.discard(message.id)  # the same message can come twice in a batch
 
     def _fail(self, batch: Sequence[tuple[Message, Answer]], error: Exception) -> None:
         for _, answer in batch:

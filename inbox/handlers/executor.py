@@ -24,7 +24,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
-from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
+from inbox.errors import (
+    ConnectionLostError,
+    DeadLetter,
+    HandlerTimeoutError,
+    RetryLater,
+)
 from inbox.handlers.arguments import AS_THEY_ARE, Arguments
 from inbox.handlers.routes import (
     AsyncHandler,
@@ -203,8 +208,10 @@ def make_days(session: Session) -> list[Any]:
 def connection_broke(error: BaseException) -> bool:
     """Return whether an error means that the connection was lost or terminated."""
     state = sqlstate_of(error) or ""
-    if isinstance(error, psycopg.OperationalError):  # without SQLAlchemy
-        is_lost = not state
+    if isinstance(error, ConnectionLostError):
+        return True
+    if isinstance(error, psycopg.Error):  # of a connection without SQLAlchemy
+        is_lost = False
     elif isinstance(error, DBAPIError):
         is_lost = error.connection_invalidated
     else:

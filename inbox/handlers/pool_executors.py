@@ -18,18 +18,20 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
+from psycopg.transaction import OutOfOrderTransactionNesting
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import sessionmaker
 from typing_extensions import override
 
 from inbox.errors import (
+    ConnectionLostError,
     HandlerTransactionError,
     InvalidReceiptError,
     TransactionEndedError,
 )
 from inbox.handlers.arguments import Arguments
 from inbox.handlers.async_executor import AsyncExecutor, call_async
-from inbox.handlers.attempt import Attempt
+from inbox.handlers.attempt import Attempt, once_each
 from inbox.handlers.executor import as_failure
 from inbox.handlers.pools import (
     AnyPool,
@@ -75,8 +77,9 @@ class _Receipts:
 
     def recorded(self, rows: list[tuple[UUID]], connection: _Connection) -> None:
         """Note which of the receipts are new."""
-        new = {id for (id,) in rows}
-        self.new = [message for message in self._messages if message.id in new]
+        # The application can have uuid loaded as text.
+        new = {UUID(str(id)) for (id,) in rows}
+        self.new = once_each(self._messages, new)
         self._is_marked = _has_mark(connection)
 
     def refused(self, error: Exception) -> NoReturn:
@@ -92,9 +95,9 @@ class _Receipts:
         """Check that the handler, which the block runs, can't have lost its work.
 
         Raises:
-            HandlerTransactionError: it ended the transaction, or caught an error after
-                which PostgreSQL would roll it back.
-            OperationalError: it caught the error of a lost connection.
+            HandlerTransactionError: it ended the transaction, left the connection busy,
+                or caught an error after which PostgreSQL would roll it back.
+            ConnectionLostError: the connection is lost.
         """
         cause = causing(connection, self._ids[0]) if len(self._ids) == 1 else None
         try:
@@ -103,12 +106,18 @@ class _Receipts:
         except psycopg.Rollback as error:
             # The block connection.transaction() would take it for an answer.
             raise HandlerTransactionError.by_call("Rollback") from error
-        except Exception as error:
-            if self._was_ended(connection):
-                raise TransactionEndedError from error
+        except BaseException as error:
+            _close_if_busy(connection)
+            if isinstance(error, Exception):
+                if connection.broken and connection.closed:
+                    raise ConnectionLostError(error) from error
+                if self._was_ended(connection):
+                    raise TransactionEndedError from error
             raise
+        if _close_if_busy(connection):
+            raise HandlerTransactionError.by_open_block()
         if connection.broken:
-            raise psycopg.OperationalError("the connection was lost in the handler")
+            raise ConnectionLostError
         if connection.closed:
             raise HandlerTransactionError.by_call("close()")
         if self._was_ended(connection):
@@ -121,6 +130,30 @@ class _Receipts:
         if status is TransactionStatus.INTRANS:
             return self._is_marked and not _has_mark(connection)
         return status is TransactionStatus.IDLE
+
+
+def _check_committed(connection: _Connection) -> None:
+    """Check that the end of the block has committed.
+
+    A task that an earlier handler left behind can have begun a transaction on the
+    connection: then the block was only a savepoint in it.
+    """
+    if connection.info.transaction_status is not TransactionStatus.IDLE:
+        raise DatabaseUnavailableError(
+            "the transaction wasn't committed, since something else uses its "
+            "connection: a handler must not leave tasks or threads behind that do"
+        )
+
+
+def _close_if_busy(connection: _Connection) -> bool:
+    """Close a connection on which COMMIT would wait for ever; return whether it was."""
+    info = connection.info
+    is_busy = info.transaction_status is TransactionStatus.ACTIVE or bool(
+        info.pipeline_status
+    )
+    if is_busy:
+        connection.pgconn.finish()
+    return is_busy
 
 
 class AsyncPoolExecutor(AsyncExecutor):
@@ -150,13 +183,17 @@ class AsyncPoolExecutor(AsyncExecutor):
         await self._open()
         try:
             connection = await self._pool.getconn()
-        except psycopg.OperationalError as error:
+        except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             async with AsyncExitStack() as stack:
                 try:
+                    # Whatever the pool's `check` has begun, for example.
+                    await connection.rollback()
                     await stack.enter_async_context(connection.transaction())
-                    async with connection.cursor(row_factory=tuple_row) as cursor:
+                    async with psycopg.AsyncCursor(
+                        connection, row_factory=tuple_row
+                    ) as cursor:
                         await cursor.execute(_statement(), receipts.values)
                         receipts.recorded(await cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
@@ -165,6 +202,9 @@ class AsyncPoolExecutor(AsyncExecutor):
                     argument = attempt.argument(new)
                     with receipts.protected(connection), failing:
                         await call_async(attempt.handler, connection, argument)
+            _check_committed(connection)
+        except OutOfOrderTransactionNesting as error:
+            raise _error_of(error) from None
         finally:
             await self._pool.putconn(connection)
         return {message.id for message in receipts.new}
@@ -218,13 +258,14 @@ class PoolExecutor(ThreadExecutor):
         self._open()
         try:
             connection = self._pool.getconn()
-        except psycopg.OperationalError as error:
+        except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             with ExitStack() as stack:
                 try:
+                    connection.rollback()
                     stack.enter_context(connection.transaction())
-                    with connection.cursor(row_factory=tuple_row) as cursor:
+                    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
                         cursor.execute(_statement(), receipts.values)
                         receipts.recorded(cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
@@ -233,6 +274,9 @@ class PoolExecutor(ThreadExecutor):
                     handler = cast("Callable[..., Any]", attempt.handler)
                     with receipts.protected(connection):
                         handler(connection, attempt.argument(new))
+            _check_committed(connection)
+        except OutOfOrderTransactionNesting as error:
+            raise _error_of(error) from None
         finally:
             self._pool.putconn(connection)
         return {message.id for message in receipts.new}
@@ -281,6 +325,11 @@ def _check(pool: AnyPool, handler: Handler, arguments: Arguments) -> None:
             f"annotate it with psycopg.{'Async' * is_async_one}Connection, or pass a "
             "session factory"
         )
+
+
+def _error_of(error: OutOfOrderTransactionNesting) -> BaseException:
+    """Return what a handler raised that left a transaction() open."""
+    return error.__context__ or HandlerTransactionError.by_open_block()
 
 
 def _has_mark(connection: _Connection) -> bool:

@@ -46,6 +46,19 @@ def is_pool(value: object) -> "TypeIs[AnyPool]":
     return is_async_pool(value) or is_plain_pool(value)
 
 
+def check_pool(pool: AnyPool) -> None:
+    """Refuse a pool whose connections don't tell that they were closed.
+
+    Raises:
+        ConfigError: it has `close_returns`.
+    """
+    if getattr(pool, "close_returns", False):
+        raise ConfigError(
+            f"sessions {shorten(pool)}: close_returns=True makes a handler's close() "
+            "give its connection to another one; create the pool without it"
+        )
+
+
 def was_closed(pool: AnyPool, error: Exception) -> ConfigError:
     """Return the error for a pool that can't be opened again."""
     return ConfigError(f"sessions {shorten(pool)}: {error}; create another pool")
@@ -54,9 +67,9 @@ def was_closed(pool: AnyPool, error: Exception) -> ConfigError:
 def engine_of(pool: "ConnectionPool[Any]") -> Engine:
     """Return an engine that connects as the pool does."""
 
-    def connect() -> psycopg.Connection[Any]:
+    def connect() -> Any:
         conninfo, settings = _called(pool.conninfo), _called(pool.kwargs)
-        return psycopg.Connection.connect(conninfo or "", **_how(settings))
+        return pool.connection_class.connect(conninfo or "", **_how(settings))
 
     return create_engine(_URL, creator=connect, **_MOST)
 
@@ -65,13 +78,14 @@ def async_engine_of(pool: "AsyncConnectionPool[Any]") -> "AsyncEngine":
     """Return an engine that connects as the pool does."""
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    async def connect() -> psycopg.AsyncConnection[Any]:
+    async def connect() -> Any:
         conninfo, settings = _called(pool.conninfo), _called(pool.kwargs)
         if inspect.isawaitable(conninfo):
             conninfo = await conninfo
         if inspect.isawaitable(settings):
             settings = await settings
-        return await psycopg.AsyncConnection.connect(conninfo or "", **_how(settings))
+        connect = pool.connection_class.connect
+        return await connect(conninfo or "", **_how(settings))
 
     return create_async_engine(_URL, async_creator=connect, **_MOST)
 
@@ -89,7 +103,11 @@ def url_of(pool: AnyPool) -> str:
             "database can't be measured; pass conninfo and kwargs as values"
         )
     known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-    given = {name: to for name, to in (settings or {}).items() if name in known}
+    given = {
+        name: to
+        for name, to in (settings or {}).items()
+        if name in known and to is not None
+    }
     parameters = {**conninfo_to_dict(conninfo), **given}
     return f"postgresql://?{urlencode(parameters, quote_via=quote)}"
 

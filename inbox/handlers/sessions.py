@@ -17,6 +17,7 @@ from inbox.handlers.executor import Executor
 from inbox.handlers.pool_executors import AsyncPoolExecutor, PoolExecutor
 from inbox.handlers.pools import (
     AnyPool,
+    check_pool,
     is_async_pool,
     is_plain_pool,
     is_pool,
@@ -94,6 +95,8 @@ def pool_limit(sessions: object) -> PoolLimit | None:
         return min(limits, key=lambda limit: limit.connections, default=None)
     if is_pool(sessions):
         most = sessions.max_size
+        if not most:
+            return None  # a NullConnectionPool without a limit
         name = f"the {type(sessions).__name__}"
         return PoolLimit(most, f"max_size={most}", name, "max_size={}", spare=0)
     engine = _find_engine(sessions)
@@ -183,6 +186,8 @@ def make_executor(
         return AsyncExecutor(sessions, consumer, max_idle)
     if isinstance(sessions, sessionmaker):
         return ThreadExecutor(sessions, consumer, max_in_flight, max_idle)
+    if is_pool(sessions):
+        check_pool(sessions)
     if is_async_pool(sessions):
         return AsyncPoolExecutor(sessions, consumer, max_idle)
     if is_plain_pool(sessions):

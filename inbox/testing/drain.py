@@ -30,9 +30,11 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
+from inbox.handlers.pools import is_pool
 from inbox.handlers.sessions import Sessions, make_executor
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Delivery, EntryDelivery
+from outbox.errors import ConfigError, shorten
 from outbox.events import Event
 from outbox.message import Message
 from outbox.postgres.sql_files import load
@@ -97,6 +99,10 @@ async def drain(
     Raises:
         ConfigError: `sessions` are for another kind of handlers.
     """
+    if is_pool(sessions) and sessions.closed:
+        raise ConfigError(
+            f"sessions {shorten(sessions)}: the pool isn't open; drain in its block"
+        )
     drained = Drained()
     at = datetime.now(UTC) if at is None else at
     rounds = [_Rounds(consumer, sessions, at, drained) for consumer in consumers]

@@ -5,6 +5,7 @@ Each test runs a plain function with a `ConnectionPool` and a coroutine function
 those of an async connection are awaited.
 """
 
+import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from typing import Any, Final
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg.types.string import TextLoader
+from psycopg_pool import AsyncConnectionPool, AsyncNullConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox.errors import HandlerTransactionError, TransactionEndedError
 from inbox.events import (
     DuplicateSkipped,
+    HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
@@ -48,6 +51,7 @@ from tests.fixtures.consumers import (
     is_plain,
     pool_of,
     running,
+    sessions_by,
     sessions_of,
 )
 from tests.fixtures.dead_letters import give_up, retry, states
@@ -434,6 +438,173 @@ async def test_a_dead_letter_is_retried_in_the_transaction_of_its_handler(
         assert pool.closed
         assert len(effects(url)) == receipts(url) == counts.succeeded
     assert states(url, "inbox") == [("SUCCEEDED", 1, "DeadLetter: no such order")]
+
+
+def leave_transaction(connection: Any) -> Generator[Any, Any, None]:
+    block = connection.transaction()
+    KEPT.append(block)
+    yield enter(block)
+
+
+def leave_pipeline(connection: Any) -> Generator[Any, Any, None]:
+    block = connection.pipeline()
+    KEPT.append(block)
+    yield enter(block)
+
+
+def leave_copy(connection: Any) -> Generator[Any, Any, None]:
+    cursor = connection.cursor()
+    block = cursor.copy("COPY effect FROM STDIN")
+    KEPT.extend([cursor, block])
+    yield enter(block)
+
+
+def enter(block: Any) -> Any:
+    aenter = getattr(block, "__aenter__", None)
+    return block.__enter__() if aenter is None else aenter()
+
+
+KEPT: Final[list[Any]] = []
+"""What handlers leave open, so that nothing but the consumer closes it."""
+
+
+@both
+@pytest.mark.parametrize("steps", [leave_transaction, leave_pipeline, leave_copy])
+async def test_a_block_that_is_left_open_is_a_failed_attempt(
+    kind: str, steps: Steps, url: str
+) -> None:
+    async with pool_of(kind, url) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders")(handler_of(kind, steps))
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    KEPT.clear()
+    ((reason, _),) = dead_letters(url)
+    assert "left a block of its connection open" in reason
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+@both
+async def test_a_decision_counts_although_a_block_was_left_open(
+    kind: str, url: str
+) -> None:
+    def decide(connection: Any) -> Generator[Any, Any, None]:
+        yield from leave_transaction(connection)
+        raise DeadLetter("no such order")
+
+    async with pool_of(kind, url) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders")(handler_of(kind, decide))
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    KEPT.clear()
+    assert dead_letters(url) == [("DeadLetter: no such order", 1)]
+
+
+async def test_what_a_check_of_the_pool_has_begun_is_rolled_back(url: str) -> None:
+    async def check(connection: psycopg.AsyncConnection) -> None:
+        await connection.execute("SELECT 1")
+
+    async with AsyncConnectionPool(url, check=check, open=False) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders")(handler_of("async pool", nothing))
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    assert (effects(url), receipts(url)) == (["done"], 1)
+
+
+async def test_a_task_left_behind_loses_no_message(url: str) -> None:
+    entered, go_on, tasks = asyncio.Event(), asyncio.Event(), list[asyncio.Task[None]]()
+
+    async def go_on_later(connection: psycopg.AsyncConnection) -> None:
+        await entered.wait()
+        async with connection.transaction():  # around that of the next message
+            go_on.set()
+            await asyncio.Event().wait()
+
+    async def handle(connection: psycopg.AsyncConnection, message: Message) -> None:
+        await connection.execute(EFFECT, [message.payload.decode()])
+        if not tasks:
+            tasks.append(asyncio.create_task(go_on_later(connection)))
+
+    async with pool_of("async pool", url, size=1) as pool:
+        consumer = consumer_of(pool, Message("orders", b"first"), max_in_flight=1)
+        consumer.handles("orders")(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            entered.set()
+            await go_on.wait()
+        later = consumer_of(pool, Message("orders", b"second"), max_in_flight=1)
+        later.handles("orders")(handle)
+        async with running(later) as events:
+            await events.wait_for(HandlerDatabaseLost)
+            tasks[0].cancel()
+            await events.wait_for(MessageHandled)
+    assert (effects(url), receipts(url)) == (["first", "second"], 2)
+
+
+async def test_any_settings_of_connections_and_cursors_are_possible(url: str) -> None:
+    class Own(psycopg.AsyncConnection[Any]):
+        pass
+
+    async def read_ids_as_text(connection: psycopg.AsyncConnection) -> None:
+        connection.adapters.register_loader("uuid", TextLoader)
+
+    async def handle(connection: Own, message: Message) -> None:
+        await connection.execute("INSERT INTO effect VALUES ($1)", ["done"])
+
+    options: Any = {"cursor_factory": psycopg.AsyncRawCursor, "password": None}
+    pool: AsyncNullConnectionPool[Own] = AsyncNullConnectionPool(
+        url,
+        connection_class=Own,
+        kwargs=options,
+        configure=read_ids_as_text,
+        open=False,
+    )
+    consumer = consumer_of(pool, Message("orders", b"1"))
+    consumer.handles("orders")(handle)
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    assert (effects(url), receipts(url)) == (["done"], 1)
+    assert "password" not in consumer.database_url()
+
+
+async def test_a_pool_that_takes_closed_connections_back_is_refused(url: str) -> None:
+    pool = AsyncConnectionPool(url, close_returns=True, open=False)
+    with pytest.raises(ConfigError, match="create the pool without it"):
+        consumer_of(pool)
+
+
+async def test_an_error_of_another_connection_is_a_failed_attempt(url: str) -> None:
+    def connect_elsewhere(connection: Any) -> Generator[Any, Any, None]:
+        yield from ()
+        raise psycopg.OperationalError("another server is away")
+
+    async with pool_of("async pool", url) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders")(handler_of("async pool", connect_elsewhere))
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    assert dead_letters(url) == [("OperationalError: another server is away", 3)]
+
+
+@pytest.mark.parametrize("driver", ["psycopg async", "async pool"])
+async def test_a_message_that_comes_twice_is_once_in_a_batch(
+    driver: str, url: str
+) -> None:
+    seen: list[int] = []
+
+    async def handle(_: Any, batch: Sequence[Message]) -> None:
+        seen.append(len(batch))
+
+    message = Message("orders", b"1")
+    async with sessions_by(url, driver) as sessions:
+        consumer = consumer_of(sessions, message, message, message, order="none")
+        consumer.handles_batch("orders", max_size=10)(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            await events.wait_for(DuplicateSkipped, count=2)
+    assert (seen, receipts(url)) == ([1], 1)
 
 
 async def test_a_stopped_database_is_an_outage(url: str) -> None:
