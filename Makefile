@@ -43,6 +43,7 @@ else
 needs += $(filter redis rabbitmq nats,$(ARGS))
 endif
 needs += $(if $(filter screenshots,$(MAKECMDGOALS)),postgres chromium)
+needs += $(if $(filter reference,$(MAKECMDGOALS)),postgres)
 ifneq ($(filter images containers,$(MAKECMDGOALS)),)
 needs += docker
 endif
@@ -118,7 +119,7 @@ format: packages $(READY) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-reference: packages $(READY) ## Write the pages of docs/reference and the Grafana board from the code
+reference: packages $(READY) ## Write docs/reference and the Grafana board from code and database
 	@$(BIN)/python -m docs.reference
 
 screenshots: packages $(READY) ## Make the pictures of docs/web.md from a seeded database
