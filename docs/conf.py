@@ -44,10 +44,14 @@ class Picture(SphinxDirective):
     TAG: ClassVar = '<div class="picture" style="background: white; margin: 1em 0">'
 
     def run(self) -> list[nodes.Node]:
-        """Draw it while the site is built; a mistake in it ends the build."""
+        """Draw it while the site is built."""
+        try:
+            svg = mmdr.render("\n".join(self.content)).svg()
+        except ValueError as error:
+            raise self.error(str(error)) from None
         # Rules and markers are found by this id, and a page can have two pictures.
         name = f"picture-{self.env.new_serialno('picture')}"
-        svg = mmdr.render("\n".join(self.content)).svg().replace("merman", name)
+        svg = svg.replace("merman", name)
         return [nodes.raw("", f"{self.TAG}{svg}</div>", format="html")]
 
 
