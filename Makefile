@@ -43,6 +43,7 @@ else
 needs += $(filter redis rabbitmq nats,$(ARGS))
 endif
 needs += $(if $(filter screenshots,$(MAKECMDGOALS)),postgres chromium)
+needs += $(if $(filter reference,$(MAKECMDGOALS)),postgres)
 ifneq ($(filter images containers,$(MAKECMDGOALS)),)
 needs += docker
 endif
@@ -63,7 +64,7 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test examples bare clock fault bench wheel images containers matrix check format reference screenshots lock setup clean packages jars
+.PHONY: help demo test examples bare clock fault bench wheel images containers matrix check format reference screenshots site lock setup clean packages jars
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,7 +85,10 @@ examples: packages $(READY) ## Run the tests of the tutorial's shop, as its own 
 bare: packages $(READY) ## Run tests of the upkeep on servers without pg_partman
 	@PILLARBOX_TEST_WITHOUT_PARTMAN=1 $(BIN)/pytest -n $(WORKERS) $(or $(ARGS),tests/outbox/administration)
 
-clock: packages $(READY) ## Run the database's tests at other hours and on odd days (ARGS=--once)
+csite: packages $(READY) ## Build the documentation as a site, into build/site
+	@$(BIN)/python -m sphinx -W --keep-going -q -j auto -d build/doctrees docs build/site
+
+lock: packages $(READY) ## Run the database's tests at other hours and on odd days (ARGS=--once)
 	@$(BIN)/python -m tests.clock --workers $(WORKERS) $(ARGS)
 
 fault: packages jars $(READY) ## Run the tests that break things, in their full numbers
@@ -118,15 +122,18 @@ format: packages $(READY) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-reference: packages $(READY) ## Write the pages of docs/reference and the Grafana board from the code
+reference: packages $(READY) ## Write docs/reference and the Grafana board from code and database
 	@$(BIN)/python -m docs.reference
 
 screenshots: packages $(READY) ## Make the pictures of docs/web.md from a seeded database
 	@$(BIN)/python -m docs.screenshots
 
+site: packages $(READY) ## Build the documentation as a site, into build/site
+	@$(BIN)/python -m sphinx -W --keep-going -q -j auto -d build/doctrees docs build/site
+
 lock: packages $(READY) ## Renew requirements.lock, and the image's (ARGS=--upgrade)
 	@test -x $(BIN)/uv || $(PIP) install uv
-	$(COMPILE) --all-extras --group dev $(ARGS) -o requirements.lock
+	$(COMPILE) --all-extras --group dev --group site $(ARGS) -o requirements.lock
 	$(COMPILE) $(IMAGE_EXTRAS:%=--extra %) --constraint requirements.lock \
 	  -o docker/pillarbox/requirements.lock
 

@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import psycopg
 from rich.text import Text
 from typer.main import get_command
 
-from docs.reference import board, events, metrics
+from docs.reference import board, events, metrics, sql
+from outbox.administration.migrate import migrate
 from outbox.brokers.options import brokers
 from outbox.cli.command import LOGGING
 from outbox.cli.main import CLOSED_PIPE, INTERRUPTED, app
+from outbox.testing.postgres import postgres_server
 
 PAGE: Final = Path(__file__).parent / "commands.md"
 BROKERS_PAGE: Final = Path(__file__).parent / "brokers.md"
@@ -166,3 +169,7 @@ if __name__ == "__main__":
     events.PAGE.write_text(events.page())
     metrics.PAGE.write_text(metrics.page())
     board.PAGE.write_text(board.page())
+    with postgres_server(durable=False) as server:
+        migrate(server.url)
+        with psycopg.connect(server.url) as connection:
+            sql.PAGE.write_text(sql.page(connection))

@@ -186,6 +186,8 @@ event: Final = REGISTRY.event
         order_id: UUID
 
     add(session, OrderPlaced(order_id=order.id), key=f"order-{order.id}")
+
+The arguments are those of `SchemaRegistry.event`.
 """
 
 

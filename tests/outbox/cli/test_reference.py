@@ -5,11 +5,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from typer.main import get_command
 
 from docs.reference import __main__ as commands
-from docs.reference import events, metrics
+from docs.reference import events, metrics, sql
 from outbox.cli.main import app
 from outbox.events import Event
 
@@ -34,6 +35,10 @@ def name_of(event: type[Event]) -> str:
 )
 def test_a_page_matches_the_code(path: Path, page: str) -> None:
     assert path.read_text() == page, "run `make reference`"
+
+
+def test_the_page_of_sql_matches_the_database(connection: psycopg.Connection) -> None:
+    assert sql.PAGE.read_text() == sql.page(connection), "run `make reference`"
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=name_of)
