@@ -88,7 +88,7 @@ def maintain(
     Raises:
         UpkeepError: another run is under way; something failed, which
             `outbox.upkeep_failure` also records; or a partition is to be detached, and
-            this role isn't a member of the tables' owner, which alone may do that.
+            this role can't SET ROLE to the tables' owner, which alone may do that.
     """
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
         raise UpkeepError(
@@ -110,7 +110,7 @@ def maintain(
         problem = _run_routines(connection, began_at)
         if not may_detach and not problem and _to_detach(connection):
             problem = (
-                "partitions are past their retention, but only a member of"
+                "partitions are past their retention, but only a role that can SET ROLE"
                 f" {owner} may detach them: run pillarbox maintain as one, too"
             )
         # The second time, the followers of tables whose partitions were dropped.

@@ -57,7 +57,7 @@ def test_a_role_with_createrole_migrates_maintains_and_removes(
     drop_roles_of_jobs(empty_database_url, "theirs")
 
 
-def test_a_member_without_set_role_drops_instead_of_detaching(
+def test_a_member_without_set_role_is_told_who_may_detach(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ((version,),) = execute(database_url, "SHOW server_version_num")
@@ -69,9 +69,9 @@ def test_a_member_without_set_role_drops_instead_of_detaching(
         old_partition(database_url)
         theirs = database_url.replace("postgres@", "scheduler@")
 
-        assert main(["maintain", "--database", theirs]) == 0
+        assert main(["maintain", "--database", theirs]) == 2
 
-        assert execute(database_url, EXPIRED) == []
-        assert "detached" not in capsys.readouterr().out
+        assert len(execute(database_url, EXPIRED)) == 1
+        assert "can SET ROLE pillarbox_owner" in capsys.readouterr().err
     finally:
         execute(database_url, "DROP ROLE scheduler")

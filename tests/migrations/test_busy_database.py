@@ -38,7 +38,7 @@ def interrupted(database_url: str) -> str:
         psycopg.connect(database_url, autocommit=True) as dba,
         reader(database_url),
     ):
-        maintain(dba, report=print, detach_wait=timedelta(milliseconds=50))
+        maintain(dba, report=print, detach_wait=timedelta(milliseconds=500))
     assert steps(database_url, "finalize") == ["finalize"]
     ((name,),) = execute(database_url, EXPIRED)
     return str(name)
@@ -122,7 +122,7 @@ def test_a_detach_is_not_finished_while_a_transaction_can_read_the_partition(
             psycopg.connect(database_url, autocommit=True) as dba,
             reader(database_url),
         ):
-            maintain(dba, report=print, detach_wait=timedelta(milliseconds=50))
+            maintain(dba, report=print, detach_wait=timedelta(milliseconds=500))
         assert execute(database_url, FINISH) == []
         with psycopg.connect(database_url, autocommit=True) as dba:
             maintain(dba, report=print)

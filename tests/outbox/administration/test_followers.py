@@ -187,7 +187,7 @@ def test_an_interrupted_detach_of_positions_is_finished_by_the_next_run(
     with psycopg.connect(database_url, autocommit=True) as dba:
         with psycopg.connect(database_url) as reading:
             reading.execute("SELECT count(*) FROM outbox.position")
-            maintain(dba, report=told.append, detach_wait=timedelta(milliseconds=50))
+            maintain(dba, report=told.append, detach_wait=timedelta(milliseconds=500))
         assert any("outbox.position" in t and "not detached yet" in t for t in told)
         assert execute(database_url, EXPIRED) == []
 

@@ -102,7 +102,7 @@ def test_a_retention_raised_while_a_detach_waits_is_respected(
         psycopg.connect(database_url, autocommit=True) as dba,
         reader(database_url),
     ):
-        maintain(dba, report=print, detach_wait=timedelta(milliseconds=50))
+        maintain(dba, report=print, detach_wait=timedelta(milliseconds=500))
     assert steps(database_url, "finalize") == ["finalize"]
     execute(database_url, KEEP)
 
