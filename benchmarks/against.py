@@ -38,7 +38,13 @@ from benchmarks.measure import (
 ROOT = Path(__file__).parents[1]
 SITE = ".against"
 LEAST = 0.97
-UNITS = {"writer": "ms", "guard": "ms", "upkeep": "ms", "doorbell.latency": "ms"}
+UNITS = {
+    "writer": "ms",
+    "guard": "ms",
+    "upkeep": "ms",
+    "doorbell.latency": "ms",
+    "takeover": "ms",
+}
 """Durations, where less is better; all other figures are rates."""
 WRITER_MESSAGES = 1
 SETTLING = "settling:"
