@@ -85,10 +85,7 @@ examples: packages $(READY) ## Run the tests of the tutorial's shop, as its own 
 bare: packages $(READY) ## Run tests of the upkeep on servers without pg_partman
 	@PILLARBOX_TEST_WITHOUT_PARTMAN=1 $(BIN)/pytest -n $(WORKERS) $(or $(ARGS),tests/outbox/administration)
 
-csite: packages $(READY) ## Build the documentation as a site, into build/site
-	@$(BIN)/python -m sphinx -W --keep-going -q -j auto -d build/doctrees docs build/site
-
-lock: packages $(READY) ## Run the database's tests at other hours and on odd days (ARGS=--once)
+clock: packages $(READY) ## Run the database's tests at other hours and on odd days (ARGS=--once)
 	@$(BIN)/python -m tests.clock --workers $(WORKERS) $(ARGS)
 
 fault: packages jars $(READY) ## Run the tests that break things, in their full numbers
