@@ -232,8 +232,8 @@ async def test_own_headers_may_come_as_json(shared_kafka: Kafka, topic: str) -> 
     }
     producer = Producer(client_config(shared_kafka.url))
     for text in (json.dumps(dict(sent.headers)), "{}", '{"n": 1}', "[]", "{", DEEP):
-        own = {"pillarbox-headers": text.encode()}
-        producer.produce(topic, b"", headers=attributes | own)
+        own: dict[str, str | bytes | None] = {"pillarbox-headers": text}
+        producer.produce(topic, b"", headers={**own, **attributes})
     assert producer.flush(60) == 0
     async with source(shared_kafka, topic) as consumer:
         whole, bare, *broken = await receive(consumer, 6)
