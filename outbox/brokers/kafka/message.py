@@ -7,10 +7,13 @@ from confluent_kafka import Message as Record
 
 from outbox.brokers.kafka.connection import PREFIX
 from outbox.cloudevents.headers import from_headers, to_headers
+from outbox.cloudevents.json_headers import read_json_headers
 from outbox.cloudevents.raw_text import text_of
 from outbox.errors import InvalidMessageError, shorten
 from outbox.message import Message
 
+PACKED: Final = "pillarbox-headers"
+"""A header with the message's own headers as JSON: Debezium can't unpack a column."""
 _TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 # The maximum overhead of a batch of one record and of each header, in bytes.
 _OVERHEAD: Final = 100
@@ -27,7 +30,11 @@ def message_of(record: Record) -> tuple[Message, str | None]:
             problem = "it has no value: it is a tombstone; publish an empty payload"
         else:
             texts = {name: _decoded(name, text) for name, text in headers.items()}
-            return from_headers(texts, value, PREFIX), None
+            own = read_json_headers(texts.pop(PACKED, None))
+            message = from_headers(texts, value, PREFIX)
+            if own:
+                message = message.replace(headers={**message.headers, **own})
+            return message, None
     except InvalidMessageError as error:
         problem = str(error)
     key = record.key()
@@ -48,7 +55,12 @@ def _headers(record: Record) -> dict[str, bytes]:
         raise InvalidMessageError(
             "headers", None, "have a name that isn't UTF-8", "fix the producer"
         ) from None
-    return {name: value or b"" for name, value in pairs}
+    # Debezium writes an attribute that the message doesn't have as null.
+    return {
+        name: value or b""
+        for name, value in pairs
+        if value is not None or not name.startswith(PREFIX)
+    }
 
 
 def _decoded(name: str, value: bytes) -> str:

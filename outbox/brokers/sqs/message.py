@@ -9,11 +9,12 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from outbox.cloudevents.headers import from_headers, to_headers
+from outbox.cloudevents.json_headers import are_text, read_json_headers
 from outbox.cloudevents.raw_text import text_of
 from outbox.errors import InvalidMessageError
 from outbox.message import Message
@@ -118,7 +119,7 @@ def read(
 
 
 def _read(payload: bytes, values: Mapping[str, str]) -> Message:
-    own = _read_headers(values.get(HEADERS))
+    own = read_json_headers(values.get(HEADERS))
     plain = {
         name: unquote(value)
         for name, value in values.items()
@@ -167,24 +168,6 @@ def _read_body(body: str, how: str | None) -> bytes:
     )
 
 
-def _read_headers(value: str | None) -> dict[str, str]:
-    if value is None:
-        return {}
-    try:
-        own = json.loads(value)
-    except (ValueError, RecursionError):
-        own = None
-    if (
-        not isinstance(own, dict)
-        or not all(isinstance(v, str) for v in own.values())
-        or not _are_text((*own, *own.values()))
-    ):
-        raise InvalidMessageError(
-            "headers", value, "isn't a JSON object of strings", "fix the producer"
-        )
-    return own
-
-
 def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, str]]:
     if not body.startswith("{"):
         return body, values
@@ -203,18 +186,9 @@ def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, 
         for name, value in inner.items()
         if isinstance(value, dict)
     }
-    if not _are_text((text, *found, *found.values())):
+    if not are_text((text, *found, *found.values())):
         return body, values
     return text, found
-
-
-def _are_text(values: Iterable[str]) -> bool:
-    """Return whether texts are free of surrogates, which JSON allows, but not UTF-8."""
-    try:
-        "".join(values).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _text(value: Mapping[str, Any]) -> str:

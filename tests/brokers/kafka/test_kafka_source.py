@@ -1,6 +1,7 @@
 """Behaviour specific to the Kafka source: offsets, rebalances and buffering."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -14,9 +15,11 @@ from inbox.poison.history import FIRST_DELIVERY, TakenOver
 from inbox.source import Delivery
 from inbox.sources.kafka import KafkaSource
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.message_id import uuid7
 from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.kafka import KafkaPublisher
+from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.kafka import Kafka, client_config
 from tests.fixtures.real_kafka import RealKafka
 from tests.fixtures.waiting import answer_after
@@ -195,6 +198,50 @@ async def test_foreign_records_are_delivered_with_their_problem(
     assert "header ce_id b'\\xff': isn't UTF-8" in problems[1]
     assert "isn't a UUID" in problems[2]
     assert [d.message.payload for d in deliveries] == [b"", b"1", b"2"]
+
+
+async def test_a_null_attribute_is_one_that_the_message_does_not_have(
+    shared_kafka: Kafka, topic: str
+) -> None:
+    id = uuid7()
+    producer = Producer(client_config(shared_kafka.url))
+    producer.produce(
+        topic,
+        b"",
+        headers={
+            "ce_id": str(id).encode(),
+            "ce_type": topic.encode(),
+            "ce_tenant": None,
+            "ce_partitionkey": None,
+            "x": None,
+        },
+    )
+    assert producer.flush(60) == 0
+    async with source(shared_kafka, topic) as consumer:
+        (delivery,) = await receive(consumer, 1)
+    assert delivery.message == Message(topic, b"", id=id, headers={"x": ""})
+    assert delivery.message.tenant is None
+
+
+async def test_own_headers_may_come_as_json(shared_kafka: Kafka, topic: str) -> None:
+    sent = Message(topic, b"", headers={"traceparent": "00", "Größe": 'ü"'})
+    attributes = {
+        "ce_id": str(sent.id).encode(),
+        "ce_type": topic.encode(),
+        "content-type": sent.content_type.encode(),
+    }
+    producer = Producer(client_config(shared_kafka.url))
+    for text in (json.dumps(dict(sent.headers)), "{}", '{"n": 1}', "[]", "{", DEEP):
+        own: dict[str, str | bytes | None] = {"pillarbox-headers": text}
+        producer.produce(topic, b"", headers={**own, **attributes})
+    assert producer.flush(60) == 0
+    async with source(shared_kafka, topic) as consumer:
+        whole, bare, *broken = await receive(consumer, 6)
+    assert whole.message == sent
+    assert bare.message == sent.replace(headers={})
+    assert [d.problem and d.problem.rpartition(": ")[2] for d in broken] == [
+        "isn't a JSON object of strings; fix the producer"
+    ] * 4
 
 
 async def test_unfetched_records_wait_in_kafka(shared_kafka: Kafka, topic: str) -> None:
