@@ -76,7 +76,7 @@ help: ## Show this list
 demo: packages $(READY) ## Run the example shop, with killed processes and a failing handler (ARGS=--web)
 	@$(BIN)/python -m examples.shop $(ARGS)
 
-test: packages jars $(READY) ## Run the tests (ARGS="-k lane")
+test: packages $(READY) ## Run the tests (ARGS="-k lane")
 	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
 examples: packages $(READY) ## Run the tests of the tutorial's shop, as its own project

@@ -19,7 +19,6 @@ A dead letter is written before the ack, whatever the message contains:
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -321,7 +320,8 @@ class DeliverySettlement:
             ended = Handled(await self._executor.handle(handler, message))
         match ended:
             case Handled():
-                return replace(ended, seconds=time.monotonic() - started)
+                seconds = time.monotonic() - started
+                return Handled(ended.is_new, ended.late_error, seconds)
             case Taken(delay):
                 return Later(delay, "another process has this job")
         return ended

@@ -28,7 +28,7 @@ from tests.fixtures.real_kafka import RealKafka
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.fault
 
 CONNECTOR: Final = json.loads(shown("json")[0])["config"]
 SQL: Final = shown("sql")
