@@ -86,3 +86,16 @@ def test_every_command_on_a_page_is_understood(command: str) -> None:
 
 def test_the_pages_show_many_commands() -> None:
     assert len(commands()) > 40
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / ".ci" / "run"], ids=name_of)
+def test_every_make_target_exists_once(page: Path) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    prompt = "" if page.name == "run" else r"\$ "
+    code = re.findall(
+        rf"`make ([a-z]+)[ `]|^{prompt}make ([a-z]+)", page.read_text(), re.MULTILINE
+    )
+    words = {word for found in code for word in found if word}
+
+    assert len(targets) == len({*targets})
+    assert words <= {*targets}
