@@ -107,9 +107,10 @@ class _Receipts:
             # The block connection.transaction() would take it for an answer.
             raise HandlerTransactionError.by_call("Rollback") from error
         except BaseException as error:
+            is_lost = connection.broken
             _close_if_busy(connection)
             if isinstance(error, Exception):
-                if connection.broken and connection.closed:
+                if is_lost:
                     raise ConnectionLostError(error) from error
                 if self._was_ended(connection):
                     raise TransactionEndedError from error
@@ -180,8 +181,8 @@ class AsyncPoolExecutor(AsyncExecutor):
     @override
     async def _attempt(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
         receipts = _Receipts(attempt)
-        await self._open()
         try:
+            await self._open()
             connection = await self._pool.getconn()
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
@@ -255,8 +256,8 @@ class PoolExecutor(ThreadExecutor):
     @override
     def _attempt(self, attempt: Attempt) -> set[UUID]:
         receipts = _Receipts(attempt)
-        self._open()
         try:
+            self._open()
             connection = self._pool.getconn()
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error

@@ -501,6 +501,40 @@ async def test_a_decision_counts_although_a_block_was_left_open(
     assert dead_letters(url) == [("DeadLetter: no such order", 1)]
 
 
+async def test_an_error_while_rows_are_streamed_is_a_failed_attempt(url: str) -> None:
+    series = "SELECT generate_series(1, 10000)"
+
+    def plain(connection: psycopg.Connection, _: Message) -> None:
+        rows = connection.cursor().stream(series)
+        raise ValueError(f"no order {next(rows)}")
+
+    async def coroutine(connection: psycopg.AsyncConnection, _: Message) -> None:
+        rows = connection.cursor().stream(series)
+        raise ValueError(f"no order {await anext(rows)}")
+
+    handlers: list[Any] = [plain, coroutine]
+    for kind, handler in zip(POOLS, handlers, strict=True):
+        async with pool_of(kind, url) as pool:
+            consumer = consumer_of(pool, Message("orders", b"1"))
+            consumer.handles("orders")(handler)
+            async with running(consumer) as events:
+                await events.wait_for(MessageDeadLettered)
+        assert dead_letters(url) == [("ValueError: no order (1,)", 3)]
+        forget(url)
+
+
+async def test_a_pool_that_is_closed_too_early_is_an_outage(url: str) -> None:
+    async with pool_of("async pool", url) as pool:
+        source = MemorySource()
+        consumer = Consumer(source, pool, name="billing", retry=QUICK)
+        consumer.handles("orders")(handler_of("async pool", nothing))
+        async with running(consumer) as events:
+            await pool.close()
+            source.add(Message("orders", b"1"))
+            await events.wait_for(HandlerDatabaseLost)
+    assert events.of(MessageDeadLettered) == []
+
+
 async def test_what_a_check_of_the_pool_has_begun_is_rolled_back(url: str) -> None:
     async def check(connection: psycopg.AsyncConnection) -> None:
         await connection.execute("SELECT 1")
