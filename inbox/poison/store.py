@@ -11,7 +11,6 @@ The functions run in the transaction of the session that they are given.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, Generic, TypeVar
@@ -132,13 +131,20 @@ class SuspectStore:
         self._deleted: _Group[None, None] = writing(delete_starts)
 
     async def count(self, id: UUID, *, unless_open: bool) -> Count:
-        """Count a start.
+        """Count a start; if cancelled, take it back if it was counted.
 
         Raises:
             Exception: what the database raised for this message, or for all.
         """
         group = self._first if unless_open else self._again
-        return await group.ask(id, None)
+        request = group.add(id, None)
+        try:
+            return await group.answer(request)
+        except asyncio.CancelledError:
+            count = await group.withdraw(request)
+            if count is not None and count.is_counted:
+                await self.uncount(id)
+            raise
 
     async def uncount(self, id: UUID) -> None:
         """Take back a start, if possible."""
@@ -154,9 +160,17 @@ class SuspectStore:
 
     async def _write(self, group: "_Group[V, None]", id: UUID, value: V) -> None:
         # A lost write leaves the message with one start too many.
-        with suppress(Exception):
+        request = group.add(id, value)
+        try:
             async with asyncio.timeout(_LAST_WRITE):
-                await group.ask(id, value)
+                await group.answer(request)
+        except TimeoutError:
+            await group.drop(request)
+        except asyncio.CancelledError:
+            await group.drop(request)
+            raise
+        except Exception:  # noqa: BLE001 (whatever it is, the message has its outcome)
+            return
 
 
 @dataclass(slots=True, eq=False)
@@ -187,23 +201,43 @@ class _Group(Generic[V, A]):
         self._at_work: Sequence[_Request[V, A]] = ()
         self._work: asyncio.Task[None] | None = None
 
-    async def ask(self, id: UUID, value: V) -> A:
-        """Get the answer about a message from the next transaction.
+    def add(self, id: UUID, value: V) -> _Request[V, A]:
+        """Request an answer about a message in the next transaction."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        request = _Request(id, value, answer)
+        self._waiting.append(request)
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._work_off())
+        return request
+
+    async def answer(self, request: _Request[V, A]) -> A:
+        """Wait for the answer. If the wait is cancelled, call `withdraw` or `drop`.
 
         Raises:
             Exception: whatever the database raised.
         """
-        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(id, value, answer))
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._work_off())
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            await self._end_unless_needed()
-            raise
+        return await asyncio.shield(request.answer)
 
-    async def _end_unless_needed(self) -> None:
+    async def withdraw(self, request: _Request[V, A]) -> A | None:
+        """Withdraw a request; return its answer if it was already being processed."""
+        answer = request.answer
+        try:
+            if request in self._at_work:
+                await asyncio.wait({answer}, timeout=_LAST_WRITE)
+        finally:
+            await self.drop(request)
+        if answer.cancelled() or answer.exception() is not None:
+            return None
+        return answer.result()
+
+    async def drop(self, request: _Request[V, A]) -> None:
+        """Withdraw a request without waiting for an answer."""
+        answer = request.answer
+        if answer.done():
+            if not answer.cancelled():
+                answer.exception()  # avoids a warning that it was never retrieved
+            return
+        answer.cancel()
         work = self._work
         asked = (*self._at_work, *self._waiting)
         if work is not None and all(other.answer.done() for other in asked):
