@@ -44,6 +44,7 @@ QUESTIONS = (
     "handlers",
     "observers",
     "postgres_source",
+    "fan_out",
     "redis_source",
     "writer",
     "doorbell",

@@ -47,8 +47,9 @@ UNITS = {
 }
 """Durations, where less is better; all other figures are rates."""
 WRITER_MESSAGES = 1
-SETTLING = "settling:"
-SETTLED_MESSAGES = {300: 100_000, 1_000: 100_000, 8_000: 20_000}
+COSTS = ("settling", "fan_out")
+"""Questions about costs; each is followed by the bytes of a payload."""
+MESSAGES = {300: 100_000, 1_000: 100_000, 8_000: 20_000}
 AT_MOST_CPU = {300: 0.7, 1_000: 0.5}
 """The largest acceptable share of the processor time needed before write-once."""
 AT_LEAST_RATE = {300: 1.0, 1_000: 1.4}
@@ -95,17 +96,18 @@ with postgres_server(None, settings=SERVER_SETTINGS) as server:
             pass
 """
 
-SETTLING_DRIVER = """
+COSTS_DRIVER = """
 import json, sys
 from contextlib import closing
 from dataclasses import asdict
+from importlib import import_module
 from benchmarks.__main__ import SERVER_SETTINGS
 from benchmarks.conditions import Conditions
-from benchmarks.settling import costs
 from benchmarks.workload import Workload
 from outbox.testing.postgres import postgres_server
 
-workload = Workload(messages=int(sys.argv[2]), payload_bytes=int(sys.argv[1]))
+costs = import_module(f"benchmarks.{sys.argv[1]}").costs
+workload = Workload(payload_bytes=int(sys.argv[2]), messages=int(sys.argv[3]))
 with postgres_server(None, settings=SERVER_SETTINGS) as server:
     with closing(Conditions(server=server)) as conditions:
         for _ in sys.stdin:
@@ -126,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with worktree(arguments.commit) as other, worktree("HEAD") as now:
         for question in arguments.questions:
             print(f"{question} …", file=sys.stderr)
-            ask = compare_costs if question.startswith(SETTLING) else compare
+            is_costs = question.partition(":")[0] in COSTS
+            ask = compare_costs if is_costs else compare
             answers += ask(question, now, other, arguments.commit, arguments.runs)
     print(table(answers))
     return int(any(answer.missed for answer in answers))
@@ -163,11 +166,12 @@ def compare(
 def compare_costs(
     question: str, now: Path, other: Path, commit: str, runs: int
 ) -> list[Answer]:
-    """Compare what a settled message costs the server in each tree."""
-    payload = int(question.removeprefix(SETTLING))
-    if not (other / "benchmarks" / "settling.py").exists():
-        shutil.copy(now / "benchmarks" / "settling.py", other / "benchmarks")
-    messages = str(SETTLED_MESSAGES[payload])
+    """Compare what a message costs the server in each tree."""
+    module, _, payload = question.partition(":")
+    for name in COSTS:
+        if not (other / "benchmarks" / f"{name}.py").exists():
+            shutil.copy(now / "benchmarks" / f"{name}.py", other / "benchmarks")
+    given = (module, payload, str(MESSAGES[int(payload)]))
     taken: dict[str, list[dict[str, float]]] = {}
 
     def taking(label: str, tree: Tree) -> Callable[[], float]:
@@ -180,7 +184,7 @@ def compare_costs(
 
     with ExitStack() as stack:
         head, other_tree = (
-            stack.enter_context(running(tree, SETTLING_DRIVER, str(payload), messages))
+            stack.enter_context(running(tree, COSTS_DRIVER, *given))
             for tree in (now, other)
         )
         measure(
@@ -190,9 +194,9 @@ def compare_costs(
             on_run=lambda label, figure: show(label, figure, "µs"),
         )
 
-    is_before = commit in BEFORE_WRITE_ONCE
-    cpu_target = AT_MOST_CPU.get(payload) if is_before else None
-    rate_target = AT_LEAST_RATE.get(payload) if is_before else None
+    is_before = module == "settling" and commit in BEFORE_WRITE_ONCE
+    cpu_target = AT_MOST_CPU.get(int(payload)) if is_before else None
+    rate_target = AT_LEAST_RATE.get(int(payload)) if is_before else None
     targets: dict[str, tuple[str, Target | None]] = {
         "cpu": ("µs of CPU", None if cpu_target is None else at_most(cpu_target)),
         "rate": ("messages/s", None if rate_target is None else at_least(rate_target)),
