@@ -30,21 +30,25 @@ class Isolation:
         self._changed = asyncio.Event()
         self._queue = asyncio.Lock()
 
-    @asynccontextmanager
-    async def shared(self, *, counts: bool = True) -> AsyncIterator[None]:
+    def shared(self, *, counts: bool = True) -> "Shared":
         """Run alongside other handlers, once no handler runs alone.
 
         Args:
             counts: False for a handler that takes so long that no other waits for it.
         """
-        await self._wait_for_exclusive()
-        me = object()
+        return Shared(self, counts=counts)
+
+    async def enter(self, me: object, *, counts: bool) -> None:
+        """Wait until no handler runs alone; then count this one as running."""
+        while self._exclusive is not None and await self._wait_for_change():
+            pass
         if counts:
             self._running.add(me)
-        try:
-            yield
-        finally:
-            self._leave(me)
+
+    def leave(self, me: object) -> None:
+        """No longer count this one as running."""
+        self._running.discard(me)
+        self._changed.set()
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
@@ -52,7 +56,7 @@ class Isolation:
         me = object()
         # After a crash a thousand may wait here; a change must wake only the first.
         async with self._queue:
-            await self._wait_for_exclusive()
+            await self.enter(me, counts=False)
             self._exclusive = me
         try:
             self._deadline = time.monotonic() + self._max_wait
@@ -64,11 +68,7 @@ class Isolation:
         finally:
             if self._exclusive is me:
                 self._exclusive = None
-            self._leave(me)
-
-    async def _wait_for_exclusive(self) -> None:
-        while self._exclusive is not None and await self._wait_for_change():
-            pass
+            self.leave(me)
 
     async def _wait_for_change(self) -> bool:
         """Wait for a change; return False once the deadline has passed."""
@@ -81,6 +81,18 @@ class Isolation:
                 await self._changed.wait()
         return True
 
-    def _leave(self, me: object) -> None:
-        self._running.discard(me)
-        self._changed.set()
+
+class Shared:
+    """One of the handlers that run alongside others, for an `async with`."""
+
+    __slots__ = ("_counts", "_isolation")  # a class, like `Slot`: it costs less time
+
+    def __init__(self, isolation: Isolation, *, counts: bool) -> None:
+        self._isolation = isolation
+        self._counts = counts
+
+    async def __aenter__(self) -> None:
+        await self._isolation.enter(self, counts=self._counts)
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._isolation.leave(self)
