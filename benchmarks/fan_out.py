@@ -1,4 +1,5 @@
-"""What a message costs the server when three consumers of the `postgres` broker read it.
+"""What a message costs the server when three consumers of the `postgres` broker read.
+
 
 A relay moves a backlog to the broker in the same database, then each consumer reads it
 whole and acks each message. The consumers do nothing else: no handlers, no receipts.

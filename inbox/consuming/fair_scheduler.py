@@ -71,6 +71,9 @@ class FairScheduler:
     async def acquire(self, name: str, tenant: Tenant) -> None:
         """Wait for a slot in a queue, and hold it until `release`."""
         queue = self._queues[name]
+        if self._free and not (self._is_full(tenant) or self._is_wanted()):
+            self._take(queue, tenant)
+            return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lines = queue.capped if self._is_full(tenant) else queue.ring
         lines.setdefault(tenant, deque()).append(granted)
@@ -126,14 +129,23 @@ class FairScheduler:
                 continue  # already cancelled; `acquire` cleans up
             if line:
                 queue.ring.move_to_end(tenant)
-            self._order.remove(queue)
-            self._order.append(queue)
-            queue.credit -= 1
-            self._free -= 1
-            self._taken[tenant] += 1
             granted.set_result(None)
-            if self._is_full(tenant):
-                self._set_aside(tenant)
+            self._take(queue, tenant)
+
+    def _is_wanted(self) -> bool:
+        """Whether a message waits that is eligible for a slot."""
+        return any(queue.ring for queue in self._order)
+
+    def _take(self, queue: Waiting, tenant: Tenant) -> None:
+        if not queue.credit:
+            self._renew_credits()
+        self._order.remove(queue)
+        self._order.append(queue)
+        queue.credit -= 1
+        self._free -= 1
+        self._taken[tenant] += 1
+        if self._is_full(tenant):
+            self._set_aside(tenant)
 
     def _next_queue(self) -> Waiting | None:
         """Choose by weight among the queues that have a message eligible for a slot."""
@@ -141,9 +153,12 @@ class FairScheduler:
         if not waiting:
             return None
         if not any(queue.credit for queue in waiting):
-            for queue in self._order:
-                queue.credit = queue.weight
+            self._renew_credits()
         return next(queue for queue in waiting if queue.credit)
+
+    def _renew_credits(self) -> None:
+        for queue in self._order:
+            queue.credit = queue.weight
 
     def _is_full(self, tenant: Tenant) -> bool:
         return (
