@@ -54,7 +54,7 @@ class Listener(Protocol):
         """Kafka partitions moved to other members."""
 
     def changed(self) -> None:
-        """`trouble`, `down` or `ended` of the reader changed."""
+        """`trouble`, `down`, `in_doubt` or `ended` of the reader changed."""
 
 
 class Reader:
@@ -70,6 +70,9 @@ class Reader:
     Attributes:
         trouble: an error of the group or of a topic, for the source to raise and clear.
         down: whether all brokers are unreachable, according to librdkafka.
+        in_doubt: whether a connection failed since a broker has answered. librdkafka
+            doesn't always report that all are down (its issues 2259 and 5126), so the
+            source asks.
         refusal: why the brokers rejected the credentials, if they did.
         ended: set when the thread has ended and the connections are closed.
     """
@@ -86,6 +89,7 @@ class Reader:
     ) -> None:
         self.trouble: str | None = None
         self.down = False
+        self.in_doubt = False
         self.refusal: str | None = None
         self.ended = asyncio.Event()
         self._name = name
@@ -149,10 +153,10 @@ class Reader:
             if not answer.done():
                 answer.cancel()
             elif isinstance(answer.result(), KafkaException):
-                if not self.down:
+                if not (self.down or self.in_doubt):
                     self._reason = reason_of(answer.result())
             else:
-                self.down = False
+                self.down = self.in_doubt = False
                 return {name: each.error for name, each in answer.result().items()}
             if self.down or self._loop.time() >= until:
                 break
@@ -252,11 +256,12 @@ class Reader:
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down = True
-            self._post(self._listener.changed)
-            return
-        self._reason = reason_of(error)
+        else:
+            self.in_doubt = True
+            self._reason = reason_of(error)
         if error.code() == KafkaError._AUTHENTICATION:
             self.refusal = self._reason
+        self._post(self._listener.changed)
 
     def _on_commit(self, error: KafkaError | None, _: object) -> None:
         # By identity, since comparing an error with None by == breaks the interpreter.

@@ -42,6 +42,8 @@ _DEFAULTS: Final = {
     # time; librdkafka's default is 5 minutes.
     "topic.metadata.refresh.interval.ms": 5000,
 }
+_DOUBT: Final = 3.0
+"""How long a broker can take to answer before it counts as unreachable, in seconds."""
 _COOPERATIVE: Final = {"partition.assignment.strategy": "cooperative-sticky"}
 
 
@@ -264,8 +266,9 @@ class KafkaSource:
         reader = self._reader
         if reader is None:
             raise BrokerUnavailableError(f"the source for {self._name} is closed")
-        if reader.down:
-            await reader.topics(0)
+        if reader.down or reader.in_doubt:
+            now = asyncio.get_running_loop().time()
+            await reader.topics(now + _DOUBT)
         trouble, reader.trouble = reader.trouble, None
         if reader.ended.is_set():
             trouble = trouble or "the client ended"

@@ -10,10 +10,12 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from typing_extensions import override
 
 from inbox.poison.history import FIRST_DELIVERY, TakenOver
 from inbox.source import Delivery
 from inbox.sources.kafka import KafkaSource
+from inbox.sources.kafka.reader import Reader
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message_id import uuid7
 from pillarbox import Message
@@ -105,6 +107,32 @@ async def test_a_forbidden_offset_commit_is_reported_and_retried(
             await receive(consumer, 1)
         await second.ack()
     assert committed(private_mock, "orders") == 2
+
+
+class Deaf(Reader):
+    """A reader that never learns from librdkafka that all brokers are down."""
+
+    @override
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            super()._on_error(error)
+
+
+async def test_an_outage_is_reported_even_if_librdkafka_does_not_report_it(
+    private_mock: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inbox.sources.kafka.source.Reader", Deaf)
+    private_mock.create_topic("orders", partitions=1)
+    await publish(private_mock, *numbered("orders", 1))
+    async with source(private_mock, "orders") as consumer:
+        (delivery,) = await receive(consumer, 1)
+        await delivery.ack()
+        private_mock.stop()
+        with pytest.raises(BrokerUnavailableError, match="can't be reached"):
+            await receive(consumer, 1)
+        private_mock.start()
+        await publish(private_mock, *numbered("orders", 1))
+        assert payloads(await receive_in_spite_of_errors(consumer)) == [0]
 
 
 async def test_attempts_are_counted_while_the_process_runs(
