@@ -1,6 +1,7 @@
 """`pillarbox dev`: everything that an application needs while it is developed."""
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Collection
@@ -30,7 +31,8 @@ from outbox.gather import end
 from outbox.observability.endpoints import address_of
 from outbox.postgres.connection import conninfo
 
-_TICK: Final = 0.05
+_FIRST_TICK: Final = 0.05
+_LONGEST_TICK: Final = 2.0
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 app = new_app()
@@ -148,11 +150,14 @@ class _Dev:
     async def _wait_for(self, database: Part) -> None:
         """Return when the server accepts connections."""
         url = conninfo(self._project.url)
+        tick = _FIRST_TICK
         while not database.ended.done():
             try:
                 connection = await psycopg.AsyncConnection.connect(url)
             except psycopg.OperationalError:
-                await asyncio.wait([database.ended], timeout=_TICK)
+                await asyncio.wait([database.ended], timeout=tick)
+                # The server logs each attempt, and recovery can take long.
+                tick = min(2 * tick, _LONGEST_TICK)
             else:
                 await connection.close()
                 return
@@ -192,6 +197,8 @@ class _Dev:
             await asyncio.Event().wait()
         from watchfiles import PythonFilter, awatch
 
+        # It logs how many files changed; which ones is said here.
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)
         root = self._project.root
         async for changes in awatch(root, watch_filter=PythonFilter(), step=100):
             names = {str(Path(path).relative_to(root)) for _, path in changes}

@@ -192,6 +192,7 @@ def test_a_consumer_handles_messages_and_is_reloaded_until_ctrl_c(
     assert b"pillarbox" in dev.read_page()
     dev.send("the second order")
     dev.wait_for("consumer | billed anew the second order")
+    assert "change detected" not in dev.log()
 
     assert dev.end(signal.SIGINT) == 0
     assert dev.left_over() == []
