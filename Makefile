@@ -70,7 +70,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  DATABASE_URL=postgresql://…  use that PostgreSQL and install none'
-	@echo '  ARGS="…"                     arguments for demo, test, clock and bench'
+	@echo '  ARGS="…"                     arguments for demo, test, clock, bench and site'
 	@echo '  PYTHON=…                     the Python (3.11 or newer) to build .venv with'
 
 demo: packages $(READY) ## Run the example shop, with killed processes and a failing handler (ARGS=--web)
@@ -125,8 +125,8 @@ reference: packages $(READY) ## Write docs/reference and the Grafana board from 
 screenshots: packages $(READY) ## Make the pictures of docs/web.md from a seeded database
 	@$(BIN)/python -m docs.screenshots
 
-site: packages $(READY) ## Build the documentation as a site, into build/site
-	@$(BIN)/python -m sphinx -W --keep-going -q -j auto -d build/doctrees docs build/site
+site: packages $(READY) ## Build the documentation, into build/site (ARGS="-b linkcheck": its links)
+	@$(BIN)/python -m sphinx -W --keep-going -q -j auto -d build/doctrees $(ARGS) docs build/site
 
 lock: packages $(READY) ## Renew requirements.lock, and the image's (ARGS=--upgrade)
 	@test -x $(BIN)/uv || $(PIP) install uv

@@ -1,6 +1,7 @@
 """`pillarbox dev`: everything that an application needs while it is developed."""
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Collection
@@ -21,16 +22,17 @@ from outbox.cli.command import (
 from outbox.cli.output import write_line
 from outbox.cli.supervisor import run_coroutine
 from outbox.dev.extensions import find_extensions
+from outbox.dev.page import open_page
 from outbox.dev.parts import Part, Parts, say
 from outbox.dev.project import Project
 from outbox.dev.server import Server, choose_server, erase
 from outbox.errors import ConfigError, OutboxError
 from outbox.gather import end
+from outbox.observability.endpoints import address_of
 from outbox.postgres.connection import conninfo
-from outbox.testing.lifetime import free_port
 
-_PAGE_PORT: Final = 8380
-_TICK: Final = 0.05
+_FIRST_TICK: Final = 0.05
+_LONGEST_TICK: Final = 2.0
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 app = new_app()
@@ -84,21 +86,31 @@ async def _run(project: Project, server: Server, consumer: str | None) -> None:
     for number in _STOPS:
         loop.add_signal_handler(number, stop)
     try:
-        async with parts:
-            await _Dev(parts, project, consumer).run(server)
+        with open_page() as page:
+            async with parts:
+                await _Dev(parts, project, consumer, page).run(server)
     except asyncio.CancelledError:
         say("dev", "stopped")
 
 
 class _Dev:
-    """The parts in the order in which they start, and what follows when one ends."""
+    """The parts in the order in which they start, and what follows when one ends.
 
-    def __init__(self, parts: Parts, project: Project, consumer: str | None) -> None:
+    Args:
+        page: the socket on which the page listens.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        project: Project,
+        consumer: str | None,
+        page: socket.socket,
+    ) -> None:
         self._parts = parts
         self._project = project
         self._consumer = consumer
-        port = _PAGE_PORT if _is_free(_PAGE_PORT) else free_port()
-        self._page = f"127.0.0.1:{port}"
+        self._page = page
 
     async def run(self, server: Server) -> None:
         """Start everything, and run until a part ends.
@@ -138,11 +150,14 @@ class _Dev:
     async def _wait_for(self, database: Part) -> None:
         """Return when the server accepts connections."""
         url = conninfo(self._project.url)
+        tick = _FIRST_TICK
         while not database.ended.done():
             try:
                 connection = await psycopg.AsyncConnection.connect(url)
             except psycopg.OperationalError:
-                await asyncio.wait([database.ended], timeout=_TICK)
+                await asyncio.wait([database.ended], timeout=tick)
+                # The server logs each attempt, and recovery can take long.
+                tick = min(2 * tick, _LONGEST_TICK)
             else:
                 await connection.close()
                 return
@@ -153,7 +168,7 @@ class _Dev:
         lines = [
             f"database  export {DATABASE_VARIABLE}={self._project.url}",
             "broker    the same URL",
-            f"page      http://{self._page}/login#{self._project.token}",
+            f"page      http://{address_of(self._page)}/login#{self._project.token}",
             f"data      {self._project.folder} (empty it with --reset)",
         ]
         if self._consumer is not None:
@@ -165,14 +180,16 @@ class _Dev:
 
     async def _start_own(self) -> list[Part]:
         """Start the parts that run the application's code."""
-        options = ["--listen", self._page, "--tokens", str(self._project.tokens)]
-        if self._consumer is None:
-            return [await self._parts.pillarbox("web", "web", *options)]
-        options += ["--consumer", self._consumer]
-        return [
-            await self._parts.pillarbox("consumer", "consume", self._consumer),
-            await self._parts.pillarbox("web", "web", *options),
-        ]
+        started = []
+        page = self._page.fileno()
+        options = ["--listen", f"fd:{page}", "--tokens", str(self._project.tokens)]
+        if self._consumer is not None:
+            started.append(
+                await self._parts.pillarbox("consumer", "consume", self._consumer)
+            )
+            options += ["--consumer", self._consumer]
+        web = await self._parts.pillarbox("web", "web", *options, pass_fds=[page])
+        return [*started, web]
 
     async def _changes(self) -> AsyncIterator[str]:
         """Yield the names of files that changed, if the application's code runs."""
@@ -180,6 +197,8 @@ class _Dev:
             await asyncio.Event().wait()
         from watchfiles import PythonFilter, awatch
 
+        # It logs how many files changed; which ones is said here.
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)
         root = self._project.root
         async for changes in awatch(root, watch_filter=PythonFilter(), step=100):
             names = {str(Path(path).relative_to(root)) for _, path in changes}
@@ -209,13 +228,3 @@ def _ended(part: Part) -> OutboxError:
     return OutboxError(
         f"{part.name} ended with {part.ended.result()}: its last lines above say why"
     )
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

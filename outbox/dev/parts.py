@@ -103,11 +103,11 @@ class Parts:
         self._running.append((part, stop))
         return part
 
-    async def pillarbox(self, name: str, *arguments: str) -> Part:
-        """Start one of pillarbox's own commands."""
+    async def pillarbox(self, name: str, *arguments: str, **settings: Any) -> Part:
+        """Start one of pillarbox's own commands, with `settings` as in `start`."""
         # -P: the working directory may have a module of the same name as ours.
         program = (sys.executable, "-P", "-m", "pillarbox")
-        return await self.start(name, *program, *arguments)
+        return await self.start(name, *program, *arguments, **settings)
 
     async def run(self, *arguments: str) -> None:
         """Run one of pillarbox's own commands to its end.

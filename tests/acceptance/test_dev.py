@@ -3,12 +3,11 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -73,6 +72,14 @@ class Dev:
         (url,) = re.findall(r"export PILLARBOX_DATABASE_URL=(\S+)", self.log())
         return str(url)
 
+    def read_page(self) -> bytes:
+        """Return the page's login; while the page starts, wait for it."""
+        (link,) = re.findall(r"page +(http://\S+)/login#\w+\n", self.log())
+        with urllib.request.urlopen(f"{link}/login", timeout=60) as page:
+            content = page.read()
+            assert isinstance(content, bytes)
+            return content
+
     def send(self, payload: str) -> None:
         engine = create_engine(self.url)
         with Session(engine) as session, session.begin():
@@ -118,18 +125,6 @@ class Dev:
         self._process.kill()
         self._process.wait()
         wait_for("the end of every process", lambda: not self.left_over())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def taken_port() -> Iterator[None]:
-    """Let no two workers' pages choose the usual port at the same moment."""
-    with socket.socket() as taken:
-        # With this option, each worker can hold it, and nothing else can take it.
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        with suppress(OSError):
-            taken.bind(("127.0.0.1", 8380))
-            taken.listen()
-        yield
 
 
 @contextmanager
@@ -194,8 +189,10 @@ def test_a_consumer_handles_messages_and_is_reloaded_until_ctrl_c(
     (new_folder / "app.py").write_text(APP.replace('"billed"', '"billed anew"'))
     dev.wait_for("app.py changed: reloading")
     dev.wait_for("ConsumerStarted", times=2)
+    assert b"pillarbox" in dev.read_page()
     dev.send("the second order")
     dev.wait_for("consumer | billed anew the second order")
+    assert "change detected" not in dev.log()
 
     assert dev.end(signal.SIGINT) == 0
     assert dev.left_over() == []
@@ -223,9 +220,7 @@ def test_the_data_and_the_addresses_stay_until_a_reset(
     dev = start(folder)
     dev.wait_for("RelayStarted")
     dev.wait_for("WebStarted")
-    (link,) = re.findall(r"page +(http://\S+)/login#\w+\n", dev.log())
-    with urllib.request.urlopen(f"{link}/login") as page:
-        assert b"pillarbox" in page.read()
+    assert b"pillarbox" in dev.read_page()
     dev.execute("CREATE TABLE kept ()")
     url = dev.url
     assert dev.end(signal.SIGINT) == 0

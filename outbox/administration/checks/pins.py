@@ -21,14 +21,15 @@ def check_pins(overview: Overview) -> Iterator[Finding]:
     for pin in overview.pins:
         if pin.open_for is not None and pin.open_for < _LONG:
             continue
+        if pin.kind == "replication slot" and pin.state == "inactive":
+            yield _forgotten(pin)
+            continue
         who = f"{pin.kind} {pin.name}" if pin.name else pin.kind
         role = f" of {pin.role}" if pin.role else ""
         since = (
             f"open for {write_duration(pin.open_for)}"
             if pin.open_for is not None
             else f"{pin.xids} transactions behind"
-            if pin.xids is not None
-            else "without a reader, and retains WAL"
         )
         writes = ", and has written" if pin.is_writing else ""
         yield warning(
@@ -50,14 +51,22 @@ def check_sessions(
         )
 
 
+def _forgotten(pin: Pin) -> Finding:
+    """Describe a slot without a reader, which may be down and need what is kept."""
+    return warning(
+        f"the replication slot {pin.name} ({pin.slot}) has no reader, and keeps ever"
+        " more WAL until it has one",
+        "find its owner first, which may be down: Debezium, a subscription, a standby,"
+        " a backup; what that has not read yet is lost with the slot",
+    )
+
+
 def _end(pin: Pin) -> str:
-    name = sql.quote(pin.name or "")
-    match pin.kind, pin.state:
-        case "session", _:
+    match pin.kind:
+        case "session":
             return f"SELECT pg_terminate_backend({pin.pid});"
-        case "prepared transaction", _:
+        case "prepared transaction":
+            name = sql.quote(pin.name or "")
             return f"COMMIT PREPARED {name};  -- or ROLLBACK PREPARED"
-        case "replication slot", "inactive":
-            return f"SELECT pg_drop_replication_slot({name});  -- or start its reader"
         case _:
             return "SELECT * FROM pg_stat_replication;  -- how far each reader has come"

@@ -22,6 +22,8 @@ class Pin:
             isn't a transaction.
         xid: the oldest transaction that it needs; None if it needs none.
         xids: how many transactions it lies behind; None if it needs none.
+        slot: for a replication slot, its plugin, its database, and how much WAL it
+            keeps.
     """
 
     kind: str
@@ -33,6 +35,7 @@ class Pin:
     is_writing: bool
     xid: str | None
     xids: int | None
+    slot: str | None
 
 
 def read_pins(reading: Reading) -> tuple[Pin, ...]:

@@ -1,7 +1,9 @@
 """Debezium publishes the outbox, by the SQL and the connector of docs/debezium.md."""
 
 import asyncio
+import base64
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
@@ -21,7 +23,7 @@ from outbox.lane import Priority
 from outbox.testing.postgres import PostgresServer, postgres_server
 from pillarbox import Consumer, Message, add
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
-from tests.fixtures.debezium import Connect, connect, shown
+from tests.fixtures.debezium import Connect, connect, embedded, shown
 from tests.fixtures.kafka import records
 from tests.fixtures.postgres import SETTINGS, Template
 from tests.fixtures.real_kafka import RealKafka
@@ -92,11 +94,12 @@ def topic(real_node: RealKafka, name: str) -> str:
     return name
 
 
-def start(worker: Connect, url: str, **changes: str) -> None:
-    """Start the connector of the page, and wait until it reads the log."""
+def config_for(url: str) -> dict[str, str]:
+    """Return the configuration of the page, for a database of the tests."""
     server = urlsplit(url)
     name = server.path.removeprefix("/")
-    place = {
+    return {
+        **CONNECTOR,
         "database.hostname": str(server.hostname),
         "database.port": str(server.port),
         "database.dbname": name,
@@ -104,14 +107,26 @@ def start(worker: Connect, url: str, **changes: str) -> None:
         "topic.prefix": name,
         "heartbeat.interval.ms": "500",
     }
-    worker.configure(name, {**CONNECTOR, **place, **changes})
 
-    def reads() -> bool:
+
+def reads(url: str) -> bool:
+    """Return whether something reads the log from the database's slot."""
+    name = urlsplit(url).path.removeprefix("/")
+    active = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
+    return bool(execute(url, active, [name]))
+
+
+def start(worker: Connect, url: str, **changes: str) -> None:
+    """Start the connector of the page, and wait until it reads the log."""
+    config = {**config_for(url), **changes}
+    name = config["slot.name"]
+    worker.configure(name, config)
+
+    def works() -> bool:
         assert worker.failure(name) is None
-        active = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
-        return bool(execute(url, active, [name]))
+        return reads(url)
 
-    wait_for("the connector reads", reads)
+    wait_for("the connector reads", works)
 
 
 def commit(url: str, *messages: Message) -> None:
@@ -173,6 +188,37 @@ def test_what_commits_arrives_as_from_the_relay(
     # In the order of the commits, whatever their time and priority.
     of_key = [read(record) for record in arrived if record.key() == b"k"]
     assert [m.payload for m in of_key] == [b"\x00\xff", b"2"]
+
+
+def test_the_embedded_engine_routes_what_commits_without_a_kafka(url: str) -> None:
+    message = Message("orders", {"n": 1}, key="ä", tenant="acme", headers={"a": "b"})
+    with embedded(config_for(url)) as engine:
+
+        def works() -> bool:
+            assert engine.is_running(), engine.log()
+            return reads(url)
+
+        wait_for("the engine reads", works, seconds=240)
+        commit(url, message)
+        engine.wait_for_log('"topic":"orders"')
+        (line,) = re.findall(
+            r'^event: (.*"topic":"orders".*)$', engine.log(), re.MULTILINE
+        )
+
+    event = json.loads(line)
+    headers = {name: json.loads(value) for name, value in event["headers"].items()}
+    assert event["key"] == "ä"
+    assert base64.b64decode(event["value"]) == message.payload
+    assert headers.pop("ce_time")
+    assert json.loads(headers.pop("pillarbox-headers")) == {"a": "b"}
+    assert headers == {
+        "ce_id": str(message.id),
+        "ce_type": "orders",
+        "ce_partitionkey": "ä",
+        "ce_tenant": "acme",
+        "ce_schemaversion": 1,
+        "content-type": "application/json",
+    }
 
 
 @pytest.mark.fault

@@ -79,7 +79,8 @@ BROKEN = {
         SEEN.format(
             "pg_replication_slots",
             "SELECT 'slow'::name AS slot_name, true AS active, NULL::xid AS xmin,"
-            " NULL::int AS active_pid,"
+            " NULL::int AS active_pid, 'physical' AS slot_type, NULL::name AS plugin,"
+            " NULL::name AS database, NULL::pg_lsn AS restart_lsn,"
             " ((pg_current_xact_id()::text::bigint + 4292967296) % 4294967296)::text"
             "::xid AS catalog_xmin",
         ),
@@ -156,11 +157,11 @@ BROKEN = {
     ),
     "a replication slot has no reader": (
         "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",
-        *("pins", "warning", "without a reader", "pg_drop_replication_slot"),
+        *("pins", "warning", "the replication slot forgotten_", "find its owner first"),
     ),
 }
 # Fakes can't be repaired, and a person has to restore objects that were dropped, and to
-# decide what becomes of partitions that pillarbox didn't create.
+# decide what becomes of slots and partitions that pillarbox didn't create.
 OTHERWISE = {
     "there is a DEFAULT partition",
     "a partition begins in another time zone",
@@ -170,6 +171,7 @@ OTHERWISE = {
     "no relay runs",
     "a transaction was prepared and forgotten",
     "a transaction stays open",
+    "a replication slot has no reader",
     "pg_partman is older than we can use",
     "pg_partman was not upgraded with its files",
 }

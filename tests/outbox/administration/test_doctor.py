@@ -17,7 +17,7 @@ from tests.fixtures.positions import defer
 from tests.fixtures.postgres import MigratedData, copied_server
 from tests.fixtures.sessions import execute
 from tests.fixtures.upkeep import run_upkeep
-from tests.outbox.administration.broken import BROKEN, FAR_BEHIND, OTHERWISE
+from tests.outbox.administration.broken import BROKEN, FAR_BEHIND, OTHERWISE, SEEN
 from tests.outbox.administration.test_detach import leave_detached
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
@@ -101,6 +101,28 @@ def test_the_doctor_finds_each_problem_and_its_remedy_repairs_it(
     if broken != FAR_BEHIND:  # the reader is a fake
         assert doctor(database_url)[1] == []
         run_upkeep(database_url)
+
+
+def test_a_slot_without_a_reader_is_described_and_its_owner_is_to_be_found_first(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(
+        database_url,
+        SEEN.format(
+            "pg_replication_slots",
+            "SELECT 'orders'::name AS slot_name, false AS active, NULL::xid AS xmin,"
+            " NULL::int AS active_pid, 'logical' AS slot_type,"
+            " 'pgoutput'::name AS plugin, 'shop'::name AS database,"
+            " NULL::xid AS catalog_xmin, '0/0'::pg_lsn AS restart_lsn",
+        ),
+    )
+
+    (found,) = doctor(database_url)[1]
+
+    described = r"slot orders \(plugin pgoutput, database shop, keeps \d+ .B of WAL\)"
+    assert re.search(described, found["finding"])
+    assert "find its owner first" in found["remedy"]
+    assert "DROP" not in found["remedy"].upper()
 
 
 def test_the_remedy_shows_the_rows_that_hold_a_partition(
