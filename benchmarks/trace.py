@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Final
+from uuid import UUID
 
 import psycopg
 
@@ -121,7 +122,9 @@ def by_id(url: str, id: str | None) -> Callable[[], float]:
     def run() -> float:
         with reading(url) as session:
             began = time.perf_counter()
-            found = read_trace(session, id or "8f14e45f-ceea-467f-9575-30a1c8b1d9a2")
+            found = read_trace(
+                session, UUID(id or "8f14e45f-ceea-467f-9575-30a1c8b1d9a2")
+            )
             spent = time.perf_counter() - began
         assert (found.found is Found.FOUND) == (id is not None)
         if id is not None:

@@ -111,7 +111,7 @@ class Consumer(Process):
     that was already handled is acked and skipped. Handlers must not commit the session
     that they are given. Messages with the same key are handled in the order in which
     the source delivers them, messages with different keys concurrently. `retrier`
-    retries dead letters, and `blocked` lists the keys that wait for a retry.
+    retries dead letters.
 
     Args:
         source: where messages come from: a broker's URL, a `Source`, or a mapping with
@@ -197,7 +197,7 @@ class Consumer(Process):
         self._retry = retry or RetryPolicy()
         self._observers = list(observers)
         self._routes: Routes[AnyHandler] = Routes()
-        self.blocked = BlockedKeys()
+        self._blocked = BlockedKeys()
         self.retrier = partial(
             HandlerRetrier, sessions, self._routes, self._writer, max_idle=max_idle
         )
@@ -430,12 +430,12 @@ class Consumer(Process):
         self, stop: asyncio.Event, weights: dict[str, int], idle: timedelta | None
     ) -> None:
         outages = Outages()
-        observers = Observers([outages, self.blocked, *self._observers])
+        observers = Observers([outages, self._blocked, *self._observers])
         sources = {queue: self._queues_served.source_of(queue) for queue in weights}
         systems = {q: tracing.system_of(source) for q, source in sources.items()}
         if tracing.tracer is not None:
             # All tasks inherit it.
-            tracing.tracer.receive(next(iter(systems.values())), observers.notify)
+            tracing.tracer.receive(next(iter(systems.values())))
         limits = self._fit_to_pool()
         is_long = has_long_handlers(self._routes)
         days = Days(partial(self._executor.transact, make_days), observers.notify)
@@ -482,8 +482,9 @@ class Consumer(Process):
         dispatchers: Collection[Dispatcher],
         outages: Outages,
     ) -> ProcessMeasured:
-        blocked = self.blocked.oldest_first()
-        failing = [(it.since, it.reason) for it in self.blocked.failing()]
+        waiting = self._blocked.oldest_first()
+        blocked = [it for it in waiting if it.key is not None]
+        failing = [(it.since, it.reason) for it in waiting if it.reason is not None]
         failing += [(it.since, it.reason) for it in outages.longest_first()]
         since, reason = min(failing, key=itemgetter(0), default=(None, None))
         return ProcessMeasured(

@@ -133,10 +133,10 @@ GRANT SELECT
     ON outbox.partition_policy
     TO {maintainer}, {monitor}, {application}, {relay}, {consumer};
 GRANT SELECT
-    ON outbox.partition_health, outbox.upkeep, outbox.upkeep_failure
+    ON outbox.partition_health, outbox.upkeep, outbox.upkeep_failure, outbox.retiring_partition
     TO {maintainer}, {monitor}, {relay}, {consumer};
 GRANT SELECT
-    ON outbox.retiring_partition, outbox.dropped_partition, outbox.kept_partition
+    ON outbox.dropped_partition, outbox.kept_partition
     TO {maintainer}, {monitor};
 
 -- The monitor reads everything but payloads, stack traces and headers, of which it sees only those that

@@ -76,6 +76,8 @@ class ProcessMeasured(Event):
 class TracingFailed(Event):
     """A span could not be started or ended. Messages are processed without it.
 
+    It is only logged: it can happen in any thread, and outside of relays and consumers.
+
     Attributes:
         reason: the error.
     """

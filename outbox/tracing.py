@@ -7,7 +7,7 @@ of every message of the same transaction.
 or handles a message checks it, and does nothing more if it is None.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -145,15 +145,8 @@ class Tracer(Protocol):
             decisions: exceptions that aren't errors when they leave the block.
         """
 
-    def receive(
-        self, system: str, notify: "Callable[[Event], None] | None" = None
-    ) -> None:
-        """Record the broker of the current task's messages, and leave any other trace.
-
-        Args:
-            notify: called in the running loop with events about tracing itself, which
-                are logged otherwise.
-        """
+    def receive(self, system: str) -> None:
+        """Record the broker of this task's messages, and leave any other trace."""
 
     def observe(self, event: "Event") -> None:
         """Create the span of an event that settles a message."""

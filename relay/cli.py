@@ -56,6 +56,8 @@ from relay.renewed_publisher import publisher_of
 from relay.replay import Published, ReplayCriteria, count_published, replay_published
 
 _DEFAULT: Final = RelayConfig()
+_BATCH: Final = 1000
+"""How many messages a replay makes ready in one transaction."""
 _PUBLISHED_COLUMNS: Final = ("topic", "messages", "oldest", "newest")
 
 relay_app = new_app()
@@ -234,12 +236,6 @@ def replay(
     tenant: Tenant = None,
     limit: Limit = None,
     rate: Rate = None,
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            "--batch-size", metavar="N", min=1, help="Messages in one transaction."
-        ),
-    ] = 1000,
     dry_run: DryRun = False,
     database: Database = None,
     json: Json = False,
@@ -266,19 +262,19 @@ def replay(
         total = sum(topic.messages for topic in found)
         total = min(total, choice.max_rows or total)
         done = 0
-        with progress(total) as bar:
+        with progress(total) as show_progress:
 
             def show(count: int) -> None:
                 nonlocal done
                 done = count
-                bar(min(count, total), {})
+                show_progress(min(count, total))
 
             try:
                 replayed = replay_published(
                     connection,
                     choice,
                     # Don't exceed the rate within a second, either.
-                    batch_size=min(batch_size, max(1, int(rate or batch_size))),
+                    batch_size=min(_BATCH, max(1, int(rate or _BATCH))),
                     max_per_second=rate,
                     on_batch=show,
                 )

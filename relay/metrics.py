@@ -1,14 +1,19 @@
 """The metrics of a relay, for Prometheus; needs the extra `metrics`."""
 
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
 from outbox.events import Event, ProcessMeasured
 from outbox.observability.latency import LONG, SHORT
-from outbox.observability.prometheus import LatencyHistogram, TopicLabels
+from outbox.observability.prometheus import (
+    LatencyHistogram,
+    Tallies,
+    Tally,
+    TopicLabels,
+)
 from relay.activity import RelayCounts
 from relay.events import (
     BatchClaimed,
@@ -23,14 +28,6 @@ from relay.events import (
 )
 
 
-class _Counters(NamedTuple):
-    """The counters of one topic."""
-
-    published: Counter
-    refused: Counter
-    dead_lettered: Counter
-
-
 class RelayMetrics:
     """An observer that keeps the metrics of one relay.
 
@@ -42,24 +39,16 @@ class RelayMetrics:
         self, registry: CollectorRegistry, topics: TopicLabels, counts: RelayCounts
     ) -> None:
         self._topics = topics
-        self._published = Counter(
-            "pillarbox_relay_messages_published",
-            "Messages that the broker accepted.",
-            ["topic"],
-            registry=registry,
-        )
-        self._refused = Counter(
-            "pillarbox_relay_messages_refused",
-            "Refusals by the broker after which a message is retried.",
-            ["topic"],
-            registry=registry,
-        )
-        self._dead_lettered = Counter(
-            "pillarbox_relay_messages_dead_lettered",
-            "Messages that became dead letters of the outbox.",
-            ["topic"],
-            registry=registry,
-        )
+        self._by_topic = [
+            Tallies(
+                f"pillarbox_relay_messages_{name}", documentation, ["topic"], registry
+            )
+            for name, documentation in (
+                ("published", "Messages that the broker accepted."),
+                ("refused", "Refusals by the broker after which a message is retried."),
+                ("dead_lettered", "Messages that became dead letters of the outbox."),
+            )
+        ]
         LatencyHistogram(
             "pillarbox_relay_add_to_publish_seconds",
             "Time from adding a message, or the moment it was scheduled for, until the"
@@ -97,7 +86,7 @@ class RelayMetrics:
             "1 while the broker is unavailable and nothing is claimed.",
             registry=registry,
         )
-        self._counters: dict[str, _Counters] = {}
+        self._counters: dict[str, list[Tally]] = {}
         self._learn: dict[type[Event], Callable[[Any], None]] = {
             BatchClaimed: lambda event: self._claims.of().add(event.seconds),
             BatchPublished: self._record_published,
@@ -119,26 +108,25 @@ class RelayMetrics:
 
     def _record_published(self, event: BatchPublished) -> None:
         self._publishes.of().add(event.seconds)
-        for topic, count in Tally(event.topics).items():
-            self._of(topic).published.inc(count)
+        for topic, count in Counter(event.topics).items():
+            published, _, _ = self._of(topic)
+            published.count += count
 
     def _record_refused(self, event: KeyBlocked | MessageDelayed) -> None:
-        self._of(event.topic).refused.inc()
+        _, refused, _ = self._of(event.topic)
+        refused.count += 1
 
     def _record_dead_lettered(self, event: MessageDeadLettered) -> None:
-        self._of(event.topic).dead_lettered.inc()
+        _, _, dead_lettered = self._of(event.topic)
+        dead_lettered.count += 1
 
-    def _of(self, topic: str) -> "_Counters":
+    def _of(self, topic: str) -> list[Tally]:
         label = self._topics.of(topic)
         counters = self._counters.get(label)
         if counters is None:
-            # Create all of them now, at 0: Prometheus sees no increase in a series that
-            # has only just appeared.
-            counters = self._counters[label] = _Counters(
-                self._published.labels(label),
-                self._refused.labels(label),
-                self._dead_lettered.labels(label),
-            )
+            # All start at 0: Prometheus sees no increase in a series that is new.
+            counters = [tallies.of(label) for tallies in self._by_topic]
+            self._counters[label] = counters
         return counters
 
     def _record_measured(self, event: ProcessMeasured) -> None:

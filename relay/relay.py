@@ -187,7 +187,7 @@ class Relay(Process):
 
     async def _run(self) -> None:
         if tracing.tracer is not None:
-            tracing.tracer.receive(tracing.system_of(self._publisher), self._notify)
+            tracing.tracer.receive(tracing.system_of(self._publisher))
         async with AsyncExitStack() as stack:
             async with self._checked() as connection:
                 await stack.enter_async_context(self._publisher)

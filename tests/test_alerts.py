@@ -18,9 +18,9 @@ from docs.reference.metrics import registry
 from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.metrics import ConsumerMetrics
 from inbox.events import MessageHandled
+from outbox.administration.doctor import find_quickly
 from outbox.events import Observers, ProcessMeasured
 from outbox.observability.database_measure import DatabaseMeasured
-from outbox.observability.measures.reading import Scope
 from outbox.observability.overview import read_overview
 from outbox.observability.prometheus import DatabaseMetrics, PrometheusEvents
 from pillarbox import uuid7
@@ -39,20 +39,18 @@ ALERTS: dict[str, dict[str, Any]] = {
 }
 
 LETTERS = 'dead_letter_total{schema="inbox",origin="consumer:billing"}'
-AGE = 'dead_letter_age_seconds{schema="inbox",origin="consumer:billing"}'
 ORIGIN = {"schema": "inbox", "origin": "consumer:billing"}
 BILLING = {"consumer": "billing", "topic": "orders"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Series that make an alert fire after some time, and series that don't."""
+    """Series that make an alert fire within two hours, and series that don't."""
 
     alert: str
     firing: dict[str, str]
     quiet: dict[str, str]
     labels: dict[str, str] = field(default_factory=dict)
-    after: str = "2h"
 
 
 def buckets(name: str, bound: str, **labels: str) -> dict[str, str]:
@@ -72,10 +70,22 @@ def counter(name: str, step: int, **labels: str) -> dict[str, str]:
     return {f"{name}{{{about}}}": f"0+{step}x120"}
 
 
+def measured(instance: str, database: str = "shop") -> str:
+    """Return the series of when a process last measured the database."""
+    name = "pillarbox_database_measured_timestamp_seconds"
+    return f'{name}{{instance="{instance}",database="{database}"}}'
+
+
+def findings(instance: str, *, check: str, severity: str) -> str:
+    """Return the series of how many findings a process has."""
+    return (
+        f'pillarbox_findings{{instance="{instance}",database="shop",'
+        f'check="{check}",severity="{severity}"}}'
+    )
+
+
 CONSUMER = "pillarbox_consumer_messages"
-MEASURED = "pillarbox_database_measured_timestamp_seconds"
-UPKEEP = "pillarbox_database_upkeep"
-WAITING = "pillarbox_outbox_backlog_messages"
+UPKEEP = {"database": "shop", "check": "upkeep"}
 LANES = ('pillarbox_relay_lanes{instance="a"}', 'pillarbox_relay_lanes{instance="b"}')
 CASES = [
     Case(
@@ -105,11 +115,6 @@ CASES = [
         alert="PillarboxPublishingLate",
         firing=buckets("pillarbox_relay_add_to_publish_seconds", "300.0"),
         quiet=buckets("pillarbox_relay_add_to_publish_seconds", "1.0"),
-    ),
-    Case(
-        alert="PillarboxRelayKeysBlocked",
-        firing={"pillarbox_relay_blocked_keys": "1+0x120"},
-        quiet={"pillarbox_relay_blocked_keys": "5x110 0x10"},
     ),
     Case(
         alert="PillarboxHandlerFailing",
@@ -194,92 +199,55 @@ CASES = [
         labels=ORIGIN,
     ),
     Case(
-        alert="PillarboxDeadLettersPileUp",
-        firing={LETTERS: "101x120"},
-        quiet={LETTERS: "100x120"},
-        labels=ORIGIN,
-    ),
-    Case(
-        alert="PillarboxDeadLetterForgotten",
-        firing={AGE: "82801+60x120"},
-        quiet={AGE: "60+60x120"},
-        labels=ORIGIN,
-    ),
-    Case(
-        alert="PillarboxUpkeepLate",
-        # Two databases.
+        alert="PillarboxError",
+        # Of two replicas, one sees what is wrong.
         firing={
-            f'{UPKEEP}_age_seconds{{database="orders"}}': "60+10x120",
-            f'{UPKEEP}_age_seconds{{database="billing"}}': "7200+60x120",
+            findings("a", check="upkeep", severity="error"): "0x120",
+            findings("b", check="upkeep", severity="error"): "1x120",
         },
         quiet={
-            f'{UPKEEP}_age_seconds{{database="orders"}}': "60+10x120",
-            f'{UPKEEP}_age_seconds{{database="billing"}}': "60+10x120",
+            findings("a", check="upkeep", severity="error"): "2x100 0x20",
+            findings("a", check="upkeep", severity="warning"): "2x120",
         },
-        labels={"database": "billing"},
+        labels=UPKEEP,
     ),
     Case(
-        alert="PillarboxUpkeepFailing",
-        firing={f'{UPKEEP}_failing{{database="billing"}}': "1x120"},
-        quiet={f'{UPKEEP}_failing{{database="billing"}}': "0x100 1x4 0x16"},
-        labels={"database": "billing"},
-    ),
-    Case(
-        alert="PillarboxBacklogOld",
-        firing={"pillarbox_outbox_oldest_waiting_seconds": "0+60x120"},
-        # As old as the broker's pauses allow.
-        quiet={"pillarbox_outbox_oldest_waiting_seconds": "600x120"},
-    ),
-    Case(
-        alert="PillarboxPartitionsAhead",
-        firing={'pillarbox_partitions_ahead{table="inbox.receipt"}': "2x120"},
-        quiet={'pillarbox_partitions_ahead{table="inbox.receipt"}': "3x60 2x60"},
-        labels={"table": "inbox.receipt"},
-    ),
-    Case(
-        alert="PillarboxPartitionGap",
-        firing={'pillarbox_partition_gaps{table="inbox.receipt"}': "1x120"},
-        quiet={'pillarbox_partition_gaps{table="inbox.receipt"}': "1x100 0x20"},
-        labels={"table": "inbox.receipt"},
-    ),
-    Case(
-        alert="PillarboxPartitionsHeld",
-        firing={'pillarbox_partitions_held{table="outbox.message"}': "1x240"},
-        quiet={'pillarbox_partitions_held{table="outbox.message"}': "1x200 0x40"},
-        labels={"table": "outbox.message"},
-        after="4h",
-    ),
-    Case(
-        alert="PillarboxTransactionPinned",
-        firing={"pillarbox_pinned_seconds": "0+60x120"},
-        quiet={"pillarbox_pinned_seconds": "0+30x110 0x10"},
+        alert="PillarboxWarning",
+        firing={findings("a", check="upkeep", severity="warning"): "1x120"},
+        quiet={
+            findings("a", check="upkeep", severity="warning"): "0x100 1x20",
+            findings("a", check="upkeep", severity="unknown"): "1x120",
+        },
+        labels=UPKEEP,
     ),
     Case(
         alert="PillarboxDatabaseNotMeasured",
-        # Measuring fails, or the process hangs.
-        firing={MEASURED: "1200x120", LANES[0]: "48x120"},
-        quiet={MEASURED: "0+60x120", WAITING: "5x120", LANES[0]: "48x120"},
+        # A consumer's measuring fails or hangs, while a relay measures.
+        firing={measured("a"): "0+60x120", measured("b"): "1200x120"},
+        quiet={measured("a"): "0+60x120", measured("b"): "0+60x120"},
+        labels={"instance": "b"},
     ),
     Case(
         alert="PillarboxDatabaseNotMeasured",
-        # A consumer measures another database.
-        firing={
-            LANES[0]: "48x120",
-            f'{MEASURED}{{database="billing"}}': "0+60x120",
+        # Never measured: the name of the database isn't known.
+        firing={measured("b", database=""): "0x120"},
+        quiet={
+            measured("b", database=""): "0x5 stale",
+            measured("b"): "_x5 300+60x114",
         },
-        # No relay at all, only a consumer: another alert reports that.
-        quiet={f'{MEASURED}{{database="billing"}}': "0+60x120"},
+        labels={"instance": "b"},
     ),
     Case(
         alert="PillarboxDatabaseNotMeasured",
         firing={
-            MEASURED: "0+60x120",
-            "pillarbox_database_unmeasured_parts": "1x120",
+            measured("b"): "0+60x120",
+            findings("b", check="backlogs", severity="unknown"): "1x120",
         },
         quiet={
-            MEASURED: "0+60x120",
-            "pillarbox_database_unmeasured_parts": "0x120",
+            measured("b"): "0+60x120",
+            findings("b", check="backlogs", severity="error"): "1x120",
         },
+        labels={"instance": "b"},
     ),
 ]
 
@@ -328,7 +296,7 @@ def test_each_alert_fires_only_when_it_should(tmp_path: Path) -> None:
             "interval": "1m",
             "input_series": [{"series": s, "values": v} for s, v in series.items()],
             "alert_rule_test": [
-                {"eval_time": case.after, "alertname": case.alert, "exp_alerts": alerts}
+                {"eval_time": "2h", "alertname": case.alert, "exp_alerts": alerts}
             ],
         }
         for case in CASES
@@ -349,7 +317,8 @@ def test_each_alert_fires_only_when_it_should(tmp_path: Path) -> None:
 
 def test_promtool_accepts_the_metrics(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
-        overview = read_overview(connection, Scope(sizes=True))
+        overview = read_overview(connection)
+        found = find_quickly(connection, overview)
     metrics = PrometheusEvents(CollectorRegistry())
     observers = Observers(
         [
@@ -373,10 +342,7 @@ def test_promtool_accepts_the_metrics(database_url: str) -> None:
             blocked_keys=1,
             blocked_for=timedelta(seconds=1),
         ),
-        DatabaseMeasured(
-            overview=overview,
-            pinned_for=timedelta(seconds=1),
-        ),
+        DatabaseMeasured(overview=overview, findings=found),
     ):
         observers.notify(event)
     text = generate_latest(metrics.registry).decode()

@@ -133,7 +133,7 @@ _ANSWER: Final = (
         queries=[
             Query(
                 expr="sort(sum by (severity, alertname, alertstate, topic, consumer,"
-                " origin, event, table) ("
+                " origin, event, database, check, instance) ("
                 'ALERTS{alertname=~"Pillarbox.+"}))'
             )
         ],
@@ -215,15 +215,15 @@ _ANSWER: Final = (
         ],
         unit="short",
         thresholds={0: "green", 1: "orange", 101: "red"},
-        runbook=["PillarboxNewDeadLetters", "PillarboxDeadLettersPileUp"],
+        runbook=["PillarboxNewDeadLetters"],
         width=3,
         height=3,
     ),
     Panel(
         title="Blocked keys",
         description="Keys whose first message waits for its retry, so that later ones"
-        " wait, too: those of relays (listed by pillarbox blocked) and of consumers"
-        " (listed by /blocked of each replica).",
+        " wait, too. pillarbox blocked lists those of relays and names the consumers"
+        " that have any.",
         kind="stat",
         queries=[
             Query(
@@ -233,7 +233,7 @@ _ANSWER: Final = (
         ],
         unit="short",
         thresholds=_FEW_ARE_BAD,
-        runbook=["PillarboxRelayKeysBlocked", "PillarboxConsumerKeyBlocked"],
+        runbook=["PillarboxConsumerKeyBlocked"],
         width=3,
         height=3,
     ),
@@ -245,21 +245,26 @@ _ANSWER: Final = (
         queries=[Query(expr="max(pillarbox_outbox_oldest_waiting_seconds)")],
         unit="s",
         thresholds={0: "green", 60: "orange", 900: "red"},
-        runbook=["PillarboxBacklogOld"],
+        runbook=["PillarboxError"],
         empty="Nothing waits",
         width=3,
         height=3,
     ),
     Panel(
-        title="Partitions ahead",
-        description="Of the table with the fewest. At 0 the rows of tomorrow will be"
-        " refused: run pillarbox maintain, and find out why it doesn't run on its own.",
+        title="pillarbox status",
+        description="How many errors and warnings it reports, as far as relays and"
+        " consumers can see. It names each, and what to do about it.",
         kind="stat",
-        queries=[Query(expr="min(pillarbox_partitions_ahead)")],
+        queries=[
+            Query(
+                expr="sum(max by (database, check, severity) (pillarbox_findings))"
+                " or vector(0)"
+            )
+        ],
         unit="short",
-        thresholds={0: "red", 3: "green"},
-        runbook=["PillarboxPartitionsAhead"],
-        empty="Not measured",
+        thresholds=_FEW_ARE_BAD,
+        runbook=["PillarboxError", "PillarboxWarning"],
+        words={"0": ("Nothing found", "green")},
         width=3,
         height=3,
     ),
@@ -351,7 +356,7 @@ _RELAY: Final = (
             )
         ],
         unit="short",
-        runbook=["PillarboxRelayKeysBlocked"],
+        runbook=["PillarboxWarning"],
         stacked=True,
     ),
     Panel(
@@ -498,7 +503,7 @@ _CONSUMERS: Final = (
     Panel(
         title="Blocked keys by consumer",
         description="Keys whose first message fails and waits for its retry; the later"
-        " ones of the key wait behind it. /blocked of each replica names the message.",
+        " ones of the key wait behind it. HandlerFailed in the log names the message.",
         queries=[
             Query(
                 expr="sum by (consumer) ("
@@ -541,7 +546,7 @@ _LETTERS: Final = (
             )
         ],
         unit="short",
-        runbook=["PillarboxNewDeadLetters", "PillarboxDeadLettersPileUp"],
+        runbook=["PillarboxNewDeadLetters"],
         stacked=True,
         width=12,
     ),
@@ -558,7 +563,7 @@ _LETTERS: Final = (
         ],
         unit="s",
         thresholds={0: "green", 86400: "red"},
-        runbook=["PillarboxDeadLetterForgotten"],
+        runbook=["PillarboxWarning"],
         empty="No dead letter is pending.",
         width=12,
     ),
@@ -566,31 +571,20 @@ _LETTERS: Final = (
 
 _DATABASE: Final = (
     Panel(
-        title="Age of the last upkeep",
-        description="The upkeep creates and drops partitions, every hour. If over 3"
-        " hours, whatever drives it has stopped: see pillarbox doctor. pillarbox"
-        " maintain runs it by hand.",
+        title="Findings of pillarbox status",
+        description="What is wrong by check, as far as relays and consumers can see:"
+        " messages that wait for too long, the upkeep, partitions, dead letters, old"
+        " transactions. pillarbox status names each, and what to do about it.",
         queries=[
             Query(
-                expr="max(pillarbox_database_upkeep_age_seconds)", legend="last success"
+                expr="max by (check, severity) (pillarbox_findings)"
+                ' or label_replace(vector(0), "check", "none", "", "")',
+                legend="{{severity}} {{check}}",
             )
         ],
-        unit="s",
-        thresholds={0: "green", 10800: "red"},
-        runbook=["PillarboxUpkeepLate"],
-    ),
-    Panel(
-        title="Upkeep",
-        description="If it fails, partitions are neither created nor dropped:"
-        " pillarbox doctor names the cause. There is time: they are created a week"
-        " ahead.",
-        kind="state-timeline",
-        queries=[Query(expr="max(pillarbox_database_upkeep_failing)", legend="upkeep")],
         unit="short",
         thresholds=_NONE_IS_GOOD,
-        words={"0": ("succeeds", "green"), "1": ("fails", "red")},
-        runbook=["PillarboxUpkeepFailing"],
-        minimum=None,
+        runbook=["PillarboxError", "PillarboxWarning"],
     ),
     Panel(
         title="Backlog",
@@ -611,53 +605,7 @@ _DATABASE: Final = (
         ],
         unit="s",
         thresholds={0: "green", 900: "red"},
-        runbook=["PillarboxBacklogOld"],
-    ),
-    Panel(
-        title="Partitions ahead",
-        description="Of each table. Below 3, run pillarbox maintain, and find out why"
-        " it doesn't run on its own: without a partition, rows are refused.",
-        queries=[
-            Query(
-                expr="min by (table) (pillarbox_partitions_ahead)", legend="{{table}}"
-            )
-        ],
-        unit="short",
-        runbook=["PillarboxPartitionsAhead"],
-    ),
-    Panel(
-        title="Partitions that are missing or held",
-        description="Missing: rows of that time are refused; see pillarbox doctor."
-        " Held: past its retention, but with unsettled rows; pillarbox partitions"
-        " names them.",
-        queries=[
-            Query(
-                expr="sum(max by (table) (pillarbox_partition_gaps))", legend="missing"
-            ),
-            Query(
-                expr="sum(max by (table) (pillarbox_partitions_held))", legend="held"
-            ),
-        ],
-        unit="short",
-        thresholds=_NONE_IS_GOOD,
-        runbook=["PillarboxPartitionGap", "PillarboxPartitionsHeld"],
-    ),
-    Panel(
-        title="Oldest transaction",
-        description="For how long the oldest transaction has been open. If over an"
-        " hour, partitions can't be detached. pillarbox status names its session.",
-        queries=[Query(expr="max(pillarbox_pinned_seconds)", legend="open for")],
-        unit="s",
-        thresholds={0: "green", 3600: "red"},
-        runbook=["PillarboxTransactionPinned"],
-    ),
-    Panel(
-        title="Size of the tables",
-        description="All partitions with their indexes.",
-        queries=[
-            Query(expr="max by (table) (pillarbox_table_bytes)", legend="{{table}}")
-        ],
-        unit="bytes",
+        runbook=["PillarboxError"],
     ),
     Panel(
         title="Last measurement",

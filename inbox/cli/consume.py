@@ -90,7 +90,7 @@ def _run(
     schedule: RetrySchedule | None,
     watching: Watching,
 ) -> int:
-    health = Health(ConsumerStarted, {"/blocked": consumer.blocked.listed})
+    health = Health(ConsumerStarted)
     counts = ConsumerCounts(consumer.name)
     metrics = watching.metrics()
     observers: list[Observer] = [LogEvents()]

@@ -14,7 +14,7 @@ class Severity(StrEnum):
     """How serious a finding is."""
 
     ERROR = "error"
-    """Messages are or will be rejected or hidden, or the upkeep doesn't run."""
+    """Messages wait, fail, or are or will be rejected, or the upkeep doesn't run."""
     WARNING = "warning"
     """Everything works, but this needs attention."""
     HINT = "hint"

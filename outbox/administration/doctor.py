@@ -14,7 +14,7 @@ from outbox.administration.checks.foreign import check_foreign, may_be_read
 from outbox.administration.checks.locks import check_locks
 from outbox.administration.checks.pins import check_pins, check_sessions
 from outbox.administration.checks.readers import check_readers
-from outbox.administration.checks.retention import check_retention
+from outbox.administration.checks.retention import check_receipts, check_retention
 from outbox.administration.checks.roles import check_roles
 from outbox.administration.checks.schema import check_schema
 from outbox.administration.checks.upkeep import check_standby, check_upkeep
@@ -40,11 +40,14 @@ CHECKS: Final[dict[str, Check]] = {
     "cron": check_cron,
     "partitions": by_statement(load("outbox", "check_partitions")),
     "retention": check_retention,
+    "receipts": check_receipts,
     "readers": check_readers,
     "sessions": check_sessions,
     "locks": check_locks,
 }
-QUICK: Final = ("upkeep", "partitions", "retention")
+OF_PROCESSES: Final = ("upkeep", "partitions", "retention")
+"""The checks of the schema that a relay and a consumer may run for the metrics."""
+QUICK: Final = (*OF_PROCESSES, "receipts")
 """The checks of the schema that `pillarbox status` and the page run, too."""
 OF_OVERVIEW: Final[dict[str, Callable[[Overview], Iterator[Finding]]]] = {
     "backlog": check_backlog,
@@ -91,11 +94,26 @@ def examine_quickly(
         UpkeepError: the database doesn't contain pillarbox's schema.
     """
     overview = read_overview(connection)
-    found = [*overview.missing, *run_checks(connection, QUICK)]
+    return overview, find_quickly(connection, overview)
+
+
+def find_quickly(
+    connection: AdministrationConnection,
+    overview: Overview,
+    checks: Iterable[str] = QUICK,
+) -> tuple[Finding, ...]:
+    """Return what is wrong in a measurement and in the schema, worst first.
+
+    `pillarbox status`, the page and the metrics all show these findings.
+
+    Args:
+        checks: the checks of the schema to run.
+    """
+    found = [*overview.missing, *run_checks(connection, checks)]
     for name, check in OF_OVERVIEW.items():
         found += _named(name, check(overview))
     order = list(Severity)
-    return overview, tuple(sorted(found, key=lambda it: order.index(it.severity)))
+    return tuple(sorted(found, key=lambda it: order.index(it.severity)))
 
 
 def run_checks(

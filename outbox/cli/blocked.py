@@ -42,9 +42,9 @@ app = new_app()
 
 @command(
     app,
-    epilog="Messages of other brokers than postgres wait in the consumer, which only "
-    "counts them here: GET /blocked on its --listen address lists them. A consumer is "
-    "shown in the database of its handlers.",
+    epilog="Messages of other brokers than postgres wait in the consumer, which "
+    "records how many keys they block, and the one that has failed for longest. A "
+    "consumer is shown in the database of its handlers.",
 )
 def blocked(
     *,

@@ -35,7 +35,7 @@ from outbox.cli.command import (
     new_app,
 )
 from outbox.cli.output import progress, warn, write_json, write_line, write_table
-from outbox.cli.supervisor import Schedule, run_coroutine
+from outbox.cli.supervisor import run_coroutine
 from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.events import DeadLetterFailed
 from outbox.dead_letters.inspect import DeadLetterTable, open_dead_letters
@@ -244,7 +244,6 @@ def retry(
     consumer: ConsumerPath = None,
     broker: Broker = None,
     codec: Codec = None,
-    schedule: Schedule,
     database: Database = None,
     json: Json = False,
 ) -> int:
@@ -254,7 +253,7 @@ def retry(
         broker=broker_url_if_given(broker),
         codec=codec,
         consumer=consumer,
-        schedule=schedule.read(),
+        schedule=None,
     )
     criteria = filters.criteria(Status.PENDING)
     _check_choice(ids, filters, limit)
@@ -304,11 +303,11 @@ async def _retry_chosen(
     chosen: Sequence[_Found], retriers: Mapping[Schema, Retrier], rate: float | None
 ) -> RetryCounts:
     counts: Counter[str] = Counter()
-    with progress(len(chosen)) as bar:
+    with progress(len(chosen)) as show_progress:
 
         def show(outcome: Outcome) -> None:
             counts[outcome.value] += 1
-            bar(counts.total(), counts)
+            show_progress(counts.total())
 
         try:
             for schema, retrier in retriers.items():

@@ -1,18 +1,21 @@
-"""What commands print: tables, JSON, and a progress bar on a terminal."""
+"""What commands print: tables, JSON, and their progress on a terminal."""
 
 import io
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
 from outbox.logs.printable import printable
 
 if TYPE_CHECKING:
     from outbox.administration.check import Finding
+
+Show: TypeAlias = Callable[[int], None]
+"""Shows how much is done."""
 
 _NO_LIMIT: Final = 1_000_000
 
@@ -80,44 +83,23 @@ def _cell(value: object) -> str:
     return "-" if value is None else printable(" ".join(str(value).split()))
 
 
-class Show(Protocol):
-    """Shows how much is done."""
-
-    def __call__(self, done: int, counts: Mapping[str, int]) -> None:
-        """Show how much is done, together with counts."""
-
-
 @contextmanager
 def progress(total: int, output: TextIO | None = None) -> Iterator[Show]:
-    """Show a progress bar during the block, or nothing if there is no terminal.
+    """Show on a terminal how much of a long command is done; nothing elsewhere.
 
     Args:
         output: by default standard error.
     """
     output = output or sys.stderr
     if not output.isatty() or total <= 0:
-        yield lambda done, counts: None
+        yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
-    with Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeRemainingColumn(),
-        console=Console(file=output, force_terminal=True),
-    ) as bar:
-        task = bar.add_task("", total=total)
+    def show(done: int) -> None:
+        output.write(f"\r{done:,} of {total:,}")
+        output.flush()
 
-        def show(done: int, counts: Mapping[str, int]) -> None:
-            text = "  ".join(f"{count} {name}" for name, count in counts.items())
-            bar.update(task, completed=done, description=text)
-
+    try:
         yield show
+    finally:
+        output.write("\n")

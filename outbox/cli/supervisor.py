@@ -65,8 +65,8 @@ class Watching:
         typer.Option(
             "--listen",
             metavar="ADDRESS",
-            help="Address that serves /live, /ready, /metrics for Prometheus and, for "
-            f"a consumer, /blocked: {FORMS.replace('[', chr(92) + '[')}.",
+            help="Address that serves /live, /ready, and /metrics for Prometheus: "
+            f"{FORMS.replace('[', chr(92) + '[')}.",
             show_default="nowhere",
             rich_help_panel=_WATCHING,
         ),

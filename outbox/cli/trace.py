@@ -24,13 +24,13 @@ from outbox.errors import ConfigError, shorten
 from outbox.logs.printable import count, printable
 from outbox.observability.message_life import (
     MOST_MESSAGES,
-    Branch,
     Databases,
     Found,
     Life,
     LifeStep,
     State,
     Trace,
+    read_id,
     read_lives_of_key,
     read_trace,
 )
@@ -85,7 +85,7 @@ def trace(
     limit = limit or MOST_MESSAGES
     with _opened(urls) as databases:
         if id is not None:
-            found = read_trace(databases, id, max_messages=limit)
+            found = read_trace(databases, read_id(id), max_messages=limit)
             return _show_message(found, as_json=json)
         assert key is not None
         since = since or datetime.now(UTC) - _DAY
@@ -132,7 +132,7 @@ def _show_key(
             {
                 "found": found.found,
                 "key": key,
-                "since": found.since,
+                "since": since,
                 "messages": [_life_as_json(life) for life in found.lives],
                 "unknown": found.unknown,
             }
@@ -170,10 +170,12 @@ def _write_trace(found: Trace) -> None:
             for it in found.failing:
                 since = f"fails since {_moment(it.failing_since)}"
                 write_line(f"{it.name} on {it.host} {since}: {it.reason}")
-            if found.causes or found.branch.caused or found.branch.is_cut:
+            if found.causes or life.caused:
                 write_line("")
                 for line in _tree(found):
                     write_line(line)
+            if found.is_cut:
+                write_line("… more: --limit raises how many are read")
     _write_unknown(found.unknown)
 
 
@@ -272,28 +274,20 @@ def _tree(found: Trace) -> Iterator[str]:
     for life in found.causes:
         yield _indented(depth, _line(life))
         depth += 1
-    yield from _drawn(found.branch, "   " * max(depth - 1, 0), depth, is_traced=True)
+    indent = "   " * max(depth - 1, 0)
+    yield f"{_indented(depth, _line(found.life))}  ◀ this one"
+    yield from _drawn_below(found.life, f"{indent}{'   ' if depth else ''}")
 
 
 def _indented(depth: int, text: str) -> str:
     return text if depth == 0 else f"{'   ' * (depth - 1)}└─ {text}"
 
 
-def _drawn(
-    branch: Branch, indent: str, depth: int, *, is_traced: bool = False
-) -> Iterator[str]:
-    mark = "  ◀ this one" if is_traced else ""
-    yield f"{indent}{'└─ ' if depth else ''}{_line(branch.life)}{mark}"
-    yield from _drawn_below(branch, f"{indent}{'   ' if depth else ''}")
-
-
-def _drawn_below(branch: Branch, indent: str) -> Iterator[str]:
-    for number, child in enumerate(branch.caused):
-        is_last = number == len(branch.caused) - 1 and not branch.is_cut
-        yield f"{indent}{'└─ ' if is_last else '├─ '}{_line(child.life)}"
+def _drawn_below(life: Life, indent: str) -> Iterator[str]:
+    for number, child in enumerate(life.caused, 1):
+        is_last = number == len(life.caused)
+        yield f"{indent}{'└─ ' if is_last else '├─ '}{_line(child)}"
         yield from _drawn_below(child, indent + ("   " if is_last else "│  "))
-    if branch.is_cut:
-        yield f"{indent}└─ … more: --limit raises how many are read"
 
 
 def _line(life: Life) -> str:
@@ -302,17 +296,11 @@ def _line(life: Life) -> str:
 
 
 def _as_json(found: Trace) -> dict[str, Any]:
-    def branch_as_json(branch: Branch) -> dict[str, Any]:
-        return {
-            **_life_as_json(branch.life),
-            "caused": [branch_as_json(child) for child in branch.caused],
-            "is_cut": branch.is_cut,
-        }
-
     return {
         "found": found.found,
         "causes": [_life_as_json(life) for life in found.causes],
-        "message": branch_as_json(found.branch),
+        "message": _life_as_json(found.life),
+        "is_cut": found.is_cut,
         "failing": [asdict(it) for it in found.failing],
         "unknown": found.unknown,
     }
@@ -333,6 +321,7 @@ def _life_as_json(life: Life) -> dict[str, Any]:
             {**asdict(it), "since_added": None if added is None else it.at - added}
             for it in life.steps
         ],
+        "caused": [_life_as_json(it) for it in life.caused],
     }
 
 

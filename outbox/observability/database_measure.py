@@ -16,7 +16,9 @@ from typing import Final, TypeAlias
 
 import psycopg
 
+from outbox.administration.check import Finding
 from outbox.administration.connection import AdministrationConnection, errors_explained
+from outbox.administration.doctor import OF_PROCESSES, find_quickly
 from outbox.errors import OutboxError, one_line
 from outbox.events import Event
 from outbox.observability.measures.pins import Pin
@@ -34,16 +36,13 @@ _RIGHTS: Final = (
 )
 # As many reasons as dead letters are counted, since the metrics add them up by origin.
 RELAY: Final = Scope(
-    parts=("backlogs", "dead_letters", "tables", "upkeep", "pins"),
+    parts=("backlogs", "blocked", "dead_letters", "tables", "pins"),
     sides=["outbox"],
     reasons=Scope().rows,
-    sizes=True,
     pins_from=timedelta(0),
     pins_behind=0,
 )
-CONSUMER: Final = replace(
-    RELAY, parts=("dead_letters", "tables", "upkeep", "pins"), sides=["inbox"]
-)
+CONSUMER: Final = replace(RELAY, parts=("dead_letters", "pins"), sides=["inbox"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +51,13 @@ class DatabaseMeasured(Event):
 
     Attributes:
         overview: what was measured; a consumer measures no backlog.
-        pinned_for: how long the oldest transaction has been in use, as far as this role
-            can see; otherwise, the time since it was first noticed.
+        findings: what is wrong with it, as `pillarbox status` reports it.
     """
 
     level = logging.DEBUG
 
     overview: Overview = field(repr=False)
-    pinned_for: timedelta
+    findings: tuple[Finding, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,20 +131,21 @@ class DatabaseMeasure:
             connection.execute(PIN_SESSION_LOCALLY)
             started = time.monotonic()
             overview = read_overview(connection, self._scope)
+            overview = replace(overview, pins=self._with_ages(overview.pins))
+            findings = find_quickly(connection, overview, OF_PROCESSES)
             took = time.monotonic() - started
         self._pause = max(self._seconds, took * _SHARE)
-        pinned_for = self._find_oldest(overview.pins)
-        return DatabaseMeasured(overview=overview, pinned_for=pinned_for)
+        return DatabaseMeasured(overview=overview, findings=findings)
 
-    def _find_oldest(self, pins: tuple[Pin, ...]) -> timedelta:
+    def _with_ages(self, pins: tuple[Pin, ...]) -> tuple[Pin, ...]:
         # Without pg_monitor, this role can see that other sessions need an old
         # transaction, and which one, but not since when.
-        now = time.monotonic()
-        seen = {(it.kind, it.name, it.pid, it.xid): it for it in pins}
-        self._pins = {key: self._pins.get(key, now) for key in seen}
-        ages = [
-            it.open_for
-            or timedelta(seconds=now - self._pins[key] if it.xid is not None else 0)
-            for key, it in seen.items()
-        ]
-        return max(ages, default=timedelta(0))
+        now, before, self._pins = time.monotonic(), self._pins, {}
+        aged = []
+        for pin in pins:
+            key = pin.kind, pin.name, pin.pid, pin.xid
+            since = self._pins[key] = before.get(key, now)
+            if pin.open_for is None and pin.xid is not None:
+                pin = replace(pin, open_for=timedelta(seconds=now - since))
+            aged.append(pin)
+        return tuple(aged)

@@ -5,10 +5,9 @@ whether the process has started and can reach its broker and its database, accor
 its events. A restart doesn't end their outages, so let only `/live` cause one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -66,15 +65,9 @@ class Health:
 
     Args:
         started: the event after which the process is ready.
-        more: additional pages, as JSON, by path.
     """
 
-    def __init__(
-        self,
-        started: type[Event],
-        more: Mapping[str, Callable[[], Mapping[str, Any]]] | None = None,
-    ) -> None:
-        self._more = dict(more or {})
+    def __init__(self, started: type[Event]) -> None:
         self._started = started
         self._outages = Outages()
         self._start: str | None = "start"
@@ -107,10 +100,4 @@ class Health:
             status = HTTPStatus.SERVICE_UNAVAILABLE if waits_for else HTTPStatus.OK
             return answer(status, {"ready": not waits_for, "waits_for": waits_for})
 
-        async def page(
-            read: Callable[[], Mapping[str, Any]], _: "web.BaseRequest"
-        ) -> "web.StreamResponse":
-            return answer(HTTPStatus.OK, read())
-
-        more = {path: partial(page, read) for path, read in self._more.items()}
-        return {"/live": live, "/ready": ready, **more}
+        return {"/live": live, "/ready": ready}

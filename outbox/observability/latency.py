@@ -1,8 +1,8 @@
 """Distributions of durations, in buckets, cheap enough to update for every message."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from operator import sub
 from typing import Final
 
@@ -13,7 +13,6 @@ LONG: Final = (
     *(60, 300, 900, 3600, 21600, 86400),
 )
 """The same for handlers and for a message's whole path, which can take hours."""
-_SAMPLE: Final = 64
 _MOST_NEW: Final = 256
 
 
@@ -90,38 +89,12 @@ class Latencies:
     def add_since(
         self, moments: Sequence[datetime], now: datetime | None = None
     ) -> None:
-        """Add the time since each of these moments, all in one time zone.
-
-        Cheaper than a call of `add` for each. If there are more than 64 moments, `sum`
-        is estimated from some of them; everything else is exact.
-        """
-        if not moments:
-            return
+        """Add the time since each of these moments, all in one time zone."""
         if now is None:
             now = datetime.now(UTC)
-        total = len(moments)
-        first, last = min(moments), max(moments)
-        if last > now:
-            moments = [min(moment, now) for moment in moments]
-            first, last = min(moments), now
-        longest = (now - first).total_seconds()
-        bucket = bisect_left(self.bounds, (now - last).total_seconds())
-        if bucket == bisect_left(self.bounds, longest):
-            self._counts[bucket] += total
-        else:
-            moments = sorted(moments)
-            left = total
-            # A duration that began at this moment or later is in this bucket or a
-            # lower one.
-            for bucket, bound in enumerate(self.bounds):
-                begun = bisect_left(moments, now - timedelta(seconds=bound), 0, left)
-                self._counts[bucket] += left - begun
-                left = begun
-            self._counts[-1] += left
-        sample = moments[:: -(-total // _SAMPLE)]
-        waited = sum((now - moment).total_seconds() for moment in sample)
-        self._sum += waited * total / len(sample)
-        self._longest = max(self._longest, longest)
+        self._new += [(now - moment).total_seconds() for moment in moments]
+        if len(self._new) >= _MOST_NEW:
+            self._count_new()
 
     def take(self) -> "Latencies":
         """Return the durations added since the last `take`; the counts keep growing."""

@@ -1,6 +1,5 @@
 """Log events with the standard library's logging, as names and values."""
 
-import asyncio
 import logging
 import sys
 import threading
@@ -58,8 +57,9 @@ class LogEvents:
     """An observer that logs each event at its level; payloads never appear.
 
     Repeated events about one subject are logged as one line with a count: the first
-    event is logged at once, and the following ones are summed up after `repeats`, when
-    an event ends them, and when the process ends. At DEBUG, each of them is logged,
+    event is logged at once, and the following ones are summed up with the first event
+    after `repeats`, when an event ends them, and when the process ends. Relays and
+    consumers have an event every five seconds. At DEBUG, each of them is logged,
     too. An event that still repeats after `repeats` is logged at its `lasting_level`.
     Safe to call from any thread.
 
@@ -111,7 +111,6 @@ class _Repeats:
         self._clock = clock
         self._repeated: OrderedDict[tuple[object, ...], _Repeated] = OrderedDict()
         self._lock = threading.Lock()
-        self._wakes = False
 
     @property
     def has_any(self) -> bool:
@@ -131,7 +130,6 @@ class _Repeats:
                 until = self._clock() + self._seconds
                 self._repeated[subject] = _Repeated(until, event)
             too_many = len(self._repeated) > _MAX_REPEATED
-            self._wake_later()
         if too_many:
             self._sum_up(lambda _: len(self._repeated) > _MAX_REPEATED)
         return entry is None
@@ -172,21 +170,3 @@ class _Repeats:
         for entry, lasts in over:
             level = entry.last.lasting_level if lasts else None
             log_event(self._logger, entry.last, level=level, repeated=entry.count)
-
-    def _wake_later(self) -> None:
-        """Log repetitions in time, even if no other event comes."""
-        if self._wakes:
-            return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        self._wakes = True
-        loop.call_later(self._seconds, self._woken)
-
-    def _woken(self) -> None:
-        self._wakes = False
-        self.sum_up_due()
-        with self._lock:
-            if self._repeated:
-                self._wake_later()

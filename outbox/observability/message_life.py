@@ -1,23 +1,25 @@
 """The life of a message, and of the messages that it caused, from all tables.
 
-`pillarbox trace` and the page's section Messages show the result. A message is looked
-up in the days around the moment in its id, or in all days if the id contains no moment
-or a wrong one. No payload is read, and the only headers read are the two that show what
-led to the message, so the monitor's privileges are enough.
+`pillarbox trace` and the page's section Messages show the rows of `message_status` and
+of `message_life` of both sides. A message is looked up in the days around the moment in
+its id, or in all days if the id contains no moment or a wrong one. No payload is read,
+and the only headers read are the two that show what led to the message, so the
+monitor's privileges are enough.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import count
 from typing import Any, Final, LiteralString, TypeAlias
 from uuid import UUID
 
 from psycopg.rows import class_row, dict_row
 
 from outbox.administration.connection import AdministrationConnection
+from outbox.errors import ConfigError, shorten
 from outbox.lane import PRIORITIES, Priority, lane_of, priority_of
 from outbox.logs.printable import count as many
 from outbox.message_id import is_uuid7, moment_of
@@ -40,33 +42,12 @@ _TABLES: Final = (
     "inbox.suspect",
     "inbox.dead_letter",
 )
+# The other steps need no words but their names in the views.
 _WORDS: Final = {
-    ("outbox", "scheduled"): "claimed before it was due",
-    ("outbox", "refused"): "refused by the broker",
-    ("outbox", "postponed"): "postponed by the broker",
-    ("outbox", "blocked"): "blocked by its key",
-    ("outbox", "aside"): "set aside: too large for its batch",
-    ("outbox", "unknown"): "published, outcome unknown",
-    ("outbox", "found"): "found below the position",
-    ("outbox", "replayed"): "replay requested",
-    ("outbox", "dead_lettered"): "dead-lettered",
-    ("inbox", "refused"): "returned for a retry",
-    ("inbox", "blocked"): "blocked by its key",
-    ("inbox", "open"): "delivered again: nobody had finished it",
-    ("inbox", "found"): "found below the position",
-    ("inbox", "started"): "started, not finished yet",
-    ("", "dead_letter"): "became a dead letter",
-    ("", "retry_failed"): "retry failed",
-    ("", "retry_succeeded"): "retry succeeded",
-    ("inbox", "delivered"): "in its queue",
-    ("", "job_queued"): "job queued",
-    ("", "job_started"): "job started",
-    ("", "job_cancel_requested"): "cancel requested",
-    ("", "job_success"): "job done",
-    ("", "job_failure"): "job failed",
-    ("", "job_cancelled"): "job cancelled",
-    ("", "job_timed_out"): "job timed out",
-    ("", "job_skipped"): "job skipped: handled before",
+    "aside": "set aside: too large for its batch",
+    "unknown": "published, outcome unknown",
+    "open": "delivered again: nobody had finished it",
+    "delivered": "in its queue",
 }
 # Forces index scans for the rows of one message, whatever a new day's statistics say.
 _PLAN: Final = (
@@ -162,8 +143,7 @@ class LifeStep:
     @property
     def text(self) -> str:
         """The step in words."""
-        side = "inbox" if self.source.startswith("inbox.") else "outbox"
-        return _WORDS.get((side, self.what)) or _WORDS.get(("", self.what), self.what)
+        return _WORDS.get(self.what, self.what.replace("_", " "))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +177,7 @@ class Life:
         steps: what happened to it, in chronological order.
         status: its state in the outbox; None if no outbox that was read contains it.
         waits: why it isn't published yet, in a sentence; None if it doesn't wait.
+        caused: the messages that its handlers added.
     """
 
     id: str
@@ -204,16 +185,12 @@ class Life:
     steps: tuple[LifeStep, ...] = ()
     status: Status | None = None
     waits: str | None = None
+    caused: tuple["Life", ...] = ()
 
     @property
     def state(self) -> State | None:
         """Its state in the outbox."""
         return None if self.status is None else State(self.status.state)
-
-    @property
-    def envelope(self) -> Envelope | None:
-        """The message as it was first added."""
-        return self.envelopes[0] if self.envelopes else None
 
     @property
     def topic(self) -> str:
@@ -251,44 +228,22 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
-    """A message and the messages that its handlers added.
-
-    Attributes:
-        is_cut: whether some of the messages it caused were not read.
-    """
-
-    life: Life
-    caused: tuple["Branch", ...] = ()
-    is_cut: bool = False
-
-    def walk(self) -> Iterator["Branch"]:
-        """Yield this branch and all branches below it."""
-        yield self
-        for branch in self.caused:
-            yield from branch.walk()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A message, what led to it, and what it caused.
 
     Attributes:
         causes: the messages that led to it, from the first to the direct cause.
+        is_cut: whether it caused more messages than were read.
         failing: the consumers of these databases that fail now and have not handled it.
         unknown: what the databases don't contain any more, or never did, in sentences.
     """
 
     found: Found
-    branch: Branch
+    life: Life
     causes: tuple[Life, ...] = ()
+    is_cut: bool = False
     failing: tuple[Process, ...] = ()
     unknown: tuple[str, ...] = ()
-
-    @property
-    def life(self) -> Life:
-        """The life of the message itself."""
-        return self.branch.life
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,14 +251,16 @@ class Lives:
     """Messages of a key, newest first.
 
     Attributes:
-        since: only messages added at this time or later were searched for.
         unknown: as in `Trace`.
     """
 
-    found: Found
     lives: tuple[Life, ...]
-    since: datetime
     unknown: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> Found:
+        """Whether there is any."""
+        return _found(bool(self.lives), may_be_gone=bool(self.unknown))
 
 
 Databases: TypeAlias = Mapping[str, AdministrationConnection]
@@ -311,14 +268,12 @@ Databases: TypeAlias = Mapping[str, AdministrationConnection]
 
 
 def read_trace(
-    databases: Databases, id: str, *, max_messages: int = MOST_MESSAGES
+    databases: Databases, id: UUID, *, max_messages: int = MOST_MESSAGES
 ) -> Trace:
     """Read the life of a message, and the tree of what it caused.
 
     Args:
         databases: those of the outboxes and of the consumers, in any order.
-        id: the id of the message; one that isn't a UUID is looked up in foreign
-            receipts.
         max_messages: the most messages of the tree to read.
 
     Raises:
@@ -326,28 +281,19 @@ def read_trace(
             lacks the monitor's privileges.
     """
     with _planned_for_one_message(databases):
-        uuid = _uuid(id)
-        if uuid is None:
-            return _read_foreign(databases, id)
-        id = str(uuid)
         reader = _Reader(databases)
-        reader.find([uuid])
-        causes = reader.find_causes(uuid)
-        children, cut = reader.find_tree(uuid, max_messages)
-        lives = reader.read_lives([uuid, *causes, *_below(children, uuid)])
-        unknown, is_gone = _unknown(databases, lives[uuid])
-        found = (
-            Found.FOUND
-            if lives[uuid].steps or children.get(uuid)
-            else Found.NOT_KNOWABLE
-            if is_gone
-            else Found.NOT_FOUND
-        )
+        reader.find(id)
+        causes = reader.find_causes(id)
+        is_cut = reader.find_effects(id, max_messages)
+        lives = reader.read_lives([id, *causes, *reader.envelopes])
+        life = _with_effects(lives, id)
+        unknown, may_be_gone = _unknown(databases, life)
         return Trace(
-            found=found,
-            branch=_branch(uuid, lives, children, cut),
+            found=_found(bool(life.steps or life.caused), may_be_gone=may_be_gone),
+            life=life,
             causes=tuple(lives[it] for it in causes),
-            failing=tuple(_failing(databases, lives[uuid])),
+            is_cut=is_cut,
+            failing=tuple(_failing(databases, life)),
             unknown=unknown,
         )
 
@@ -362,29 +308,40 @@ def read_lives_of_key(
     """
     with _planned_for_one_message(databases):
         reader = _Reader(databases)
-        ids = reader.find_key(key, since, max_messages)
-        lives = reader.read_lives(ids)
+        reader.find_key(key, since, max_messages)
+        lives = reader.read_lives(list(reader.envelopes))
         unknown = tuple(
             f"messages before: {table} of {name} begins {_moment(begins_at)}"
             for name, connection in databases.items()
-            for table, begins_at, _ in _low_water(connection, ["outbox.message"], since)
+            for table, begins_at in _low_water(connection, ["outbox.message"])
             if begins_at is None or since < begins_at
         )
     newest = sorted(
         lives.values(), key=lambda life: life.added_at or since, reverse=True
     )
-    return Lives(
-        found=(
-            Found.FOUND
-            if newest
-            else Found.NOT_KNOWABLE
-            if unknown
-            else Found.NOT_FOUND
-        ),
-        lives=tuple(newest),
-        since=since,
-        unknown=unknown,
-    )
+    return Lives(lives=tuple(newest), unknown=unknown)
+
+
+def _found(is_found: bool, *, may_be_gone: bool) -> Found:
+    if is_found:
+        return Found.FOUND
+    return Found.NOT_KNOWABLE if may_be_gone else Found.NOT_FOUND
+
+
+def _with_effects(lives: Mapping[UUID, Life], id: UUID) -> Life:
+    """Return the life of a message with the messages that it caused, as a tree."""
+    caused: dict[str | None, list[UUID]] = defaultdict(list)
+    for it, life in lives.items():
+        for cause in {envelope.causation_id for envelope in life.envelopes}:
+            caused[cause].append(it)
+    seen = {id}
+
+    def grow(id: UUID) -> Life:
+        new = [it for it in caused[str(id)] if it not in seen]
+        seen.update(new)
+        return replace(lives[id], caused=tuple(map(grow, new)))
+
+    return grow(id)
 
 
 class _Reader:
@@ -392,64 +349,50 @@ class _Reader:
 
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
-        self._envelopes: dict[UUID, list[Envelope]] = {}
+        self.envelopes: dict[UUID, list[Envelope]] = {}
 
-    def find(self, ids: Sequence[UUID]) -> None:
-        """Find messages by id: near the moments in the ids, or else in all days."""
-        windows = [it for it in map(_moment_in, ids) if it is not None]
-        if windows:
-            self._find(ids, (min(windows) - _SKEW, max(windows) + 2 * _SKEW))
-        missing = [id for id in ids if id not in self._envelopes]
-        if missing:
-            self._find(missing, _EVER)
+    def find(self, id: UUID) -> None:
+        """Find a message: near the moment in its id, or else in all days."""
+        windows: list[tuple[_Bound, _Bound]] = [_EVER]
+        if (moment := _moment_in(id)) is not None:
+            windows.insert(0, (moment - _SKEW, moment + 2 * _SKEW))
+        for first, last in windows:
+            values = {"ids": [id], "first": first, "last": last}
+            for envelope in self._run(load("outbox", "find_envelopes"), values):
+                self._keep(envelope)
+            if id in self.envelopes:
+                return
 
     def find_causes(self, id: UUID) -> list[UUID]:
         """Find the messages that led to a message, starting with the first."""
         causes: list[UUID] = []
         while len(causes) < _DEEPEST:
-            envelopes = self._envelopes.get(causes[0] if causes else id)
+            envelopes = self.envelopes.get(causes[0] if causes else id)
             cause = _uuid(envelopes[0].causation_id or "") if envelopes else None
             if cause is None or cause == id or cause in causes:
                 break
-            self.find([cause])
+            self.find(cause)
             causes.insert(0, cause)
         return causes
 
-    def find_tree(
-        self, id: UUID, most: int
-    ) -> tuple[dict[UUID, list[UUID]], set[UUID]]:
-        """Find the messages that a message caused, level by level: children by parent.
-
-        Also returns the messages that have children which were left out.
-        """
-        children: dict[UUID, list[UUID]] = {}
-        cut: set[UUID] = set()
+    def find_effects(self, id: UUID, most: int) -> bool:
+        """Find what a message caused, level by level; return whether there is more."""
         known, level = {id}, [id]
-        for depth in count():
-            if not level:
-                break
-            if depth == _DEEPEST or len(known) >= most:
-                cut |= set(level)
-                break
-            moments = [self._since(it) for it in level]
-            since = None if None in moments else min(it for it in moments if it)
-            found = self._find_caused(level, since, most + 1)
+        moments = self._moments(id)
+        since = min(moments) - _SKEW if moments else _EVER[0]
+        for _ in range(_DEEPEST):
+            found = self._find_caused(level, since, most + 1) if level else []
             level = []
             for envelope in found:
-                cause = _uuid(envelope.causation_id or "")
-                if cause is None:
-                    continue
                 if envelope.id not in known:
                     if len(known) >= most:
-                        cut.add(cause)
-                        continue
+                        return True
                     known.add(envelope.id)
                     level.append(envelope.id)
-                    children.setdefault(cause, []).append(envelope.id)
                 self._keep(envelope)
-        return children, cut
+        return bool(level)
 
-    def find_key(self, key: str, since: datetime, most: int) -> list[UUID]:
+    def find_key(self, key: str, since: datetime, most: int) -> None:
         """Find the newest messages of a key."""
         lanes = [lane_of(key, UUID(int=0), it) for it in PRIORITIES]
         values = {"key": key, "lanes": lanes, "since": since, "max_rows": most}
@@ -457,60 +400,36 @@ class _Reader:
         found.sort(key=lambda it: it.created_at, reverse=True)
         for envelope in found[:most]:
             self._keep(envelope)
-        return list(self._envelopes)
 
     def read_lives(self, ids: Sequence[UUID]) -> dict[UUID, Life]:
         """Read the lives of messages that were looked up before."""
-        ids = list(dict.fromkeys(ids))
-        if not ids:
-            return {}
         steps: dict[UUID, list[LifeStep]] = {id: [] for id in ids}
         statuses: dict[tuple[UUID, datetime], Status] = {}
-        starts = [self._since(id) for id in ids]
-        since: _Bound = _EVER[0]
-        if None not in starts:
-            since = min(it for it in starts if it) - _SKEW
+        moments = {id: self._moments(id) for id in steps}
+        known = [it for each in moments.values() for it in each]
+        values = {
+            "ids": list(steps),
+            # Without a moment, no day: the range ends before it begins.
+            "first": min(known, default=_EVER[1]),
+            "last": max(known, default=_EVER[0]),
+            "since": min(known) - _SKEW
+            if known and all(moments.values())
+            else _EVER[0],
+        }
         for name, connection in self._databases.items():
-            added = [
-                it.created_at
-                for id in ids
-                for it in self._envelopes.get(id, ())
-                if it.database == name
-            ]
-            days: dict[str, _Bound] = {
-                # Without a message, no day: the range ends before it begins.
-                "first": min(added, default=_EVER[1]),
-                "last": max(added, default=_EVER[0]),
-                "since": since,
-            }
-            values = {"ids": ids, **days}
-            statement = load("outbox", "read_lives")
-            self._read_steps(name, connection, statement, values, steps)
+            for statement in ("read_lives", "read_lives_at_consumers"):
+                for row in _rows(connection, load("outbox", statement), values):
+                    id, what = row.pop("message_id"), row.pop("step")
+                    steps[id].append(LifeStep(what=what, database=name, **row))
             for row in _rows(connection, load("outbox", "read_statuses"), values):
                 place = row.pop("id"), row.pop("created_at")
                 statuses[place] = Status(**row)
-            # Only messages whose id contains a moment have receipts.
-            moments = [it for it in map(_moment_in, ids) if it is not None]
-            days["first"] = min(moments, default=_EVER[1])
-            days["last"] = max(moments, default=_EVER[0])
-            values = {"ids": ids, **days}
-            statement = load("outbox", "read_lives_at_consumers")
-            self._read_steps(name, connection, statement, values, steps)
-        return {id: self._life(id, steps[id], statuses) for id in ids}
-
-    def _find(self, ids: Sequence[UUID], days: tuple[_Bound, _Bound]) -> None:
-        values = {"ids": list(ids), "first": days[0], "last": days[1]}
-        for envelope in self._run(load("outbox", "find_envelopes"), values):
-            self._keep(envelope)
+        return {id: self._life(id, steps[id], statuses) for id in steps}
 
     def _find_caused(
-        self, causes: Sequence[UUID], since: datetime | None, most: int
+        self, causes: Sequence[UUID], since: _Bound, most: int
     ) -> list[Envelope]:
-        values = {
-            "causes": [str(id) for id in causes],
-            "since": _EVER[0] if since is None else since - _SKEW,
-            "max_rows": most,
-        }
+        values = {"causes": list(map(str, causes)), "since": since, "max_rows": most}
         found = self._run(load("outbox", "find_caused"), values)
         return sorted(found, key=lambda it: (it.created_at, it.seq))
 
@@ -524,27 +443,15 @@ class _Reader:
         return found
 
     def _keep(self, envelope: Envelope) -> None:
-        kept = self._envelopes.setdefault(envelope.id, [])
+        kept = self.envelopes.setdefault(envelope.id, [])
         if envelope not in kept:
             kept.append(envelope)
 
-    def _since(self, id: UUID) -> datetime | None:
-        """Return the earliest moment at which a message can have a step."""
-        known = [it.created_at for it in self._envelopes.get(id, ())]
+    def _moments(self, id: UUID) -> list[datetime]:
+        """Return when a message was added, and the moment in its id, if known."""
+        added = [it.created_at for it in self.envelopes.get(id, ())]
         moment = _moment_in(id)
-        return min([*known, *([] if moment is None else [moment])], default=None)
-
-    @staticmethod
-    def _read_steps(
-        name: str,
-        connection: AdministrationConnection,
-        statement: LiteralString,
-        values: Mapping[str, Any],
-        steps: Mapping[UUID, list[LifeStep]],
-    ) -> None:
-        for row in _rows(connection, statement, values):
-            id, what = row.pop("message_id"), row.pop("step")
-            steps[id].append(LifeStep(what=what, database=name, **row))
+        return added if moment is None else [*added, moment]
 
     def _life(
         self,
@@ -552,8 +459,15 @@ class _Reader:
         steps: list[LifeStep],
         statuses: Mapping[tuple[UUID, datetime], Status],
     ) -> Life:
-        steps = sorted(_without_receipts_of_discards(steps), key=_order)
-        envelopes = tuple(self._envelopes.get(id, ()))
+        # A discard writes a receipt, to keep the message from its handler.
+        discards = {(it.consumer, it.at) for it in steps if it.what == "discarded"}
+        steps = [
+            it
+            for it in steps
+            if it.what != "handled" or (it.consumer, it.at) not in discards
+        ]
+        steps.sort(key=_order)
+        envelopes = tuple(self.envelopes.get(id, ()))
         life = Life(id=str(id), envelopes=envelopes, steps=tuple(steps))
         if not envelopes:
             return life
@@ -587,38 +501,26 @@ def _why(
             times = many(status.attempts, "time")
             return f"refused {times}, next attempt at {due}: {reason}"
         case State.BLOCKED:
-            return _what_blocks(connection, status, envelope)
+            values = {
+                "reader": status.reader,
+                "lane": envelope.lane,
+                "key": envelope.key,
+                "seq": envelope.seq,
+            }
+            for it in _rows(
+                connection, load("outbox", "find_blocking_message"), values
+            ):
+                return (
+                    f"waits behind {it['id']} of its key, whose next attempt is at"
+                    f" {_moment(it['due_at'])}"
+                )
+            return "its key is no longer blocked: it is next"
         case State.UNROUTED:
             return "no reader gets its topic; pillarbox readers add lets one get it"
     relays = len(list_processes(connection, "outbox"))
     if not relays:
         return "due now, and no relay is running"
     return f"due now, and not published yet; {many(relays, 'relay')} running"
-
-
-def _what_blocks(
-    connection: AdministrationConnection, status: Status, envelope: Envelope
-) -> str:
-    found = connection.execute(
-        load("outbox", "find_blocking_message"),
-        {
-            "reader": status.reader,
-            "lane": envelope.lane,
-            "key": envelope.key,
-            "seq": envelope.seq,
-            "since": _EVER[0],
-        },
-        prepare=False,
-    ).fetchone()
-    if found is None:
-        return "its key is no longer blocked: it is next"
-    id, cause, due_at, attempts = found
-    if cause == "blocked":
-        return f"waits behind {id} of its key"
-    return (
-        f"waits behind {id} of its key, which was refused {many(attempts, 'time')}; "
-        f"its next attempt is at {_moment(due_at)}"
-    )
 
 
 _FINAL: Final = {
@@ -643,81 +545,28 @@ def _failing(databases: Databases, life: Life) -> Iterator[Process]:
                 yield process
 
 
-def _without_receipts_of_discards(steps: Sequence[LifeStep]) -> list[LifeStep]:
-    """Leave out the receipts that a discard writes to keep a message from its handler.
-
-    They are written in the discard's transaction, so both have the same moment.
-    """
-    discards = {(it.consumer, it.at) for it in steps if it.what == "discarded"}
-    return [
-        it
-        for it in steps
-        if it.what != "handled" or (it.consumer, it.at) not in discards
-    ]
-
-
 def _order(step: LifeStep) -> tuple[datetime, int]:
     """Sort by moment; a message was added before it was settled, despite rounding."""
     return step.at, 0 if step.what == "added" else 1
-
-
-def _branch(
-    id: UUID,
-    lives: Mapping[UUID, Life],
-    children: Mapping[UUID, Sequence[UUID]],
-    cut: set[UUID],
-) -> Branch:
-    return Branch(
-        life=lives[id],
-        caused=tuple(
-            _branch(child, lives, children, cut) for child in children.get(id, ())
-        ),
-        is_cut=id in cut,
-    )
-
-
-def _below(children: Mapping[UUID, Sequence[UUID]], id: UUID) -> Iterator[UUID]:
-    for child in children.get(id, ()):
-        yield child
-        yield from _below(children, child)
-
-
-def _read_foreign(databases: Databases, id: str) -> Trace:
-    """Read what is known about an id that isn't a UUID."""
-    steps = [
-        LifeStep(what=row.pop("step"), database=name, **row)
-        for name, connection in databases.items()
-        for row in _rows(connection, load("outbox", "read_foreign_life"), {"id": id})
-    ]
-    life = Life(id=id, steps=tuple(sorted(steps, key=_order)))
-    return Trace(
-        found=Found.FOUND if steps else Found.NOT_KNOWABLE,
-        branch=Branch(life=life),
-        unknown=(
-            "an id that isn't a UUID is of another producer: only receipts that are "
-            "still kept, and dead letters, contain it",
-        ),
-    )
 
 
 def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
     """Return what can't be known about a message, and whether all of it may be gone."""
     at = life.added_at
     texts: list[str] = []
-    is_gone = at is None
+    may_be_gone = at is None
     for name, connection in databases.items():
         where = f" of {name}" if len(databases) > 1 else ""
-        for table, begins_at, detached in _low_water(connection, _TABLES, at):
+        for table, begins_at in _low_water(connection, _TABLES):
             if at is not None and begins_at is not None and at >= begins_at:
                 continue
             if table == "outbox.message" and life.envelopes:
                 continue
-            is_gone = is_gone or table == "outbox.message"
+            may_be_gone = may_be_gone or table == "outbox.message"
             begins = "is empty" if begins_at is None else f"begins {_moment(begins_at)}"
-            kept = f"; {detached}, detached, still has that day" if detached else ""
             texts.append(
                 f"{table}{where} {begins}, after this message; what was before was"
-                f" dropped, or never was{kept}"
+                " dropped, or never was"
             )
     handled = any(it.consumer is not None for it in life.steps)
     if life.published_at is not None and not handled:
@@ -725,16 +574,16 @@ def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
             "what the broker did with it: only the postgres broker's deliveries, and "
             "consumers whose database was given, leave anything here"
         )
-    return tuple(texts), is_gone
+    return tuple(texts), may_be_gone
 
 
 def _low_water(
-    connection: AdministrationConnection, tables: Sequence[str], at: datetime | None
-) -> list[tuple[str, datetime | None, str | None]]:
+    connection: AdministrationConnection, tables: Sequence[str]
+) -> list[tuple[str, datetime | None]]:
     cursor = connection.execute(
-        load("outbox", "list_low_water_marks"), {"tables": list(tables), "at": at}
+        load("outbox", "list_low_water_marks"), {"tables": list(tables)}
     )
-    return [(table, begins_at, detached) for table, begins_at, detached in cursor]
+    return cursor.fetchall()
 
 
 @contextmanager
@@ -745,6 +594,22 @@ def _planned_for_one_message(databases: Databases) -> Iterator[None]:
             transactions.enter_context(connection.transaction())
             connection.execute(_PLAN)
         yield
+
+
+def read_id(text: str) -> UUID:
+    """Read the id of a message.
+
+    Raises:
+        ConfigError: it isn't a UUID.
+    """
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ConfigError(
+            f"id {shorten(text)}: isn't a UUID, so it is of another producer; its"
+            " receipts are in inbox.foreign_receipt, its dead letters are listed by"
+            " pillarbox dead-letters list"
+        ) from None
 
 
 def _uuid(text: str) -> UUID | None:

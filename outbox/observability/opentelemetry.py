@@ -12,14 +12,13 @@ conventions for messaging. This module needs only OpenTelemetry's API; without a
 nothing is recorded.
 """
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
-from functools import partial, wraps
+from functools import wraps
 from importlib.metadata import version
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias, get_args
+from typing import Any, Final, Self, TypeAlias
 
 try:
     from opentelemetry import context as otel_context
@@ -46,13 +45,12 @@ except ModuleNotFoundError as error:
     ) from error
 
 from outbox import tracing
-from outbox.errors import ConfigError, one_line
-from outbox.events import Event, Observer, TracingFailed
+from outbox.errors import one_line
+from outbox.events import TracingFailed
 from outbox.message import Message
 from outbox.observability.logging import LogEvents
 from outbox.tracing import CAUSE, TRACEPARENT, TRACESTATE, Traced
 
-ProcessParent: TypeAlias = Literal["auto", "producer", "ambient"]
 Describe: TypeAlias = Callable[[Message], Mapping[str, AttributeValue]]
 
 _OWN_SYSTEM: Final = "pillarbox"
@@ -68,9 +66,6 @@ _VERSION_0: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
 
 _system: Final[ContextVar[str]] = ContextVar("pillarbox_system", default=_OWN_SYSTEM)
-_notify: Final[ContextVar[Observer | None]] = ContextVar(
-    "pillarbox_notify", default=None
-)
 _processing: Final[ContextVar["_Processing | None"]] = ContextVar(
     "pillarbox_processing", default=None
 )
@@ -79,7 +74,6 @@ _processing: Final[ContextVar["_Processing | None"]] = ContextVar(
 def instrument(
     *,
     tracer_provider: TracerProvider | None = None,
-    process_parent: ProcessParent = "auto",
     attributes: Describe | None = None,
 ) -> "Tracing":
     """Trace every message that this process adds, publishes or handles from now on.
@@ -90,18 +84,10 @@ def instrument(
     Args:
         tracer_provider: by default, the one that OpenTelemetry's SDK is set up with,
             even if it is set up later.
-        process_parent: the parent of a handler's span. `"auto"`: the current span, such
-            as a web framework's, or else the context in which the message was added.
-            `"producer"`: always the latter. `"ambient"`: the current span, or else a
-            new trace. In each case, the handler's span is linked to the context in
-            which the message was added.
         attributes: returns more attributes for a message's spans. By default, spans
             contain neither its key nor its tenant. They never contain its payload.
-
-    Raises:
-        ConfigError: `process_parent` is unknown.
     """
-    tracing.tracer = made = Tracing(tracer_provider, process_parent, attributes)
+    tracing.tracer = made = Tracing(tracer_provider, attributes)
     return made
 
 
@@ -139,15 +125,8 @@ class Tracing:
     """The `outbox.tracing.Tracer` that `instrument` creates."""
 
     def __init__(
-        self,
-        tracer_provider: TracerProvider | None,
-        process_parent: ProcessParent,
-        attributes: Describe | None,
+        self, tracer_provider: TracerProvider | None, attributes: Describe | None
     ) -> None:
-        if process_parent not in get_args(ProcessParent):
-            known = ", ".join(get_args(ProcessParent))
-            raise ConfigError(f"process_parent={process_parent!r}: use one of {known}")
-        self.process_parent = process_parent
         self.tracing = self  # for `_safely`
         self._tracer = trace.get_tracer(
             "pillarbox", version("pillarbox"), tracer_provider
@@ -198,12 +177,9 @@ class Tracing:
         return _Processing(self, messages, consumer, system, decisions)
 
     @_safely
-    def receive(self, system: str, notify: Observer | None = None) -> None:
+    def receive(self, system: str) -> None:
         """Record the broker, and detach from the span that started the consumer."""
         _system.set(system)
-        if notify is not None:
-            # Tracing can fail in a handler that runs in a thread.
-            _notify.set(partial(_pass_on, asyncio.get_running_loop(), notify))
         otel_context.attach(Context())
 
     @_safely
@@ -282,13 +258,8 @@ class Tracing:
         return values
 
     def fail(self, error: Exception) -> None:
-        """Report that tracing failed; this has no other effect."""
-        event = TracingFailed(reason=one_line(error))
-        try:
-            (_notify.get() or self._log)(event)
-        except RuntimeError:
-            # The loop is closed.
-            self._log(event)
+        """Log that tracing failed; this has no other effect."""
+        self._log(TracingFailed(reason=one_line(error)))
 
 
 class _Sending:
@@ -313,44 +284,27 @@ class _Sending:
 
     @_safely
     def _start(self) -> None:
-        messages = self.messages
-        parents = [message.headers.get(TRACEPARENT) for message in messages]
-        # The relay sends tens of thousands of messages a second, so the rest of a
-        # context is read only if the message is sampled.
-        sampled = _sampled(messages, parents)
-        if len(sampled) <= _MAX_LINKS:
-            self._spans.append(self._start_one(messages, parents, sampled))
-            if None in parents:
-                self.messages = _injected(messages, self._spans[0])
-        else:
-            self._start_several(messages, parents)
+        messages, published = self.messages, list[Message]()
+        links = sum(map(_is_sampled, messages))
+        size = len(messages) if links <= _MAX_LINKS else _MAX_LINKS
+        for start in range(0, len(messages), size):
+            part = messages[start : start + size]
+            span = self._start_one(part)
+            self._spans.append(span)
+            published += _injected(part, span)
+        self.messages = published
         current = trace.set_span_in_context(self._spans[0])
         self._token = otel_context.attach(current)
 
-    def _start_several(
-        self, messages: Sequence[Message], parents: Sequence[str | None]
-    ) -> None:
-        published: list[Message] = []
-        for start in range(0, len(messages), _MAX_LINKS):
-            part = messages[start : start + _MAX_LINKS]
-            theirs = parents[start : start + _MAX_LINKS]
-            sampled = _sampled(part, theirs)
-            span = self._start_one(part, theirs, sampled)
-            published += part if None not in theirs else _injected(part, span)
-            self._spans.append(span)
-        self.messages = published
-
-    def _start_one(
-        self,
-        messages: Sequence[Message],
-        parents: Sequence[str | None],
-        sampled: Sequence[Message],
-    ) -> Span:
+    def _start_one(self, messages: Sequence[Message]) -> Span:
+        parents = [message.headers.get(TRACEPARENT) for message in messages]
         context = None
         if _are_of_one_trace(parents):
             origin = context_of(messages[0])
             context = None if origin is None else parent_of(origin)
-        origins = map(context_of, sampled)
+        # The relay sends tens of thousands of messages a second, so the rest of a
+        # context is read only if the message is sampled.
+        origins = map(context_of, filter(_is_sampled, messages))
         return self.tracing.start(
             "send",
             "send",
@@ -426,17 +380,9 @@ class _Processing:
             messages = [message for message in messages if _is_sampled(message)]
         origins = map(context_of, messages)
         known = [origin for origin in origins if origin is not None]
-        links = [Link(origin) for origin in known]
-        chosen = self.tracing.process_parent
         parent = None  # the current context
-        if (
-            len(self._messages) == 1
-            and known
-            and (chosen == "producer" or (chosen == "auto" and not ambient.is_valid))
-        ):
+        if len(self._messages) == 1 and known and not ambient.is_valid:
             parent = parent_of(known[0], otel_context.get_current())
-            if ambient.is_valid:
-                links.append(Link(ambient))
         self._span = self.tracing.start(
             "process",
             "process",
@@ -444,7 +390,7 @@ class _Processing:
             self._messages,
             system=self._system,
             context=parent,
-            links=links,
+            links=[Link(origin) for origin in known],
             attributes={"messaging.consumer.group.name": self._consumer},
         )
         self._token = _processing.set(self)
@@ -539,16 +485,6 @@ def name_of(error: BaseException) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _sampled(
-    messages: Sequence[Message], parents: Sequence[str | None]
-) -> list[Message]:
-    return [
-        message
-        for message, parent in zip(messages, parents, strict=True)
-        if parent is not None and parent[-1:] in _SAMPLED
-    ]
-
-
 def _is_sampled(message: Traced) -> bool:
     return message.headers.get(TRACEPARENT, "")[-1:] in _SAMPLED
 
@@ -561,13 +497,9 @@ def _are_of_one_trace(parents: Sequence[str | None]) -> bool:
     return len({parent and parent[:_TRACE_ID_END] for parent in parents}) == 1
 
 
-def _pass_on(loop: asyncio.AbstractEventLoop, notify: Observer, event: Event) -> None:
-    loop.call_soon_threadsafe(notify, event)
-
-
 def _injected(messages: Sequence[Message], span: Span) -> Sequence[Message]:
     """Add the context of a span to messages that were added without a context."""
-    if not span.is_recording():
+    if not span.is_recording() or all(TRACEPARENT in it.headers for it in messages):
         return messages
     carrier: dict[str, str] = {}
     _TRACE_CONTEXT.inject(carrier, trace.set_span_in_context(span))

@@ -5,10 +5,10 @@ define further metrics in `relay/metrics.py` and `inbox/consuming/metrics.py`, w
 share the registry and the topic labels.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Final, TypeAlias, cast
+from typing import Final, cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.aiohttp import make_aiohttp_handler
@@ -22,13 +22,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from typing_extensions import override
 
+from outbox.administration.check import Severity
 from outbox.events import Event
 from outbox.logs.printable import printable
 from outbox.observability.database_measure import DatabaseMeasured, DatabaseNotMeasured
 from outbox.observability.http_server import Handler
 from outbox.observability.latency import Latencies
 from outbox.observability.measures.failures import Reason
-from outbox.observability.measures.tables import Table
 from outbox.observability.overview import Overview
 
 OTHER: Final = "other"
@@ -100,20 +100,15 @@ class Tallies(Collector):
             tally = self._tallies[values] = Tally()
         return tally
 
-    def describe(self) -> Iterable[CounterMetricFamily]:
-        """Return the counters' name, so that no other metric can use it."""
-        return [self._family()]
-
     @override
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Return the counters' samples."""
-        family = self._family()
+        family = CounterMetricFamily(
+            self._name, self._documentation, labels=self._labels
+        )
         for values, tally in self._tallies.items():
             family.add_metric(values, tally.count)
         return [family]
-
-    def _family(self) -> CounterMetricFamily:
-        return CounterMetricFamily(self._name, self._documentation, labels=self._labels)
 
 
 class LatencyHistogram(Collector):
@@ -153,14 +148,12 @@ class LatencyHistogram(Collector):
             latencies = self._latencies[values] = Latencies(self._bounds)
         return latencies
 
-    def describe(self) -> Iterable[HistogramMetricFamily]:
-        """Return the histogram's name, so that no other metric can use it."""
-        return [self._family()]
-
     @override
     def collect(self) -> Iterable[HistogramMetricFamily]:
         """Return the histogram's samples."""
-        family = self._family()
+        family = HistogramMetricFamily(
+            self._name, self._documentation, labels=self._labels
+        )
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         for values, latencies in self._latencies.items():
             buckets, below = [], 0
@@ -170,24 +163,20 @@ class LatencyHistogram(Collector):
             family.add_metric(values, buckets, latencies.sum)
         return [family]
 
-    def _family(self) -> HistogramMetricFamily:
-        return HistogramMetricFamily(
-            self._name, self._documentation, labels=self._labels
-        )
-
 
 class PrometheusEvents:
     """An observer that maintains the metrics common to relay and consumer.
 
     Args:
-        registry: where the metrics are registered; a new one if omitted.
+        registry: where the metrics are registered; by default, a new one that refuses
+            a second metric with the same name.
 
     Attributes:
         topics: the topic labels, which all metrics of the process share.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
+        self.registry = registry or CollectorRegistry(auto_describe=True)
         self.topics = TopicLabels()
         self._events = Tallies(
             "pillarbox_events", "Events by name.", ["event", "consumer"], self.registry
@@ -213,7 +202,8 @@ class PrometheusEvents:
 class DatabaseMetrics(Collector):
     """An observer that exports the last measurement, labelled with the database's name.
 
-    After a failed one only its time is left, which alerts compare with the present.
+    Before the first one and after a failed one only its time is left, 0 for never,
+    which an alert compares with the present.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -229,10 +219,6 @@ class DatabaseMetrics(Collector):
         elif isinstance(event, DatabaseNotMeasured):
             self._measured = None
 
-    def describe(self) -> Iterable[Metric]:
-        """Return the names, so that no other metric can use them."""
-        return self.collect()
-
     @override
     def collect(self) -> Iterable[Metric]:
         """Return the samples."""
@@ -241,104 +227,63 @@ class DatabaseMetrics(Collector):
         def gauge(
             name: str,
             documentation: str,
-            samples: Iterable[tuple[tuple[str, ...], float]],
+            samples: Mapping[tuple[str, ...], float],
             *labels: str,
         ) -> Metric:
             names = ["database", *labels]
             family = GaugeMetricFamily(name, documentation, labels=names)
-            for values, value in samples:
+            for values, value in samples.items():
                 family.add_metric([last.database if last else "", *values], value)
             return family
 
         yield gauge(
             "pillarbox_database_measured_timestamp_seconds",
-            "When the database was last measured.",
-            [((), last.at.timestamp())] if last else (),
+            "When this process last measured the database; 0: never.",
+            {(): last.at.timestamp() if last else 0},
         )
-        for name, documentation, read in _SINGLE:
-            value = read(found) if found else None
-            if isinstance(value, timedelta):
-                value = value.total_seconds()
-            yield gauge(name, documentation, () if value is None else [((), value)])
-        for name, documentation, read_table in _BY_TABLE:
-            tables = found.overview.tables if found else ()
-            samples = (((it.table,), read_table(it)) for it in tables)
-            yield gauge(name, documentation, samples, "table")
-        reasons: dict[tuple[str, str], list[Reason]] = defaultdict(list)
+        findings = found.findings if found else ()
+        yield gauge(
+            "pillarbox_findings",
+            "What pillarbox status finds wrong, as far as this process can see.",
+            Counter(
+                (it.check, it.severity)
+                for it in findings
+                if it.severity is not Severity.HINT
+            ),
+            "check",
+            "severity",
+        )
+        backlog = found.overview.outbox if found else None
+        estimated = None if backlog is None else backlog.estimated
+        yield gauge(
+            "pillarbox_outbox_backlog_messages",
+            "Messages that are not settled, estimated if there are many.",
+            {} if estimated is None else {(): estimated},
+        )
+        waited = (backlog.waited if backlog else None) or timedelta(0)
+        yield gauge(
+            "pillarbox_outbox_oldest_waiting_seconds",
+            "How long the oldest message that is due has waited.",
+            {} if backlog is None else {(): waited.total_seconds()},
+        )
+        reasons: dict[tuple[str, ...], list[Reason]] = defaultdict(list)
         for letters in found.overview.dead_letters if found else ():
             for reason in letters.reasons:
                 reasons[letters.side, reason.origin].append(reason)
         yield gauge(
             "dead_letter_total",
             "PENDING dead letters, of the newest 10,000.",
-            ((of, sum(it.pending for it in each)) for of, each in reasons.items()),
+            {of: sum(it.pending for it in each) for of, each in reasons.items()},
             "schema",
             "origin",
         )
         yield gauge(
             "dead_letter_age_seconds",
             "Age of the oldest PENDING dead letter, of the newest 10,000.",
-            (
-                (of, max(it.age for it in each).total_seconds())
+            {
+                of: max(it.age for it in each).total_seconds()
                 for of, each in reasons.items()
-            ),
+            },
             "schema",
             "origin",
         )
-
-
-_Read: TypeAlias = Callable[[DatabaseMeasured], float | timedelta | None]
-_SINGLE: Final[Sequence[tuple[str, str, _Read]]] = (
-    (
-        "pillarbox_outbox_backlog_messages",
-        "Messages that are not settled, estimated if there are many.",
-        lambda it: it.overview.outbox.estimated if it.overview.outbox else None,
-    ),
-    (
-        "pillarbox_outbox_oldest_waiting_seconds",
-        "How long the oldest message that is due has waited.",
-        lambda it: it.overview.outbox.waited or 0 if it.overview.outbox else None,
-    ),
-    (
-        "pillarbox_pinned_seconds",
-        "How long the oldest transaction has been in use.",
-        lambda it: it.pinned_for,
-    ),
-    (
-        "pillarbox_database_upkeep_age_seconds",
-        "Time since the last successful upkeep of the partitions.",
-        lambda it: it.overview.upkeep.age if it.overview.upkeep else None,
-    ),
-    (
-        "pillarbox_database_upkeep_failing",
-        "1 if the upkeep of the partitions has failed since its last success.",
-        lambda it: it.overview.upkeep.is_failing if it.overview.upkeep else None,
-    ),
-    (
-        "pillarbox_database_unmeasured_parts",
-        "Parts of the database that could not be measured.",
-        lambda it: len(it.overview.missing),
-    ),
-)
-_BY_TABLE: Final[Sequence[tuple[str, str, Callable[[Table], int]]]] = (
-    (
-        "pillarbox_partitions_ahead",
-        "Partitions of a table that have not begun yet.",
-        lambda it: it.ahead,
-    ),
-    (
-        "pillarbox_partition_gaps",
-        "Partitions that are missing for now or between those ahead.",
-        lambda it: it.gaps + (not it.has_today),
-    ),
-    (
-        "pillarbox_partitions_held",
-        "Partitions past their retention that unsettled rows keep.",
-        lambda it: len(it.held),
-    ),
-    (
-        "pillarbox_table_bytes",
-        "Size of a table's partitions with their indexes.",
-        lambda it: it.bytes or 0,
-    ),
-)

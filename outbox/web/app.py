@@ -197,10 +197,8 @@ async def _login(request: Request) -> Response:
         client = request.client.host if request.client else "unknown"
         frame.observers.notify(LoginRefused(client=client))
         problem = (
-            "Too many attempts failed. Wait a minute."
-            if frame.identify.is_locked
-            else "Nobody has this token. pillarbox web prints one when it starts, "
-            "unless --tokens names a file with yours."
+            "Nobody has this token. pillarbox web prints one when it starts, unless "
+            "--tokens names a file with yours."
         )
     return frame.render(
         request,

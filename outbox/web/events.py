@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass
-from uuid import UUID
 
 from outbox.events import Event
 
@@ -21,43 +20,6 @@ class LoginRefused(Event):
     about = ()
 
     client: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationRequested(Event):
-    """A viewer asked the page to retry or discard dead letters."""
-
-    id: UUID
-    kind: str
-    asked_by: str
-    expected: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationEnded(Event):
-    """An operation that a viewer requested has ended."""
-
-    id: UUID
-    kind: str
-    asked_by: str
-    state: str
-    succeeded: int
-    failed: int
-    skipped: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCancelRequested(Event):
-    """A viewer asked the page to cancel a job.
-
-    Attributes:
-        state: the job's state afterwards.
-    """
-
-    id: UUID
-    consumer: str
-    asked_by: str
-    state: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from starlette.responses import RedirectResponse, Response
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.sides import Jobs, load_sides
 from outbox.errors import ConfigError, shorten
-from outbox.web.events import JobCancelRequested
 from outbox.web.frame import Section, base_of, frame_of
 
 _MOST_ROWS: Final = 100
@@ -59,11 +58,8 @@ async def cancel(request: Request) -> Response:
     if not consumer or "\0" in consumer:
         raise ConfigError("no job was chosen: use a button of the list")
     reason = f"cancelled by {viewer.name}"
-    state = await frame.store.run(
+    await frame.store.run(
         lambda connection: _jobs().cancel(connection, id, consumer, reason)
-    )
-    frame.observers.notify(
-        JobCancelRequested(id=id, consumer=consumer, asked_by=viewer.name, state=state)
     )
     return RedirectResponse(f"{base_of(request)}/jobs?state=any", 303)
 

@@ -19,6 +19,7 @@ from outbox.observability.message_life import (
     Life,
     State,
     Trace,
+    read_id,
     read_trace,
 )
 from outbox.postgres.sql_files import load
@@ -165,9 +166,7 @@ async def show_message(request: Request) -> Response:
     """Show the life of a message, and the tree of messages that it caused."""
     frame, viewer = frame_of(request), request.state.viewer
     assert isinstance(viewer, Viewer)
-    id = request.query_params.get("id", "").strip()
-    if not id or "\0" in id or len(id) > _MAX_LENGTH:
-        raise ConfigError("id: not a valid id")
+    id = read_id(request.query_params.get("id", "").strip())
 
     def read(connection: AdministrationConnection) -> tuple[Trace, Contents]:
         found = read_trace({"": connection}, id)
@@ -179,7 +178,7 @@ async def show_message(request: Request) -> Response:
         "message.html",
         viewer=viewer,
         section=SECTION,
-        title=f"Message {id[:8]}",
+        title=f"Message {str(id)[:8]}",
         status=200 if found.found is Found.FOUND else 404,
         trace=found,
         life=found.life,

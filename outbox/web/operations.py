@@ -10,9 +10,8 @@ operation; ask again for what is left.
 """
 
 import asyncio
-import hmac
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -35,13 +34,12 @@ from outbox.dead_letters.letter import Status
 from outbox.dead_letters.retry import Candidate, Outcome
 from outbox.errors import ConfigError, one_line
 from outbox.events import Observer
+from outbox.logs.printable import count
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS
 from outbox.web.dead_letters import Groups, read_groups
-from outbox.web.events import OperationEnded, OperationRequested
-from outbox.web.frame import Frame, Section, base_of, frame_of
-from outbox.web.login import Viewer
+from outbox.web.frame import Section, base_of, frame_of
 from outbox.web.selection import Selection
 from outbox.web.settings import Settings
 
@@ -112,9 +110,6 @@ class Runner:
         """
         run = _Run(kind=kind, selection=selection, reason=reason, person=person)
         await asyncio.to_thread(run.open, self._settings.database, expected)
-        self._notify(
-            OperationRequested(id=run.id, kind=kind, asked_by=person, expected=expected)
-        )
         self._task = asyncio.create_task(self._carry_out(run))
 
     async def stop(self) -> None:
@@ -135,15 +130,6 @@ class Runner:
             problem = one_line(error)
         finally:
             await asyncio.shield(asyncio.to_thread(run.close, state, problem))
-        self._notify(
-            OperationEnded(
-                id=run.id,
-                kind=run.kind,
-                asked_by=run.person,
-                state=state,
-                **run.numbers(),
-            )
-        )
 
     async def _work(self, run: "_Run") -> bool:
         """Retry or discard what is selected; return False if asked to stop."""
@@ -179,10 +165,10 @@ class Runner:
             return
 
         async def discard(candidate: Candidate) -> Outcome:
-            count = await asyncio.to_thread(
+            discarded = await asyncio.to_thread(
                 table.discard, [candidate], run.reason, run.person
             )
-            return Outcome.SUCCEEDED if count else Outcome.SKIPPED
+            return Outcome.SUCCEEDED if discarded else Outcome.SKIPPED
 
         yield discard
 
@@ -225,13 +211,10 @@ class _Run:
             ).fetchall()
             self._stack = stack.pop_all()
 
-    def numbers(self) -> dict[str, int]:
-        """Return how many dead letters had each outcome."""
-        return {outcome.value: self.counts[outcome] for outcome in Outcome}
-
     def record(self, ended: str | None = None, problem: str | None = None) -> str:
         """Record the progress, and return the state in the table."""
-        values = {"id": self.id, "ended": ended, "problem": problem, **self.numbers()}
+        numbers = {outcome.value: self.counts[outcome] for outcome in Outcome}
+        values = {"id": self.id, "ended": ended, "problem": problem, **numbers}
         ((state,),) = self.connection.execute(
             load("outbox", "record_progress"), values
         ).fetchall()
@@ -244,30 +227,20 @@ class _Run:
             self.record(state, problem)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """The result of a dry run: what an operation would do."""
-
-    selection: Selection
-    groups: Groups
-
-
-def _plan(connection: AdministrationConnection, selection: Selection) -> _Plan:
+def _plan(
+    connection: AdministrationConnection, selection: Selection
+) -> tuple[Selection, Groups]:
     """Count exactly what is selected now, without later dead letters."""
     ((now,),) = connection.execute("SELECT clock_timestamp()").fetchall()
     selection = replace(selection.frozen(now), status=Status.PENDING.value)
-    groups = read_groups(connection, selection, _MOST_REASONS)
-    return _Plan(selection=selection, groups=groups)
+    return selection, read_groups(connection, selection, _MOST_REASONS)
 
 
 async def show_plan(request: Request) -> Response:
     """Count what an action would do, and ask whether to do it. Changes nothing."""
     frame = frame_of(request)
     viewer, form = await frame.acting(request)
-    kind = form.get("kind", "")
-    if kind not in _KINDS:
-        raise ConfigError(f"kind {kind!r}: use {' or '.join(_KINDS)}")
-    selection = Selection.of(form)
+    kind, selection = _kind_of(form), Selection.of(form)
     lacking: dict[str, str] = {}
     if kind == "retry":
         problems = {
@@ -283,35 +256,33 @@ async def show_plan(request: Request) -> Response:
             selection = replace(selection, side=able[0])
         if not able:
             raise ConfigError("; ".join(dict.fromkeys(lacking.values())))
-    plan = await frame.database.run(lambda connection: _plan(connection, selection))
+    selection, groups = await frame.database.run(
+        lambda connection: _plan(connection, selection)
+    )
     return frame.render(
         request,
         "plan.html",
         viewer=viewer,
-        title=f"{kind.capitalize()} {plan.groups.total:,} dead letter"
-        f"{'' if plan.groups.total == 1 else 's'}?",
+        title=f"{kind.capitalize()} {count(groups.total, 'dead letter')}?",
         kind=kind,
-        plan=plan,
+        selection=selection,
+        groups=groups,
         lacking=lacking,
-        signature=_signature(frame, viewer, kind, plan.groups.total, plan.selection),
         max_reason=_MAX_REASON,
     )
 
 
-def _signature(
-    frame: Frame, viewer: Viewer, kind: str, expected: int, selection: Selection
-) -> str:
-    fields = (it for field in selection.fields().items() for it in field)
-    return frame.forms.sign("plan", viewer.name, kind, str(expected), *fields)
+def _kind_of(form: Mapping[str, str]) -> str:
+    kind = form.get("kind", "")
+    if kind not in _KINDS:
+        raise ConfigError(f"kind {kind!r}: use {' or '.join(_KINDS)}")
+    return kind
 
 
 async def ask(request: Request) -> Response:
     """Start an operation."""
-    frame = frame_of(request)
-    viewer, form = await frame.acting(request)
-    kind, reason = form.get("kind", ""), form.get("why", "").strip()
-    if kind not in _KINDS:
-        raise ConfigError(f"kind {kind!r}: use {' or '.join(_KINDS)}")
+    viewer, form = await frame_of(request).acting(request)
+    kind, reason = _kind_of(form), form.get("why", "").strip()
     if kind == "discard" and not reason:
         raise ConfigError(
             "the reason is empty: state why; it is stored with the dead letter"
@@ -322,15 +293,10 @@ async def ask(request: Request) -> Response:
             "without NUL characters"
         )
     selection, counted = Selection.of(form), form.get("expected", "")
-    expected = int(counted) if counted.isdecimal() else -1
-    # Nobody can act on more than what the dry run showed.
-    if not hmac.compare_digest(
-        _signature(frame, viewer, kind, expected, selection).encode(),
-        form.get("signature", "").encode(errors="replace"),
-    ):
+    expected = int(counted) if counted.isdecimal() else 0
+    if not selection.until:  # the dry run sets it, so that later ones are left alone
         raise ConfigError(
-            "this isn't the dry run that the page showed you, or the page was "
-            "restarted since: begin on the page of dead letters"
+            "until is empty: begin on the page of dead letters, which counts them first"
         )
     await request.app.state.runner.start(kind, selection, reason, viewer.name, expected)
     return RedirectResponse(f"{base_of(request)}/operations", 303)

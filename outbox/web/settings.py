@@ -23,7 +23,7 @@ class Settings:
         broker, codec: to retry dead letters of the outbox; the codec as `module:name`.
         consumer: whose handlers retry dead letters of the inbox, as `module:name`.
         observers: observers that receive the page's events.
-        key: signs forms and dry runs. If several processes serve the page, give all of
+        key: signs forms. If several processes serve the page, give all of
             them the same random 32 bytes; the default is new in each process.
     """
 

@@ -159,7 +159,7 @@ async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus
         'pillarbox_events_total{consumer="billing",event="MessageHandled"} 1.0',
         f",{origin}}} 1.0",
         "\npillarbox_database_measured_timestamp_seconds{",
-        'table="inbox.receipt"} ',
+        '\npillarbox_findings{check="failures",',
     ):
         wait_for(wanted, partial(is_exported, wanted, consumer), seconds=60)
     assert "\ndead_letter_age_seconds{" in scrape(consumer)

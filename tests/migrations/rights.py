@@ -111,11 +111,13 @@ ALLOWED = {
         "SELECT * FROM inbox.subscription",
         "SELECT * FROM outbox.partition_health",
         "SELECT failure, outbox.clock_problem() FROM outbox.upkeep_failure",
+        "SELECT * FROM outbox.retiring_partition",
     ],
     "consumer": [
         RECEIVE,
         "SELECT * FROM outbox.partition_health",
         "SELECT failure, outbox.clock_problem() FROM outbox.upkeep_failure",
+        "SELECT * FROM outbox.retiring_partition",
         "SELECT * FROM outbox.upkeep_plan('inbox.receipt')",
         "SELECT * FROM inbox.receipt",
         "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')",

@@ -182,15 +182,15 @@ def test_a_life_is_read_from_indexes_of_the_days_that_can_contain_it(
     id = id_of(url, 100, back, today)
 
     with recording(url) as (connection, recorded):
-        found = read_trace({"shop": connection}, str(id))
+        found = read_trace({"shop": connection}, id)
 
     assert found.found is Found.FOUND
     assert found.life.state is State.PUBLISHED
     assert {"added", "published", "delivered", "acked", "handled"} <= {
         it.what for it in found.life.steps
     }
-    (caused,) = found.branch.caused
-    assert caused.life.state is State.PUBLISHED
+    (caused,) = found.life.caused
+    assert caused.state is State.PUBLISHED
     assert recorded.sequential() == []
     day = (today - back * DAY).strftime("%Y%m%d")
     for name, table in (
@@ -215,7 +215,7 @@ def test_the_messages_that_a_message_caused_are_found_by_index(
     id = id_of(url, 200, 20, today)
 
     with recording(url) as (connection, recorded):
-        read_trace({"shop": connection}, str(id))
+        read_trace({"shop": connection}, id)
 
     touched = recorded.scans("is_caused", "message")
     # The statement runs for the message, and for the one that it caused.
@@ -244,7 +244,9 @@ def test_the_messages_of_a_key_are_read_in_its_lane_and_the_requested_days(
 
 def test_an_unknown_id_reads_no_row(url: str) -> None:
     with recording(url) as (connection, recorded):
-        found = read_trace({"shop": connection}, "8f14e45f-ceea-467f-9575-30a1c8b1d9a2")
+        found = read_trace(
+            {"shop": connection}, UUID("8f14e45f-ceea-467f-9575-30a1c8b1d9a2")
+        )
 
     assert found.found is Found.NOT_KNOWABLE
     assert recorded.sequential() == []

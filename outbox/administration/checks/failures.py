@@ -5,12 +5,13 @@ from datetime import timedelta
 from itertools import chain
 from typing import Final
 
-from outbox.administration.check import Finding, warning
+from outbox.administration.check import Finding, Severity, warning
 from outbox.duration import exact_duration, write_duration
 from outbox.logs.printable import count
 from outbox.observability.overview import Overview
 
 _LATE: Final = timedelta(minutes=15)
+_MANY: Final = 100
 
 
 def check_failures(overview: Overview) -> Iterator[Finding]:
@@ -39,7 +40,8 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
     for letters in overview.dead_letters:
         if letters.pending:
             more = "" if letters.is_complete else "more than "
-            yield warning(
+            yield Finding(
+                Severity.ERROR if letters.pending > _MANY else Severity.WARNING,
                 f"{more}{count(letters.pending, 'pending dead letter')} of the"
                 f" {letters.side}, {letters.new:,} of them new in the last"
                 f" {exact_duration(letters.window)}",

@@ -40,6 +40,12 @@ def check_retention(
                 " defaults of delay and retries",
                 f"pillarbox retention set {policy.parent_table} 14d",
             )
+
+
+def check_receipts(
+    connection: AdministrationConnection, _here: Installation
+) -> Iterator[Finding]:
+    """Find dead letters of the inbox whose receipts may have been dropped."""
     lost, days = connection.execute(
         load("outbox", "count_lost_dead_letters")
     ).fetchone() or (0, None)

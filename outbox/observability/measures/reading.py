@@ -47,7 +47,6 @@ class Scope:
         blocked: the most refused messages listed, oldest first.
         groups: the most topics and tenants listed, largest first.
         reasons: the most reasons of dead letters listed, most frequent first.
-        sizes: whether to add up the bytes of the tables, which checks every file.
         pins_from: how long a transaction must have been open to be listed.
         pins_behind: how many transactions one must lie behind to be listed, if this
             role can't see how long it has been open.
@@ -64,7 +63,6 @@ class Scope:
     blocked: int = 20
     groups: int = 10
     reasons: int = 10
-    sizes: bool = False
     pins_from: timedelta = timedelta(minutes=1)
     pins_behind: int = 1_000_000
     patience: timedelta = timedelta(seconds=5)

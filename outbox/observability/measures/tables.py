@@ -25,7 +25,6 @@ class Table:
         gaps: how many partitions are missing between future ones.
         held: the upkeep's steps for partitions that unsettled rows hold, oldest first.
         expired: how many partitions are past their retention, for any reason.
-        bytes: the size of all partitions with their indexes; None if not requested.
     """
 
     table: str
@@ -40,7 +39,6 @@ class Table:
     gaps: int
     expired: int
     held: tuple[UpkeepStep, ...]
-    bytes: int | None
 
     @property
     def days_ahead(self) -> float:
@@ -53,10 +51,6 @@ def read_tables(reading: Reading) -> tuple[Table, ...]:
     late: dict[str, list[UpkeepStep]] = defaultdict(list)
     for step in plan_upkeep(reading.connection):
         late[step.parent_table].append(step)
-    sizes: dict[str, int] = {}
-    if reading.scope.sizes:
-        rows = reading.connection.execute(load("outbox", "measure_sizes"))
-        sizes = dict(rows.fetchall())
     return tuple(
         Table(
             table=table,
@@ -64,7 +58,6 @@ def read_tables(reading: Reading) -> tuple[Table, ...]:
             held=tuple(
                 it for it in late[table] if it.step in _HELD and it.unsettled != 0
             ),
-            bytes=sizes.get(table, 0) if reading.scope.sizes else None,
             **row,
         )
         for row in reading.rows(load("outbox", "read_partition_health"))

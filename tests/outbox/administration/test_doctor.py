@@ -211,7 +211,7 @@ def test_dead_letters_that_outlive_their_receipts_are_found(
     execute(database_url, letter, (str(id_of(OLD)),))
     _, findings = doctor(database_url)
 
-    (lost,) = (f for f in findings if f["check"] == "retention")
+    (lost,) = (f for f in findings if f["check"] == "receipts")
     assert lost["finding"].startswith("1 dead letter of the inbox older than")
     assert "pillarbox retention set inbox.receipt 41d" in lost["remedy"]
 

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from inbox.events import (
     ConsumerStarted,
@@ -25,6 +26,7 @@ from outbox.errors import ConfigError
 from outbox.observability import http_server
 from outbox.observability.endpoints import listening
 from outbox.observability.health import Health
+from outbox.observability.http_server import Handler
 
 STARTED = ConsumerStarted(consumer="billing", topics=())
 
@@ -36,16 +38,16 @@ def health() -> Health:
 
 @pytest.fixture
 async def port(health: Health, caplog: pytest.LogCaptureFixture) -> AsyncIterator[int]:
-    async with served(health, caplog) as port:
+    async with served(health.handlers(), caplog) as port:
         yield port
 
 
 @asynccontextmanager
 async def served(
-    health: Health, caplog: pytest.LogCaptureFixture
+    handlers: Mapping[str, Handler], caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[int]:
     caplog.set_level("INFO", "pillarbox")
-    async with listening("127.0.0.1:0", health.handlers()):
+    async with listening("127.0.0.1:0", handlers):
         yield port_of(caplog)
 
 
@@ -120,17 +122,17 @@ async def test_liveness_and_readiness_are_served_over_http(
     assert await get(port, "/live", "POST") == (405, {"methods": ["GET", "HEAD"]})
 
 
-async def test_a_page_that_fails_is_logged_and_the_others_are_served(
-    caplog: pytest.LogCaptureFixture,
+async def test_a_handler_that_fails_is_logged_and_the_others_are_served(
+    health: Health, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> Mapping[str, Any]:
-        raise ValueError("no such key")
+    async def fail(_: web.BaseRequest) -> web.StreamResponse:
+        raise ValueError("no such metric")
 
-    async with served(Health(ConsumerStarted, {"/blocked": fail}), caplog) as port:
-        assert await get(port, "/blocked") == (500, {})
+    async with served({**health.handlers(), "/metrics": fail}, caplog) as port:
+        assert await get(port, "/metrics") == (500, {})
         assert await get(port, "/live") == (200, {"live": True})
-    assert "GET /blocked failed" in caplog.text
-    assert "ValueError: no such key" in caplog.text
+    assert "GET /metrics failed" in caplog.text
+    assert "ValueError: no such metric" in caplog.text
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
@@ -174,7 +176,7 @@ async def test_a_client_that_never_ends_its_request_is_disconnected(
     health: Health, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MAX_SECONDS", 0.2)
-    async with served(health, caplog) as port:
+    async with served(health.handlers(), caplog) as port:
         for beginning in (b"", b"GET /live HT", b"POST /live HTTP/1.1\r\nX: y\r\n"):
             async with connected(port) as (reader, writer):
                 writer.write(beginning)
@@ -199,7 +201,7 @@ async def test_endless_headers_use_no_memory(port: int) -> None:
 async def test_no_task_and_no_port_is_left_open_at_the_end(
     health: Health, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with served(health, caplog) as port, AsyncExitStack() as client:
+    async with served(health.handlers(), caplog) as port, AsyncExitStack() as client:
         server = asyncio.all_tasks()
         reader, writer = await client.enter_async_context(connected(port))
         writer.write(b"GET /live HT")

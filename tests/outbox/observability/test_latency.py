@@ -68,15 +68,6 @@ def test_without_durations_there_is_no_median() -> None:
     assert (latencies.count, latencies.sum, latencies.longest) == (0, 0, 0)
 
 
-def test_the_sum_of_a_large_batch_is_close_to_exact() -> None:
-    ages = [n / 100 for n in range(1000)]
-    latencies = Latencies()
-    latencies.add_since(added(ages), NOW)
-    assert latencies.count == 1000
-    assert latencies.longest == pytest.approx(9.99)
-    assert latencies.sum == pytest.approx(sum(ages), rel=0.05)
-
-
 @given(batches=st.lists(AGES, max_size=5))
 def test_take_returns_durations_since_the_last_take_and_keeps_the_totals(
     batches: list[list[float]],

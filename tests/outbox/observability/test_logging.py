@@ -1,13 +1,11 @@
 """Events as log records: repeated events about one key are summarized."""
 
-import asyncio
 import logging
 import sys
 from datetime import timedelta
 
 import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, use_span
-from typing_extensions import override
 
 from inbox.events import HandlerFailed
 from outbox.events import Event, ProcessMeasured
@@ -207,30 +205,6 @@ def test_collected_events_are_reported_when_the_observer_ends(
     observer(blocked("c", 2))
     del observer
     assert about(caplog, "topic=c")[-1].endswith("repeated=1")
-
-
-async def test_collected_events_are_reported_by_an_idle_process_too(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO", "pillarbox")
-    told = asyncio.Event()
-
-    class Tell(logging.Handler):
-        @override
-        def emit(self, record: logging.LogRecord) -> None:
-            if "repeated=1" in record.getMessage():
-                told.set()
-
-    logger = logging.getLogger("pillarbox")
-    logger.addHandler(handler := Tell())
-    try:
-        observer = LogEvents(repeats=timedelta(seconds=2))
-        observer(blocked("d", 1))
-        observer(blocked("d", 2))
-        async with asyncio.timeout(60):
-            await told.wait()
-    finally:
-        logger.removeHandler(handler)
 
 
 def test_memory_stays_bounded_with_a_flood_of_keys(

@@ -13,14 +13,10 @@ from opentelemetry.trace import SpanKind, TraceFlags
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from outbox import testing, tracing
-from outbox.errors import ConfigError
+from outbox import testing
 from outbox.limits import Limits
 from outbox.logs.event_record import trace_id_of
-from outbox.observability.opentelemetry import (
-    instrument,
-    uninstrument,
-)
+from outbox.observability.opentelemetry import uninstrument
 from outbox.payload.payload_codec import PayloadCodec
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.samples import TRACEPARENT
@@ -214,12 +210,6 @@ def test_a_failing_attributes_function_does_not_fail_messages(
     record(attributes=describe)
     assert added(ONE) == [ONE]
     assert "KeyError" in caplog.text
-
-
-def test_an_unknown_parent_is_refused() -> None:
-    with pytest.raises(ConfigError, match="process_parent='mother': use one of auto"):
-        instrument(process_parent="mother")  # type: ignore[arg-type]
-    assert tracing.tracer is None
 
 
 def test_nothing_is_traced_after_uninstrument(spans: Spans) -> None:

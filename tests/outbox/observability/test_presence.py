@@ -70,7 +70,8 @@ async def test_a_consumer_that_fails_is_recorded_with_the_reason(
 ) -> None:
     is_asyncpg = driver == "asyncpg"  # which can't set a role in its URL
     url = database_url if is_asyncpg else as_role(database_url, "pillarbox_consumer")
-    source = MemorySource(Message("orders", b"", key="k"))
+    message = Message("orders", b"", key="k")
+    source = MemorySource(message)
     async with sessions_by(url, driver) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=NEVER)
 
@@ -94,7 +95,7 @@ async def test_a_consumer_that_fails_is_recorded_with_the_reason(
         "billing",
         "memory",
     )
-    assert process.reason == "KeyError: 'no such customer'"
+    assert process.reason == f"orders {message.id}: KeyError: 'no such customer'"
     assert process.blocked_keys == 1
     assert processes(database_url, "inbox") == ()
 

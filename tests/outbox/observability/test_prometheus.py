@@ -73,7 +73,7 @@ def test_a_histogram_has_cumulative_buckets() -> None:
 
 
 def test_two_metrics_with_one_name_are_refused() -> None:
-    registry = CollectorRegistry()
+    registry = PrometheusEvents().registry
     LatencyHistogram("wait_seconds", "Waits.", [], (1,), registry)
     with pytest.raises(ValueError, match="Duplicated"):
         LatencyHistogram("wait_seconds", "Waits.", [], (1,), registry)

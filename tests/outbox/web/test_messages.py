@@ -68,7 +68,7 @@ def test_a_message_that_no_table_has_is_not_found(database_url: str) -> None:
         nowhere = shown(browser.get(f"/message?id={Message('t', b'').id}"))
         assert (browser.status, "No table of this database" in nowhere) == (404, True)
         foreign = browser.get("/message?id=order-17")
-        assert "receipts that are still kept" in shown(foreign)
+        assert "inbox.foreign_receipt" in shown(foreign)
         gone = browser.get("/message?id=01600000-0000-7000-8000-000000000000")
         assert "outbox.message begins" in shown(gone)
 
