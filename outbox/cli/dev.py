@@ -23,7 +23,7 @@ from outbox.cli.supervisor import run_coroutine
 from outbox.dev.extensions import find_extensions
 from outbox.dev.parts import Part, Parts, say
 from outbox.dev.project import Project
-from outbox.dev.server import Server, choose_server, erase
+from outbox.dev.server import Server, choose_server
 from outbox.errors import ConfigError, OutboxError
 from outbox.gather import end
 from outbox.postgres.connection import conninfo
@@ -63,7 +63,7 @@ def dev(
     project = Project(Path.cwd())
     with project.locked():
         if reset:
-            erase(project)
+            project.erase()
         server = choose_server(project)
         server.create()
         return run_coroutine(_run(project, server, consumer))
