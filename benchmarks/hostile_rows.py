@@ -14,12 +14,10 @@ from benchmarks.others import Waited, watch
 from outbox.errors import OutboxError
 from tests.fixtures.hostile_rows import (
     ROWS,
-    ROWS_FROM_BEFORE,
     insert_charged,
     insert_incompressible,
     insert_rows,
 )
-from tests.fixtures.limits import lift_limits
 
 LONGER_WAIT = 1.0
 MOST_MIB = 256.0
@@ -89,7 +87,6 @@ def look(
 ) -> Waited:
     """Watch others' messages until `insert` has run and its rows are settled."""
     with conditions.migrated_database() as url:
-        lift_limits(url)
 
         def meanwhile() -> None:
             if insert is not None:
@@ -110,8 +107,7 @@ def described(found: Waited) -> str:
 
 
 def insert_hostile(megabytes: int, url: str) -> None:
-    rows = (*ROWS, *ROWS_FROM_BEFORE)
-    insert_rows(url, rows, lanes=LANES, megabytes=megabytes)
+    insert_rows(url, ROWS, lanes=LANES, megabytes=megabytes)
     insert_charged(url)
 
 

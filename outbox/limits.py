@@ -1,6 +1,5 @@
 """The limits of a message. `add` checks them, so that nothing fails at the commit."""
 
-import json
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -19,18 +18,17 @@ from outbox.tracing import CAUSE
 MAX_SCHEMA_VERSION: Final = 2**31 - 1
 MAX_INDEXED_BYTES: Final = 2048
 """The limit of a topic and a key in UTF-8: an index entry holds about 2.7 KB."""
-MAX_TENANT_BYTES: Final = 1024
-"""The limit in UTF-8: a tenant shares an index with the consumer's name."""
-MAX_CONTENT_TYPE_BYTES: Final = 1020
-"""The size of 255 characters in UTF-8."""
-MAX_HEADERS_BYTES: Final = 256 * 1024
-"""The limit of all headers, as JSON in UTF-8."""
 MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
-"""The table's own limit, like those above; `Limits` can't raise it."""
+"""The table's own limit; `Limits` can't raise it."""
+# In UTF-8 and as JSON, texts within these limits are within those of the table.
+_MAX_TOPIC_CHARS: Final = 255
+_MAX_KEY_CHARS: Final = 512
+_MAX_TENANT_CHARS: Final = 255
+_MAX_CONTENT_TYPE_CHARS: Final = 255
+_MAX_HEADER_BYTES: Final = 16 * 1024
 _LAST_MILLISECOND: Final = 253_402_300_799_999  # of the year 9999
 _FIRST_MOMENT: Final = datetime.min.replace(tzinfo=UTC)
 _MOST_BYTES: Final = 4  # of a character
-_MOST_JSON_BYTES: Final = 14  # for one byte: a one-byte name, escaped, with its quotes
 # SQL's outbox.add has the same expression.
 _RESERVED: Final = re.compile(
     r"ce[-_]|cloudevents[:_]|nats-|pillarbox-|webhook-|content-type\Z",
@@ -45,15 +43,13 @@ STORED_HEADERS: Final = frozenset({"pillarbox-codec", "pillarbox-content-type"})
 class Limits:
     """The largest message that `add` accepts.
 
+    A topic and a tenant can have at most 255 characters, a key 512; names and values of
+    all headers together, 16 KiB in UTF-8.
+
     Attributes:
         max_payload_bytes: the limit of one payload, at most 64 MiB; brokers reject
             payloads above about 1 MiB, and a relay those above its own
             `max_payload_bytes`, which is 8 MiB.
-        max_topic_chars, max_key_chars, max_tenant_chars: the limits of these texts. In
-            any case, topic and key can have at most 2048 bytes in UTF-8 and a tenant
-            1024, because they are indexed.
-        max_header_bytes: the limit of all header names and values together, in UTF-8.
-            In any case, they can have at most 256 KiB as JSON.
         max_delay: how far ahead `available_at` may be. A receipt's day comes from the
             id, which is generated when the message is created. If this is more than 6
             days, set a `--minimum` above it with `pillarbox retention set
@@ -61,31 +57,15 @@ class Limits:
     """
 
     max_payload_bytes: int = 1024 * 1024
-    max_topic_chars: int = 255
-    max_key_chars: int = 512
-    max_tenant_chars: int = 255
-    max_header_bytes: int = 16 * 1024
     max_delay: timedelta = timedelta(days=6)
 
     def __post_init__(self) -> None:
         """Check the values."""
-        for name in (
-            "max_payload_bytes",
-            "max_topic_chars",
-            "max_key_chars",
-            "max_tenant_chars",
-            "max_header_bytes",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
-        for name, most in (
-            ("max_payload_bytes", MAX_PAYLOAD_BYTES),
-            ("max_header_bytes", MAX_HEADERS_BYTES),
-        ):
-            if getattr(self, name) > most:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)}: the table takes at most {most}"
-                )
+        if not 1 <= self.max_payload_bytes <= MAX_PAYLOAD_BYTES:
+            raise ConfigError(
+                f"max_payload_bytes={self.max_payload_bytes}: must be from 1 to "
+                f"{MAX_PAYLOAD_BYTES}, the table's limit"
+            )
         if self.max_delay < timedelta(0):
             raise ConfigError(
                 f"max_delay={exact_duration(self.max_delay)}: must not be negative"
@@ -98,16 +78,13 @@ class Limits:
             InvalidMessageError: the message breaks a rule; the error has the field, the
                 value and the remedy.
         """
-        _check_text("topic", message.topic, self.max_topic_chars)
-        check_bytes("topic", message.topic)
+        _check_text("topic", message.topic, _MAX_TOPIC_CHARS)
         if message.key is not None:
-            _check_text("key", message.key, self.max_key_chars)
-            check_bytes("key", message.key)
+            _check_text("key", message.key, _MAX_KEY_CHARS)
         if message.tenant is not None:
-            _check_text("tenant", message.tenant, self.max_tenant_chars)
-            check_bytes("tenant", message.tenant, MAX_TENANT_BYTES)
-        _check_text("content_type", message.content_type, MAX_CONTENT_TYPE_BYTES // 4)
-        _check_headers(message.headers, self.max_header_bytes)
+            _check_text("tenant", message.tenant, _MAX_TENANT_CHARS)
+        _check_text("content_type", message.content_type, _MAX_CONTENT_TYPE_CHARS)
+        _check_headers(message.headers)
         if CAUSE in message.headers:
             check_bytes(f"header {CAUSE}", message.headers[CAUSE])
         _check_id(message.id)
@@ -218,21 +195,21 @@ def check_reserved(names: Iterable[str]) -> None:
         )
 
 
-def check_bytes(field: str, value: str, limit: int = MAX_INDEXED_BYTES) -> None:
+def check_bytes(field: str, value: str) -> None:
     """Reject a text that is too long for an index.
 
     Raises:
         InvalidMessageError: it is too long; the error has the field, the value and the
             remedy.
     """
-    if len(value) * _MOST_BYTES <= limit:
+    if len(value) * _MOST_BYTES <= MAX_INDEXED_BYTES:
         return
     size = len(value.encode(errors="surrogatepass"))
-    if size > limit:
+    if size > MAX_INDEXED_BYTES:
         raise InvalidMessageError(
             field,
             value,
-            f"has {size} bytes, an index has room for {limit}",
+            f"has {size} bytes, an index has room for {MAX_INDEXED_BYTES}",
             "shorten it",
         )
 
@@ -247,7 +224,7 @@ def _check_text(field: str, value: object, limit: int) -> None:
             field,
             value,
             f"has {len(value)} characters, the limit is {limit}",
-            f"shorten it, or raise the limit for {field} in Limits",
+            "shorten it",
         )
     _check_storable(field, value)
 
@@ -268,7 +245,7 @@ def _check_storable(field: str, value: str) -> None:
         ) from None
 
 
-def _check_headers(headers: Mapping[Any, Any], limit: int) -> None:
+def _check_headers(headers: Mapping[Any, Any]) -> None:
     size = 0
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -285,22 +262,13 @@ def _check_headers(headers: Mapping[Any, Any], limit: int) -> None:
         _check_storable("headers", name)
         _check_storable("headers", value)
         size += len(name.encode()) + len(value.encode())
-    if size > limit:
+    if size > _MAX_HEADER_BYTES:
         raise InvalidMessageError(
             "headers",
             f"{size} bytes",
-            f"is over the limit of {limit} bytes",
-            "move it into the payload, or raise Limits(max_header_bytes=…)",
+            f"is over the limit of {_MAX_HEADER_BYTES} bytes",
+            "move it into the payload",
         )
-    if size * _MOST_JSON_BYTES > MAX_HEADERS_BYTES:
-        as_json = len(json.dumps(dict(headers), ensure_ascii=False).encode())
-        if as_json > MAX_HEADERS_BYTES:
-            raise InvalidMessageError(
-                "headers",
-                f"{as_json} bytes of JSON",
-                f"is over the table's limit of {MAX_HEADERS_BYTES} bytes",
-                "move it into the payload",
-            )
 
 
 def _check_id(id: object) -> None:

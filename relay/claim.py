@@ -1,5 +1,6 @@
 """Claim: read the next messages of leased lanes, without locking or writing them."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -13,20 +14,11 @@ import psycopg
 
 from outbox.errors import CodecError, InvalidMessageError
 from outbox.lane import priority_of
-from outbox.limits import (
-    MAX_CONTENT_TYPE_BYTES,
-    MAX_HEADERS_BYTES,
-    MAX_INDEXED_BYTES,
-    MAX_TENANT_BYTES,
-    STORED_HEADERS,
-    check_reserved,
-    reserved_header,
-)
+from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
 from outbox.log.hidden import Floors
 from outbox.log.reader import Clock, Look
 from outbox.message import Message
 from outbox.message_id import is_uuid7
-from outbox.payload.json_codec import read_headers
 from outbox.payload.payload_codec import PayloadCodec, decoded, is_encoded
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load, load_numbered
@@ -35,8 +27,6 @@ from relay.lanes.board import LaneBoard
 from relay.lanes.deferrals import LONG_AGO, Draining, KeyEnd, LogOfKey, WaitingMessage
 from relay.lanes.lane import Lane
 
-# The limit counts JSON text; as jsonb the headers are at most a few bytes longer.
-_MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
 _VERDICT: Final = 12  # the index of the column
 _MAX_COPIED: Final = 1024 * 1024
 """Maximum size of an oversized row that is moved with the batch, while lanes wait.
@@ -86,7 +76,7 @@ class Batch:
     Attributes:
         rows: to be published.
         oversized: rows so large that their lanes don't wait while they are moved to
-            the dead letters. Their `problem` says what is too large.
+            the dead letters.
         scheduled: rows that are not due yet.
         held: rows whose key is blocked.
         ended: messages in the log that don't exist.
@@ -152,10 +142,10 @@ async def claim_batch(
     """Read the next messages of these lanes.
 
     A claim is limited to `batch_size` rows and `max_batch_bytes`, counting all columns;
-    a single message is always claimed. A row with a column over its limit isn't loaded.
-    Messages that waited come first, in order of seq, and fill at most half of the
-    batch. They are followed by each lane's rows that its position doesn't cover. The
-    positions advance with the settlement.
+    a single message is always claimed. A row whose payload is over its limit isn't
+    loaded. Messages that waited come first, in order of seq, and fill at most half of
+    the batch. They are followed by each lane's rows that its position doesn't cover.
+    The positions advance with the settlement.
     """
     batch = await _claim_lanes(connection, board, lanes, config)
     board.served(batch.reached)
@@ -476,12 +466,12 @@ async def _load(
         },
     )
     count = 0
-    for position, *fields, verdict, too_large in await cursor.fetchall():
+    for position, *fields, verdict in await cursor.fetchall():
         if verdict == "next":
             break
         count = position
         place = places[position - 1]
-        row = (*place[:4], *fields, verdict, too_large, None)
+        row = (*place[:4], *fields, verdict, None)
         if verdict is None:
             claimed = _read(row)
         elif verdict == "missing":
@@ -514,10 +504,6 @@ def _unread(place: WaitingMessage) -> Claimed:
 def _limits(config: RelayConfig) -> dict[str, int]:
     return {
         "max_bytes": config.max_batch_bytes,
-        "max_indexed": MAX_INDEXED_BYTES,
-        "max_tenant": MAX_TENANT_BYTES,
-        "max_content_type": MAX_CONTENT_TYPE_BYTES,
-        "max_headers": _MAX_STORED_HEADERS,
         "max_payload": config.max_payload_bytes,
         "max_copied": _MAX_COPIED,
     }
@@ -611,9 +597,12 @@ async def _find_blocked(
 
 
 def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:
-    """Return a `Claimed` for a row not loaded; `problem` names any oversized field."""
-    lane, seq, id, created_at, topic, key, *_, too_large, _ = row
-    problem = None if too_large is None else _limit_on(too_large, config)
+    """Return a `Claimed` for a row not loaded, with the problem if it is too large."""
+    lane, seq, id, created_at, topic, key, *_ = row
+    problem = None
+    if row[_VERDICT] in {"settle", "aside"}:
+        limit = config.max_payload_bytes
+        problem = f"payload is over {limit} bytes (max_payload_bytes)"
     return Claimed(lane, seq, id, created_at, 0, key, topic, None, problem)
 
 
@@ -633,15 +622,11 @@ def _read(row: Sequence[Any]) -> Claimed:
         due_at,
         _,
         _,
-        _,
     ) = row
-    problem = None
-    if headers is not None:
-        headers, problem = read_headers(headers)
-        if headers:
-            problem = problem_of_headers(headers)
-    if not topic or key == "" or not content_type or version < 1 or not is_uuid7(id):
-        problem = _problem(row) or problem
+    headers = {} if headers is None else json.loads(headers)
+    problem = problem_of_headers(headers) if headers else None
+    if not is_uuid7(id):
+        problem = f"id {id} is not a UUIDv7"
     message = None
     if problem is None:
         message = Message(
@@ -649,7 +634,7 @@ def _read(row: Sequence[Any]) -> Claimed:
             payload,
             key=key,
             tenant=tenant,
-            headers=headers or {},
+            headers=headers,
             id=id,
             content_type=content_type,
             schema_version=version,
@@ -683,31 +668,4 @@ def problem_of_headers(headers: Mapping[str, str]) -> str | None:
         check_reserved(name for name in headers if name not in STORED_HEADERS)
     except InvalidMessageError as error:
         return str(error)
-    return None
-
-
-def _limit_on(field: str, config: RelayConfig) -> str:
-    if field == "payload":
-        return f"payload is over {config.max_payload_bytes} bytes (max_payload_bytes)"
-    limit = {
-        "tenant": MAX_TENANT_BYTES,
-        "content_type": MAX_CONTENT_TYPE_BYTES,
-        "headers": MAX_HEADERS_BYTES,
-    }.get(field, MAX_INDEXED_BYTES)
-    return f"{field} is over {limit} bytes"
-
-
-def _problem(row: Sequence[Any]) -> str | None:
-    """Return the problem with a row that `add` didn't write, or None."""
-    _, _, id, _, topic, key, _, _, content_type, _, version, *_ = row
-    if not topic:
-        return "topic is empty"
-    if key == "":
-        return "key is empty; use null for a message without a key"
-    if not content_type:
-        return "content_type is empty"
-    if version < 1:
-        return f"schema_version is {version}, must be at least 1"
-    if not is_uuid7(id):
-        return f"id {id} is not a UUIDv7"
     return None

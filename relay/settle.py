@@ -22,7 +22,6 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from outbox.cloudevents.raw_text import storable
-from outbox.limits import MAX_INDEXED_BYTES
 from outbox.log.progress import Day
 from outbox.log.reader import LogReader, Settled
 from outbox.postgres.connection import Connection
@@ -381,7 +380,6 @@ async def _move_to_dead_letters(
             "attempts": [min(row.attempts, _MAX_ATTEMPTS) + 1 for row in rows],
             "reader": reader,
             "by_hand": by_hand,
-            "max_topic_bytes": MAX_INDEXED_BYTES,
             **_bounds(rows),
         },
     )

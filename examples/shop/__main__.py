@@ -3,23 +3,17 @@
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from examples.shop.brokers import NAMES, broker
-from inbox.demo import page
 from inbox.demo.command import run
-from inbox.demo.play import Options
+from inbox.demo.play import PAGE_PORT, Options
 from outbox.cli.command import DATABASE_VARIABLE
 
 
 def main() -> int:
     """Run the demo; return 0 only if every count is right."""
-    default = Options()
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    for name in ("orders", "customers", "duplicates"):
-        parser.add_argument(
-            f"--{name}", type=int, default=getattr(default, name), metavar="N"
-        )
+    parser.add_argument("--orders", type=int, default=Options().orders, metavar="N")
     parser.add_argument(
         "--broker",
         metavar="URL",
@@ -38,13 +32,11 @@ def main() -> int:
         metavar="PORT",
         type=int,
         nargs="?",
-        const=page.PORT,
+        const=PAGE_PORT,
         help="serve the page of pillarbox, and leave it open on the shop until Ctrl-C"
-        f" (default port: {page.PORT}; 0 takes any free one)",
+        f" (default port: {PAGE_PORT}; 0 takes any free one)",
     )
     given = vars(parser.parse_args())
-    # For the processes that it starts: the hook is not in the wheel.
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     database, chosen = given.pop("database"), given.pop("broker")
     return run(
         Options(**given), database=database, broker=lambda url: broker(chosen, url)

@@ -1,7 +1,6 @@
 """The broker of the demo: one given by URL, or a private one given by name."""
 
 import asyncio
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -11,9 +10,8 @@ from inbox.demo.broker import Broker
 from inbox.demo.orders import TOPIC
 from outbox.brokers.sqs.options import SqsOptions
 from outbox.errors import ConfigError
-from outbox.testing.lifetime import free_port
 
-NAMES: Final = ("postgres", "redis", "rabbitmq", "nats", "kafka", "sns", "http")
+NAMES: Final = ("postgres", "redis", "rabbitmq", "nats", "kafka", "sns")
 
 _ONE_QUEUE: Final = (
     "broker sqs: a queue has one consumer, and the shop has two; use sns, which "
@@ -62,16 +60,6 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
             url = f"{aws.url('sns')}&fifo=true&wait=1s"
             asyncio.run(make_topic(url))
             yield Broker(url, repeats=False, options="visibility=5s")
-    elif wanted == "http":
-        if importlib.util.find_spec("uvicorn") is None:
-            raise ConfigError("broker http: needs a server: pip install uvicorn")
-        port = free_port()
-        yield Broker(
-            f"http://127.0.0.1:{port}/?secret_env=SHOP_SECRET&allow_private=true",
-            hook="examples.shop.hook:app",
-            port=port,
-            environment={"SHOP_SECRET": "whsec_c2hvcC1zaG9wLXNob3Atc2hvcC1zaG9w"},
-        )
     elif wanted == "sqs":
         raise ConfigError(_ONE_QUEUE)
     else:
@@ -87,7 +75,7 @@ def _given(url: str) -> Broker:
         raise ConfigError(_ONE_QUEUE)
     if scheme in {"http", "https"}:
         raise ConfigError(
-            "broker http: the shop listens for its webhooks itself; write --broker http"
+            "broker http: the demo's consumers read from a broker; pass another one"
         )
     if scheme == "sns" and not SqsOptions.parse(url)[1].fifo:
         raise ConfigError(

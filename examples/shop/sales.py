@@ -44,9 +44,7 @@ def main() -> int:
     tenant = f"sales-{uuid7()}"
     shop = Shop(sessionmaker(engine), tenant=tenant, customers=arguments.customers)
     shop.run(arguments.orders, threading.Event())
-    print(
-        f"{shop.tally.committed} orders committed, {shop.tally.rolled_back} rolled back"
-    )
+    print(f"{shop.committed} orders committed, {shop.rolled_back} rolled back")
     progress = wait(engine, tenant, arguments.patience)
     print(
         f"{progress.published} published, {progress.billing} handled by billing, "

@@ -2,6 +2,5 @@
 
 `orders` is an application that adds messages, `consumers` one that handles them, and
 `model` has their tables. The rest runs and checks the demo: `play` is the script,
-`outage` makes billing fail and recover, `processes` starts and kills processes, and
-`tally` counts.
+`processes` starts and kills processes, and `tally` counts.
 """

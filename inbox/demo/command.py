@@ -5,8 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from inbox.demo.broker import Broker
-from inbox.demo.play import Options, show
-from inbox.demo.stage import say
+from inbox.demo.play import Options, say, show
 from outbox.cli.command import FAILED, command, new_app
 from outbox.cli.main import INTERRUPTED
 from outbox.errors import OutboxError

@@ -1,14 +1,14 @@
 """Billing and shipping: `pillarbox consume inbox.demo.consumers:billing`."""
 
 from datetime import timedelta
+from typing import Final
 
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.demo.effects import effect, is_ours
-from inbox.demo.model import Outage
-from inbox.demo.orders import TOPIC
+from inbox.demo.model import Handled, Outage
+from inbox.demo.orders import TOPIC, is_ours
 from outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE, url_of
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
@@ -16,6 +16,10 @@ from pillarbox import Consumer, Message
 
 _database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))
 _broker = url_of(None, "broker", BROKER_VARIABLE)
+_EFFECTS: Final = {
+    "billing": {"placed": "invoice", "cancelled": "credit note"},
+    "shipping": {"placed": "parcel", "cancelled": "return"},
+}
 
 # Billing uses async handlers, shipping plain functions: both work.
 billing = Consumer(
@@ -49,11 +53,22 @@ async def bill(session: AsyncSession, message: Message) -> None:
         return
     if await session.get(Outage, message.key) is not None:
         raise LedgerDownError("the ledger does not answer")
-    session.add(effect("billing", message))
+    session.add(_effect("billing", message))
 
 
 @shipping.handles(TOPIC)
 def ship(session: Session, message: Message) -> None:
     """Pack a parcel, or cancel it."""
     if is_ours(message):
-        session.add(effect("shipping", message))
+        session.add(_effect("shipping", message))
+
+
+def _effect(consumer: str, message: Message) -> Handled:
+    order = message.json()
+    return Handled(
+        consumer=consumer,
+        effect=_EFFECTS[consumer][order["kind"]],
+        message_id=message.id,
+        customer=order["customer"],
+        step=order["step"],
+    )

@@ -1,32 +1,44 @@
 """The demo: place, publish and handle orders despite failures, and count them."""
 
-import signal
+import re
+import secrets
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import create_engine, text
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.demo import outage, page, tally
+from inbox.demo import tally
 from inbox.demo.broker import Broker
-from inbox.demo.model import Base
+from inbox.demo.model import Base, Outage
 from inbox.demo.orders import CONSUMERS, Shop
-from inbox.demo.partitions import show_partitions
 from inbox.demo.processes import Processes
-from inbox.demo.stage import Stage, say, verdict
 from outbox.administration.migrate import migrate
 from outbox.dev.extensions import find_extensions
+from outbox.errors import OutboxError
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.url import without_password
 from pillarbox import uuid7
 
-RELAY: Final = ("pillarbox", "relay", "--lease", "3s")
+PAGE_PORT: Final = 8380
 SKIPPED: Final = "DuplicateSkipped"
+
+_CUSTOMERS: Final = 50
+_REFUSED: Final = 5
+"""The ledger refuses the invoices of so many; in 100 orders, some are theirs."""
+_BEFORE_KILL: Final = 5
+_REPLAYED: Final = 6
+_RELAY: Final = ("relay", "--lease", "3s")
+_BILLING: Final = "inbox.demo.consumers:billing"
+_TICK: Final = 0.5
+_BETWEEN_LINES: Final = 2.0
+_PATIENCE: Final = 120.0
+_PAUSE: Final = 0.05
+_ADDRESS: Final = re.compile(r"http://[\d.]+:\d+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,15 +46,18 @@ class Options:
     """The size of the demo.
 
     Attributes:
-        duplicates: how many messages are published a second time.
+        orders: how many are placed, at least 100.
         web: the port of the page, which stays open until Ctrl-C; 0 for any free one,
             None for no page.
     """
 
     orders: int = 3000
-    customers: int = 50
-    duplicates: int = 500
     web: int | None = None
+
+
+def say(line: str = "") -> None:
+    """Print a line and flush it."""
+    print(line, flush=True)
 
 
 def show(url: str, chosen: Broker, options: Options) -> int:
@@ -73,143 +88,188 @@ def show(url: str, chosen: Broker, options: Options) -> int:
         pages = Processes(url, chosen, logs, tenant=tenant)
         try:
             if options.web is not None:
-                page.start(pages, options.web, retries=chosen.hook is None)
-            return play(Stage(engine, processes, tenant), chosen, logs, options)
+                _serve_page(pages, options.web)
+            return _Play(engine, processes, tenant, chosen, options).run()
         finally:
             processes.stop_all()
             pages.stop_all()
             engine.dispose()
 
 
-def play(stage: Stage, chosen: Broker, logs: Path, options: Options) -> int:
-    """Place orders while processes fail and die, then count."""
-    processes, orders = stage.processes, options.orders
-    listeners = start_listeners(processes, chosen)
-    pid = processes.start("relay-1", *RELAY)
-    say(f"started    relay-1  (pid {pid})")
-    say()
-    fails = chosen.hook is None
-    shop = Shop(
-        sessionmaker(stage.engine), tenant=stage.tenant, customers=options.customers
-    )
-    with taking_orders(shop, orders) as over:
-        if fails:
-            stage.watch(lambda p: p.committed > orders // 5)
-            outage.begin(stage, max(1, options.customers // 10), of=options.customers)
-        else:
-            say("  (no consumer fails here: a webhook endpoint has no dead letters)")
-        stage.watch(lambda p: p.committed > orders * 2 // 5)
-        processes.kill("relay-1")
-        say("  ✂ SIGKILL relay-1, with messages in flight")
-        pid = processes.start("relay-2", *RELAY)
-        say(f"  ↻ started relay-2 (pid {pid})")
-        if fails:
-            outage.kill_billing(stage, over)
-        stage.watch(lambda p: p.published > orders * 3 // 5)
-        if fails:
-            outage.end(stage)
-    stage.watch(lambda p: p.settled)
-    if fails:
-        outage.repair(stage)
-    expected = replay(stage, listeners, chosen, options.duplicates)
-    statuses = processes.stop_all()
-    say()
-    good = report(shop, stage.progress(), tally.faults(stage.engine, stage.tenant))
-    if fails:
-        good &= outage.report(stage, shop.tally.committed)
-    for name in listeners:
-        skipped = processes.logged(name, SKIPPED)
-        what = f"duplicates that {name} skipped"
-        good &= verdict(what, skipped, skipped >= expected[name])
-    if not chosen.repeats:
-        say("    (this broker deduplicates what is published twice)")
-    for name, status in statuses.items():
-        # uvicorn shuts down cleanly, but then still ends by the signal.
-        in_order = {0, -signal.SIGTERM} if name == "shop" else {0}
-        good &= verdict(f"{name} stopped with exit status", status, status in in_order)
-    if not good:
-        for log in sorted(logs.iterdir()):
-            say(f"--- {log.name}")
-            say("\n".join(log.read_text().splitlines()[-15:]))
-    say()
-    show_partitions(stage.engine, say)
-    say()
-    say("everything holds" if good else "SOMETHING IS WRONG")
-    if options.web is not None:
-        start_listeners(processes, chosen)
-        processes.start("relay-3", *RELAY)
-        page.keep_open(stage, shop, fails=fails)
-    return 0 if good else 1
+def _serve_page(processes: Processes, port: int) -> None:
+    token = secrets.token_hex(16)
+    tokens = processes.write("tokens", f"you {token} act payloads\n")
+    options = ("--listen", f"127.0.0.1:{port}", "--tokens", str(tokens))
+    processes.start("web", "web", *options, "--consumer", _BILLING)
+    processes.wait_for("web", "WebStarted")
+    found = _ADDRESS.search(processes.log("web"))
+    assert found is not None
+    say(f"page       {found[0]}/login#{token}")
 
 
-def replay(
-    stage: Stage, listeners: Sequence[str], chosen: Broker, count: int
-) -> Mapping[str, int]:
-    """Publish messages a second time; report how many each consumer skipped."""
-    processes = stage.processes
-    skipped = {name: processes.logged(name, SKIPPED) for name in listeners}
-    which = ("--since", "1h", "--tenant", stage.tenant, "--limit", str(count))
-    say(f"$ pillarbox replay {' '.join(which)}")
-    said = processes.run("pillarbox", "replay", *which)
-    say(f"  {said}")
-    replayed = int(said.split()[0]) if chosen.repeats else 0
-    expected = {name: skipped[name] + replayed for name in listeners}
-    stage.watch(
-        lambda p: (
-            p.finished
-            and all(processes.logged(n, SKIPPED) >= expected[n] for n in listeners)
-        )
-    )
-    return expected
+class _Play:
+    """One run: orders are placed while processes fail and die, then counted."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        processes: Processes,
+        tenant: str,
+        chosen: Broker,
+        options: Options,
+    ) -> None:
+        self._engine = engine
+        self._processes = processes
+        self._tenant = tenant
+        self._chosen = chosen
+        self._options = options
+        self._shop = Shop(sessionmaker(engine), tenant=tenant, customers=_CUSTOMERS)
+        self._good = True
+
+    def run(self) -> int:
+        """Return the exit status."""
+        processes, orders = self._processes, self._options.orders
+        self._start_all("relay-1")
+        say()
+        with Session(self._engine) as session, session.begin():
+            refused = self._shop.customers[:_REFUSED]
+            session.add_all(Outage(customer=customer) for customer in refused)
+        say(f"  ⚠ the ledger is down for {_REFUSED} of {_CUSTOMERS} customers")
+        with self._shop.ordering(orders) as placing:
+            self._watch(lambda p: p.committed > orders * 2 // 5)
+            processes.kill("relay-1")
+            say("  ✂ SIGKILL relay-1, with messages in flight")
+            self._start("relay-2", *_RELAY)
+            self._watch(
+                lambda p: (
+                    p.failed >= _BEFORE_KILL or (p.settled and not placing.is_alive())
+                )
+            )
+            processes.kill("billing")
+            say("  ✂ SIGKILL billing: what it was handling is rolled back")
+            self._start("billing", *_consume("billing"))
+            self._watch(lambda p: p.published > orders * 3 // 5)
+            with Session(self._engine) as session, session.begin():
+                session.query(Outage).delete()
+            say("  ☀ the ledger is back: billing recovers, its dead letters remain")
+        self._watch(lambda p: p.settled)
+        say()
+        which = ("--side", "inbox", "--tenant", self._tenant)
+        self._show("dead-letters", "list", *which, "--limit", "3")
+        self._show("dead-letters", "retry", *which, "--consumer", _BILLING)
+        self._replay()
+        say()
+        self._report()
+        for name, status in processes.stop_all().items():
+            self._verdict(f"{name} stopped with exit status", status, status == 0)
+        if not self._good:
+            say(processes.last_lines())
+        say()
+        say("everything holds" if self._good else "SOMETHING IS WRONG")
+        if self._options.web is not None:
+            self._keep_open()
+        return 0 if self._good else 1
+
+    def _start_all(self, relay: str) -> None:
+        for name in CONSUMERS:
+            self._start(name, *_consume(name))
+        for name in CONSUMERS:
+            # Otherwise a consumer would miss what is published before its first start.
+            self._processes.wait_for(name, "ConsumerStarted")
+        self._start(relay, *_RELAY)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        pid = self._processes.start(name, *arguments)
+        say(f"  ↻ started {name} (pid {pid})")
+
+    def _show(self, *arguments: str) -> str:
+        """Run a command, and show it with its output."""
+        say(f"$ pillarbox {' '.join(arguments)}")
+        shown = self._processes.run(*arguments)
+        say("\n".join(f"  {line}" for line in shown.splitlines()))
+        say()
+        return shown
+
+    def _watch(self, reached: Callable[[tally.Progress], bool]) -> None:
+        """Show the progress until `reached` is true.
+
+        Raises:
+            OutboxError: the progress stopped.
+        """
+        seen = None
+        moved = shown = time.monotonic()
+        while True:
+            now = tally.progress(self._engine, self._tenant)
+            if now != seen:
+                seen, moved = now, time.monotonic()
+            done = reached(now)
+            if done or time.monotonic() - shown > _BETWEEN_LINES:
+                shown = time.monotonic()
+                say(f"  {now}")
+            if done:
+                return
+            ended = self._processes.ended()
+            if ended or time.monotonic() - moved > _PATIENCE:
+                raise OutboxError(
+                    f"no progress; ended processes: {', '.join(ended) or 'none'}\n"
+                    f"{self._processes.last_lines()}"
+                )
+            time.sleep(_TICK)
+
+    def _replay(self) -> None:
+        """Publish messages a second time; each consumer has to skip them."""
+        count = {name: self._processes.logged(name, SKIPPED) for name in CONSUMERS}
+        which = ("--since", "1h", "--tenant", self._tenant)
+        limit = str(self._options.orders // _REPLAYED)
+        replayed = int(self._show("replay", *which, "--limit", limit).split()[0])
+        if not self._chosen.repeats:
+            say("  (this broker deduplicates what is published twice)")
+            replayed = 0
+
+        def all_skipped() -> bool:
+            return all(
+                self._processes.logged(name, SKIPPED) >= count[name] + replayed
+                for name in CONSUMERS
+            )
+
+        self._watch(lambda p: p.finished and all_skipped())
+        for name in CONSUMERS:
+            skipped = self._processes.logged(name, SKIPPED) - count[name]
+            self._verdict(f"duplicates that {name} skipped", skipped, True)
+
+    def _report(self) -> None:
+        """Print every count with its verdict."""
+        shop, progress = self._shop, tally.progress(self._engine, self._tenant)
+        committed = shop.committed
+        self._verdict("orders committed", committed, committed == progress.committed)
+        self._verdict("orders rolled back on purpose", shop.rolled_back, True)
+        for name in ("published", *CONSUMERS):
+            count = getattr(progress, name)
+            what = name if name == "published" else f"handled by {name}"
+            self._verdict(what, count, count == committed)
+        for name, count in tally.faults(self._engine, self._tenant).items():
+            self._verdict(name, count, count == 0)
+        letters = tally.dead_letters(self._engine, self._tenant)
+        failed, succeeded = sum(letters.values()), letters.get("SUCCEEDED", 0)
+        self._verdict("dead letters of billing", failed, failed > 0)
+        self._verdict("dead letters handled by a retry", succeeded, succeeded == failed)
+
+    def _verdict(self, what: str, count: int, right: bool) -> None:
+        say(f"  {'✔' if right else '✘'} {what:<45} {count:>7,}")
+        self._good &= right
+
+    def _keep_open(self) -> None:
+        """Keep placing orders until Ctrl-C, so that the page has something to show."""
+        try:
+            self._start_all("relay-3")
+            say()
+            say("The shop goes on, and the page stays open. Press Ctrl-C to end both.")
+            with self._shop.ordering(None, _PAUSE):
+                pass
+        except KeyboardInterrupt:
+            say()
+            say("stopping")
 
 
-def start_listeners(processes: Processes, chosen: Broker) -> Sequence[str]:
-    """Start the consumers; return the names of their processes."""
-    if chosen.hook is not None:
-        options = (chosen.hook, f"--port={chosen.port}")
-        pid = processes.start("shop", "uvicorn.main", *options)
-        processes.wait_for("shop", "Uvicorn running")
-        say(f"started    shop     (pid {pid}): billing and shipping behind an endpoint")
-        return ["shop"]
-    for name in CONSUMERS:
-        pid = processes.start(
-            name,
-            "pillarbox",
-            *("--log-level", "debug", "consume", f"inbox.demo.consumers:{name}"),
-        )
-        say(f"started    {name:<8} (pid {pid})")
-    for name in CONSUMERS:
-        # Otherwise a consumer would miss what is published before its first start.
-        processes.wait_for(name, "ConsumerStarted")
-    return CONSUMERS
-
-
-@contextmanager
-def taking_orders(shop: Shop, orders: int) -> Iterator[Callable[[], bool]]:
-    """Run the shop in a thread during the block, and wait for its last order.
-
-    Yields a function that returns whether all orders are placed.
-    """
-    stop = threading.Event()
-    thread = threading.Thread(target=shop.run, args=(orders, stop))
-    thread.start()
-    try:
-        yield lambda: not thread.is_alive()
-        thread.join()
-    finally:
-        stop.set()
-        thread.join()
-
-
-def report(shop: Shop, progress: tally.Progress, faults: dict[str, int]) -> bool:
-    """Print every count with its verdict; return whether all are right."""
-    committed = shop.tally.committed
-    good = verdict("orders committed", committed, committed == progress.committed)
-    good &= verdict("orders rolled back on purpose", shop.tally.rolled_back, True)
-    for name in ("published", "billing", "shipping"):
-        count = getattr(progress, name)
-        what = name if name == "published" else f"handled by {name}"
-        good &= verdict(what, count, count == committed)
-    for name, count in faults.items():
-        good &= verdict(name, count, count == 0)
-    return good
+def _consume(name: str) -> tuple[str, ...]:
+    return "--log-level", "debug", "consume", f"inbox.demo.consumers:{name}"

@@ -5,18 +5,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from inbox.demo.broker import Broker
-from inbox.demo.effects import TENANT_VARIABLE
+from inbox.demo.orders import TENANT_VARIABLE
 from outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE
 from outbox.errors import OutboxError
 
+# -P: the working directory may have a module of the same name as ours.
+_PILLARBOX: Final = (sys.executable, "-P", "-m", "pillarbox")
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 30
 _TICK: Final = 0.05
+_LAST_LINES: Final = 15
 
 
 class Processes:
@@ -31,18 +34,17 @@ class Processes:
         self._broker = broker
         self._environment = {
             **os.environ,
-            **broker.environment,
             DATABASE_VARIABLE: database,
             TENANT_VARIABLE: tenant,
         }
         self._logs = logs
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, module: str, *arguments: str) -> int:
-        """Start a process under a name; return its pid."""
+    def start(self, name: str, *arguments: str) -> int:
+        """Start a command under a name; return its pid."""
         with (self._logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                self._command(module, arguments),
+                [*_PILLARBOX, *arguments],
                 env=self._environment_of(arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -53,14 +55,14 @@ class Processes:
         self._running[name] = process
         return process.pid
 
-    def run(self, module: str, *arguments: str) -> str:
+    def run(self, *arguments: str) -> str:
         """Run a command to its end; return its output.
 
         Raises:
             OutboxError: the command failed.
         """
         ended = subprocess.run(
-            self._command(module, arguments),
+            [*_PILLARBOX, *arguments],
             env=self._environment_of(arguments),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -71,11 +73,7 @@ class Processes:
             raise OutboxError(f"{' '.join(arguments)}: {ended.stdout}{ended.stderr}")
         return ended.stdout.strip()
 
-    def _command(self, module: str, arguments: Sequence[str]) -> list[str]:
-        program = f"import sys; from {module} import main; sys.exit(main())"
-        return [sys.executable, "-P", "-c", program, *arguments]
-
-    def _environment_of(self, arguments: Sequence[str]) -> dict[str, str]:
+    def _environment_of(self, arguments: tuple[str, ...]) -> Mapping[str, str]:
         of_relay = "relay" in arguments
         url = self._broker.url if of_relay else self._broker.source_url
         return {**self._environment, BROKER_VARIABLE: url}
@@ -88,11 +86,14 @@ class Processes:
         return path
 
     def wait_for(self, name: str, text: str) -> None:
-        """Wait until a process has logged `text`, or has ended."""
-        process = self._running[name]
+        """Wait until a process has logged `text`.
+
+        Raises:
+            OutboxError: it hasn't.
+        """
         deadline = time.monotonic() + _START_SECONDS
-        while text not in self.log(name) and process.poll() is None:
-            if time.monotonic() > deadline:
+        while text not in self.log(name):
+            if self._running[name].poll() is not None or time.monotonic() > deadline:
                 raise OutboxError(f"{name} doesn't start: {self.log(name)[-2000:]}")
             time.sleep(_TICK)
 
@@ -100,19 +101,24 @@ class Processes:
         """Return the log of a process so far."""
         return (self._logs / f"{name}.log").read_text(encoding="utf-8")
 
+    def last_lines(self) -> str:
+        """Return the end of each log."""
+        ends = (
+            f"--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-_LAST_LINES:])
+            for log in sorted(self._logs.glob("*.log"))
+        )
+        return "\n".join(ends)
+
     def kill(self, name: str) -> None:
         """End a process with SIGKILL: it can't clean up."""
         process = self._running.pop(name)
         process.kill()
         process.wait()
 
-    def failed(self) -> list[str]:
+    def ended(self) -> list[str]:
         """Return the names of processes that ended without being asked to."""
-        return [
-            name
-            for name, process in self._running.items()
-            if process.poll() is not None
-        ]
+        running = self._running.items()
+        return [name for name, process in running if process.poll() is not None]
 
     def logged(self, name: str, event: str) -> int:
         """Count an event in the log of a process."""

@@ -1,11 +1,11 @@
 """Count in the database: what was committed, published, and handled."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, text
+from sqlalchemy import Connection, Engine, text
+from typing_extensions import override
 
 from inbox.demo.model import Base
 
@@ -31,15 +31,6 @@ _CHECKS = {
     "messages of rolled-back orders": """
         SELECT count(*) - (SELECT count(*) FROM orders)
           FROM outbox.message WHERE tenant = :tenant""",
-    "messages not published": """
-        SELECT count(*) FROM outbox.message_status
-         WHERE tenant = :tenant AND published_at IS NULL""",
-    "messages not handled by billing": """
-        SELECT (SELECT count(*) FROM orders) - count(DISTINCT (customer, step))
-          FROM handled WHERE consumer = 'billing'""",
-    "messages not handled by shipping": """
-        SELECT (SELECT count(*) FROM orders) - count(DISTINCT (customer, step))
-          FROM handled WHERE consumer = 'shipping'""",
     "effects of orders that do not exist": """
         SELECT count(*) FROM handled h WHERE NOT EXISTS (
             SELECT FROM orders o
@@ -79,6 +70,15 @@ class Progress:
     billing: int
     shipping: int
     failed: int
+
+    @override
+    def __str__(self) -> str:
+        """Return one line."""
+        line = (
+            f"committed {self.committed:>6,}   published {self.published:>6,}"
+            f"   billing {self.billing:>6,}   shipping {self.shipping:>6,}"
+        )
+        return f"{line}   dead letters {self.failed:>5,}" if self.failed else line
 
     @property
     def finished(self) -> bool:
@@ -121,19 +121,6 @@ def faults(engine: Engine, tenant: str) -> dict[str, int]:
             name: connection.execute(text(query), {"tenant": tenant}).scalar_one()
             for name, query in _CHECKS.items()
         }
-
-
-def why(engine: Engine, tenant: str) -> Sequence[Row[Any]]:
-    """Return the last day's failures: origin, topic, reason, count, undecided."""
-    statement = text("""
-        SELECT origin, topic, left(error_reason, 80) AS reason, count(*) AS letters,
-               count(*) FILTER (WHERE status = 'PENDING') AS undecided
-          FROM inbox.dead_letter
-         WHERE created_at >= now() - interval '1 day' AND tenant = :tenant
-         GROUP BY 1, 2, 3
-         ORDER BY count(*) DESC""")
-    with engine.connect() as connection:
-        return connection.execute(statement, {"tenant": tenant}).all()
 
 
 def dead_letters(engine: Engine, tenant: str) -> dict[str, int]:

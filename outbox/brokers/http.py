@@ -16,10 +16,6 @@ class HttpOptions(BrokerOptions):
     ports: ClassVar[Mapping[str, int]] = {"http": 80, "https": 443}
     destination: ClassVar[tuple[str, ...] | None] = ()
     closed: ClassVar[bool] = False
-    refused: ClassVar[Mapping[str, str]] = {
-        "secret": "URLs get printed; put the secret into an environment variable and "
-        "write secret_env=THE_NAME"
-    }
 
     secret_env: str | None = option(
         Form.text("the name of an environment variable"),
@@ -59,12 +55,6 @@ class HttpOptions(BrokerOptions):
     )
     timeout: timedelta = option(
         Form.duration(), timedelta(seconds=10), side="relay", help="for one request"
-    )
-    connect_timeout: timedelta = option(
-        Form.duration(),
-        timedelta(seconds=5),
-        side="relay",
-        help="for opening a connection",
     )
     max_retry_after: timedelta = option(
         Form.duration(),

@@ -172,33 +172,19 @@ class BrokerOptions:
     Attributes:
         schemes: the schemes of its URLs.
         client: options that the client library reads itself, by name.
-        refused: options that are rejected, each with the remedy.
         closed: whether to reject options that are neither declared nor among
             `client_names`.
         ports: the default port of each scheme, for schemes that lead to the same
             broker, such as those with and without TLS.
         destination: the options that decide where a message goes; None for all.
 
-    Raises:
-        ConfigError: a value is invalid; the message names the option, the value and the
-            expected form.
     """
 
     schemes: ClassVar[tuple[str, ...]]
     client: ClassVar[tuple[str, ...]] = ()
-    refused: ClassVar[Mapping[str, str]] = {}
     closed: ClassVar[bool] = True
     ports: ClassVar[Mapping[str, int]] = {}
     destination: ClassVar[tuple[str, ...] | None] = None
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        for name, declared in _declared(type(self)):
-            value = getattr(self, name)
-            if value != _default(type(self), name) and not declared.form.allows(value):
-                raise ConfigError(
-                    f"{name}={_typed(value)}: must be {declared.form.description}"
-                )
 
     @classmethod
     def client_names(cls) -> Collection[str]:
@@ -206,11 +192,8 @@ class BrokerOptions:
         return cls.client
 
     @classmethod
-    def parse(cls, url: str, **given: Any) -> tuple[str, Self]:
+    def parse(cls, url: str) -> tuple[str, Self]:
         """Parse the options in a URL; return the URL without them, and the options.
-
-        Args:
-            given: values that override those of the URL, unless they are None.
 
         Raises:
             ConfigError: an option is unknown, given twice, or has an invalid value. The
@@ -229,8 +212,6 @@ class BrokerOptions:
                     f"broker URL {without_password(url)}: its options can't be read; "
                     "write ? as %3F and @ as %40"
                 )
-            if name in cls.refused:
-                raise ConfigError(f"broker URL option {name}: {cls.refused[name]}")
             if name not in declared:
                 if cls.closed and name not in cls.client_names():
                     raise cls.unknown(url, name)
@@ -240,7 +221,6 @@ class BrokerOptions:
             else:
                 shown = "…" if "@" in query else shorten(without_password(text))
                 values[name] = _read(declared[name].form, unquote(text), name, shown)
-        values.update((n, value) for n, value in given.items() if value is not None)
         return "?".join([start, "&".join(rest)] if rest else [start]), cls(**values)
 
     @classmethod
@@ -405,8 +385,3 @@ def _read(form: Form, text: str, name: str, shown: str) -> Any:
         if text and form.allows(value):
             return value
     raise ConfigError(f"broker URL option {name}={shown}: write {form.description}")
-
-
-def _typed(value: object) -> object:
-    """Return a value as a user types it: a duration as -2d, not as -2 days, 0:00:00."""
-    return exact_duration(value) if isinstance(value, timedelta) else value

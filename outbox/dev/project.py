@@ -64,13 +64,8 @@ class Project:
 
     @property
     def data(self) -> Path:
-        """The data directory of a server that runs on this machine itself."""
+        """The server's data directory."""
         return self.folder / "data"
-
-    @property
-    def volume(self) -> Path:
-        """A file that exists if the data are in a volume of Docker instead."""
-        return self.folder / "docker"
 
     @property
     def url(self) -> str:

@@ -1,34 +1,23 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
--- Takes: lanes, starts, up_tos (null: several parts), snapshots, as_ofs (same length; see outbox/log/progress.py); part_lanes, part_oldest, part_newest, part_starts, part_up_tos, part_snapshots (of lanes with several parts); hidden (transactions) and their floors; since (they include all from this one on) and floor; base, oldest and newest created_at, topics and prefixes (which the reader gets; null: all), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
--- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; 'null': they aren't strings), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, next: left for the next claim, settle or aside: too large), too_large (the field that exceeds its limit), look (in the first row; see look.sql of outbox/log; followed by /, and the last seq drawn). Without a message one row, of nulls except for look
+-- Takes: lanes, starts, up_tos (null: several parts), snapshots, as_ofs (same length; see outbox/log/progress.py); part_lanes, part_oldest, part_newest, part_starts, part_up_tos, part_snapshots (of lanes with several parts); hidden (transactions) and their floors; since (they include all from this one on) and floor; base, oldest and newest created_at, topics and prefixes (which the reader gets; null: all), max_rows, max_bytes, and in bytes: max_payload, max_copied
+-- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, next: left for the next claim, settle or aside: its payload is too large), look (in the first row; see look.sql of outbox/log; followed by /, and the last seq drawn). Without a message one row, of nulls except for look
 -- Index: message_lane_idx on each partition between oldest and newest
 -- Every claim plans this again, and planning time grows with the length of the statement. So the
 -- expressions needed only for rows that are not loaded come last, and the levels repeat little.
 SELECT lane, seq, id, created_at,
        -- Of a row that is not loaded, only the beginning of the topic leaves the server.
        CASE WHEN loaded THEN topic ELSE left(topic, 80) END AS topic,
-       CASE WHEN loaded OR early AND octet_length(key) <= %(max_indexed)s THEN key END AS key,
+       CASE WHEN loaded OR early THEN key END AS key,
        CASE WHEN loaded THEN tenant END AS tenant,
        CASE WHEN loaded THEN payload END AS payload,
        CASE WHEN loaded THEN content_type END AS content_type,
-       -- Most have none: a null costs the client nothing. As text, so that the client can handle
-       -- values that it can't decode, in rows inserted by hand. Only strings become text: a number of
-       -- a few bytes can be 131 kB of it. Null, and not false, if it is no object.
-       CASE WHEN loaded AND headers <> '{}'::jsonb
-            THEN CASE WHEN (headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE
-                      THEN headers::text ELSE 'null' END END AS headers,
+       -- Most have none: a null costs the client nothing.
+       CASE WHEN loaded AND headers <> '{}'::jsonb THEN headers::text END AS headers,
        schema_version,
        CASE WHEN loaded AND available_at > created_at THEN available_at END AS due_at,
        CASE WHEN NOT loaded THEN
             CASE WHEN other THEN 'other' WHEN early THEN 'scheduled' WHEN bytes > 0 THEN 'next'
                  WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict,
-       CASE WHEN NOT loaded THEN
-            CASE WHEN octet_length(topic) > %(max_indexed)s THEN 'topic'
-                 WHEN octet_length(key) > %(max_indexed)s THEN 'key'
-                 WHEN octet_length(tenant) > %(max_tenant)s THEN 'tenant'
-                 WHEN octet_length(content_type) > %(max_content_type)s THEN 'content_type'
-                 WHEN header_bytes > %(max_headers)s THEN 'headers'
-                 WHEN octet_length(payload) > %(max_payload)s THEN 'payload' END END AS too_large,
        CASE WHEN bytes_through <> abs(bytes) THEN NULL
             ELSE concat_ws('/', pg_catalog.pg_current_snapshot()::text,
                            pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid),
@@ -48,14 +37,7 @@ SELECT lane, seq, id, created_at,
                   SELECT ready.*,
                          -- Of what is too large: negative if it can be moved with the batch, else 0.
                          CASE WHEN early OR other THEN 0
-                              WHEN header_bytes <= %(max_headers)s
-                               AND octet_length(payload) <= %(max_payload)s
-                               -- If they are short in total, each of them is.
-                               AND (text_bytes <= least(%(max_indexed)s, %(max_tenant)s, %(max_content_type)s)
-                                    OR octet_length(topic) <= %(max_indexed)s
-                                       AND octet_length(content_type) <= %(max_content_type)s
-                                       AND coalesce(octet_length(key), 0) <= %(max_indexed)s
-                                       AND coalesce(octet_length(tenant), 0) <= %(max_tenant)s)
+                              WHEN octet_length(payload) <= %(max_payload)s
                               -- Small headers take several times their size once parsed.
                               THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
                               WHEN text_bytes + header_bytes + pg_column_size(payload) <= %(max_copied)s
@@ -81,12 +63,8 @@ SELECT lane, seq, id, created_at,
                               + coalesce(octet_length(m.key), 0) + coalesce(octet_length(m.tenant), 0) AS text_bytes,
                               -- All other sizes are known without reading the value. The value at
                               -- the empty path is the whole one, decompressed but not traversed.
-                              -- Where decompressing alone would be expensive, the size is the most
-                              -- that it can be.
                               CASE WHEN pg_column_compression(m.headers) IS NULL
                                    THEN pg_column_size(m.headers)
-                                   WHEN pg_column_size(m.headers) > %(max_headers)s
-                                   THEN 100::bigint * pg_column_size(m.headers)
                                    ELSE pg_column_size(m.headers #> '{}'::text[]) END AS header_bytes
                          FROM outbox.message AS m
                         WHERE m.lane = leased.lane

@@ -1,6 +1,6 @@
 -- Does:  Read messages from the log, bounded in bytes. Locks nothing.
--- Takes: reader, ids, created_ats, lanes, seqs, runs, entries (the last known ones; same length), first and last of created_ats, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
--- Gives: position (from 1), topic, key, tenant, payload, content_type, headers (text; 'null': they aren't strings), schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: too large, gone: a later entry exists, missing: the message does not exist), too_large (the field that exceeds its limit)
+-- Takes: reader, ids, created_ats, lanes, seqs, runs, entries (the last known ones; same length), first and last of created_ats, max_bytes, and in bytes: max_payload, max_copied
+-- Gives: position (from 1), topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: its payload is too large, gone: a later entry exists, missing: the message does not exist)
 -- Index: message_pkey and deferral_message_idx on each partition between first and last
 -- This resembles claim_batch.sql; see its comments.
 SELECT position,
@@ -9,21 +9,12 @@ SELECT position,
        CASE WHEN loaded THEN tenant END AS tenant,
        CASE WHEN loaded THEN payload END AS payload,
        CASE WHEN loaded THEN content_type END AS content_type,
-       CASE WHEN loaded AND headers <> '{}'::jsonb
-            THEN CASE WHEN (headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE
-                      THEN headers::text ELSE 'null' END END AS headers,
+       CASE WHEN loaded AND headers <> '{}'::jsonb THEN headers::text END AS headers,
        schema_version,
        CASE WHEN loaded THEN due_at END AS due_at,
        CASE WHEN NOT loaded THEN
             CASE WHEN id IS NULL THEN 'missing' WHEN is_gone THEN 'gone'
-                 WHEN bytes > 0 THEN 'next' WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict,
-       CASE WHEN NOT loaded THEN
-            CASE WHEN octet_length(topic) > %(max_indexed)s THEN 'topic'
-                 WHEN octet_length(key) > %(max_indexed)s THEN 'key'
-                 WHEN octet_length(tenant) > %(max_tenant)s THEN 'tenant'
-                 WHEN octet_length(content_type) > %(max_content_type)s THEN 'content_type'
-                 WHEN header_bytes > %(max_headers)s THEN 'headers'
-                 WHEN octet_length(payload) > %(max_payload)s THEN 'payload' END END AS too_large
+                 WHEN bytes > 0 THEN 'next' WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict
   FROM (
       SELECT weighed.*,
              bytes > 0 AND is_gone IS NULL
@@ -34,12 +25,7 @@ SELECT position,
               FROM (
                   SELECT found.*,
                          CASE WHEN id IS NULL OR is_gone THEN 0
-                              WHEN header_bytes <= %(max_headers)s
-                               AND octet_length(payload) <= %(max_payload)s
-                               AND octet_length(topic) <= %(max_indexed)s
-                               AND octet_length(content_type) <= %(max_content_type)s
-                               AND coalesce(octet_length(key), 0) <= %(max_indexed)s
-                               AND coalesce(octet_length(tenant), 0) <= %(max_tenant)s
+                              WHEN octet_length(payload) <= %(max_payload)s
                               THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
                               WHEN text_bytes + header_bytes + pg_column_size(payload) <= %(max_copied)s
                               THEN - (text_bytes + header_bytes + pg_column_size(payload))::integer
@@ -51,8 +37,6 @@ SELECT position,
                                + coalesce(octet_length(m.key), 0) + coalesce(octet_length(m.tenant), 0) AS text_bytes,
                                CASE WHEN pg_column_compression(m.headers) IS NULL
                                     THEN pg_column_size(m.headers)
-                                    WHEN pg_column_size(m.headers) > %(max_headers)s
-                                    THEN 100::bigint * pg_column_size(m.headers)
                                     ELSE pg_column_size(m.headers #> '{}'::text[]) END AS header_bytes,
                                CASE WHEN waiting.run > 0 THEN
                                     (SELECT replay.due_at

@@ -1,5 +1,5 @@
 -- Does:  Dead-letter messages in one statement: end their runs, and copy those that no other relay has ended.
--- Takes: reader, ids, created_ats, lanes, seqs, runs, keys, reasons, attempts (started so far; same length), by_hand (no scheduled retry), max_topic_bytes (a longer topic is cut off), first and last of created_ats
+-- Takes: reader, ids, created_ats, lanes, seqs, runs, keys, reasons, attempts (started so far; same length), by_hand (no scheduled retry), first and last of created_ats
 -- Gives: nothing
 -- Index: message_pkey on each partition between first and last, deferral_settled_idx for conflicts
 WITH ended AS (
@@ -14,10 +14,7 @@ WITH ended AS (
 INSERT INTO outbox.dead_letter
        (origin, message_id, topic, key, tenant, attempts, schema_version,
         content_type, headers, payload, error_reason, retry_after)
-SELECT 'relay:' || %(reader)s, m.id::text,
-       -- A topic too long for the index can only have been inserted by hand.
-       CASE WHEN octet_length(topic) > %(max_topic_bytes)s THEN left(topic, 200) || '…' ELSE topic END,
-       key, tenant, ended.attempts, schema_version, content_type,
+SELECT 'relay:' || %(reader)s, m.id::text, topic, key, tenant, ended.attempts, schema_version, content_type,
        headers, payload, ended.reason, CASE WHEN NOT %(by_hand)s::boolean THEN now() END
   FROM ended
   JOIN outbox.message AS m

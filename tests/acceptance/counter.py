@@ -19,6 +19,7 @@ from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 from pillarbox import Consumer
+from tests.fixtures.urls import with_options
 
 NAME: Final = "counter"
 COUNTED: Final = "numbers.counted"
@@ -82,7 +83,9 @@ def counter() -> Consumer:
 def source_of(url: str) -> Source | str:
     """Create a source that soon takes over the messages of a dead counter."""
     if url.startswith("redis:"):
-        return RedisSource(url, consumer=NAME, topics=TOPICS, reclaim_after=HOLD)
+        url = with_options(url, reclaim_after=HOLD)
+        return RedisSource(url, consumer=NAME, topics=TOPICS)
     if url.startswith("nats:"):
-        return NatsSource(url, consumer=NAME, topics=TOPICS, ack_wait=HOLD)
+        url = with_options(url, ack_wait=HOLD)
+        return NatsSource(url, consumer=NAME, topics=TOPICS)
     return url

@@ -8,15 +8,11 @@ from datetime import timedelta
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from inbox.source import Source
-from inbox.sources.nats import NatsSource
-from inbox.sources.redis import RedisSource
-from inbox.sources.sqs import SqsSource
-from outbox.brokers.sqs.connection import SqsSettings
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 from pillarbox import Consumer
+from tests.fixtures.urls import with_options
 
 NAME = "poisoned"
 POISON = b"poison"
@@ -68,13 +64,12 @@ def make() -> Consumer:
     )
 
 
-def source_of(url: str) -> Source | str:
-    """Create a source that soon takes over the messages of a dead consumer."""
+def source_of(url: str) -> str:
+    """Add an option, so that it soon takes over the messages of a dead consumer."""
     if url.startswith("redis:"):
-        return RedisSource(url, consumer=NAME, topics=[TOPIC], reclaim_after=HOLD)
+        return with_options(url, reclaim_after=HOLD)
     if url.startswith("nats:"):
-        return NatsSource(url, consumer=NAME, topics=[TOPIC], ack_wait=HOLD)
+        return with_options(url, ack_wait=HOLD)
     if url.startswith("sqs:"):
-        settings = SqsSettings.from_url(url, visibility=HOLD)
-        return SqsSource(settings, consumer=NAME, topics=[TOPIC])
+        return with_options(url, visibility=HOLD)
     return url

@@ -11,13 +11,11 @@ from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays, as_role
 from tests.fixtures.hostile_rows import (
     ROWS,
-    ROWS_FROM_BEFORE,
     Rows,
     insert_charged,
     insert_incompressible,
     insert_rows,
 )
-from tests.fixtures.limits import lift_limits
 from tests.fixtures.waiting import wait_for
 
 MIB = 1024 * 1024
@@ -70,8 +68,6 @@ def test_hostile_rows_of_every_kind_cost_little_memory_and_are_all_settled(
 ) -> None:
     url = inspection.url
     insert_rows(as_role(url, "pillarbox_application"), (*fewest(ROWS), *neighbours))
-    lift_limits(url)
-    insert_rows(url, fewest(ROWS_FROM_BEFORE))
     insert_charged(url)
 
     relay = relays.start(broker, "--max-attempts=1")

@@ -169,11 +169,9 @@ def rabbitmq_source(rabbitmq_url: str) -> Call:
     return _receiving(
         rabbitmq_url,
         lambda: RabbitMQSource(
-            rabbitmq_url.partition("?")[0],
+            f"{rabbitmq_url}&queue={exchange_of(rabbitmq_url)}",
             consumer="one",
             topics=["t"],
-            exchange=exchange_of(rabbitmq_url),
-            queue=exchange_of(rabbitmq_url),
             poll_interval=_SOON,
         ),
     )

@@ -20,7 +20,6 @@ from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as consuming
-from tests.fixtures.rabbitmq import exchange_of
 from tests.fixtures.relay import dead_letters, insert
 from tests.fixtures.relay import running as relaying
 from tests.fixtures.sessions import execute
@@ -45,12 +44,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
             return NatsPublisher(url), source, topic
         case _:
             url, topic = asked("rabbitmq_url"), "orders"
-            source = RabbitMQSource(
-                url.partition("?")[0],
-                consumer=consumer,
-                topics=[topic],
-                exchange=exchange_of(url),
-            )
+            source = RabbitMQSource(url, consumer=consumer, topics=[topic])
             return RabbitMQPublisher(url), source, topic
 
 

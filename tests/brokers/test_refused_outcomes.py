@@ -73,11 +73,10 @@ async def test_a_nats_user_without_ack_permission_is_reported_and_fetches_no_mor
         address = server.url.removeprefix("nats://")
         every = f"nats://all:all@{address}?stream=ORDERS&create=orders.>"
         source = NatsSource(
-            f"nats://some:some@{address}?stream=ORDERS",
+            f"nats://some:some@{address}?stream=ORDERS&ack_wait=1s",
             consumer="billing",
             topics=[TOPIC],
             poll_interval=SOON,
-            ack_wait=timedelta(seconds=1),
         )
         async with NatsPublisher(every) as publisher:
             await put(publisher, b"1")

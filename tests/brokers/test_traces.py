@@ -175,11 +175,9 @@ def rabbitmq(rabbitmq_url: str) -> Way:
     return way(
         lambda: RabbitMQPublisher(rabbitmq_url),
         lambda name, topics: RabbitMQSource(
-            rabbitmq_url.partition("?")[0],
+            f"{rabbitmq_url}&queue={exchange}",
             consumer=name,
             topics=topics,
-            exchange=exchange,
-            queue=exchange,
             poll_interval=SOON,
         ),
         "rabbitmq",

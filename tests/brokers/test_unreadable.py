@@ -13,7 +13,7 @@ from outbox.brokers.sqs.connection import SqsSettings
 from outbox.cloudevents.raw_text import bytes_of
 from tests.fixtures.foreign_messages import OTHER_RAW, RAW, given_up
 from tests.fixtures.nats import put_block, put_bytes
-from tests.fixtures.rabbitmq import RawProperties, exchange_of
+from tests.fixtures.rabbitmq import RawProperties
 from tests.fixtures.rabbitmq import put_bytes as put_routed
 from tests.fixtures.sqs import Aws, fresh
 from tests.servers.nats import NatsServer
@@ -57,10 +57,7 @@ async def test_a_rabbitmq_routing_key_that_is_not_text_is_dead_lettered(
     database_url: str, rabbitmq_url: str
 ) -> None:
     source = RabbitMQSource(
-        rabbitmq_url.partition("?")[0],
-        consumer=f"billing-{uuid4().hex}",
-        topics=["orders.*"],
-        exchange=exchange_of(rabbitmq_url),
+        rabbitmq_url, consumer=f"billing-{uuid4().hex}", topics=["orders.*"]
     )
     routing_keys = [b"orders.\xff", b"orders.\0"]
 
@@ -92,10 +89,7 @@ async def test_rabbitmq_headers_that_the_client_cannot_read_are_dead_lettered(
     database_url: str, rabbitmq_url: str, table: bytes
 ) -> None:
     source = RabbitMQSource(
-        rabbitmq_url.partition("?")[0],
-        consumer=f"billing-{uuid4().hex}",
-        topics=["orders"],
-        exchange=exchange_of(rabbitmq_url),
+        rabbitmq_url, consumer=f"billing-{uuid4().hex}", topics=["orders"]
     )
     foreign = RawProperties(table)
 

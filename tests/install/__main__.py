@@ -19,7 +19,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -27,6 +27,7 @@ from uuid import uuid4
 from examples.shop.brokers import broker
 from outbox.administration.migrate import migrate
 from outbox.errors import ConfigError
+from outbox.testing.lifetime import free_port
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.install.wheel import ROOT, build_wheel
 
@@ -161,20 +162,35 @@ def send_messages(
         if "migrations" not in extras:
             migrate(url, with_cron=False)
         try:
-            with broker(name, url) as chosen:
+            with broker_variables(name, url) as variables:
                 environment.probe(
                     "messages",
                     name,
                     PILLARBOX_DATABASE_URL=url,
-                    PILLARBOX_BROKER_URL=chosen.url,
                     APP_EXTRAS=" ".join(extras),
                     APP_SESSIONS=sessions,
-                    SHOP_PORT=str(chosen.port or ""),
                     **({"APP_SCHEMA": schema} if schema else {}),
-                    **chosen.environment,
+                    **variables,
                 )
         finally:
             server.drop_database(database)
+
+
+@contextmanager
+def broker_variables(name: str, database: str) -> Iterator[Mapping[str, str]]:
+    """Start a broker; yield the environment variables that lead to it."""
+    if name == "http":
+        port = str(free_port())
+        target = f"http://127.0.0.1:{port}/?secret_env=SHOP_SECRET&allow_private=true"
+        secret = "whsec_c2hvcC1zaG9wLXNob3Atc2hvcC1zaG9w"
+        yield {
+            "PILLARBOX_BROKER_URL": target,
+            "SHOP_SECRET": secret,
+            "SHOP_PORT": port,
+        }
+    else:
+        with broker(name, database) as chosen:
+            yield {"PILLARBOX_BROKER_URL": chosen.url}
 
 
 def ways(extras: Sequence[str]) -> Iterator[tuple[str, str, str]]:

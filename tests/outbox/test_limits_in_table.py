@@ -8,6 +8,7 @@ import pytest
 from outbox import limits
 from tests.fixtures.sessions import execute
 
+INDEXED, TENANT, CONTENT_TYPE, HEADERS = 2048, 1024, 1020, 256 * 1024
 SQL = {
     "id": "outbox.uuid7()",
     "lane": "16",
@@ -17,18 +18,18 @@ SQL = {
 }
 TOO_MUCH = {
     "no topic": ("topic", "''", "topic_size"),
-    "topic": ("topic", f"repeat('x', {limits.MAX_INDEXED_BYTES + 1})", "topic_size"),
+    "topic": ("topic", f"repeat('x', {INDEXED + 1})", "topic_size"),
     "no key": ("key", "''", "key_size"),
-    "key": ("key", f"repeat('x', {limits.MAX_INDEXED_BYTES + 1})", "key_size"),
-    "tenant": ("tenant", f"repeat('x', {limits.MAX_TENANT_BYTES + 1})", "tenant_size"),
+    "key": ("key", f"repeat('x', {INDEXED + 1})", "key_size"),
+    "tenant": ("tenant", f"repeat('x', {TENANT + 1})", "tenant_size"),
     "content_type": (
         "content_type",
-        f"repeat('x', {limits.MAX_CONTENT_TYPE_BYTES + 1})",
+        f"repeat('x', {CONTENT_TYPE + 1})",
         "content_type_size",
     ),
     "headers": (
         "headers",
-        f"jsonb_build_object('h', repeat('x', {limits.MAX_HEADERS_BYTES + 100}))",
+        f"jsonb_build_object('h', repeat('x', {HEADERS + 100}))",
         "headers_size",
     ),
     "many headers": (
@@ -56,11 +57,11 @@ TOO_MUCH = {
     "schema_version": ("schema_version", "0", "schema_version_positive"),
 }
 FITS = {
-    "topic": f"repeat('x', {limits.MAX_INDEXED_BYTES})",
-    "key": f"repeat('x', {limits.MAX_INDEXED_BYTES})",
-    "tenant": f"repeat('x', {limits.MAX_TENANT_BYTES})",
-    "content_type": f"repeat('x', {limits.MAX_CONTENT_TYPE_BYTES})",
-    "headers": f"jsonb_build_object('h', repeat('x', {limits.MAX_HEADERS_BYTES - 9}))",
+    "topic": f"repeat('x', {INDEXED})",
+    "key": f"repeat('x', {INDEXED})",
+    "tenant": f"repeat('x', {TENANT})",
+    "content_type": f"repeat('x', {CONTENT_TYPE})",
+    "headers": f"jsonb_build_object('h', repeat('x', {HEADERS - 9}))",
     "payload": f"convert_to(repeat('x', {2**20}), 'UTF8')",
 }
 
@@ -99,7 +100,7 @@ def test_compressed_headers_are_measured_uncompressed(
         " SELECT jsonb_build_object('h', repeat('x', 20000000))",
     )
     ((size,),) = execute(database_url, "SELECT pg_column_size(headers) FROM small")
-    assert size < limits.MAX_HEADERS_BYTES
+    assert size < HEADERS
 
     with pytest.raises(psycopg.errors.CheckViolation, match="headers_size"):
         execute(

@@ -36,10 +36,6 @@ def day(moment: datetime) -> str:
 BEYOND = 2**63 - 1
 LIMITS = {
     "max_bytes": 8_000_000,
-    "max_indexed": 2048,
-    "max_tenant": 1024,
-    "max_content_type": 1020,
-    "max_headers": 262_144,
     "max_payload": 1_000_000,
     "max_copied": 1_000_000,
 }

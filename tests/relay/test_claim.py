@@ -13,7 +13,6 @@ from relay.claim import Batch, claim_batch
 from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
 from tests.fixtures.claimed import HeldLease
-from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import defer, insert, mark_published, running, unsettled
 from tests.fixtures.sessions import execute
@@ -214,26 +213,6 @@ async def test_large_headers_are_read_at_most_a_few_times_before_they_are_loaded
             # The server reads at most this many of the ready rows.
             worth_reading = board.rows_worth_reading(RelayConfig().batch_size)
             assert worth_reading <= max(16, 2 * (found + 1))
-
-
-@pytest.mark.parametrize("megabytes", [2, 30])
-async def test_headers_that_take_long_to_decompress_are_not_moved_with_the_batch(
-    megabytes: int, database_url: str
-) -> None:
-    lift_limits(database_url)
-    insert(database_url, Message("large", b"", headers={"h": "v"}))
-    # Compresses to less than a hundredth of this size.
-    execute(
-        database_url,
-        "UPDATE outbox.message SET headers = jsonb_build_object('h', repeat('x', %s))",
-        [megabytes * 1_000_000],
-    )
-    async with await connect(database_url, application_name="test") as connection:
-        batch = await claim(connection, board_of_all_lanes())
-
-    assert batch.rows == []
-    (problem,) = [row.problem for row in batch.oversized]
-    assert problem == "headers is over 262144 bytes"
 
 
 def board_of_all_lanes() -> LaneBoard:

@@ -26,8 +26,6 @@ from relay.events import (
 )
 from relay.publisher import Acked, Nacked
 from relay.settle import complete, decide, settle_batch
-from tests.fixtures.foreign_messages import DEEP
-from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import dead_letters, insert, numbered, running, unsettled
 from tests.fixtures.sessions import execute
@@ -152,27 +150,11 @@ async def test_a_single_message_over_the_claims_byte_limit_is_published(
         assert all(c.messages == 1 for c in relay.events.of(BatchClaimed))
 
 
-NONSENSE = {
-    "topic": ("''", "topic is empty"),
-    "key": ("''", "key is empty; use null for a message without a key"),
-    "content_type": ("''", "content_type is empty"),
-    "schema_version": ("0", "schema_version is 0, must be at least 1"),
+INVALID = {
     "id": ("gen_random_uuid()", "is not a UUIDv7"),
     "payload": ("convert_to(repeat('x', 2000), 'UTF8')", "payload is over 1000 bytes"),
-    "tenant": ("repeat('t', 1025)", "tenant is over 1024 bytes"),
+    "headers": ("""'{"ce-tenant": "forged"}'""", "is a reserved name"),
 }
-HEADERS = [
-    "1",
-    "[]",
-    "[1]",
-    '"text"',
-    "true",
-    '{"a": 1}',
-    '{"a": {"b": "c"}}',
-    '{"a": []}',
-    '{"a": null}',
-    DEEP,
-]
 
 
 def insert_by_hand(url: str, column: str, value: str) -> None:
@@ -196,12 +178,9 @@ def insert_by_hand(url: str, column: str, value: str) -> None:
 async def test_invalid_rows_inserted_by_hand_are_dead_lettered(
     database_url: str,
 ) -> None:
-    lift_limits(database_url)
     insert_by_hand(database_url, "topic", "'before'")
-    for column, (value, _) in NONSENSE.items():
+    for column, (value, _) in INVALID.items():
         insert_by_hand(database_url, column, value)
-    for headers in HEADERS:
-        insert_by_hand(database_url, "headers", f"'{headers}'")
     insert_by_hand(database_url, "topic", "'after'")
     insert_by_hand(database_url, "content_type", "repeat(E'odd\\n\\x01', 200)")
     insert_by_hand(database_url, "topic", "repeat('long', 500)")
@@ -209,17 +188,15 @@ async def test_invalid_rows_inserted_by_hand_are_dead_lettered(
     publisher = ScriptedPublisher()
 
     async with running(database_url, publisher, max_payload_bytes=1000) as relay:
-        count = len(NONSENSE) + len(HEADERS)
         await publisher.until_acked(5)
-        await relay.events.wait_for(MessageDeadLettered, count)
+        await relay.events.wait_for(MessageDeadLettered, len(INVALID))
 
     assert [t[:9] for t in publisher.topics() if t != "elsewhere"] == [
         *("before", "after", "by hand", "longlongl")
     ]
     reasons = [reason for _, _, reason in dead_letters(database_url)]
-    for _, reason in NONSENSE.values():
+    for _, reason in INVALID.values():
         assert sum(reason in given for given in reasons) == 1
-    assert sum("headers" in given for given in reasons) == len(HEADERS)
     assert unsettled(database_url) == 0
 
 

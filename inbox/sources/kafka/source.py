@@ -56,8 +56,6 @@ class KafkaSource:
         consumer: the name of the group, which starts with the oldest records.
         topics: names, or prefixes followed by `*`; new topics are found within 5 s.
         poll_interval: how long one `receive` waits.
-        handover: the maximum time that another replica waits for the messages being
-            handled here; None: the URL's value.
     """
 
     def __init__(
@@ -67,11 +65,10 @@ class KafkaSource:
         consumer: str,
         topics: Sequence[str],
         poll_interval: timedelta = timedelta(seconds=1),
-        handover: timedelta | None = None,
     ) -> None:
         ours = {"group.id": consumer, "enable.auto.offset.store": False}
         ours["enable.auto.commit"] = True
-        address, options = KafkaOptions.parse(url, handover=handover)
+        address, options = KafkaOptions.parse(url)
         self._name, config = kafka_config(address, ours)
         defaults: dict[str, Any] = dict(_DEFAULTS)
         if config.get("group.protocol", "classic") == "classic":

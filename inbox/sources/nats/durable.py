@@ -6,9 +6,8 @@ handler for. Names and responses are those of JetStream's API.
 """
 
 import re
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
@@ -20,8 +19,6 @@ from outbox.message import Message
 NANOSECONDS: Final = 1_000_000_000
 _NOT_FOUND: Final = 404
 _MAX_SLUG: Final = 60
-# Missing messages have to arrive within this time after ack_wait.
-_GRACE: Final = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -51,17 +48,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Durable:
-    """One durable consumer on its stream, and the pull that is open on it.
-
-    Messages delivered to a process that died, or over a connection that was cut, are
-    redelivered only after `ack_wait`. If there is only one replica, first deliveries
-    wait until then, so that they don't overtake those messages. JetStream can't
-    distinguish them from messages that another replica is handling.
-
-    Attributes:
-        missing: how many messages are still expected to be redelivered.
-        waiting: the first deliveries that wait for these, until `waits_until`.
-    """
+    """One durable consumer on its stream, and the pull that is open on it."""
 
     stream: str
     name: str
@@ -70,9 +57,6 @@ class Durable:
     max_deliver: int | None = None
     outstanding: int = 0
     ends_at: float = 0.0
-    missing: int = 0
-    waits_until: float = 0.0
-    waiting: list[Entry] = field(default_factory=list)
 
     @property
     def place(self) -> str:
@@ -84,12 +68,8 @@ class Durable:
         connection: NatsConnection,
         wanted: Mapping[str, Any],
         default: Mapping[str, Any],
-        held: int | None,
     ) -> None:
         """Create the durable, or apply `wanted` to an existing one.
-
-        `held` is the number of its messages that this replica holds already; None if
-        there may be other replicas.
 
         Raises:
             ApiError: JetStream returned an error.
@@ -121,36 +101,6 @@ class Durable:
         self.ack_wait = info["config"]["ack_wait"] / NANOSECONDS
         most = info["config"].get("max_deliver", -1)
         self.max_deliver = most if most > 0 else None
-        if held is not None:
-            self.missing = max(0, info["num_ack_pending"] - held)
-        self.waits_until = time.monotonic() + self.ack_wait + _GRACE
-
-    async def check(self, connection: NatsConnection, held: int) -> None:
-        """Check whether other replicas have settled the missing messages."""
-        info = await connection.ask(f"CONSUMER.INFO.{self.place}")
-        self.missing = max(0, info["num_ack_pending"] - held)
-
-    @property
-    def may_pull(self) -> bool:
-        """Whether a pull would bring messages that can be delivered."""
-        return self.outstanding <= 0 and (
-            not self.waiting or time.monotonic() > self.waits_until - _GRACE
-        )
-
-    def sort(self, entry: Entry) -> None:
-        """Add a delivery to those that wait."""
-        if not entry.is_first:
-            self.missing -= 1
-        self.waiting.append(entry)
-
-    def take(self) -> list[Entry]:
-        """Remove and return the entries that needn't wait."""
-        if self.missing > 0 and time.monotonic() < self.waits_until:
-            free = [entry for entry in self.waiting if not entry.is_first]
-            self.waiting = [entry for entry in self.waiting if entry.is_first]
-        else:
-            free, self.waiting, self.missing = self.waiting, [], 0
-        return free
 
 
 async def find_durables(

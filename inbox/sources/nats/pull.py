@@ -42,10 +42,6 @@ class Pulls:
         self._inbox = f"{connection.client.new_inbox()}."
         self._durables = {durable.place: durable for durable in durables}
 
-    def __getitem__(self, place: str) -> Durable:
-        """Return the durable at a place."""
-        return self._durables[place]
-
     @property
     def ack_wait(self) -> float:
         """The shortest `ack_wait` of the durables, in seconds."""
@@ -67,23 +63,6 @@ class Pulls:
             for durable in self._durables.values()
         )
 
-    def waiting(self, place: str) -> list[Entry]:
-        """Return the entries that wait at a durable, for the next connection."""
-        return self._durables[place].waiting if place in self._durables else []
-
-    def take(self) -> list[Entry]:
-        """Remove and return the entries that needn't wait any longer."""
-        return [e for durable in self._durables.values() for e in durable.take()]
-
-    async def check(self, held: Callable[[str], int]) -> None:
-        """Check whether other replicas have settled the missing messages.
-
-        `held` returns how many messages of a durable this replica holds.
-        """
-        for place, durable in self._durables.items():
-            if durable.waiting:
-                await durable.check(self.connection, held(place))
-
     async def listen(self, on_message: Callable[[Msg], Awaitable[None]]) -> None:
         """Call `on_message` with each message that arrives, in order."""
         await self.connection.client.subscribe(
@@ -91,10 +70,10 @@ class Pulls:
         )
 
     async def ask(self, limit: int, wait: float) -> None:
-        """Open a pull on each durable that is ready for one."""
+        """Open a pull on each durable that has none."""
         request = {"batch": limit, "expires": int(wait * NANOSECONDS)}
         for place, durable in self._durables.items():
-            if not durable.may_pull:
+            if durable.outstanding > 0:
                 continue
             durable.outstanding = limit
             durable.ends_at = time.monotonic() + wait

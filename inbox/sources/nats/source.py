@@ -2,8 +2,7 @@
 
 JetStream delivers messages to any replica that asks. So a key is in order with one
 replica, but may not be with several, or after a crash, since messages that were held
-are redelivered only when `ack_wait` ends. With `replicas=1`, later messages wait for
-them. Receipts still prevent effects from happening
+are redelivered only when `ack_wait` ends. Receipts still prevent effects from happening
 twice. Heartbeats keep messages with the replica that holds them, and a message that
 waits for its retry holds back its key here.
 """
@@ -51,16 +50,10 @@ class NatsSource:
         consumer: the prefix of the durables' names.
         topics: subjects, or prefixes followed by `.*`.
         poll_interval: the maximum wait of one pull; each pull's wait is jittered.
-        ack_wait: the time after which messages that a dead replica held are
-            redelivered.
-        max_deliver: a message delivered this many times without an outcome is
-            reported as a problem.
-        max_ack_pending: how many messages all replicas can hold together; 1 keeps
-            the order of each topic whatever happens, one message at a time.
-        replicas: 1 if no other replica runs: keys then stay in order after a crash.
 
-    Settings given neither by these arguments nor by the URL stay unchanged in an
-    existing durable; a new one gets 30 s, no limit and 10,000.
+    Settings that the URL doesn't give stay unchanged in an existing durable; a new one
+    gets an `ack_wait` of 30 s, no limit on deliveries and a `max_ack_pending` of
+    10,000.
     """
 
     def __init__(
@@ -70,18 +63,8 @@ class NatsSource:
         consumer: str,
         topics: Sequence[str],
         poll_interval: timedelta = timedelta(seconds=1),
-        ack_wait: timedelta | None = None,
-        max_deliver: int | None = None,
-        max_ack_pending: int | None = None,
-        replicas: int | None = None,
     ) -> None:
-        self._settings = NatsSettings.from_url(
-            url,
-            ack_wait=ack_wait,
-            max_deliver=max_deliver,
-            max_ack_pending=max_ack_pending,
-            replicas=replicas,
-        )
+        self._settings = NatsSettings.from_url(url)
         if not is_name(consumer):
             raise ConfigError(f"consumer {shorten(consumer)}: write {NAME_FORM}")
         self._consumer = consumer
@@ -192,11 +175,6 @@ class NatsSource:
         with suppress(TimeoutError):
             async with asyncio.timeout(poll if due is None else min(poll, due)):
                 await self._came.wait()
-        try:
-            await pulls.check(self._count_held)
-        except ApiError as error:
-            await pulls.connection.drop(error)
-        self._release(pulls)
         if pulls.is_overdue:
             await pulls.connection.drop("it doesn't answer")
         await self._drop_if_refused(pulls.connection)
@@ -212,16 +190,8 @@ class NatsSource:
             else:
                 self._held[at] = entry
                 self._reclaimed += not entry.is_first
-                self._pulls[entry.durable].sort(entry)
-                self._release(self._pulls)
+                self._backlog.add(entry)
         self._came.set()
-
-    def _release(self, pulls: Pulls) -> None:
-        for entry in pulls.take():
-            self._backlog.add(entry)
-
-    def _count_held(self, place: str) -> int:
-        return sum(held == place for held, _ in self._held)
 
     async def _leave(self, writing: asyncio.Task[None]) -> None:
         # A pull can't be cancelled, so wait for its messages.
@@ -286,11 +256,7 @@ class NatsSource:
                     self._settings.options.stream,
                 )
                 for durable in durables:
-                    is_alone = self._settings.options.replicas == 1
-                    held = self._count_held(durable.place) if is_alone else None
-                    await durable.join(connection, self._wanted, _DEFAULT, held)
-                    if self._pulls is not None:
-                        durable.waiting = self._pulls.waiting(durable.place)
+                    await durable.join(connection, self._wanted, _DEFAULT)
                 pulls = Pulls(connection, self._settings.api, durables)
                 await pulls.listen(self._on_message)
             except BaseException as error:

@@ -70,12 +70,9 @@ class PostgresSource:
         url: the database's URL, for a direct connection, not a transaction pooler.
         consumer: the consumer's name; its replicas share the deliveries.
         topics: the topics to subscribe to: exact ones, or prefixes followed by `*`.
-        lease: how long a replica that hangs keeps its lanes; None: the URL's value.
         poll_interval: the maximum wait unless woken; each wait is jittered.
         sweep_interval: how often to look for deliveries that committed late, or whose
             retry is due.
-        prefetch: how many deliveries to claim at once; they wait in memory, in no
-            transaction. None: the URL's value.
         answer_timeout: how long to wait for the database to answer a statement.
         leave_timeout: how long leaving waits for the outcomes to be written.
     """
@@ -86,14 +83,12 @@ class PostgresSource:
         *,
         consumer: str,
         topics: Sequence[str],
-        lease: timedelta | None = None,
         poll_interval: timedelta = timedelta(seconds=1),
         sweep_interval: timedelta = timedelta(seconds=5),
-        prefetch: int | None = None,
         answer_timeout: timedelta = timedelta(seconds=20),
         leave_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
-        url, options = PostgresOptions.parse(url, lease=lease, prefetch=prefetch)
+        url, options = PostgresOptions.parse(url)
         conninfo(url)
         self._url = url
         self._topics = list(topics)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Self
+from typing import Final, Self
 from uuid import UUID
 
 from pika import BasicProperties, spec
@@ -30,8 +30,8 @@ from outbox.brokers.rabbitmq.connection import (
     rabbitmq_unavailable,
 )
 from outbox.brokers.rabbitmq.message import from_delivery, published_at
-from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.brokers.rabbitmq.options import MAX_NAME_BYTES, RabbitMQOptions
+from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.message import Message
 
 _LEAST_PREFETCH: Final = 100
@@ -71,8 +71,6 @@ class RabbitMQSource:
         topics: the topics to bind the queue to, each exact or a prefix that ends with a
             dot, followed by `*`.
         poll_interval: how long `receive` waits.
-        options: override those of the URL: `exchange`, `queue`, `queue_type`,
-            `single_active_consumer` and `prefetch`.
     """
 
     def __init__(
@@ -82,20 +80,24 @@ class RabbitMQSource:
         consumer: str,
         topics: Sequence[str],
         poll_interval: timedelta = timedelta(seconds=1),
-        **options: Any,
     ) -> None:
-        self._url, read = RabbitMQOptions.parse(url, **options)
-        self._parameters = rabbitmq_parameters(self._url, read)
+        self._url, options = RabbitMQOptions.parse(url)
+        self._parameters = rabbitmq_parameters(self._url, options)
         for topic in topics:
             binding_key(topic)
+        if len(consumer.encode()) > MAX_NAME_BYTES:
+            raise ConfigError(
+                f"consumer {shorten(consumer)}: has more than {MAX_NAME_BYTES} bytes, "
+                "RabbitMQ's limit for the name of a queue; shorten it"
+            )
         self._config = QueueConfig(
-            name=read.queue or RabbitMQOptions(queue=consumer).queue or "",
-            exchange=read.exchange,
+            name=options.queue or consumer,
+            exchange=options.exchange,
             topics=tuple(topics),
-            classic=read.queue_type == "classic",
-            single=read.single_active_consumer,
+            classic=options.queue_type == "classic",
+            single=options.single_active_consumer,
         )
-        self._prefetch = read.prefetch
+        self._prefetch = options.prefetch
         self._poll = poll_interval.total_seconds()
         self._link: AmqpConnection | None = None
         self._queue: Queue | None = None

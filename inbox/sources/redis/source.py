@@ -46,8 +46,6 @@ class RedisSource:
         topics: names of streams, or prefixes followed by `*`; new streams are found
             within 5 s.
         poll_interval: the maximum wait of one read; each read's wait is jittered.
-        reclaim_after: how long an entry must be idle to be taken over; None: the URL's
-            value.
         leave_timeout: how long leaving waits for the acks to be written, and then for
             the other entries to be returned.
     """
@@ -59,10 +57,9 @@ class RedisSource:
         consumer: str,
         topics: Sequence[str],
         poll_interval: timedelta = timedelta(seconds=1),
-        reclaim_after: timedelta | None = None,
         leave_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
-        address, options = RedisOptions.parse(url, reclaim_after=reclaim_after)
+        address, options = RedisOptions.parse(url)
         self._url = address
         self._poll = poll_interval.total_seconds()
         self._reclaim_after = options.reclaim_after.total_seconds()

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, unquote
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.url import split
 
 PREFIX: Final = "ce_"
@@ -50,10 +50,13 @@ def kafka_config(url: str, ours: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     parts = split(url)
     servers = parts.netloc.rpartition("@")[2]
     name = f"kafka://{servers}"
-    if parts.scheme != "kafka" or parts.path not in {"", "/"} or parts.fragment:
+    if (
+        parts.scheme != "kafka"
+        or not servers
+        or parts.path not in {"", "/"}
+        or parts.fragment
+    ):
         raise ConfigError(f"broker URL {name}{parts.path}: {_URL}")
-    for server in servers.split(","):
-        _check_server(server, name)
     options = _options(parts.query, name)
     for option in options:
         if option in ours or option in {"bootstrap.servers", "metadata.broker.list"}:
@@ -96,17 +99,6 @@ def reason_of(error: BaseException | KafkaError) -> str:
 def kafka_unavailable(name: str, reason: str) -> BrokerUnavailableError:
     """Return an error that says why Kafka is unavailable."""
     return BrokerUnavailableError(f"broker {name} can't be reached: {reason}")
-
-
-def _check_server(server: str, name: str) -> None:
-    host, colon, port = server.rpartition(":")
-    if server.endswith("]") or not colon:
-        host, port = server, "9092"
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(
-            f"broker URL {name}: {shorten(server)} is not a valid server address; "
-            f"{_URL}"
-        )
 
 
 def _credentials(parts: SplitResult) -> dict[str, str]:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final
 
-from typing_extensions import override
-
 from outbox.brokers.options import BrokerOptions, Form, option
 from outbox.errors import ConfigError
 
@@ -72,13 +70,6 @@ class NatsOptions(BrokerOptions):
         shown="10,000",
         help="most messages that all replicas together may hold",
     )
-    replicas: int | None = option(
-        Form.number(),
-        side="consumer",
-        shown="several",
-        help="`1`: no other replica runs, so new messages wait for those that a crash "
-        "left unsettled; with several, nothing waits",
-    )
     tls_ca: str | None = option(
         Form.text("the name of a file"),
         side="both",
@@ -106,10 +97,8 @@ class NatsOptions(BrokerOptions):
         Form.text(NAME_FORM, is_name), side="both", help="the JetStream domain"
     )
 
-    @override
     def __post_init__(self) -> None:
         """Check that `create` comes with the name of the stream."""
-        super().__post_init__()
         if self.create and self.stream is None:
             raise ConfigError(
                 "broker URL option create: needs stream=NAME, the name of the stream"

@@ -2,8 +2,8 @@
 
 import ssl
 from dataclasses import dataclass, field
-from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from typing import Self
+from urllib.parse import unquote
 
 from outbox.brokers.nats.options import NatsOptions
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
@@ -29,17 +29,14 @@ class NatsSettings:
     options: NatsOptions
 
     @classmethod
-    def from_url(cls, url: str, **given: Any) -> Self:
+    def from_url(cls, url: str) -> Self:
         """Read a URL.
-
-        Args:
-            given: options that override those of the URL, unless they are None.
 
         Raises:
             ConfigError: the URL is invalid.
         """
         name = without_password(url)
-        rest, options = NatsOptions.parse(url, **given)
+        rest, options = NatsOptions.parse(url)
         parts = split(rest)
         credentials, _, hosts = parts.netloc.rpartition("@")
         if parts.scheme not in NatsOptions.schemes or not all(hosts.split(",")):
@@ -50,18 +47,10 @@ class NatsSettings:
                 f"broker URL {name}: unexpected {shorten(unknown)}; write "
                 "nats://host:4222?option=value"
             )
-        servers = [f"{parts.scheme}://{host}" for host in hosts.split(",")]
-        for server in servers:
-            address = urlsplit(server)
-            if not address.hostname or address.port == 0:
-                raise ConfigError(
-                    f"broker URL {name}: {server} is not an address; write "
-                    "nats://host:4222"
-                )
         user, colon, password = credentials.partition(":")
         return cls(
             name=name,
-            servers=servers,
+            servers=[f"{parts.scheme}://{host}" for host in hosts.split(",")],
             secure=parts.scheme == "tls",
             user=unquote(user) if user else None,
             password=unquote(password) if colon else None,

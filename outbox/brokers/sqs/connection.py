@@ -75,17 +75,14 @@ class SqsSettings:
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_url(cls, url: str, **given: Any) -> Self:
+    def from_url(cls, url: str) -> Self:
         """Read a URL.
-
-        Args:
-            given: options that override those of the URL, unless they are None.
 
         Raises:
             ConfigError: the URL is invalid.
         """
         name = without_password(url)
-        rest, options = SqsOptions.parse(url, **given)
+        rest, options = SqsOptions.parse(url)
         parts = split(rest)
         if parts.scheme not in SqsOptions.schemes:
             raise ConfigError(

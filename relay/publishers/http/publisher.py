@@ -24,6 +24,7 @@ from relay.publishers.http.host import Host
 from relay.publishers.http.post import Mailbox, one_line
 from relay.publishers.http.settings import HttpSettings
 
+_CONNECT: Final = 5.0
 _MAX_FIELD_BYTES: Final = 64 * 1024
 """The longest status line or header of an answer: proxies add long ones."""
 
@@ -64,9 +65,8 @@ class HttpPublisher:
                 trusted.
         """
         settings = self._settings
-        connect_timeout = settings.options.connect_timeout.total_seconds()
         try:
-            async with asyncio.timeout(connect_timeout):
+            async with asyncio.timeout(_CONNECT):
                 await self._connect()
         except ssl.SSLCertVerificationError as error:
             raise ConfigError(
@@ -87,7 +87,7 @@ class HttpPublisher:
             ),
             timeout=aiohttp.ClientTimeout(
                 total=settings.options.timeout.total_seconds(),
-                sock_connect=connect_timeout,
+                sock_connect=_CONNECT,
             ),
             headers={"User-Agent": "pillarbox", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),

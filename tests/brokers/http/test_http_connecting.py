@@ -153,7 +153,7 @@ class TestTls:
         ("http://h/", "names no secret"),
         ("http://h/?secret_env=", "write the name of an environment variable"),
         ("http://h/?secret_env=NOT_THERE", "'NOT_THERE': there is no such"),
-        (f"http://h/?secret={SECRET}", "URLs get printed"),
+        (f"http://h/?secret={SECRET}", "names no secret"),
         ("http://h/?unsigned=yes", "write true or false"),
         ("http://h/?unsigned=true&allow_private=1", "write true or false"),
         ("http://h/?unsigned=true&timeout=soon", "write a duration"),

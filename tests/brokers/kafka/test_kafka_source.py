@@ -351,7 +351,7 @@ async def test_a_consumer_that_holds_a_partition_too_long_loses_it(
     shared_kafka: Kafka, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 3))
-    async with source(shared_kafka, topic, handover=SOON) as slow:
+    async with source(shared_kafka, topic, "handover=0.1s") as slow:
         held = await receive(slow, 3)
         async with (
             source(shared_kafka, topic) as one,

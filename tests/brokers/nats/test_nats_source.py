@@ -10,13 +10,13 @@ import pytest
 
 from inbox.source import Delivery
 from inbox.sources.nats import NatsSource
-from inbox.testing.crash import die_holding
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.nats import NatsPublisher
 from tests.fixtures.nats import ask
+from tests.fixtures.urls import with_options
 from tests.servers.nats import NatsServer
 
 SOON = timedelta(milliseconds=100)
@@ -24,11 +24,13 @@ SOON = timedelta(milliseconds=100)
 
 @asynccontextmanager
 async def source(
-    url: str, *topics: str, consumer: str = "billing", **changes: Any
+    url: str, *topics: str, **options: object
 ) -> AsyncIterator[NatsSource]:
-    quick: dict[str, Any] = {"poll_interval": SOON}
     async with NatsSource(
-        url, consumer=consumer, topics=topics, **(quick | changes)
+        with_options(url, **options),
+        consumer="billing",
+        topics=topics,
+        poll_interval=SOON,
     ) as entered:
         yield entered
 
@@ -109,31 +111,38 @@ async def test_options_are_applied_to_an_existing_durable(
     assert changed == made | {"ack_wait": 7_000_000_000, "max_ack_pending": 1}
 
 
-async def test_after_a_crash_later_messages_do_not_overtake_redelivered_ones(
+async def test_a_single_replica_gets_the_messages_of_a_key_in_order(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.x"
-    messages = numbered(topic, 12, keys=2)
-    await publish(shared_nats.url, *messages[:6])
-
-    def short_ack_wait() -> NatsSource:
-        return NatsSource(
-            shared_nats.url,
-            consumer="billing",
-            topics=[topic],
-            poll_interval=SOON,
-            ack_wait=timedelta(seconds=3),
-            replicas=1,
-        )
-
-    async with short_ack_wait():
-        pass
-    await die_holding(short_ack_wait, 6)
-    await publish(shared_nats.url, *messages[6:])
-    async with short_ack_wait() as consumer:
-        deliveries = await receive(consumer, 12)
-    arrived = [delivery.message for delivery in deliveries]
+    messages = numbered(topic, 60, keys=7)
+    await publish(shared_nats.url, *messages)
+    arrived: list[Message] = []
+    async with source(shared_nats.url, topic) as consumer:
+        deliveries = await receive(consumer, 60)
+        for delivery in deliveries[:10]:
+            arrived.append(delivery.message)
+            await delivery.ack()
+        await deliveries[10].nack(SOON)
+        for delivery in deliveries[11:]:
+            await delivery.nack()
+        while len(arrived) < 60:
+            for delivery in await receive(consumer, 1):
+                arrived.append(delivery.message)
+                await delivery.ack()
     assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+
+async def test_what_a_left_source_held_comes_first_and_in_order(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    await publish(shared_nats.url, *numbered(topic, 6))
+    async with source(shared_nats.url, topic) as consumer:
+        first, *_ = await receive(consumer, 6)
+        await first.ack()
+    async with source(shared_nats.url, topic) as consumer:
+        assert payloads(await receive(consumer, 5)) == [1, 2, 3, 4, 5]
 
 
 async def test_nothing_waits_for_what_another_replica_is_handling(
@@ -193,31 +202,3 @@ async def test_a_deleted_durable_is_recreated(
         await delete_durable(shared_nats.url, nats_topics)
         await publish(shared_nats.url, Message(topic, b"1"))
         assert payloads(await receive_despite_losses(consumer, 1)) == [1]
-
-
-async def test_a_durable_deleted_while_messages_are_set_aside_is_recreated(
-    shared_nats: NatsServer, nats_topics: str
-) -> None:
-    topic = f"{nats_topics}.x"
-    await publish(shared_nats.url, Message(topic, b"0"))
-
-    def long_ack_wait() -> NatsSource:
-        return NatsSource(
-            shared_nats.url,
-            consumer="billing",
-            topics=[topic],
-            poll_interval=SOON,
-            ack_wait=timedelta(seconds=10),
-            replicas=1,
-        )
-
-    async with long_ack_wait():
-        pass
-    await die_holding(long_ack_wait, 1)
-    await publish(shared_nats.url, Message(topic, b"1"))
-    async with long_ack_wait() as consumer:
-        # It waits for the messages that the dead one held.
-        assert await consumer.receive(limit=1) == []
-        await delete_durable(shared_nats.url, nats_topics)
-        deliveries = await receive_despite_losses(consumer, 2)
-    assert sorted(payloads(deliveries)) == [0, 1]

@@ -17,6 +17,7 @@ from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.nats import make_stream, put_bytes, put_raw, stored
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.through_proxy import ThroughProxy
+from tests.fixtures.urls import with_options
 from tests.servers.nats import NatsServer
 
 
@@ -54,7 +55,8 @@ class TestNatsPublisher(ThroughProxy, PublisherSuite):
 
 
 class TestNatsSource(ThroughProxy, SourceSuite):
-    capabilities = SourceCapabilities()
+    # After a crash or a cut connection, what was held is redelivered late.
+    capabilities = SourceCapabilities(ordered_by_key=False)
 
     @pytest.fixture(autouse=True)
     def broker(
@@ -70,12 +72,10 @@ class TestNatsSource(ThroughProxy, SourceSuite):
     @override
     def source(self, consumer: str, topic: str) -> NatsSource:
         return NatsSource(
-            self.url,
+            with_options(self.url, ack_wait=timedelta(seconds=self.hold)),
             consumer=consumer,
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),
-            ack_wait=timedelta(seconds=self.hold),
-            replicas=1,
         )
 
     @override
@@ -100,18 +100,3 @@ class TestNatsSource(ThroughProxy, SourceSuite):
     @override
     async def put_raw_topic(self, topic: bytes) -> None:
         await put_bytes(self.direct, topic, b"1", {})
-
-
-@pytest.mark.variant
-class TestNatsSourceWithSeveralReplicas(TestNatsSource):
-    capabilities = SourceCapabilities(ordered_by_key=False)
-
-    @override
-    def source(self, consumer: str, topic: str) -> NatsSource:
-        return NatsSource(
-            self.url,
-            consumer=consumer,
-            topics=[topic],
-            poll_interval=timedelta(milliseconds=100),
-            ack_wait=timedelta(seconds=self.hold),
-        )

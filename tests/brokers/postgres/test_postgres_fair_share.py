@@ -16,6 +16,7 @@ from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.deliveries import subscribe_from_oldest
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import with_options
 
 FLOOD = """
     INSERT INTO inbox.message
@@ -151,7 +152,7 @@ async def test_each_message_is_delivered_once_in_any_order(
     flood(database_url, 700, tenant="b")
     flood(database_url, 300, tenant=None)
     async with PostgresSource(
-        database_url, consumer="billing", topics=["orders"], prefetch=64
+        with_options(database_url, prefetch=64), consumer="billing", topics=["orders"]
     ) as source:
         taken = await take(source, 4_000)
         assert await source.receive(limit=64) == []

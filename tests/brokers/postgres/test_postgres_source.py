@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
@@ -22,6 +21,7 @@ from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import with_options
 
 HOUR = timedelta(hours=1)
 ALL_LANES = range(16)
@@ -40,14 +40,19 @@ INSERT = """
 
 
 @asynccontextmanager
-async def source(url: str, **changes: Any) -> AsyncIterator[PostgresSource]:
-    quick: dict[str, Any] = {
-        "poll_interval": timedelta(milliseconds=100),
-        "sweep_interval": timedelta(milliseconds=200),
-        "lease": timedelta(seconds=2),
-    }
+async def source(
+    url: str,
+    *,
+    sweep_interval: timedelta = timedelta(milliseconds=200),
+    **options: object,
+) -> AsyncIterator[PostgresSource]:
+    options = {"lease": timedelta(seconds=2), **options}
     async with PostgresSource(
-        url, consumer="billing", topics=["orders*"], **(quick | changes)
+        with_options(url, **options),
+        consumer="billing",
+        topics=["orders*"],
+        poll_interval=timedelta(milliseconds=100),
+        sweep_interval=sweep_interval,
     ) as entered:
         yield entered
 

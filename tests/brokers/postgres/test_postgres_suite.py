@@ -16,6 +16,7 @@ from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
 from tests.fixtures.through_proxy import ThroughProxy
+from tests.fixtures.urls import with_options
 
 
 class TestPostgresPublisher(ThroughProxy, PublisherSuite):
@@ -84,10 +85,9 @@ class TestPostgresSource(ThroughProxy, SourceSuite):
     @override
     def source(self, consumer: str, topic: str) -> PostgresSource:
         return PostgresSource(
-            self.url,
+            with_options(self.url, lease=timedelta(seconds=self.hold)),
             consumer=consumer,
             topics=[topic],
-            lease=timedelta(seconds=self.hold),
             poll_interval=timedelta(milliseconds=100),
             sweep_interval=timedelta(milliseconds=200),
             answer_timeout=timedelta(seconds=self.answer_timeout),

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,7 +16,8 @@ from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
-from tests.fixtures.rabbitmq import channel_of, exchange_of
+from tests.fixtures.rabbitmq import channel_of
+from tests.fixtures.urls import with_options
 from tests.servers.rabbitmq import RabbitMQServer
 
 SOON = timedelta(milliseconds=50)
@@ -49,14 +49,13 @@ def short_ack_timeout(server: RabbitMQServer) -> Iterator[None]:
 
 @asynccontextmanager
 async def source(
-    url: str, consumer: str, *topics: str, **changes: Any
+    url: str, consumer: str, *topics: str, **options: object
 ) -> AsyncIterator[RabbitMQSource]:
-    quick: dict[str, Any] = {"poll_interval": SOON, "exchange": exchange_of(url)}
     async with RabbitMQSource(
-        url.partition("?")[0],
+        with_options(url, **options),
         consumer=consumer,
         topics=topics or ("orders",),
-        **(quick | changes),
+        poll_interval=SOON,
     ) as entered:
         yield entered
 

@@ -20,6 +20,7 @@ from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import answer_after
 from tests.servers.redis import RedisServer, redis_server
 
@@ -28,11 +29,13 @@ SOON = timedelta(milliseconds=50)
 
 @asynccontextmanager
 async def source(
-    url: str, *topics: str, consumer: str = "billing", **changes: Any
+    url: str, *topics: str, **options: object
 ) -> AsyncIterator[RedisSource]:
-    quick: dict[str, Any] = {"poll_interval": SOON}
     async with RedisSource(
-        url, consumer=consumer, topics=topics or ("orders",), **(quick | changes)
+        with_options(url, **options),
+        consumer="billing",
+        topics=topics or ("orders",),
+        poll_interval=SOON,
     ) as entered:
         yield entered
 

@@ -58,11 +58,11 @@ class TestRedisSource(ThroughProxy, SourceSuite):
     @override
     def source(self, consumer: str, topic: str) -> RedisSource:
         return RedisSource(
-            f"{self.url}?socket_timeout={self.socket_timeout}",
+            f"{self.url}?socket_timeout={self.socket_timeout}"
+            f"&reclaim_after={self.hold}s",
             consumer=consumer,
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),
-            reclaim_after=timedelta(seconds=self.hold),
             leave_timeout=timedelta(seconds=2),
         )
 

@@ -18,15 +18,16 @@ from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.sqs import SqsPublisher
 from tests.fixtures.sqs import Aws, fresh
+from tests.fixtures.urls import with_options
 from tests.servers.sqs import SqsServer
 
 SOON = timedelta(milliseconds=100)
 
 
 @asynccontextmanager
-async def source(url: str, *topics: str, **changes: Any) -> AsyncIterator[SqsSource]:
-    quick: dict[str, Any] = {"wait": timedelta(seconds=1)}
-    settings = SqsSettings.from_url(url, **quick | changes)
+async def source(url: str, *topics: str, **options: object) -> AsyncIterator[SqsSource]:
+    options = {"wait": timedelta(seconds=1), **options}
+    settings = SqsSettings.from_url(with_options(url, **options))
     made = SqsSource(settings, consumer="billing", topics=topics, poll_interval=SOON)
     async with made as entered:
         yield entered

@@ -134,11 +134,7 @@ class SqsSourceCase(ThroughProxy, SourceSettling):
     @override
     def source(self, consumer: str, topic: str) -> SqsSource:
         return SqsSource(
-            SqsSettings.from_url(
-                self.url,
-                wait=timedelta(seconds=1),
-                visibility=timedelta(seconds=self.hold),
-            ),
+            SqsSettings.from_url(f"{self.url}&wait=1s&visibility={self.hold:g}s"),
             consumer=consumer,
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),

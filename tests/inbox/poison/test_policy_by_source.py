@@ -16,6 +16,7 @@ from pillarbox import Consumer, Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, numbered, running
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import with_options
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -24,10 +25,9 @@ SUBSCRIBE = "INSERT INTO inbox.subscription VALUES ('billing', 'orders')"
 
 def source(url: str) -> PostgresSource:
     return PostgresSource(
-        url,
+        with_options(url, lease=timedelta(seconds=2)),
         consumer="billing",
         topics=["orders"],
-        lease=timedelta(seconds=2),
         sweep_interval=timedelta(milliseconds=200),
     )
 

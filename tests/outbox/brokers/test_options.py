@@ -220,13 +220,6 @@ def test_options_are_found_by_the_name_of_a_broker() -> None:
         options_of("mqtt")
 
 
-def test_arguments_override_the_url() -> None:
-    assert RedisOptions.parse("redis://h?maxlen=1", maxlen=2)[1].maxlen == 2
-    assert RedisOptions.parse("redis://h?maxlen=1", maxlen=None)[1].maxlen == 1
-    with pytest.raises(ConfigError, match="maxlen=0: must be a whole number from 1"):
-        RedisOptions.parse("redis://h", maxlen=0)
-
-
 def test_the_client_libraries_accept_the_options_listed_for_them() -> None:
     of_redis = {
         name
@@ -236,8 +229,3 @@ def test_the_client_libraries_accept_the_options_listed_for_them() -> None:
     assert set(RedisOptions.client_names()) <= of_redis
     setters = {name.removeprefix("_set_url_") for name in dir(URLParameters)}
     assert set(RabbitMQOptions.client_names()) <= setters
-
-
-def test_a_refused_duration_is_shown_in_the_format_that_users_type() -> None:
-    with pytest.raises(ConfigError, match=r"^reclaim_after=-2d: must be"):
-        RedisOptions(reclaim_after=timedelta(days=-2))

@@ -35,13 +35,7 @@ SETTINGS: dict[type[object], list[Callable[[], object]]] = {
             options=HttpOptions(),
         )
     ],
-    Broker: [
-        lambda: Broker(
-            f"redis://me:{SECRET}@host",
-            hook="host:app",
-            environment={"WEBHOOK_SECRET": SECRET},
-        )
-    ],
+    Broker: [lambda: Broker(f"redis://me:{SECRET}@host", options="host_wait=1s")],
     # These hold no secret: the name of a variable, and an address without a user.
     HttpOptions: [lambda: HttpOptions(secret_env="HOST_SECRET_ENV", ca_file="host")],
     SqsOptions: [lambda: SqsOptions(endpoint_url="https://host:1")],

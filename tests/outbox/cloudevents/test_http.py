@@ -1,22 +1,13 @@
 """Messages are converted to HTTP requests and back."""
 
+import json
+
 import pytest
 
 from outbox.cloudevents.http import from_request, to_request
 from outbox.errors import InvalidMessageError
 from outbox.testing.samples import TEXTS, differences, full_message
 from pillarbox import Message
-
-CREDENTIALS = [
-    *("Authorization", "Cookie", "Cookie2", "Set-Cookie", "Proxy-Authorization"),
-    *("X-Api-Key", "Api-Key", "Apikey", "X_API_KEY", "Ocp-Apim-Subscription-Key"),
-    *("X-Auth-Token", "X-Amz-Security-Token", "X-Ms-Token-Aad-Access-Token"),
-    *("X-Auth-Request-Access-Token", "X-Csrf-Token", "X-XSRF-TOKEN", "X-CSRFToken"),
-    *("Cf-Access-Jwt-Assertion", "X-Goog-Iap-Jwt-Assertion", "X-Amzn-Oidc-Data"),
-    *("X-Client-Cert", "X-SSL-Client-Cert", "X-Client-Secret", "X-Session-Id"),
-    *("X-Amz-Credential", "x.password"),
-]
-"""Headers by which clients and proxies prove who they are."""
 
 
 def round_trip(message: Message) -> tuple[dict[str, str], Message]:
@@ -44,7 +35,7 @@ def test_text_that_http_can_carry_is_unchanged() -> None:
     assert headers["ce-type"] == "orders.placed/eu:1"
     assert headers["traceparent"] == message.headers["traceparent"]
     assert headers["tracestate"] == "a=1,b=2"
-    assert headers["pillarbox-headers"] == "traceparent, tracestate, x-own"
+    assert headers["pillarbox-headers"] == '{"x-own": "1"}'
     assert differences(message, arrived) == {}
 
 
@@ -55,22 +46,10 @@ def test_any_text_survives_as_a_key_header_value_or_header_name(text: str) -> No
     assert differences(message, arrived) == {}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Host",
-        "content-length",
-        "Transfer-Encoding",
-        "Idempotency-Key",
-        "X-Forwarded-For",
-        *CREDENTIALS,
-    ],
-)
-def test_a_header_name_reserved_by_http_is_renamed(name: str) -> None:
-    message = Message("t", b"", headers={name: "mine"})
-    headers, arrived = round_trip(message)
-    sent = {n.lower(): value for n, value in headers.items()}
-    assert sent.get(name.lower()) != "mine"
+@pytest.mark.parametrize("name", ["Host", "content-length", "Authorization"])
+def test_a_header_of_the_message_is_not_one_of_the_request(name: str) -> None:
+    headers, arrived = round_trip(Message("t", b"", headers={name: "mine"}))
+    assert name.lower() not in {sent.lower() for sent in headers}
     assert dict(arrived.headers) == {name: "mine"}
 
 
@@ -80,56 +59,22 @@ def test_a_reserved_name_is_not_sent(name: str) -> None:
         to_request(Message("t", b"", headers={name: "mine"}))
 
 
-def fully_escaped(name: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in name.encode())
-
-
 @pytest.mark.parametrize(
-    "name",
-    [
-        *CREDENTIALS,
-        *("authorization", "set-cookie", "Host"),
-        *("proxy-authorization", "x-forwarded-for", "connection", "te", "webhook-id"),
-        *("pillarbox-headers", "ce-tenant", "Ce-Tenant", "content-type"),
-        # Names escaped in a way that our publisher doesn't use.
-        *("x%2Down", "%63e-tenant", "%61uthorization", "a%"),
-        *(
-            fully_escaped("ce-tenant"),
-            fully_escaped("CE-Key"),
-            fully_escaped("cloudEvents:tenant"),
-        ),
-        *(
-            fully_escaped("pillarbox-topic"),
-            fully_escaped("content-type"),
-            "cloudEvents%3Atenant",
-        ),
-    ],
+    "name", ["ce-tenant", "CE-Key", "cloudEvents:tenant", "pillarbox-topic"]
 )
-def test_header_names_that_our_publisher_never_writes_are_refused(name: str) -> None:
+def test_a_reserved_name_that_arrives_is_refused(name: str) -> None:
+    """Any client can send such a header."""
     headers = to_request(Message("t", b"")) | {
-        "pillarbox-headers": f"{name}*",
-        "authorization": "Bearer secret",
-        "cookie": "session=secret",
-        name.lower(): "secret",
+        "pillarbox-headers": json.dumps({name: "forged"})
     }
-    with pytest.raises(InvalidMessageError, match=r"headers .*: is "):
+    with pytest.raises(InvalidMessageError, match="is a reserved name"):
         from_request(headers, b"")
 
 
-@pytest.mark.parametrize("name", ["author", "x-secretary", "causation-id", "x-key"])
-def test_a_name_that_only_resembles_a_credential_is_sent_unchanged(name: str) -> None:
-    headers, arrived = round_trip(Message("t", b"", headers={name: "mine"}))
-    assert headers[name] == "mine"
-    assert dict(arrived.headers) == {name: "mine"}
-
-
-def test_a_listed_header_cannot_become_an_attribute() -> None:
-    """Any client can send such a header, with a percent-encoded name."""
-    headers = to_request(Message("t", b"")) | {
-        "pillarbox-headers": fully_escaped("ce-tenant"),
-        fully_escaped("ce-tenant").lower(): "forged",
-    }
-    with pytest.raises(InvalidMessageError, match="'ce-tenant': is a reserved name"):
+@pytest.mark.parametrize("text", ["x-own", "[]", '{"x": 1}', r'{"x": "\ud800"}'])
+def test_own_headers_that_are_not_a_json_object_of_texts_are_refused(text: str) -> None:
+    headers = to_request(Message("t", b"")) | {"pillarbox-headers": text}
+    with pytest.raises(InvalidMessageError, match="isn't a JSON object of strings"):
         from_request(headers, b"")
 
 
@@ -152,6 +97,8 @@ def test_headers_added_in_transit_are_not_headers_of_the_message() -> None:
         "via": "proxy",
         "x-request-id": "7",
         "x-real-ip": "1.1.1.1",
+        "authorization": "Bearer secret",
+        "cookie": "session=secret",
     }
     assert from_request(headers, b"").headers == {"x": "1"}
 
@@ -161,11 +108,12 @@ def test_a_trace_context_started_by_a_proxy_is_continued() -> None:
     assert from_request(headers, b"").headers == {"traceparent": "00-1-2-01"}
 
 
-def test_a_header_lost_in_transit_is_reported() -> None:
-    headers = to_request(Message("t", b"", headers={"x_own": "1"}))
-    del headers["x_own"]
-    with pytest.raises(InvalidMessageError, match="'x_own': is listed in pillarbox"):
-        from_request(headers, b"")
+def test_a_trace_context_that_is_no_header_arrives_unchanged() -> None:
+    message = Message("t", b"", headers={"traceparent": "00-1-2-01", "baggage": "a=ä"})
+    headers, arrived = round_trip(message)
+    assert headers["traceparent"] == "00-1-2-01"
+    assert "baggage" not in headers
+    assert dict(arrived.headers) == dict(message.headers)
 
 
 def test_an_attribute_can_be_a_quoted_string() -> None:

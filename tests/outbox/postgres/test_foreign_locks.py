@@ -41,6 +41,7 @@ from tests.fixtures.consumers import running as consuming
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import answer_after
 
 LANES = [lane for priority in PRIORITIES for lane in lanes_of(priority)]
@@ -192,7 +193,7 @@ async def test_a_consumer_without_lanes_names_the_foreign_session_until_it_is_go
         [consumer_class("billing")],
     )
     source = PostgresSource(
-        database_url, consumer="billing", topics=["orders"], lease=SECOND
+        with_options(database_url, lease=SECOND), consumer="billing", topics=["orders"]
     )
     async with asyncio.timeout(60), source:
         with pytest.raises(BrokerUnavailableError, match=r"role mallory.*REVOKE"):
@@ -213,7 +214,7 @@ async def test_a_consumer_missing_one_lane_names_the_foreign_session_and_continu
     mallory.execute("SELECT pg_advisory_lock(%s, 3)", [consumer_class("billing")])
     health = Health(ConsumerStarted)
     source = PostgresSource(
-        database_url, consumer="billing", topics=["orders"], lease=SECOND
+        with_options(database_url, lease=SECOND), consumer="billing", topics=["orders"]
     )
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(source, sessions, name="billing")
