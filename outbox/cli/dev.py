@@ -25,7 +25,7 @@ from outbox.dev.extensions import find_extensions
 from outbox.dev.page import open_page
 from outbox.dev.parts import Part, Parts, say
 from outbox.dev.project import Project
-from outbox.dev.server import Server, choose_server
+from outbox.dev.server import Server, choose_server, erase
 from outbox.errors import ConfigError, OutboxError
 from outbox.gather import end
 from outbox.observability.endpoints import address_of
@@ -65,7 +65,7 @@ def dev(
     project = Project(Path.cwd())
     with project.locked():
         if reset:
-            project.erase()
+            erase(project)
         server = choose_server(project)
         server.create()
         return run_coroutine(_run(project, server, consumer))

@@ -64,8 +64,13 @@ class Project:
 
     @property
     def data(self) -> Path:
-        """The server's data directory."""
+        """The data directory of a server that runs on this machine itself."""
         return self.folder / "data"
+
+    @property
+    def volume(self) -> Path:
+        """A file that exists if the data are in a volume of Docker instead."""
+        return self.folder / "docker"
 
     @property
     def url(self) -> str:

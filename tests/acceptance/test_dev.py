@@ -16,7 +16,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from outbox.dev.project import Project
-from outbox.dev.server import Server
+from outbox.dev.server import Programs
 from outbox.postgres.connection import conninfo
 from outbox.testing.wheel import wheel_directories
 from pillarbox import Message, add
@@ -179,7 +179,7 @@ def test_a_consumer_handles_messages_and_is_reloaded_until_ctrl_c(
     project = Project(new_folder)
     (wheel,) = wheel_directories()
     with project.locked():
-        Server(wheel, project).create()
+        Programs(wheel, project).create()
     dev = start(new_folder, "app:consumer")
     dev.wait_for("ConsumerStarted")
 

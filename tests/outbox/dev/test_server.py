@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from outbox.dev import server as module
 from outbox.dev.parts import Parts
 from outbox.dev.project import Project
-from outbox.dev.server import Server, choose_server
+from outbox.dev.server import Container, Programs, choose_server
 from outbox.errors import ConfigError
 from outbox.postgres.connection import conninfo
 from outbox.testing.cluster import find_binaries
@@ -49,7 +49,36 @@ def binaries(folder: Path, major: int, *extensions: str) -> Path:
     return folder
 
 
+def docker(folder: Path, monkeypatch: pytest.MonkeyPatch, *, has_image: bool) -> None:
+    """Put a docker on the path that has the project's image, or hasn't."""
+    program(folder / "docker", f"exit {0 if has_image else 1}")
+    monkeypatch.setenv("PATH", str(folder))
+
+
 BOTH = ("pg_partman", "pg_cron")
+
+
+@pytest.mark.parametrize(
+    ("extensions", "has_image", "chosen"),
+    [
+        (BOTH, True, Programs),
+        (BOTH[:1], True, Container),
+        (BOTH[:1], False, Programs),
+    ],
+)
+def test_programs_with_both_extensions_come_first_then_docker(
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    extensions: tuple[str, ...],
+    has_image: bool,
+    chosen: type,
+) -> None:
+    docker(tmp_path / "docker", monkeypatch, has_image=has_image)
+    found = binaries(tmp_path / "bin", 17, *extensions)
+    monkeypatch.setattr(module, "find_binaries", lambda: found)
+
+    assert isinstance(choose_server(project), chosen)
 
 
 def test_the_wheel_is_preferred_to_other_programs_without_extensions() -> None:
@@ -74,9 +103,28 @@ def test_the_data_stay_with_the_version_that_made_them(
         choose_server(project)
 
 
+def test_data_in_a_volume_need_docker(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker(tmp_path, monkeypatch, has_image=True)
+    Container("docker", project).create()
+    assert isinstance(choose_server(project), Container)
+
+    (tmp_path / "docker").unlink()
+    with pytest.raises(ConfigError, match=r"volume of Docker.*--reset"):
+        choose_server(project)
+
+
+def test_no_password_is_on_dockers_command_line(project: Project) -> None:
+    server = Container("docker", project)
+
+    assert project.password not in " ".join(map(str, server.command()))
+    assert server.process["env"]["POSTGRES_PASSWORD"] == project.password
+
+
 async def test_only_the_url_with_its_password_connects(project: Project) -> None:
     (wheel,) = wheel_directories()
-    server = Server(wheel, project)
+    server = Programs(wheel, project)
     server.create()
     right = conninfo(project.url)
     wrong = make_conninfo(right, password="other")
