@@ -61,8 +61,12 @@ def split(url: str) -> SplitResult:
     try:
         url.encode()
         parts = urlsplit(url)
-        for host in parts.netloc.rpartition("@")[2].split(","):
-            _ = urlsplit(f"//{host}").port  # reading the port checks it
+        hosts = parts.netloc.rpartition("@")[2].split(",") if parts.netloc else []
+        for host in hosts:
+            address = urlsplit(f"//{host}")
+            # Reading the port checks it; an empty host is an unset variable.
+            if address.port == 0 or not address.hostname:
+                raise ValueError(host)
     except ValueError:
         # urllib's message may quote the password.
         raise ConfigError(

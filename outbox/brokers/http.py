@@ -16,6 +16,10 @@ class HttpOptions(BrokerOptions):
     ports: ClassVar[Mapping[str, int]] = {"http": 80, "https": 443}
     destination: ClassVar[tuple[str, ...] | None] = ()
     closed: ClassVar[bool] = False
+    refused: ClassVar[Mapping[str, str]] = {
+        "secret": "URLs get printed; put the secret into an environment variable and "
+        "write secret_env=THE_NAME"
+    }
 
     secret_env: str | None = option(
         Form.text("the name of an environment variable"),

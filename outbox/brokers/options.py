@@ -172,16 +172,17 @@ class BrokerOptions:
     Attributes:
         schemes: the schemes of its URLs.
         client: options that the client library reads itself, by name.
+        refused: options that are rejected, each with the remedy.
         closed: whether to reject options that are neither declared nor among
             `client_names`.
         ports: the default port of each scheme, for schemes that lead to the same
             broker, such as those with and without TLS.
         destination: the options that decide where a message goes; None for all.
-
     """
 
     schemes: ClassVar[tuple[str, ...]]
     client: ClassVar[tuple[str, ...]] = ()
+    refused: ClassVar[Mapping[str, str]] = {}
     closed: ClassVar[bool] = True
     ports: ClassVar[Mapping[str, int]] = {}
     destination: ClassVar[tuple[str, ...] | None] = None
@@ -212,6 +213,8 @@ class BrokerOptions:
                     f"broker URL {without_password(url)}: its options can't be read; "
                     "write ? as %3F and @ as %40"
                 )
+            if name in cls.refused:
+                raise ConfigError(f"broker URL option {name}: {cls.refused[name]}")
             if name not in declared:
                 if cls.closed and name not in cls.client_names():
                     raise cls.unknown(url, name)

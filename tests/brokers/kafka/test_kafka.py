@@ -274,6 +274,8 @@ async def test_an_answer_that_takes_too_long_is_reported(
     ("url", "reason"),
     [
         ("kafka://", "write kafka://"),
+        ("kafka://:9092", "invalid address"),
+        ("kafka://h:0", "invalid address"),
         ("kafka://h:none", "invalid address"),
         ("kafka://a:1,b:99999", "invalid address"),
         ("kafka://h/topic", "write kafka://"),

@@ -232,6 +232,7 @@ def test_an_invalid_publisher_url_is_refused(query: str) -> None:
     "url",
     [
         "nats://",
+        "nats://:4222",
         "nats://h:x",
         "http://h",
         "nats://h/path",
