@@ -193,7 +193,7 @@ def _detach(
                 **asdict(step),
                 "failure": error.diag.message_primary,
                 "state": error.sqlstate,
-                "context": error.diag.context or "",
+                "detail": error.diag.message_detail or "",
             },
         )
         return _FAILED

@@ -132,12 +132,12 @@ BROKEN = {
         *("partitions", "error", "it holds MINVALUE to 2020", "DETACH PARTITION"),
     ),
     "receipts are dropped too soon": (
-        "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
+        "UPDATE outbox.partition_policy SET retention = '2 days'"
         " WHERE parent_table = 'inbox.receipt'",
         *("retention", "warning", "can come back", "pillarbox retention set"),
     ),
     "jobs are dropped too soon": (
-        "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
+        "UPDATE outbox.partition_policy SET retention = '2 days'"
         " WHERE parent_table = 'inbox.job'",
         *("retention", "warning", "inbox.job is kept for", "set inbox.job 14d"),
     ),

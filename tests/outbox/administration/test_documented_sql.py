@@ -20,7 +20,7 @@ DOCS: Final = Path(__file__).parents[3] / "docs"
 FAILED: Final = (
     "INSERT INTO cron.job_run_details (jobid, runid, status, command, return_message,"
     " username, start_time) SELECT jobid, 1, 'failed', command, 'no lock', username,"
-    " now() FROM cron.job WHERE jobname LIKE 'pillarbox upkeep %%'"
+    " now() FROM cron.job WHERE jobname = 'pillarbox upkeep'"
 )
 
 
