@@ -35,7 +35,6 @@ CHECKS: Final[dict[str, Check]] = {
     "extensions": by_statement(load("outbox", "check_extensions")),
     "roles": check_roles,
     "grants": by_statement(load("outbox", "check_grants")),
-    "row security": by_statement(load("outbox", "check_row_security")),
     "upkeep": check_upkeep,
     "cron": check_cron,
     "partitions": by_statement(load("outbox", "check_partitions")),

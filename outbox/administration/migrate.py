@@ -111,24 +111,10 @@ def migration_sql(
         from_version=from_version,
         part=part,
     )
-    if from_version is not None:
-        _check_version(from_version, config)
     output = config.output_buffer = io.StringIO()
     way = "head" if from_version is None else f"{from_version}:head"
     _run(lambda command: command.upgrade(config, way, sql=True))
     return output.getvalue()
-
-
-def _check_version(version: str, config: Any) -> None:
-    from alembic.script import ScriptDirectory
-
-    scripts = ScriptDirectory.from_config(config).walk_revisions()
-    versions = sorted(script.revision for script in scripts)
-    if version not in versions:
-        raise ConfigError(
-            f"from_version={version!r}: use the version in outbox.alembic_version,"
-            f" one of {', '.join(versions)}"
-        )
 
 
 def _config(role_prefix: str, partman_schema: str | None, **attributes: Any) -> Any:

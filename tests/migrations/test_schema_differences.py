@@ -132,8 +132,8 @@ def test_each_change_is_reported_and_the_remedy_restores_it(
     assert len(found) == len(changes)
 
     while found:
-        for finding in found:
-            paste(database_url, finding["remedy"])
+        for it in found:
+            paste(database_url, it["remedy"])
         left = doctor(database_url)[1]
         # A constraint is restored without reading the rows, and then validated.
         assert all("has not validated" in f["finding"] for f in left)

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.administration.migrate import migrate, migration_sql, unmigrate
 from outbox.cli.main import main
-from outbox.errors import ConfigError
+from outbox.errors import ConfigError, MigrationError
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.sessions import execute
@@ -156,7 +156,7 @@ def test_invalid_options_of_the_printed_sql_are_refused(
         migration_sql(part="dba")
     with pytest.raises(ConfigError, match="runs the whole removal"):
         migration_sql(part="owner", remove=True)
-    with pytest.raises(ConfigError, match=r"outbox.alembic_version, one of 0007"):
+    with pytest.raises(MigrationError, match="Can't locate revision identified by '3'"):
         migration_sql(from_version="3")
     with pytest.raises(ConfigError, match="runs the whole removal"):
         migration_sql(from_version="0003", remove=True)
