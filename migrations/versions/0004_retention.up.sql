@@ -358,7 +358,7 @@ BEGIN
     -- Two at once would wait for each other's records.
     IF NOT pg_try_advisory_xact_lock(hashtextextended('outbox.finish_detached ' || parent, 0)) THEN
         RAISE NOTICE 'another upkeep is handling the detached partitions of %', parent
-            USING HINT = 'nothing is wrong, unless pillarbox doctor names a foreign session that holds our locks';
+            USING HINT = 'nothing is wrong, unless this goes on: then pg_locks shows the session that holds its advisory lock';
         outcome := 'skipped';
         RETURN NEXT;
         RETURN;

@@ -11,7 +11,6 @@ from outbox.administration.checks.by_statement import by_statement
 from outbox.administration.checks.cron import check_cron
 from outbox.administration.checks.failures import check_failures
 from outbox.administration.checks.foreign import check_foreign, may_be_read
-from outbox.administration.checks.locks import check_locks
 from outbox.administration.checks.pins import check_pins, check_sessions
 from outbox.administration.checks.readers import check_readers
 from outbox.administration.checks.retention import check_retention
@@ -41,7 +40,6 @@ CHECKS: Final[dict[str, Check]] = {
     "retention": check_retention,
     "readers": check_readers,
     "sessions": check_sessions,
-    "locks": check_locks,
 }
 QUICK: Final = ("upkeep", "partitions", "retention")
 """The checks of the schema that `pillarbox status` and the page run, too."""

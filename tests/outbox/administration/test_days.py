@@ -236,7 +236,7 @@ def test_a_locked_table_is_reported_and_the_others_get_their_days(
         ((problem, remedy),) = make_days(forgotten_url)
 
     assert problem.startswith("no partitions of outbox.message: ")
-    assert remedy == ("a transaction keeps the table locked: pillarbox doctor names it")
+    assert remedy == "pillarbox doctor finds the cause"
     covered = [table for table, _ in execute(forgotten_url, COVERED, (1,))]
     assert covered == [
         t for t in sorted(TABLES) if not t.startswith("outbox.") or "letter" in t
