@@ -169,7 +169,7 @@ def test_what_was_given_away_is_reported_and_the_remedy_gives_it_back(
         *(
             "TABLE inbox.receipt",
             "TABLE outbox.reader",
-            "TABLE outbox.log_template",
+            "TABLE inbox.job",
         ),
         *("SEQUENCE outbox.message_seq", "FUNCTION outbox.make_days()", "SCHEMA inbox"),
     )
