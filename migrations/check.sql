@@ -20,7 +20,7 @@ BEGIN
             USING HINT = 'use a database created with ENCODING ''UTF8''';
     END IF;
     IF {partman_name} IS NOT NULL THEN
-        SELECT a.default_version, a.installed_version, n.nspname INTO v_available, v_installed, v_schema
+        SELECT a.default_version, e.extversion, n.nspname INTO v_available, v_installed, v_schema
           FROM pg_available_extensions a
           LEFT JOIN pg_extension e ON e.extname = a.name LEFT JOIN pg_namespace n ON n.oid = e.extnamespace
          WHERE a.name = 'pg_partman';

@@ -53,12 +53,12 @@ def _make() -> None:
     run("check.sql", with_cron=cron)
     # An event trigger would run before there is anything to refuse in the schemas.
     run("refuse_foreign.sql")
-    run("roles.sql")
-    run("schemas.sql")
     if part != Part.OWNER and names.partman_schema is not None:
         context.execute(f'CREATE SCHEMA IF NOT EXISTS "{names.partman_schema}"')
-    run("refuse_foreign.sql")
+        run("refuse_foreign.sql")
     run("extensions.sql", with_cron=cron)
+    run("roles.sql")
+    run("schemas.sql")
     # Default privileges may let others create triggers on the extension's tables.
     run("refuse_foreign.sql")
     run("grants_on_partman.sql")

@@ -12,6 +12,7 @@ import pytest
 from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
+from tests.fixtures.pasting import paste
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED, acting_as
 from tests.outbox.administration.test_upkeep import add_old, old_partition
@@ -218,9 +219,9 @@ def test_a_partition_of_another_owner_is_named_and_stops_no_other_one(
         assert run(url) == 2
 
         assert execute(url, EXPIRED) == [(kept,)]
-        found = next(f for f in doctor(url)[1] if "the upkeep failed" in f["finding"])
-        assert f"must be owner of table {kept.partition('.')[2]}" in found["finding"]
-        execute(url, f"ALTER TABLE {kept} OWNER TO pillarbox_owner")
+        found = next(f for f in doctor(url)[1] if "is not ours" in f["finding"])
+        assert f"it belongs to {role}" in found["finding"]
+        paste(url, found["remedy"])
         assert run(url) == 0
         assert execute(url, EXPIRED) == []
     finally:

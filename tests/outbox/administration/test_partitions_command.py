@@ -84,7 +84,7 @@ def test_the_monitor_can_see_partitions_and_policy(
     add_old(database_url, 20)
     url = f"{database_url}?options=-crole%3Dpillarbox_monitor"
 
-    assert "1 unsettled" in outbox(url, capsys, "partitions")
+    assert "unsettled rows: 1" in outbox(url, capsys, "partitions")
     assert "inbox.receipt" in outbox(url, capsys, "retention")
     refused = outbox(url, capsys, "retention", "set", "outbox.message", "9d", status=2)
     assert "permission denied" in refused
