@@ -28,7 +28,8 @@ WITH ours AS (
       FROM ours o JOIN pg_attribute a ON a.attrelid = o.oid AND a.attnum > 0 AND a.attnotnull
      UNION ALL
     SELECT o.relation, 'constraint ' || c.conname, d.text,
-           format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS %2$I, ADD CONSTRAINT %2$I %3$s NOT VALID', o.relation, c.conname, d.text)
+           format('ALTER TABLE %1$s DROP CONSTRAINT IF EXISTS %2$I, ADD CONSTRAINT %2$I %3$s NOT VALID; ALTER TABLE %1$s VALIDATE CONSTRAINT %2$I',
+                  o.relation, c.conname, d.text)
       FROM ours o JOIN pg_constraint c ON c.conrelid = o.oid AND c.contype IN ('c', 'f')
      CROSS JOIN LATERAL (SELECT regexp_replace(pg_get_constraintdef(c.oid), ' NOT VALID$', '')) AS d (text)
      UNION ALL

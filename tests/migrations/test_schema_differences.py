@@ -131,14 +131,9 @@ def test_each_change_is_reported_and_the_remedy_restores_it(
         assert sum(finding in f["finding"] for f in found) == 1, change
     assert len(found) == len(changes)
 
-    while found:
-        for it in found:
-            paste(database_url, it["remedy"])
-        left = doctor(database_url)[1]
-        # A constraint is restored without reading the rows, and then validated.
-        assert all("has not validated" in f["finding"] for f in left)
-        assert len(left) < len(found)
-        found = left
+    for it in found:
+        paste(database_url, it["remedy"])
+    assert doctor(database_url)[1] == []
 
 
 def test_a_sequence_that_was_set_back_is_advanced(
