@@ -28,8 +28,8 @@ def check_schema(
     if found is not None:
         differences = connection.execute(load("outbox", "list_schema_differences"))
         for thing, difference, restored_by in differences:
-            found = warning if difference.startswith("has not validated") else error
-            yield found(f"{thing} {difference}", f"{restored_by};  -- as a superuser")
+            report = warning if difference.startswith("has not validated") else error
+            yield report(f"{thing} {difference}", f"{restored_by};  -- as a superuser")
 
 
 def read_version(connection: AdministrationConnection) -> str | None:
