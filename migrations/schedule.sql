@@ -30,7 +30,8 @@ BEGIN
         -- Renaming the database leaves its jobs with the old name, and a dump brings those of another server.
         PERFORM cron.unschedule(j.jobid) FROM cron.job j
           WHERE j.username = v_role AND j.jobname LIKE 'pillarbox %'
-            AND (j.database <> current_database() OR j.nodeport <> current_setting('port')::int);
+            AND (NOT EXISTS (SELECT FROM pg_database d WHERE d.datname = j.database)
+                 OR j.nodeport <> current_setting('port')::int);
     END LOOP;
     -- cron.schedule() records the current user as the job's role, and replaces a job of the same name.
     SET LOCAL ROLE {maintainer};

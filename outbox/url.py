@@ -62,19 +62,22 @@ def split(url: str) -> SplitResult:
         url.encode()
         parts = urlsplit(url)
         hosts = parts.netloc.rpartition("@")[2].split(",") if parts.netloc else []
-        for host in hosts:
-            address = urlsplit(f"//{host}")
-            # Reading the port checks it; an empty host is an unset variable.
-            if address.port == 0 or not address.hostname:
-                raise ValueError(host)
+        addresses = [urlsplit(f"//{host}") for host in hosts]
+        # Reading the port checks it; a host is empty if a variable wasn't set.
+        is_valid = all(it.port != 0 and it.hostname for it in addresses)
     except ValueError:
-        # urllib's message may quote the password.
-        raise ConfigError(
-            f"broker URL {without_password(url)}: invalid address; write "
-            "scheme://host:port, and percent-encode special characters in user and "
-            "password (%40 for @)"
-        ) from None
+        raise _invalid(url) from None  # urllib's message may quote the password
+    if not is_valid:
+        raise _invalid(url)
     return parts
+
+
+def _invalid(url: str) -> ConfigError:
+    return ConfigError(
+        f"broker URL {without_password(url)}: invalid address; write "
+        "scheme://host:port, and percent-encode special characters in user and "
+        "password (%40 for @)"
+    )
 
 
 def without_password(url: str) -> str:

@@ -43,6 +43,7 @@ def test_a_database_other_than_pg_crons_is_refused(empty_database_url: str) -> N
     text = refusal(empty_database_url, with_cron=True)
 
     assert 'pg_cron runs in database "pillarbox", this is' in text
+    assert "set cron.database_name" in text
     assert "--without-cron" in text
     assert is_empty(snapshot(empty_database_url))
     schemas = "SELECT 1 FROM pg_namespace WHERE nspname IN ('partman', 'outbox')"
@@ -58,7 +59,8 @@ def test_a_migrated_database_stays_as_it_is_when_cron_is_wrong(
 def test_a_role_that_cannot_create_schemas_is_refused(powerless: str) -> None:
     text = refusal(powerless, with_cron=False)
 
-    assert 'role "powerless" may not create "pillarbox_owner", or become it' in text
+    assert 'role "powerless" may not create schemas in database' in text
+    assert "GRANT CREATE ON DATABASE" in text
 
 
 def test_a_role_without_createrole_is_refused(
@@ -69,7 +71,7 @@ def test_a_role_without_createrole_is_refused(
 
     text = refusal(powerless, with_cron=False, role_prefix="others")
 
-    assert 'role "powerless" may not create "others_owner", or become it' in text
+    assert 'role "others_owner" does not exist and "powerless" may not create' in text
     assert "pillarbox migrate --sql" in text
 
 
@@ -128,7 +130,7 @@ def test_a_server_without_pg_partman_is_refused(empty_database_url: str) -> None
 
     text = refusal(empty_database_url, with_cron=False)
 
-    assert "pg_partman is missing: install it" in text
+    assert " is there, pg_partman is missing; nothing was changed" in text
     assert "apt install postgresql-" in text
 
 
@@ -138,6 +140,7 @@ def test_a_pg_partman_that_is_too_old_is_refused(empty_database_url: str) -> Non
     text = refusal(empty_database_url, with_cron=False)
 
     assert "pg_partman 4.6.2 is older than 4.7" in text
+    assert "apt install postgresql-" in text
     assert text.endswith("; or add --without-partman")
     assert is_empty(snapshot(empty_database_url))
 
@@ -149,8 +152,20 @@ def test_a_pg_partman_older_than_its_installed_files_is_refused(
 
     text = refusal(database_url, with_cron=False)
 
-    assert "pg_partman 4.6.2 is older than 4.7" in text
-    assert "run ALTER EXTENSION pg_partman UPDATE; nothing was changed" in text
+    assert "pg_partman 4.6.2, installed in this database, is older" in text
+    assert "either run ALTER EXTENSION pg_partman UPDATE; or add" in text
+
+
+def test_a_pg_partman_that_no_update_can_make_new_enough_is_refused(
+    database_url: str,
+) -> None:
+    execute(database_url, INSTALLED.format("4.5.1"))
+    offer(database_url, OLD_PARTMAN)
+
+    text = refusal(database_url, with_cron=False)
+
+    assert "apt install postgresql-" in text
+    assert " and run ALTER EXTENSION pg_partman UPDATE; or add" in text
 
 
 def test_versions_are_compared_as_numbers(database_url: str) -> None:

@@ -55,15 +55,20 @@ def bare_url(bare_server: PostgresServer) -> Iterator[str]:
     bare_server.drop_database("bare")
 
 
-def test_each_is_looked_for_before_anything_changes(bare_url: str) -> None:
+def test_both_are_looked_for_before_anything_changes(bare_url: str) -> None:
     before = snapshot(bare_url)
 
     with pytest.raises(MigrationError) as refused:
         migrate(bare_url)
 
-    assert "add --without-partman" in str(refused.value)
-    with pytest.raises(MigrationError, match="add --without-cron, and run pillarbox m"):
-        migrate(bare_url, partman_schema=None)
+    text = str(refused.value)
+    assert " is there, pg_partman is missing, pg_cron is missing; nothing was" in text
+    assert "-partman)" in text
+    assert "-cron)" in text
+    assert "shared_preload_libraries = 'pg_cron' and cron.database_name = 'bare'" in (
+        text
+    )
+    assert "add --without-partman --without-cron, and run pillarbox maintain" in text
     assert snapshot(bare_url) == before
     assert execute(bare_url, "SELECT FROM pg_roles WHERE rolname ~ '^pillarbox'") == []
 
