@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
     parser.add_argument("--sample", type=int, default=60, help="default: 60")
     parser.add_argument("--jobs", type=int, default=1, help="default: one at a time")
+    parser.add_argument("--seconds", type=float, default=240, help="for each fault")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="earlier results")
     default = ROOT / "build" / "mutants.jsonl"
     parser.add_argument("--results", type=Path, metavar="FILE", default=default)
@@ -48,7 +49,9 @@ def main() -> int:
     results: Counter[str] = Counter()
     lost = 0
     with ExitStack() as stack:
-        trees = [stack.enter_context(tree()) for _ in range(options.jobs)]
+        trees = [
+            stack.enter_context(tree(options.seconds)) for _ in range(options.jobs)
+        ]
         file = stack.enter_context(options.results.open("w", buffering=1))
         population = [
             mutant

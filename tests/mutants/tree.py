@@ -17,13 +17,12 @@ from tests.mutants.changes import Mutant
 from tests.mutants.nearest import nearest_tests
 
 ROOT: Final = Path(__file__).parents[2]
-SECONDS: Final = 240
-"""How long tests run for each fault."""
-SECONDS_PER_TEST: Final = 90
+_SECONDS_PER_TEST: Final = 90
 """After so long, a test fails: the fault makes it wait for ever."""
-PRODUCT: Final = re.compile(r"(outbox|inbox|relay|migrations)/(?!testing/|demo/)")
-TESTS: Final = re.compile(r"tests/(?!benchmarks/|containers/).*\btest_\w+\.py")
-FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
+_PRODUCT: Final = re.compile(r"(outbox|inbox|relay|migrations)/(?!testing/|demo/)")
+_TESTS: Final = re.compile(r"tests/(?!benchmarks/|containers/).*\btest_\w+\.py")
+_COLLECT: Final = "--collect-only"
+_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class Outcome(NamedTuple):
@@ -43,16 +42,17 @@ class Outcome(NamedTuple):
 class Tree:
     """A copy of the last commit, for one mutant at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seconds: float) -> None:
         listed = subprocess.check_output(["git", "ls-files"], cwd=path, text=True)
         texts = {
             file: (path / file).read_text()
             for file in listed.splitlines()
             if file.endswith((".py", ".sql"))
         }
-        self.product = {file: texts[file] for file in texts if PRODUCT.match(file)}
-        self._tests = {file: texts[file] for file in texts if TESTS.match(file)}
+        self.product = {file: texts[file] for file in texts if _PRODUCT.match(file)}
+        self._tests = {file: texts[file] for file in texts if _TESTS.match(file)}
         self._path = path
+        self._seconds = seconds
         self._is_sound: dict[str, bool] = {}
 
     def outcome(self, mutant: Mutant) -> Outcome:
@@ -62,19 +62,23 @@ class Tree:
         while True:
             self._write(mutant.file, mutant.of(source))
             try:
-                outcome = self.run(*tests)
+                outcome = self._run(*tests)
             finally:
                 self._write(mutant.file, source)
-            test = outcome.test
-            if test is not None and test not in self._is_sound:
-                self._is_sound[test] = self.run(test).result == "survived"
-            if test is None or self._is_sound[test]:
+            if outcome.result != "found" or self._passes(outcome.test or _COLLECT):
                 return outcome
+            if outcome.test is None:
+                raise SystemExit("the tests don't start, even without a fault")
 
-    def run(self, *tests: str) -> Outcome:
-        """Run tests in the copy, except those that failed without a fault."""
+    def _passes(self, test: str) -> bool:
+        if test not in self._is_sound:
+            self._is_sound[test] = self._run(test).result == "survived"
+        return self._is_sound[test]
+
+    def _run(self, *tests: str) -> Outcome:
+        """Run tests, except those that failed without a fault."""
         options = ["-xq", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider"]
-        options += [f"--timeout={SECONDS_PER_TEST}"]
+        options += [f"--timeout={_SECONDS_PER_TEST}"]
         unsound = [test for test, is_sound in self._is_sound.items() if not is_sound]
         options += [f"--deselect={test}" for test in unsound]
         begun = time.monotonic()
@@ -90,12 +94,12 @@ class Tree:
                 start_new_session=True,
             )
             try:
-                result = "found" if process.wait(timeout=SECONDS) else "survived"
+                result = "found" if process.wait(timeout=self._seconds) else "survived"
             except subprocess.TimeoutExpired:
                 stop(process)
                 result = "timeout"
             output.seek(0)
-            failed = FAILED.search(output.read())
+            failed = _FAILED.search(output.read()) if result == "found" else None
         test = failed[1] if failed else None
         return Outcome(result, test, round(time.monotonic() - begun, 1))
 
@@ -117,7 +121,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def tree() -> Iterator[Tree]:
+def tree(seconds: float) -> Iterator[Tree]:
     """Check the last commit out for the duration of the block."""
     with tempfile.TemporaryDirectory(prefix="pillarbox-mutants-") as directory:
         path = Path(directory) / "tree"
@@ -126,9 +130,6 @@ def tree() -> Iterator[Tree]:
         try:
             # Where the installed package has them.
             (path / "outbox" / "migrations").symlink_to("../migrations")
-            copy = Tree(path)
-            if copy.run("--collect-only", "tests").result != "survived":
-                raise SystemExit("the tests of the last commit can't be collected")
-            yield copy
+            yield Tree(path, seconds)
         finally:
             subprocess.run([*git, "remove", "--force", path], check=True)
