@@ -17,8 +17,6 @@ from tests.mutants.changes import Mutant
 from tests.mutants.nearest import nearest_tests
 
 ROOT: Final = Path(__file__).parents[2]
-_SECONDS_PER_TEST: Final = 90
-"""After so long, a test fails: the fault makes it wait for ever."""
 _PRODUCT: Final = re.compile(r"(outbox|inbox|relay|migrations)/(?!testing/|demo/)")
 _TESTS: Final = re.compile(r"tests/(?!benchmarks/|containers/).*\btest_\w+\.py")
 _COLLECT: Final = "--collect-only"
@@ -78,7 +76,8 @@ class Tree:
     def _run(self, *tests: str) -> Outcome:
         """Run tests, except those that failed without a fault."""
         options = ["-xq", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider"]
-        options += [f"--timeout={_SECONDS_PER_TEST}"]
+        # A test that lasts half of the time fails: the fault makes it wait for ever.
+        options += [f"--timeout={self._seconds / 2}"]
         unsound = [test for test, is_sound in self._is_sound.items() if not is_sound]
         options += [f"--deselect={test}" for test in unsound]
         begun = time.monotonic()
