@@ -7,6 +7,11 @@ from typing import Final
 
 _MOST: Final = 40
 _PACKAGES: Final = {"outbox", "inbox", "relay"}
+_TESTED_BY: Final = {
+    "migration": "administration",  # of the schema's functions
+    "publisher": "broker",
+    "source": "broker",
+}
 
 
 def nearest_tests(
@@ -30,8 +35,7 @@ def nearest_tests(
         files += [path for path, code in product.items() if statement in code]
         mentions |= {_module(path) for path in files[1:]}
     words = set().union(*map(_words, files))
-    if file.startswith("migrations/"):
-        words.add("administration")  # tests what the schema's functions do
+    words |= {_TESTED_BY[word] for word in words & _TESTED_BY.keys()}
 
     def nearness(test: str) -> int:
         in_common = words & _words(test)
