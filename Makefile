@@ -33,10 +33,10 @@ IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http
 
 # What these goals need from apt, as parts of docker/debian-packages.
 needs := venv
-ifneq ($(filter demo test examples bare clock fault bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test examples bare clock fault mutants bench wheel setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
-ifneq ($(filter test bare clock fault bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter test bare clock fault mutants bench wheel setup,$(MAKECMDGOALS)),)
 needs += redis rabbitmq nats pgbouncer prometheus chromium faketime
 else
 # make demo ARGS='--broker nats'
@@ -64,13 +64,13 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test examples bare clock fault bench wheel images containers matrix check format reference screenshots site lock setup clean packages jars
+.PHONY: help demo test examples bare clock fault mutants bench wheel images containers matrix check format reference screenshots site lock setup clean packages jars
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  DATABASE_URL=postgresql://…  use that PostgreSQL and install none'
-	@echo '  ARGS="…"                     arguments for demo, test, clock, bench and site'
+	@echo '  ARGS="…"                     arguments for demo, test, clock, mutants, bench and site'
 	@echo '  PYTHON=…                     the Python (3.11 or newer) to build .venv with'
 
 demo: packages $(READY) ## Run the example shop, with killed processes and a failing handler (ARGS=--web)
@@ -90,6 +90,9 @@ clock: packages $(READY) ## Run the database's tests at other hours and on odd d
 
 fault: packages jars $(READY) ## Run the tests that break things, in their full numbers
 	@$(BIN)/pytest -n $(WORKERS) -m "fault or variant" --full $(ARGS)
+
+mutants: packages $(READY) ## Put faults into the code and show which no test finds (ARGS="--seed 2")
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 bench: packages $(READY) ## Measure speed and memory, compared with other libraries
 	@$(BIN)/python -m benchmarks $(ARGS)

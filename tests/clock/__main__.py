@@ -108,6 +108,7 @@ LEFT_OUT: Final = {
     "tests/fixtures": "has no tests",
     "tests/install": "starts bare environments, without libfaketime",
     "tests/servers": "has no tests",
+    "tests/mutants": "has no tests",
     "tests/models": "has a clock of its own, which it moves through every order",
 }
 # Days, partitions, retention and receipts, from each side.

@@ -440,6 +440,21 @@ async def test_a_dead_letter_is_retried_in_the_transaction_of_its_handler(
     assert states(url, "inbox") == [("SUCCEEDED", 1, "DeadLetter: no such order")]
 
 
+@both
+async def test_a_handler_that_commits_leaves_its_dead_letter_as_it_was(
+    kind: str, url: str
+) -> None:
+    give_up(url, Message("orders", b"1"), schema="inbox")
+    make: Any = ConnectionPool if is_plain(kind) else AsyncConnectionPool
+    consumer = consumer_of(make(url, open=False, kwargs={"autocommit": True}))
+    consumer.handles("orders")(handler_of(kind, execute_commit))
+
+    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
+
+    ((status, _, reason),) = states(url, "inbox")
+    assert (status, reason.partition(":")[0]) == ("PENDING", "TransactionEndedError")
+
+
 def leave_transaction(connection: Any) -> Generator[Any, Any, None]:
     block = connection.transaction()
     KEPT.append(block)

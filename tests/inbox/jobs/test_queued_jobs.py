@@ -58,3 +58,5 @@ def test_a_delivery_to_a_long_handler_is_a_queued_job(
         ("success", str(ended.id))
     ]
     assert listed(database_url, capsys, "--consumer", "billing") == []
+    assert len(listed(database_url, capsys, "--state", "any")) == 2
+    assert len(listed(database_url, capsys, "--state", "any", "--limit", "1")) == 1

@@ -1,0 +1,1 @@
+"""The product with one fault at a time: `python -m tests.mutants`."""
