@@ -2,7 +2,7 @@
 
     handled, or a duplicate                 ──▶ 204
     handler raised DeadLetter               ──▶ 204, and a row in inbox.dead_letter
-    handler ended the transaction itself    ──▶ 204, and a row in inbox.dead_letter
+    handler committed the session itself    ──▶ 204, and a row in inbox.dead_letter
     invalid signature                       ──▶ 401
     invalid message, id too old or too new  ──▶ 400
     no handler for the topic                ──▶ 404
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
@@ -41,9 +42,10 @@ from inbox.handlers.sessions import (
 )
 from inbox.handlers.signature import Takes
 from inbox.handlers.upcasting import check_content
+from inbox.idempotent import receipt_of
 from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.processing import processing
-from inbox.receipt import check_text
+from inbox.receipt import check_text, has_receipt
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
@@ -261,12 +263,14 @@ class WebhookApp:
             seconds = math.ceil(decision.delay.total_seconds())
             reason = without_values(decision.reason, decision)
             return self._fail(message, 425, reason, (("retry-after", str(seconds)),))
-        except (DeadLetter, TransactionEndedError) as failure:
-            return await self._dead_letter(message, failure)
+        except DeadLetter as decision:
+            return await self._dead_letter(message, decision)
         except InvalidReceiptError as error:
             raise Refused(400, str(error)) from error
         except DatabaseUnavailableError as error:
             return self._fail(message, 503, one_line(error))
+        except TransactionEndedError as error:
+            return await self._report_ended_transaction(handler, message, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             status = 503 if connection_broke(error) else 500
             return self._fail(message, status, one_line(error), error=error)
@@ -283,6 +287,19 @@ class WebhookApp:
         tracer, about = tracing.tracer, [message]
         with processing(tracer, about, self._name, system=_SYSTEM):
             return await self._executor.handle(handler, message)
+
+    async def _report_ended_transaction(
+        self, handler: Handler, message: Message, error: TransactionEndedError
+    ) -> _Answer:
+        try:
+            look_up = partial(has_receipt, *receipt_of(handler, message, self._name))
+            was_committed = await self._executor.transact(look_up)
+        except Exception as failure:  # noqa: BLE001 (both are reported)
+            return self._fail(message, 503, f"{one_line(error)} ({one_line(failure)})")
+        if was_committed:
+            # A redelivery would be skipped as a duplicate, which would hide the error.
+            return await self._dead_letter(message, error)
+        return self._fail(message, 500, one_line(error))
 
     async def _dead_letter(
         self, message: Message, failure: DeadLetter | TransactionEndedError
