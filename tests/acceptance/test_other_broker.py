@@ -33,8 +33,8 @@ def test_a_relay_with_another_broker_is_not_ready_until_a_switch(
         assert there.read_bytes() == b""
         assert main(["status", "--database", database_url]) in {0, 1}
         assert f"broker     sink://{here}" in capsys.readouterr().out
-        main(["doctor", "--database", database_url])
-        assert f"of reader main publish to sink://{here};" in capsys.readouterr().out
+        main(["readers", "list", "--database", database_url])
+        assert f"sink://{here}" in capsys.readouterr().out
 
         relays.start(f"sink://{there}", "--switch-broker")
         watched.wait_until(200)
