@@ -2,22 +2,29 @@
 
 The version table is in the schema `outbox`, so that the user's own migrations never
 conflict with pillarbox's. Everything happens in one transaction, so that a failure
-leaves nothing half done. It pins the search_path: it runs as an administrator, and must
-not call other roles' objects. No lock request waits longer than lock_timeout, since
-writers queue behind it.
+leaves nothing half done. A second one validates the constraints that the first one
+added without reading existing rows, because that would have prolonged its locks. All
+pin the search_path: they run as an administrator, and must not call other roles'
+objects. No lock request waits longer than lock_timeout, since writers queue behind it.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from alembic import context
-from sqlalchemy import create_engine, event, pool
+from alembic.operations import Operations
+from alembic.util import CommandError
+from psycopg.errors import Diagnostic
+from sqlalchemy import Connection, create_engine, event, pool, text
 
-from outbox.administration.migrate import LOCK_TIMEOUT
+from outbox.administration.migrate import DAYS_AHEAD, LOCK_TIMEOUT
+from outbox.administration.names import Names
 from outbox.migrations.script import Part, run
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
 _TURNS = 12
-_options = context.config.attributes
 _settings: dict[str, Any] = {
     "version_table": "alembic_version",
     "version_table_schema": "outbox",
@@ -26,19 +33,28 @@ _settings: dict[str, Any] = {
 
 
 def _run_all() -> None:
-    with context.begin_transaction():
-        context.execute(PIN_SEARCH_PATH_LOCALLY)
-        if _options.get("part") == Part.OWNER:
-            context.execute(_options["names"].fill("SET LOCAL ROLE {owner}"))
+    options = context.config.attributes
+    # In a transaction of the caller's, reading the rows would prolong the locks.
+    is_ours = context.is_offline_mode() or not context.get_bind().in_transaction()
+    with context.begin_transaction(), _pinned_settings():
         # Concurrent migrations would race for CREATE SCHEMA. Only migrations wait for
         # this lock, and each of them takes a while.
         context.execute(_lock_timeout(_TURNS))
         context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
         context.execute(_lock_timeout())
-        if _options.get("remove", False):
+        if options.get("remove", False):
             _remove()
-        else:
-            _make()
+            return
+        _make(options.get("from_version"), with_cron=options.get("with_cron", True))
+    if not options.get("with_cron", True):
+        days = options.get("days_ahead", DAYS_AHEAD)
+        for schema in ("outbox", "inbox"):
+            # Apart, because a transaction can hold a limited number of locks.
+            with context.begin_transaction(), _pinned_settings():
+                run_now("premake.sql", schema=schema, days=str(days))
+    if is_ours:
+        with context.begin_transaction(), _pinned_settings():
+            run_now("validate.sql")
 
 
 def _lock_timeout(times: int = 1) -> str:
@@ -46,45 +62,105 @@ def _lock_timeout(times: int = 1) -> str:
     return f"SET LOCAL lock_timeout = {milliseconds * times}"
 
 
-def _make() -> None:
-    part, names = _options.get("part"), _options["names"]
-    with_cron = _options.get("with_cron", True)
+def _make(from_version: str | None, *, with_cron: bool) -> None:
     cron = str(with_cron).lower()
-    run("check.sql", with_cron=cron)
+    run_now("check.sql", with_cron=cron)
     # An event trigger would run before there is anything to refuse in the schemas.
-    run("refuse_foreign.sql")
-    if part != Part.OWNER and names.partman_schema is not None:
-        context.execute(f'CREATE SCHEMA IF NOT EXISTS "{names.partman_schema}"')
-        run("refuse_foreign.sql")
-    run("extensions.sql", with_cron=cron)
-    run("roles.sql")
-    run("schemas.sql")
-    # Default privileges may let others create triggers on the extension's tables.
-    run("refuse_foreign.sql")
-    run("grants_on_partman.sql")
-    if (version := _options.get("from_version")) is not None:
-        run("check_version.sql", from_version=version)
+    run_now("refuse_foreign.sql")
+    part = context.config.attributes.get("part")
+    names = context.config.attributes.get("names", Names())
+    for schema in ("outbox", "inbox", names.partman_schema):
+        if part != Part.OWNER and schema is not None:
+            context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+    run_now("revoke_defaults.sql")
+    run_now("refuse_foreign.sql")
+    run_now("extensions.sql", with_cron=cron)
+    run_now("roles.sql")
+    run_now("schemas.sql")
+    run_now("grants_on_partman.sql", grant="GRANT", to="TO")
+    if from_version is not None:
+        run_now("check_version.sql", from_version=from_version)
     if part != Part.ADMINISTRATOR:
-        # Alembic's table belongs to the owner, too.
-        context.execute(names.fill("SET LOCAL ROLE {owner}"))
         context.run_migrations()
-    partman = "without_partman" if names.partman_schema is None else "with_partman"
-    run(f"{partman}.sql")
-    run("grants.sql")
-    run("rebase.sql")
+    if names.partman_schema is None:
+        run_now("without_partman.sql")
+    else:
+        run_now("with_partman.sql")
+    run_now("own.sql")
+    run_now("revoke_defaults.sql")
+    run_now("grants.sql")
+    run_now("restore.sql")
+    run_now("rebase.sql")
     if with_cron:
-        run("schedule.sql")
+        run_now("schedule.sql")
 
 
 def _remove() -> None:
-    run("refuse_foreign.sql")
-    run("unschedule.sql")
-    run("remove.sql")
+    run_now("refuse_foreign.sql")
+    # Create missing roles, without which REVOKE would fail.
+    run_now("roles.sql")
+    run_now("unschedule.sql")
+    run_now("remove.sql")
+    run_now("grants_on_partman.sql", grant="REVOKE", to="FROM")
+    run_now("remove_roles.sql")
+
+
+def run_now(file: str, **values: str) -> None:
+    """Run a repeatable file outside the chain of versions."""
+    with Operations.context(context.get_context()):
+        run(file, **values)
+
+
+def _online(connection: Connection) -> None:
+    context.configure(connection=connection, **_settings)
+    _run_all()
+
+
+@contextmanager
+def _pinned_settings() -> Iterator[None]:
+    """Pin settings for the transaction, and restore the session's afterwards."""
+    if context.is_offline_mode():
+        context.execute(PIN_SEARCH_PATH_LOCALLY)
+        context.execute(_lock_timeout())
+        if context.config.attributes.get("part") == Part.OWNER:
+            names = context.config.attributes["names"]
+            context.execute(names.fill("SET LOCAL ROLE {owner}"))
+        yield
+        return
+    connection = context.get_bind()
+    before = connection.execute(
+        text(
+            "SELECT pg_catalog.current_setting('search_path') AS path,"
+            " pg_catalog.current_setting('lock_timeout') AS timeout"
+        )
+    ).one()
+    connection.execute(text(PIN_SEARCH_PATH_LOCALLY))
+    connection.execute(text(_lock_timeout()))
+    # For the session, since pg_partman's routines set them beyond the transaction.
+    restore = text(
+        "SELECT pg_catalog.set_config('search_path', :path, false),"
+        " pg_catalog.set_config('lock_timeout', :timeout, false)"
+    )
+    values = {"path": before.path, "timeout": before.timeout}
+    try:
+        yield
+    except CommandError:
+        # Unlike a database error, this one doesn't abort the user's transaction.
+        connection.execute(restore, values)
+        raise
+    connection.execute(restore, values)
+
+
+def _tell_warning(tell: Callable[[str], None], notice: Diagnostic) -> None:
+    if notice.severity_nonlocalized == "WARNING" and notice.message_hint:
+        tell(f"{notice.message_primary}; {notice.message_hint}")
 
 
 def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
     """Pin the session before the dialect runs queries of its own."""
     connection = dialect.connect(*arguments, **options)
+    if (tell := context.config.attributes.get("tell")) is not None:
+        connection.add_notice_handler(partial(_tell_warning, tell))
     connection.execute(PIN_SESSION)
     connection.commit()
     return connection
@@ -99,9 +175,12 @@ if context.is_offline_mode():
         **_settings,
     )
     _run_all()
+elif (given := context.config.attributes.get("connection")) is not None:
+    _online(given)
 else:
-    engine = create_engine(_options["url"], poolclass=pool.NullPool, echo=False)
+    engine = create_engine(
+        context.config.attributes["url"], poolclass=pool.NullPool, echo=False
+    )
     event.listen(engine, "do_connect", _connect)
     with engine.connect() as connection:
-        context.configure(connection=connection, **_settings)
-        _run_all()
+        _online(connection)

@@ -184,12 +184,7 @@ GRANT SELECT,
     ON outbox.operation
     TO {web};
 
--- Another version of PostgreSQL may write the same definition in another way.
-UPDATE outbox.promise p SET definition = f.definition, restored_by = f.restored_by FROM outbox.schema_facts() f
- WHERE (p.relation, p.fact) = (f.relation, f.fact)
-   AND NOT EXISTS (SELECT FROM outbox.promise q WHERE q.fact = 'recorded by ' || split_part(version(), ' ', 2));
-DELETE FROM outbox.promise WHERE definition IS NULL;
-INSERT INTO outbox.promise (relation, fact)
-SELECT relation, fact FROM outbox.rights() UNION ALL SELECT 'outbox', 'recorded by ' || split_part(version(), ' ', 2);
+DELETE FROM outbox.promise WHERE fact LIKE 'right of %';
+INSERT INTO outbox.promise (relation, fact) SELECT relation, fact FROM outbox.rights();
 
 RESET ROLE;

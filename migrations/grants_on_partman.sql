@@ -1,5 +1,5 @@
 -- Administrator part, run in every migration and safe to repeat: ALTER EXTENSION pg_partman UPDATE from 4.x
--- to 5.x drops the grants on its objects.
+-- to 5.x drops the grants on its objects. A removal revokes them.
 
 DO $grants$
 DECLARE
@@ -20,7 +20,7 @@ BEGIN
           WHERE d.deptype = 'e' AND (c.relkind IN ('r', 'p', 'v') OR d.classid = 'pg_proc'::regclass)
           ORDER BY 1)
     LOOP
-        EXECUTE format('GRANT %s TO {owner}', v_object);
+        EXECUTE format('{grant} %s {to} {owner}', v_object);
     END LOOP;
 END
 $grants$;

@@ -1,35 +1,66 @@
--- Administrator part: removes everything of ours, with all data. Keeps the extensions and the roles, which others may use.
+-- Administrator part: removes everything of ours, with all data. Keeps the extensions, which others may use.
 
--- pg_partman's record of our tables would outlive them.
-DO $partman$
+SET LOCAL ROLE {owner};
+
+-- Without the table that records them, detached partitions would be lost track of.
+DO $detached$
+DECLARE
+    v_partition text;
 BEGIN
-    IF {partman_name} IS NOT NULL THEN
-        EXECUTE format('DELETE FROM %I.part_config c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table', {partman_name});
+    PERFORM outbox.finish_detached(p.parent_table) FROM (SELECT q.* FROM outbox.partition_policy q ORDER BY q.follows NULLS FIRST) p;
+    SELECT r.partition INTO v_partition
+      FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
+     WHERE NOT c.relispartition;
+    IF FOUND THEN
+        RAISE EXCEPTION 'partition % is detached and somebody uses it', v_partition
+            USING HINT = 'run pillarbox maintain until it is gone, then this again';
     END IF;
-EXCEPTION WHEN undefined_table OR insufficient_privilege THEN
-    NULL;
+    SELECT k.partition INTO v_partition FROM outbox.kept_partition k WHERE to_regclass(k.partition) IS NOT NULL;
+    IF FOUND THEN
+        RAISE EXCEPTION 'partition % is kept by the policy: move it out of here, or drop it', v_partition
+            USING HINT = format('for example: ALTER TABLE %s SET SCHEMA public', v_partition);
+    END IF;
+END
+$detached$;
+
+DO $partman$
+DECLARE
+    v_settings regclass := (SELECT c.oid FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+                              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'part_config'
+                             WHERE e.extname = 'pg_partman' AND n.nspname = {partman_name} AND has_table_privilege(c.oid, 'DELETE'));
+BEGIN
+    IF v_settings IS NOT NULL THEN
+        EXECUTE format('DELETE FROM %s c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table', v_settings);
+    END IF;
 END
 $partman$;
 
-DO $owned$
+-- CASCADE must drop nothing of other people's.
+DO $others$
 DECLARE
     v_object text;
 BEGIN
-    SELECT i.type || ' ' || i.identity INTO v_object
-      FROM pg_shdepend o CROSS JOIN LATERAL pg_identify_object(o.classid, o.objid, o.objsubid) AS i
-     WHERE o.refclassid = 'pg_authid'::regclass AND o.refobjid = {owner_name}::regrole AND o.deptype = 'o'
-       AND o.dbid = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-       AND coalesce(i.schema, i.name) NOT IN ('outbox', 'inbox')
+    SELECT pg_describe_object(o.classid, o.objid, o.objsubid) INTO v_object
+      FROM (SELECT d.classid, d.objid, d.objsubid FROM pg_depend d
+             WHERE d.deptype = 'n'
+               AND (EXISTS (SELECT FROM pg_class c WHERE d.refclassid = 'pg_class'::regclass AND c.oid = d.refobjid AND c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace))
+                 OR EXISTS (SELECT FROM pg_proc f WHERE d.refclassid = 'pg_proc'::regclass AND f.oid = d.refobjid AND f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace))
+                 OR EXISTS (SELECT FROM pg_type t WHERE d.refclassid = 'pg_type'::regclass AND t.oid = d.refobjid AND t.typnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)))
+               AND (pg_identify_object_as_address(d.classid, d.objid, d.objsubid)).object_names[1] NOT IN ('outbox', 'inbox')
+             UNION ALL
+            SELECT 'pg_class'::regclass, c.oid, 0 FROM pg_class c
+             WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relowner <> {owner_name}::regrole AND c.relkind <> 'i'
+             UNION ALL
+            SELECT 'pg_proc'::regclass, f.oid, 0 FROM pg_proc f
+             WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.proowner <> {owner_name}::regrole) AS o
      LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'the % belongs to %, but is not in our schemas', v_object, {owner_name}
-            USING HINT = 'give it another owner, or drop it';
+        RAISE EXCEPTION '% is not one of our objects, but would be dropped with them', v_object
+            USING HINT = 'drop it yourself, or move it to another schema';
     END IF;
-    -- This also revokes what the owner may do with pg_partman.
-    DROP OWNED BY {owner} RESTRICT;
-EXCEPTION WHEN dependent_objects_still_exist THEN
-    GET STACKED DIAGNOSTICS v_object = PG_EXCEPTION_DETAIL;
-    RAISE EXCEPTION 'somebody''s objects depend on ours: %', replace(v_object, chr(10), ', ')
-        USING HINT = 'nothing was removed: drop them first';
 END
-$owned$;
+$others$;
+
+RESET ROLE;
+
+DROP SCHEMA inbox, outbox CASCADE;

@@ -1,8 +1,5 @@
--- Administrator part, safe to repeat: the schemas are the owner's. Created for the owner, they get none of the
--- default privileges of the role that migrates.
+-- Administrator part, safe to repeat: the schemas are the owner's. env.py has created them, and roles.sql the roles.
 
-CREATE SCHEMA IF NOT EXISTS outbox AUTHORIZATION {owner};
-CREATE SCHEMA IF NOT EXISTS inbox AUTHORIZATION {owner};
 ALTER SCHEMA outbox OWNER TO {owner};
 ALTER SCHEMA inbox OWNER TO {owner};
 COMMENT ON SCHEMA outbox IS 'pillarbox: messages for the relay to publish';

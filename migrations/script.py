@@ -4,10 +4,12 @@ import re
 from enum import StrEnum
 from importlib.resources import files
 
-from alembic import context
+from alembic import context, op
 from sqlalchemy import text
 
 from outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
+from outbox.administration.names import Names
+from outbox.migrations.statements import split_statements, without_comments
 
 
 class Part(StrEnum):
@@ -18,7 +20,7 @@ class Part(StrEnum):
 
 
 def run(file: str, **values: str) -> None:
-    """Run a file of this package as one query, or print it in offline mode.
+    """Run the statements of a file of this package, or print them in offline mode.
 
     Each `{name}` of the values is replaced. If one part is printed, that is left out
     which the first words of the file say to be for the other: `Owner part` or
@@ -29,12 +31,13 @@ def run(file: str, **values: str) -> None:
     whose = script[3:].partition(" part")[0].lower()
     if part is not None and whose in set(Part) - {part}:
         return
-    if part == Part.OWNER:
-        # All of its part runs as the owner.
-        script = re.sub(r"(?m)^(SET LOCAL|RESET) ROLE\b.*\n", "", script)
     script = script.replace("{list_foreign_objects}", LIST_FOREIGN_OBJECTS)
+    names = context.config.attributes.get("names", Names())
     for name, value in values.items():
         script = script.replace(f"{{{name}}}", value)
-    script = context.config.attributes["names"].fill(script).rstrip().rstrip(";")
-    # text() would read a colon before a word as a parameter, but not [:space:].
-    context.execute(text(re.sub(r"(?<![:\w]):(?=\w+(?![:\w]))", r"\\:", script)))
+    for statement in split_statements(names.fill(script)):
+        bare = without_comments(statement)
+        # All of its part runs as the owner.
+        if part != Part.OWNER or not bare.startswith(("SET LOCAL ROLE", "RESET ROLE")):
+            # text() would read a colon before a word as a parameter, but not [:space:].
+            op.execute(text(re.sub(r"(?<![:\w]):(?=\w+(?![:\w]))", r"\\:", statement)))

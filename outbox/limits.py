@@ -52,8 +52,8 @@ class Limits:
             `max_payload_bytes`, which is 8 MiB.
         max_delay: how far ahead `available_at` may be. A receipt's day comes from the
             id, which is generated when the message is created. If this is more than 6
-            days, let `pillarbox retention set` keep `inbox.receipt` and `inbox.job` for
-            longer than that.
+            days, set a `--minimum` above it with `pillarbox retention set
+            inbox.receipt`, and likewise for `inbox.job`.
     """
 
     max_payload_bytes: int = 1024 * 1024
@@ -137,7 +137,7 @@ class Limits:
                 moment.isoformat(),
                 f"is more than {exact_duration(self.max_delay)} ahead",
                 "add it later, or raise Limits(max_delay=…) and the retention:"
-                " pillarbox retention set inbox.receipt 45d",
+                " pillarbox retention set inbox.receipt 45d --minimum 31d",
             )
 
 

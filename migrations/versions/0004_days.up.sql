@@ -36,7 +36,6 @@ COMMENT ON FUNCTION outbox.make_partition IS 'create the partition of a table th
 CREATE FUNCTION outbox.make_days() RETURNS TABLE (problem text, remedy text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 SET timezone = 'UTC'
 SET datestyle = 'ISO, MDY'
 SET intervalstyle = 'postgres'
@@ -49,6 +48,20 @@ DECLARE
     v_table text;
     v_hint text;
 BEGIN
+    -- A pause of the upkeep is what this function is for. This clock shows no time at which anything ran here.
+    IF EXISTS (
+        SELECT FROM outbox.upkeep u
+         WHERE now() < least(u.awaited_at, u.accepted_at) - interval '1 day'
+            OR now() > interval '1 year' + greatest(u.awaited_at, u.succeeded_at, u.accepted_at, (
+                   SELECT max(x.ends_at) FROM outbox.partition_policy p, outbox.partitions(p.parent_table) x)))
+    THEN
+        problem := outbox.clock_problem();
+        remedy := 'set the server''s clock; if SELECT now() is right, run: pillarbox maintain --accept-clock';
+        IF problem IS NOT NULL THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END IF;
     FOR v_leader IN SELECT p.parent_table FROM outbox.partition_policy p WHERE p.follows IS NULL ORDER BY 1 LOOP
         v_tables := v_leader || ARRAY(SELECT p.parent_table FROM outbox.partition_policy p WHERE p.follows = v_leader ORDER BY 1);
         -- Each table with its followers, in a subtransaction of its own.
@@ -63,7 +76,9 @@ BEGIN
         EXCEPTION WHEN OTHERS THEN
             GET STACKED DIAGNOSTICS v_hint = PG_EXCEPTION_HINT;
             problem := format('no partitions of %s: %s', v_leader, outbox.without_row(SQLERRM, SQLSTATE));
-            remedy := coalesce(nullif(v_hint, ''), 'pillarbox doctor finds the cause');
+            remedy := coalesce(nullif(v_hint, ''), CASE SQLSTATE
+                WHEN '55P03' THEN 'a transaction keeps the table locked: pillarbox doctor names it'
+                ELSE 'pillarbox doctor finds the cause' END);
             RETURN NEXT;
         END;
     END LOOP;

@@ -47,7 +47,6 @@ COMMENT ON FUNCTION outbox.missing_partitions IS
 CREATE FUNCTION outbox.set_interval(parent text, span interval, premake integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 SET timezone = 'UTC'
 SET datestyle = 'ISO, MDY'
 SET intervalstyle = 'postgres'

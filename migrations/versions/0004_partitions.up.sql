@@ -2,22 +2,13 @@
 
 SET LOCAL ROLE {owner};
 
--- A partitioned table has no storage parameters: its partitions get those of one of these, as pg_partman's templates.
--- In a log, rows are only inserted, so vacuum finds nothing dead: it marks new pages all-visible, for index-only
--- scans. It comes often, so that it reaches pages before the next checkpoint, and doesn't freeze early: rows are
--- dropped before they need it, and freezing a page that was checkpointed writes all of it to the WAL (340 bytes for
--- a message of 300, instead of 3).
-CREATE TABLE outbox.log_template () WITH (autovacuum_vacuum_insert_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
-COMMENT ON TABLE outbox.log_template IS 'storage parameters for new partitions whose rows are only inserted';
-CREATE TABLE outbox.state_template () WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
-COMMENT ON TABLE outbox.state_template IS 'storage parameters for new partitions whose rows are updated, or soon deleted';
-
 CREATE TABLE outbox.partition_policy (
     parent_table text     NOT NULL,
     control      text     NOT NULL,
     template     text     NOT NULL,
     span         interval NOT NULL DEFAULT '1 day',
     retention    interval NOT NULL,
+    minimum      interval,
     premake      integer  NOT NULL DEFAULT 7,
     follows      text,
     unsettled    text,
@@ -31,8 +22,10 @@ CREATE TABLE outbox.partition_policy (
     CONSTRAINT follows_another CHECK (follows <> parent_table),
     -- A follower's partition is held by the one that it follows, and by nothing else.
     CONSTRAINT held_in_one_way CHECK (num_nonnulls(follows, unsettled, gate) <= 1),
+    CONSTRAINT minimum_of_leaders_only CHECK (follows IS NULL OR minimum IS NULL),
     CONSTRAINT retention_at_least_a_day CHECK (retention >= interval '1 day'),
     CONSTRAINT retention_at_most_a_hundred_years CHECK (retention <= interval '36500 days'),
+    CONSTRAINT retention_not_below_minimum CHECK (retention >= minimum),
     CONSTRAINT premake_at_least_three CHECK (premake >= 3),
     CONSTRAINT premake_at_least_a_day CHECK (premake * span >= interval '1 day'),
     CONSTRAINT span_hourly_daily_or_weekly CHECK (span IN (interval '1 hour', interval '1 day', interval '7 days'))
@@ -41,6 +34,8 @@ COMMENT ON TABLE outbox.partition_policy IS 'how long rows are kept and how many
 COMMENT ON COLUMN outbox.partition_policy.control IS 'the partition key column';
 COMMENT ON COLUMN outbox.partition_policy.span IS 'the width of future partitions; change it with outbox.set_interval';
 COMMENT ON COLUMN outbox.partition_policy.retention IS 'a partition is dropped when all its rows are older than this';
+COMMENT ON COLUMN outbox.partition_policy.minimum IS
+    'how late a message can reach its consumer, by your delays and retries: the least retention; null: no minimum';
 COMMENT ON COLUMN outbox.partition_policy.premake IS 'number of future partitions';
 COMMENT ON COLUMN outbox.partition_policy.follows IS
     'the table whose rows this one''s rows are about: it has the policy of that table; its partitions are made with those, and dropped after them';
@@ -52,18 +47,22 @@ COMMENT ON COLUMN outbox.partition_policy.keep_table IS
     'whether an expired partition is kept as an ordinary table after its detach, ready to be archived, instead of being dropped';
 
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled, gate) VALUES
-    ('outbox.message',     'created_at', 'outbox.log_template',   '7 days',  NULL, 'outbox.unsettled_messages'),
-    ('outbox.dead_letter', 'created_at', 'outbox.log_template',   '30 days', 'status = ''PENDING''', NULL),
-    ('inbox.receipt',      'message_at', 'outbox.log_template',   '14 days', NULL, NULL),
-    ('inbox.message',      'created_at', 'outbox.log_template',   '7 days',  NULL, 'inbox.unsettled_messages'),
-    ('inbox.dead_letter',  'created_at', 'outbox.log_template',   '30 days', 'status = ''PENDING''', NULL),
+    ('outbox.message',     'created_at', 'outbox.message_template',     '7 days',  NULL, 'outbox.unsettled_messages'),
+    ('outbox.dead_letter', 'created_at', 'outbox.dead_letter_template', '30 days', 'status = ''PENDING''', NULL),
+    ('inbox.receipt',      'message_at', 'inbox.receipt_template',      '14 days', NULL, NULL),
+    ('inbox.message',      'created_at', 'inbox.message_template',      '7 days',  NULL, 'inbox.unsettled_messages'),
+    ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''', NULL),
     -- If a cancelled job has no topic, its message never arrived: it is settled.
-    ('inbox.job',          'message_at', 'outbox.state_template', '14 days',
+    ('inbox.job',          'message_at', 'inbox.job_template',          '14 days',
      'finished_at IS NULL AND NOT (state = ''waiting'' AND topic IS NULL)', NULL),
-    ('inbox.suspect',      'message_at', 'outbox.state_template', '14 days', NULL, NULL);
-INSERT INTO outbox.partition_policy (parent_table, control, template, retention, follows)
-SELECT format('%s.%s', s, t), 'created_at', 'outbox.log_template', '7 days', s || '.message'
-  FROM unnest('{outbox,inbox}'::text[]) AS s, unnest('{deferral,position}'::text[]) AS t;
+    ('inbox.suspect',      'message_at', 'inbox.suspect_template',      '14 days', NULL, NULL);
+INSERT INTO outbox.partition_policy (parent_table, control, template, retention, follows) VALUES
+    ('outbox.deferral',   'created_at', 'outbox.deferral_template',   '7 days', 'outbox.message'),
+    ('outbox.position',   'created_at', 'outbox.position_template',   '7 days', 'outbox.message'),
+    ('inbox.deferral',    'created_at', 'inbox.deferral_template',    '7 days', 'inbox.message'),
+    ('inbox.position',    'created_at', 'inbox.position_template',    '7 days', 'inbox.message');
+-- The defaults: 6 days of delay, then 8 retries of 5 minutes by the relay, and by the consumer.
+UPDATE outbox.partition_policy SET minimum = '6 days 80 minutes' WHERE parent_table IN ('inbox.receipt', 'inbox.job');
 
 CREATE TABLE outbox.upkeep (
     is_it         boolean     NOT NULL DEFAULT true,
@@ -91,37 +90,92 @@ CREATE TABLE outbox.upkeep_failure (
     parent_table text,
     failed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     failure      text        NOT NULL,
+    remedy       text,
     CONSTRAINT upkeep_failure_pkey PRIMARY KEY (step, object)
 );
 COMMENT ON TABLE outbox.upkeep_failure IS
     'what failed in the last upkeep: a row for each step of a table or partition, until the step succeeds or is no longer due';
 COMMENT ON COLUMN outbox.upkeep_failure.object IS 'the table or partition; empty: the upkeep as a whole';
-COMMENT ON COLUMN outbox.upkeep_failure.failure IS 'the error, with the objects or sessions in the way';
+COMMENT ON COLUMN outbox.upkeep_failure.failure IS 'the error, with the object in the way if the catalog shows it';
+COMMENT ON COLUMN outbox.upkeep_failure.remedy IS 'SQL or a command that removes the obstacle; null: unknown';
+
+-- From the catalog, since pg_partman replaces the SQLSTATE of errors by its own.
+CREATE FUNCTION outbox.in_the_way(step text, parent text, object text, state text, context text)
+RETURNS TABLE (obstacle text, remedy text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
+BEGIN ATOMIC
+    WITH it AS (
+        SELECT c.oid, c.reltype, y.typarray, c.relowner, n.nspname, o.relowner AS owner, o.oid AS parent
+          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_type y ON y.oid = c.reltype
+          JOIN pg_class o ON o.oid = to_regclass(in_the_way.parent)
+         WHERE c.oid = coalesce(to_regclass(in_the_way.object), to_regclass(in_the_way.parent))
+    )
+    SELECT format('there is no table %s', in_the_way.parent),
+           format('/* restore %s, or create it as pillarbox migrate --sql prints it */', in_the_way.parent)
+     WHERE in_the_way.parent IS NOT NULL AND to_regclass(in_the_way.parent) IS NULL
+    UNION ALL
+    (SELECT DISTINCT format('%s %s', i.type, i.identity),
+           CASE WHEN i.type IN ('view', 'materialized view', 'function', 'procedure', 'rule', 'trigger', 'policy')
+                THEN format('DROP %s %s; /* or let it read %s */', upper(i.type), i.identity, in_the_way.parent)
+                ELSE format('/* drop or change %s %s */', i.type, i.identity) END
+      FROM it
+      JOIN pg_depend d ON d.deptype = 'n' AND (d.refclassid = 'pg_class'::regclass AND d.refobjid = it.oid
+                                               OR d.refclassid = 'pg_type'::regclass AND d.refobjid IN (it.reltype, it.typarray))
+      LEFT JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid AND r.rulename = '_RETURN'
+     CROSS JOIN LATERAL pg_identify_object(CASE WHEN r.oid IS NULL THEN d.classid ELSE 'pg_class'::regclass END,
+                                           coalesce(r.ev_class, d.objid), d.objsubid) AS i
+     WHERE in_the_way.step = 'drop' AND d.classid <> 'pg_constraint'::regclass)
+    UNION ALL
+    SELECT format('foreign key %I of %s', q.conname, q.conrelid::regclass),
+           format('ALTER TABLE %s DROP CONSTRAINT %I;', q.conrelid::regclass, q.conname)
+      FROM it JOIN pg_constraint q ON q.contype = 'f' AND q.conparentid = 0 AND q.confrelid IN (it.oid, it.parent)
+     WHERE in_the_way.step IN ('drop', 'detach', 'finalize')
+    UNION ALL
+    SELECT format('it belongs to %s', it.relowner::regrole), format('ALTER TABLE %s OWNER TO %s;', it.oid::regclass, it.owner::regrole)
+      FROM it WHERE it.relowner <> it.owner
+    UNION ALL
+    SELECT format('%s lacks CREATE on the schema %I', it.owner::regrole, it.nspname),
+           format('GRANT CREATE ON SCHEMA %I TO %s;', it.nspname, it.owner::regrole)
+      FROM it WHERE NOT has_schema_privilege(it.owner, it.nspname, 'CREATE')
+    UNION ALL
+    (SELECT DISTINCT format('session %s of role %s (application %s)', a.pid, a.usename, coalesce(nullif(a.application_name, ''), '?')),
+           format('SELECT pg_terminate_backend(%s); /* or wait until its transaction ends */', a.pid)
+      FROM it JOIN pg_locks l ON l.relation IN (it.oid, it.parent) AND l.granted AND l.pid <> pg_backend_pid()
+      JOIN pg_stat_activity a ON a.pid = l.pid AND a.datname = current_database()
+     WHERE in_the_way.state IN ('55P03', '40P01')
+       AND (in_the_way.step <> 'premake' OR l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock'))
+     ORDER BY 1 LIMIT 5)
+    UNION ALL
+    SELECT format('statement_timeout of role %I is %s', session_user, current_setting('statement_timeout')),
+           format('ALTER ROLE %I IN DATABASE %I SET statement_timeout = 0;', session_user, current_database())
+     WHERE in_the_way.state = '57014' AND current_setting('statement_timeout') <> '0'
+    UNION ALL
+    SELECT format('event trigger %I', e.evtname), format('ALTER EVENT TRIGGER %I DISABLE; /* or let %s spare the owner of outbox.message */', e.evtname, e.evtfoid::regprocedure)
+      FROM pg_event_trigger e WHERE e.evtenabled <> 'D' AND position(' ' || e.evtfoid::regprocedure::text IN in_the_way.context) > 0;
+END;
+COMMENT ON FUNCTION outbox.in_the_way IS 'what keeps a step of the upkeep from succeeding, as far as the catalog shows it, with the remedies';
 
 CREATE FUNCTION outbox.note_failure(failure text, step text DEFAULT 'upkeep', parent text DEFAULT NULL, object text DEFAULT NULL,
-                                    state text DEFAULT '', detail text DEFAULT '') RETURNS void
+                                    state text DEFAULT '', context text DEFAULT '') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 AS $body$
 DECLARE
     v_object text := coalesce(object, parent, '');
-    v_obstacles text := CASE
-        -- Names what depends on a table; other details quote rows.
-        WHEN state = '2BP01' THEN replace(detail, chr(10), ', ')
-        -- pg_partman replaces the SQLSTATE by its own.
-        WHEN state IN ('55P03', '40P01') OR failure ~ 'lock timeout' THEN (
-            SELECT string_agg(DISTINCT format('session %s of role %s (application %s)', a.pid, a.usename, coalesce(nullif(a.application_name, ''), '?')), ', ')
-              FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid AND a.datname = current_database()
-             WHERE l.relation IN (to_regclass(object), to_regclass(parent)) AND l.granted AND l.pid <> pg_backend_pid()
-               AND (step <> 'premake' OR l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock'))) END;
+    v_failure text := outbox.without_row(failure, state);
+    v_obstacles text;
+    v_remedies text;
 BEGIN
-    INSERT INTO outbox.upkeep_failure AS f (step, object, parent_table, failure)
+    SELECT string_agg(w.obstacle, ', '), string_agg(w.remedy, ' ') INTO v_obstacles, v_remedies
+      FROM outbox.in_the_way(step, parent, object, CASE WHEN failure ~ 'lock timeout' THEN '55P03' ELSE state END, failure || context) w;
+    INSERT INTO outbox.upkeep_failure AS f (step, object, parent_table, failure, remedy)
     VALUES (step, v_object, parent,
-            CASE WHEN v_object = '' THEN '' ELSE format('%s of %s: ', step, v_object) END || outbox.without_row(failure, state)
-            || coalesce('; in the way: ' || v_obstacles, ''))
+            CASE WHEN v_object = '' THEN '' ELSE format('%s of %s: ', step, v_object) END || v_failure || coalesce('; in the way: ' || v_obstacles, ''),
+            v_remedies)
         ON CONFLICT ON CONSTRAINT upkeep_failure_pkey DO UPDATE
-        SET failed_at = excluded.failed_at, failure = excluded.failure;
+        SET failed_at = excluded.failed_at, failure = excluded.failure, remedy = excluded.remedy;
 END
 $body$;
 COMMENT ON FUNCTION outbox.note_failure IS 'record a step of the upkeep that failed, with what is in its way, without changing the last success';
@@ -129,7 +183,6 @@ COMMENT ON FUNCTION outbox.note_failure IS 'record a step of the upkeep that fai
 CREATE FUNCTION outbox.accept_clock() RETURNS void
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 BEGIN ATOMIC
     INSERT INTO outbox.upkeep AS u (accepted_at) VALUES (clock_timestamp())
         ON CONFLICT (is_it) DO UPDATE SET accepted_at = EXCLUDED.accepted_at;
@@ -260,7 +313,6 @@ COMMENT ON FUNCTION outbox.keep_forgotten IS 'refuse receipts that a partition w
 CREATE FUNCTION outbox.make_partitions(parent text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 SET timezone = 'UTC'  -- pg_partman computes bounds in the session's time zone
 SET datestyle = 'ISO, MDY'
 SET intervalstyle = 'postgres'
@@ -313,7 +365,6 @@ ALTER TABLE inbox.foreign_receipt ALTER COLUMN received_at SET DEFAULT outbox.re
 CREATE FUNCTION outbox.trim_batch(of_table text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 AS $body$
 DECLARE
     v_count int := 0;

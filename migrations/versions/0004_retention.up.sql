@@ -49,7 +49,6 @@ COMMENT ON FUNCTION outbox.may_finalize IS 'whether an interrupted detach can be
 CREATE FUNCTION outbox.is_followed(parent text, starts_at timestamptz, ends_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 AS $body$
 DECLARE
     v_leader text := (SELECT p.follows FROM outbox.partition_policy p WHERE p.parent_table = parent);
@@ -237,7 +236,6 @@ RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamp
                unsettled bigint, reason text, statement text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 SET quote_all_identifiers = off
 SET timezone = 'UTC'
 SET datestyle = 'ISO, MDY'
@@ -332,7 +330,6 @@ CREATE FUNCTION outbox.finish_detached(parent text)
 RETURNS TABLE (partition text, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 SET quote_all_identifiers = off
 SET timezone = 'UTC'
 SET datestyle = 'ISO, MDY'
@@ -346,7 +343,7 @@ DECLARE
     v_newest timestamptz;
     v_reason text;
     v_step text;
-    v_detail text;
+    v_context text;
     s record;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy q WHERE q.parent_table = parent;
@@ -358,7 +355,7 @@ BEGIN
     -- Two at once would wait for each other's records.
     IF NOT pg_try_advisory_xact_lock(hashtextextended('outbox.finish_detached ' || parent, 0)) THEN
         RAISE NOTICE 'another upkeep is handling the detached partitions of %', parent
-            USING HINT = 'nothing is wrong, unless this goes on: then pg_locks shows the session that holds its advisory lock';
+            USING HINT = 'nothing is wrong, unless pillarbox doctor names a foreign session that holds our locks';
         outcome := 'skipped';
         RETURN NEXT;
         RETURN;
@@ -384,8 +381,8 @@ BEGIN
                 outcome := 'waiting';  -- as any detach may, for hours
             WHEN OTHERS OR query_canceled THEN
                 outcome := 'failed';
-                GET STACKED DIAGNOSTICS v_detail = PG_EXCEPTION_DETAIL;
-                PERFORM outbox.note_failure(SQLERRM, 'finalize', parent, s.partition, SQLSTATE, v_detail);
+                GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+                PERFORM outbox.note_failure(SQLERRM, 'finalize', parent, s.partition, SQLSTATE, v_context);
         END;
         RETURN NEXT;
     END LOOP;
@@ -441,8 +438,8 @@ BEGIN
                 outcome := 'in use, and left for the next run';
             WHEN OTHERS OR query_canceled THEN
                 outcome := 'failed';
-                GET STACKED DIAGNOSTICS v_detail = PG_EXCEPTION_DETAIL;
-                PERFORM outbox.note_failure(SQLERRM, v_step, parent, s.partition, SQLSTATE, v_detail);
+                GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+                PERFORM outbox.note_failure(SQLERRM, v_step, parent, s.partition, SQLSTATE, v_context);
         END;
         RETURN NEXT;
     END LOOP;
@@ -460,14 +457,12 @@ AS $body$
 DECLARE
     v_before timestamptz := now() - interval '14 days';
 BEGIN
-    IF EXISTS (SELECT FROM pg_namespace n WHERE n.nspname = 'cron' AND has_schema_privilege(n.oid, 'USAGE')) THEN
-        DELETE FROM cron.job_run_details d
-         WHERE d.username = current_user
-           AND (coalesce(d.start_time, d.end_time) < v_before
-                OR coalesce(d.start_time, d.end_time) IS NULL
-                   AND d.runid < (SELECT max(q.runid) FROM cron.job_run_details q
-                                   WHERE q.username = current_user AND q.start_time < v_before));
-    END IF;
+    DELETE FROM cron.job_run_details d
+     WHERE d.username = current_user
+       AND (coalesce(d.start_time, d.end_time) < v_before
+            OR coalesce(d.start_time, d.end_time) IS NULL
+               AND d.runid < (SELECT max(q.runid) FROM cron.job_run_details q
+                               WHERE q.username = current_user AND q.start_time < v_before));
 END
 $body$;
 COMMENT ON FUNCTION outbox.trim_cron_log IS 'delete what pg_cron recorded of runs of this role''s jobs more than 14 days ago';
@@ -485,6 +480,7 @@ DECLARE
     -- The launcher may only see a new job in the next minute.
     v_first int := extract(minute FROM now() + interval '10 seconds');
     v_count int := 0;
+    v_name text;
     s record;
 BEGIN
     FOR s IN
@@ -523,7 +519,11 @@ BEGIN
            AND NOT EXISTS (SELECT FROM outbox.partitions(p.parent_table) x WHERE x.detach_pending)
     LOOP
         CONTINUE WHEN s.turn > 50;  -- the rest in the next hour
-        PERFORM cron.schedule('pillarbox detach ' || s.partition, format('%s * * * *', (v_first + s.turn) % 60), s.statement);
+        v_name := format('pillarbox detach %s of %s', s.partition, current_database());
+        IF octet_length(v_name) > 63 THEN
+            v_name := format('pillarbox detach %s of %s', s.partition, left(md5(current_database()), 8));
+        END IF;
+        PERFORM cron.schedule(v_name, format('%s * * * *', (v_first + s.turn) % 60), s.statement);
         INSERT INTO outbox.retiring_partition (partition, parent_table, starts_at, ends_at, detach_by)
         VALUES (s.partition, s.parent_table, s.starts_at, s.ends_at, 'pg_cron')
             ON CONFLICT (partition) DO UPDATE SET detach_by = excluded.detach_by;

@@ -12,7 +12,7 @@ AS $body$
 DECLARE
     v_problem text := outbox.clock_problem();
     v_outcome text;
-    v_detail text;
+    v_context text;
     d record;
 BEGIN
     IF step = 'clock' AND v_problem IS NOT NULL THEN
@@ -30,13 +30,11 @@ BEGIN
         END LOOP;
     ELSIF step = 'trim' AND outbox.trim_batch(parent) > 0 THEN
         v_outcome := 'again';
-    ELSIF step = 'trim cron log' THEN
-        PERFORM outbox.trim_cron_log();
     END IF;
     RETURN v_outcome;
 EXCEPTION WHEN OTHERS OR query_canceled THEN
-    GET STACKED DIAGNOSTICS v_detail = PG_EXCEPTION_DETAIL;
-    PERFORM outbox.note_failure(SQLERRM, step, parent, parent, SQLSTATE, v_detail);
+    GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+    PERFORM outbox.note_failure(SQLERRM, step, parent, parent, SQLSTATE, v_context);
     RETURN NULL;
 END
 $body$;
@@ -47,7 +45,6 @@ COMMENT ON FUNCTION outbox.upkeep_step IS 'take one step of the upkeep, and reco
 CREATE FUNCTION outbox.end_upkeep(began_at timestamptz, is_complete boolean) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET row_security = off
 AS $body$
 DECLARE
     v_failures text;
@@ -87,8 +84,7 @@ BEGIN
         SELECT k.step, coalesce(k.parent_table, p.parent_table) AS parent_table
           FROM (VALUES (1, 'clock', NULL), (2, 'premake', NULL), (3, 'retention', NULL),
                        (4, 'trim', 'inbox.foreign_receipt'), (5, 'trim', 'outbox.operation'),
-                       (6, 'trim cron log', NULL),
-                       (7, 'clock', NULL)) AS k (turn, step, parent_table)  -- again: it may have jumped meanwhile
+                       (6, 'clock', NULL)) AS k (turn, step, parent_table)  -- again: it may have jumped meanwhile
           LEFT JOIN outbox.partition_policy p ON k.step IN ('premake', 'retention')
          ORDER BY k.turn, p.follows NULLS FIRST, p.parent_table
     LOOP

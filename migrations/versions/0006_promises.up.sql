@@ -1,5 +1,5 @@
 -- Owner part: what the migrations promise about the tables, in one place: their definitions, recorded when
--- all migrations have run. The doctor reports what differs since, with the statement that restores it.
+-- all migrations have run. The doctor reports what differs since, and every migration restores it.
 
 SET LOCAL ROLE {owner};
 
@@ -28,8 +28,7 @@ WITH ours AS (
       FROM ours o JOIN pg_attribute a ON a.attrelid = o.oid AND a.attnum > 0 AND a.attnotnull
      UNION ALL
     SELECT o.relation, 'constraint ' || c.conname, d.text,
-           format('ALTER TABLE %1$s DROP CONSTRAINT IF EXISTS %2$I, ADD CONSTRAINT %2$I %3$s NOT VALID; ALTER TABLE %1$s VALIDATE CONSTRAINT %2$I',
-                  o.relation, c.conname, d.text)
+           format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS %2$I, ADD CONSTRAINT %2$I %3$s NOT VALID', o.relation, c.conname, d.text)
       FROM ours o JOIN pg_constraint c ON c.conrelid = o.oid AND c.contype IN ('c', 'f')
      CROSS JOIN LATERAL (SELECT regexp_replace(pg_get_constraintdef(c.oid), ' NOT VALID$', '')) AS d (text)
      UNION ALL
@@ -72,7 +71,7 @@ CREATE TABLE outbox.promise AS SELECT * FROM outbox.schema_facts();
 ALTER TABLE outbox.promise ADD CONSTRAINT promise_pkey PRIMARY KEY (relation, fact);
 COMMENT ON TABLE outbox.promise IS 'what the migrations made: outbox.schema_facts() and outbox.rights() when they ended';
 
-CREATE FUNCTION outbox.schema_differences() RETURNS TABLE (object text, difference text, restored_by text)
+CREATE FUNCTION outbox.schema_differences() RETURNS TABLE (object text, difference text, restored_by text, fact text)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $body$
@@ -92,23 +91,23 @@ WITH owner (oid) AS (
                                    CROSS JOIN LATERAL (SELECT q.up_to FROM inbox.position q WHERE q.reader = c.consumer AND q.lane = l.lane
                                                         ORDER BY q.up_to DESC LIMIT 1) AS p))
 )
-SELECT p.relation, CASE WHEN f.fact IS NULL THEN 'lacks its ' || p.fact ELSE format('has another %s: %s', p.fact, f.definition) END, p.restored_by
+SELECT p.relation, CASE WHEN f.fact IS NULL THEN 'lacks its ' || p.fact ELSE format('has another %s: %s', p.fact, f.definition) END, p.restored_by, p.fact
   FROM outbox.promise p LEFT JOIN outbox.schema_facts() f USING (relation, fact)
  WHERE f.definition IS DISTINCT FROM p.definition
  UNION ALL
-SELECT n.sequence, format('was set back below %s, which it has assigned before', n.used), format('SELECT setval(%L, %s)', n.sequence, n.used)
+SELECT n.sequence, format('was set back below %s, which it has assigned before', n.used), format('SELECT setval(%L, %s)', n.sequence, n.used), NULL
   FROM numbered n
  WHERE CASE WHEN n.used IS NOT NULL THEN n.used > coalesce(pg_sequence_last_value(to_regclass(n.sequence)), 0) END
  UNION ALL
-SELECT c.conrelid::regclass::text, format('has not validated the constraint %I', c.conname), format('ALTER TABLE %s VALIDATE CONSTRAINT %I', p.relation, c.conname)
+SELECT c.conrelid::regclass::text, format('has not validated the constraint %I', c.conname), NULL, NULL
   FROM pg_constraint c JOIN outbox.promise p ON p.relation = c.conrelid::regclass::text AND p.fact = 'constraint ' || c.conname
  WHERE NOT c.convalidated
  UNION ALL
-SELECT c.oid::regclass::text, 'is unlogged: a crash of the server would empty it', format('ALTER TABLE %s SET LOGGED', c.oid::regclass)
+SELECT c.oid::regclass::text, 'is unlogged: a crash of the server would empty it', format('ALTER TABLE %s SET LOGGED', c.oid::regclass), NULL
   FROM pg_class c
  WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relkind = 'r' AND c.relpersistence = 'u'
  UNION ALL
-SELECT x.object, 'is owned by ' || pg_get_userbyid(x.owner), format('ALTER %s %s OWNER TO %I', x.kind, x.object, pg_get_userbyid(o.oid))
+SELECT x.object, 'is owned by ' || pg_get_userbyid(x.owner), format('ALTER %s %s OWNER TO %I', x.kind, x.object, pg_get_userbyid(o.oid)), NULL
   FROM owner o
  CROSS JOIN LATERAL (
        SELECT 'SCHEMA', n.nspname::text, n.nspowner FROM pg_namespace n WHERE n.nspname IN ('outbox', 'inbox')
@@ -123,7 +122,7 @@ SELECT x.object, 'is owned by ' || pg_get_userbyid(x.owner), format('ALTER %s %s
  UNION ALL
 -- With row_security off, a policy that is forced on the owner is an error instead of a smaller result.
 SELECT f.oid::regprocedure::text, 'runs with other rights or settings than the migrations gave it',
-       format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off', f.oid::regprocedure)
+       format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off', f.oid::regprocedure), NULL
   FROM owner o
   JOIN pg_proc f ON f.proowner = o.oid
  CROSS JOIN coalesce(f.proconfig, ARRAY[]::text[]) AS s (settings)
@@ -132,6 +131,6 @@ SELECT f.oid::regprocedure::text, 'runs with other rights or settings than the m
             ELSE 'row_security=off' = ANY (s.settings) END
 $body$;
 COMMENT ON FUNCTION outbox.schema_differences IS
-    'what differs from what the migrations made, and the statement that restores it';
+    'what differs from what the migrations made; restored_by: the statement that restores it, or null for a constraint that only has to be validated';
 
 RESET ROLE;

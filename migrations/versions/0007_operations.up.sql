@@ -51,7 +51,7 @@ BEGIN
            AND a.atttypid = 'timestamptz'::regtype AND NOT a.attisdropped
          GROUP BY c.oid
     LOOP
-        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT moments_finite CHECK (%s)', v.on_table, v.condition);
+        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT moments_finite CHECK (%s) NOT VALID', v.on_table, v.condition);
     END LOOP;
 END
 $moments$;

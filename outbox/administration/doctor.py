@@ -11,6 +11,7 @@ from outbox.administration.checks.by_statement import by_statement
 from outbox.administration.checks.cron import check_cron
 from outbox.administration.checks.failures import check_failures
 from outbox.administration.checks.foreign import check_foreign, may_be_read
+from outbox.administration.checks.locks import check_locks
 from outbox.administration.checks.pins import check_pins, check_sessions
 from outbox.administration.checks.readers import check_readers
 from outbox.administration.checks.retention import check_receipts, check_retention
@@ -34,6 +35,7 @@ CHECKS: Final[dict[str, Check]] = {
     "extensions": by_statement(load("outbox", "check_extensions")),
     "roles": check_roles,
     "grants": by_statement(load("outbox", "check_grants")),
+    "row security": by_statement(load("outbox", "check_row_security")),
     "upkeep": check_upkeep,
     "cron": check_cron,
     "partitions": by_statement(load("outbox", "check_partitions")),
@@ -41,6 +43,7 @@ CHECKS: Final[dict[str, Check]] = {
     "receipts": check_receipts,
     "readers": check_readers,
     "sessions": check_sessions,
+    "locks": check_locks,
 }
 OF_PROCESSES: Final = ("upkeep", "partitions", "retention")
 """The checks of the schema that a relay and a consumer may run for the metrics."""

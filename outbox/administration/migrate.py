@@ -7,16 +7,22 @@ from importlib.resources import files
 from threading import Lock as ThreadLock
 from typing import Any, Final, NoReturn
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 
 from outbox.administration.names import Names
+from outbox.duration import write_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
-from outbox.postgres.connection import sqlalchemy_url
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder
+from outbox.postgres.connection import PIN_SESSION, conninfo, sqlalchemy_url
 from outbox.postgres.pooler_check import refuse_pooler
+from outbox.postgres.sql_files import load
 
 LOCK_TIMEOUT: Final = timedelta(seconds=10)
 """How long a migration waits for each lock, while writers queue."""
+DAYS_AHEAD: Final = 30
+"""For how many days a migration without pg_cron creates partitions by default."""
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 # Alembic keeps the state of a migration in globals.
 _ONE_AT_A_TIME: Final = ThreadLock()
@@ -26,35 +32,50 @@ _MISSING_ALEMBIC: Final = (
 
 
 def migrate(
-    url: str,
+    database: str | Connection,
     *,
     with_cron: bool = True,
+    days_ahead: int = DAYS_AHEAD,
     role_prefix: str = "pillarbox",
     partman_schema: str | None = "partman",
 ) -> None:
     """Bring the database's schema up to date; a second run changes nothing.
 
-    Everything happens in one transaction. Alembic runs only one migration at a time:
-    don't call this in an env.py.
+    Everything happens in one transaction; a second one, which doesn't block writers,
+    validates constraints that the first one added to tables with rows. Alembic runs
+    only one migration at a time: don't call this in an env.py.
 
     Args:
-        url: the database, with a role that may create roles, schemas and extensions.
+        database: its URL, with a role that may create roles, schemas and extensions; or
+            a connection of yours, with any driver, whose transaction is used if it has
+            begun one (with an `AsyncConnection`: `await connection.run_sync(migrate)`).
         with_cron: let pg_cron run the upkeep every hour; otherwise run
             `pillarbox maintain` from another scheduler.
+        days_ahead: without pg_cron, the days for which rows are accepted even if
+            nothing runs the upkeep; at least the week that any migration creates.
         role_prefix: the prefix of the eight roles' names.
         partman_schema: the schema of pg_partman, which is installed there if missing;
             None: pillarbox makes the partitions itself. A later migration with a schema
             lets pg_partman continue with those that exist.
 
     Raises:
-        MigrationError: the migration failed; the message says what to do.
+        MigrationError: the migration failed; the message says what to do, and, if it
+            connected itself, names the sessions that hold the locks it could not get.
         DatabaseUnavailableError: the database is unreachable.
         ConfigError: alembic isn't installed, an argument is invalid, or the URL leads
             to a pooler in transaction mode.
     """
-    config = _config(role_prefix, partman_schema, url=url, with_cron=with_cron)
-    refuse_pooler(url)
-    _run(lambda command: command.upgrade(config, "head"))
+    url = database if isinstance(database, str) else None
+    config = _config(
+        role_prefix,
+        partman_schema,
+        **({"connection": database} if url is None else {"url": url}),
+        with_cron=with_cron,
+        days_ahead=days_ahead,
+    )
+    if url is not None:
+        refuse_pooler(url)
+    _run(lambda command: command.upgrade(config, "head"), url)
 
 
 def unmigrate(
@@ -62,22 +83,28 @@ def unmigrate(
     *,
     role_prefix: str = "pillarbox",
     partman_schema: str | None = "partman",
+    tell: Callable[[str], None] | None = None,
 ) -> None:
-    """Remove the schema with all its data; keep the roles and the extensions.
+    """Remove the schema with all its data; keep roles and extensions that are in use.
+
+    Args:
+        tell: called with a line for each role that is kept because it may own pg_cron
+            jobs in another database, with the SQL that removes them.
 
     Raises:
         MigrationError: the removal failed; nothing was changed.
         DatabaseUnavailableError: the database is unreachable.
         ConfigError: as for `migrate`.
     """
-    config = _config(role_prefix, partman_schema, url=url, remove=True)
+    config = _config(role_prefix, partman_schema, url=url, remove=True, tell=tell)
     refuse_pooler(url)
-    _run(lambda command: command.upgrade(config, "head"))
+    _run(lambda command: command.upgrade(config, "head"), url)
 
 
 def migration_sql(
     *,
     with_cron: bool = True,
+    days_ahead: int = DAYS_AHEAD,
     role_prefix: str = "pillarbox",
     partman_schema: str | None = "partman",
     remove: bool = False,
@@ -107,14 +134,29 @@ def migration_sql(
         role_prefix,
         partman_schema,
         with_cron=with_cron,
+        days_ahead=days_ahead,
         remove=remove,
         from_version=from_version,
         part=part,
     )
+    if from_version is not None:
+        _check_version(from_version, config)
     output = config.output_buffer = io.StringIO()
     way = "head" if from_version is None else f"{from_version}:head"
     _run(lambda command: command.upgrade(config, way, sql=True))
     return output.getvalue()
+
+
+def _check_version(version: str, config: Any) -> None:
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory.from_config(config).walk_revisions()
+    versions = sorted(script.revision for script in scripts)
+    if version not in versions:
+        raise ConfigError(
+            f"from_version={version!r}: use the version in outbox.alembic_version,"
+            f" one of {', '.join(versions)}"
+        )
 
 
 def _config(role_prefix: str, partman_schema: str | None, **attributes: Any) -> Any:
@@ -135,7 +177,7 @@ def _config(role_prefix: str, partman_schema: str | None, **attributes: Any) -> 
     return config
 
 
-def _run(step: Callable[[Any], None]) -> None:
+def _run(step: Callable[[Any], None], url: str | None = None) -> None:
     from alembic import command
     from alembic.util import CommandError
 
@@ -143,23 +185,57 @@ def _run(step: Callable[[Any], None]) -> None:
         with _ONE_AT_A_TIME:
             step(command)
     except DBAPIError as error:
-        _raise(error)
+        _raise(error, url)
     except CommandError as error:
         raise MigrationError(f"{error}; nothing was changed") from error
 
 
-def _raise(error: DBAPIError) -> NoReturn:
+def _raise(error: DBAPIError, url: str | None) -> NoReturn:
+    codes = (getattr(error.orig, name, None) for name in ("sqlstate", "pgcode"))
     diagnosis = getattr(error.orig, "diag", None)
-    if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+    # SQLAlchemy wraps asyncpg's error, whose attributes have other names.
+    cause = getattr(error.orig, "__cause__", None)
+    problem = (
+        getattr(diagnosis, "message_primary", None)
+        or getattr(cause, "message", None)
+        or str(error.orig)
+    )
+    if _LOCK_NOT_AVAILABLE in codes:
         raise MigrationError(
-            "timed out waiting for a lock, and nothing was changed: another migration"
-            " runs, or a transaction is using the tables (pillarbox status lists those"
-            " that are open); end it, or try again when it has ended"
+            "timed out waiting for a lock:"
+            f" {_list_lockers(url) or 'another session holds it'};"
+            " nothing was changed: end that session's transaction, or try again when"
+            " it has ended"
         ) from error
     if isinstance(error, SQLAlchemyOperationalError):
         raise DatabaseUnavailableError(
             f"can't reach the database: {str(error.orig).strip()}"
         ) from error
-    problem = getattr(diagnosis, "message_primary", None) or str(error.orig)
-    remedy = getattr(diagnosis, "message_hint", None) or "nothing was changed"
-    raise MigrationError(f"{problem}; {remedy}") from error
+    remedy = getattr(diagnosis, "message_hint", None) or getattr(cause, "hint", None)
+    raise MigrationError(f"{problem}; {remedy or 'nothing was changed'}") from error
+
+
+def _list_lockers(url: str | None) -> str:
+    """Return the sessions that hold locks which a failed migration needed."""
+    if url is None:
+        return ""
+    import psycopg
+
+    try:
+        with psycopg.connect(conninfo(url), autocommit=True) as connection:
+            connection.execute(PIN_SESSION)
+            rows = connection.execute(
+                load("outbox", "list_lockers"),
+                {"class": LOCK_CLASS, "migration": int(Lock.MIGRATION)},
+            ).fetchall()
+    except psycopg.Error:
+        return ""
+    return ", ".join(
+        f"{LockHolder(pid, role, application, client)} holds {what}"
+        + (
+            ""
+            if since is None
+            else f", in a transaction open for {write_duration(since)}"
+        )
+        for pid, role, application, client, what, since in rows
+    )

@@ -1,15 +1,29 @@
 """Show the partitions, and what holds those past their retention."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from psycopg.rows import dict_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.retention import Policy, read_policies
+from outbox.administration.size import write_size
 from outbox.administration.upkeep import UpkeepStep, plan_upkeep
+from outbox.duration import exact_duration
+from outbox.logs.printable import count
 from outbox.postgres.sql_files import load
+
+SIGNS: Final = {
+    "past": "·",
+    "held": "!",
+    "detached": "~",
+    "kept": "k",
+    "today": "#",
+    "ahead": "o",
+    "default": "D",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +75,44 @@ def read_partitions(
                 row["reason"] = step.reason
             found[policy].append(Partition(**row))
     return found
+
+
+def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
+    """Draw the partitions of one table as lines of text.
+
+    The first line has one character per partition. Each partition then gets a line,
+    except that the future ones share one.
+    """
+    moment = "%Y-%m-%d %H:%M" if policy.span < timedelta(days=1) else "%Y-%m-%d"
+    yield (
+        f"{policy.parent_table}: kept {exact_duration(policy.retention)},"
+        f" {policy.premake} ahead"
+    )
+    yield f"  {''.join(SIGNS[p.place] for p in partitions)}"
+    for p in partitions:
+        if p.place != "ahead":
+            rows = "? rows" if p.rows is None else f"~{p.rows:,} rows"
+            begin = _at(p.starts_at, moment)
+            line = f"  {begin}  {p.place:<8} {rows:>16} {write_size(p.bytes):>9}"
+            if p.query is not None:
+                many = "at least " if p.unsettled == 1000 else ""
+                line += f"  {many}{p.unsettled} unsettled: {p.query}"
+            yield line
+            if p.reason is not None:
+                yield f"    {p.reason}"
+    if ahead := [p for p in partitions if p.place == "ahead"]:
+        size = write_size(sum(p.bytes for p in ahead))
+        begin, end = (_at(at, moment) for at in (ahead[0].starts_at, ahead[-1].ends_at))
+        number = count(len(ahead), "partition")
+        yield f"  {begin}  ahead    {number:>16} {size:>9}  up to {end}"
+
+
+def legend() -> str:
+    """Explain the characters of the timeline."""
+    return ", ".join(f"{sign} {place}" for place, sign in SIGNS.items())
+
+
+def _at(moment: datetime | None, form: str) -> str:
+    if moment is None:
+        return f"{'DEFAULT':<{len(datetime.now(UTC).strftime(form))}}"
+    return moment.strftime(form)

@@ -10,22 +10,13 @@ from psycopg.rows import class_row
 from outbox.administration.connection import AdministrationConnection
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError
-from outbox.limits import Limits
 from outbox.postgres.sql_files import load
-from outbox.retry import RetryPolicy
 
 INTERVALS: Final = {
     "hourly": timedelta(hours=1),
     "daily": timedelta(days=1),
     "weekly": timedelta(weeks=1),
 }
-KEPT_FOR_LATE_MESSAGES: Final = ("inbox.receipt", "inbox.job")
-"""Tables in which a message needs the day of its id, however late it arrives."""
-MINIMUM_RETENTION: Final = Limits().max_delay + 2 * RetryPolicy().longest
-"""The longest time after which a message can still reach its consumer, by default.
-
-It may wait for its `available_at`, and be retried by the relay and by the consumer.
-"""
 _MIN_RETENTION: Final = timedelta(days=1)
 _MAX_RETENTION: Final = timedelta(days=36500)
 _PREMAKE: Final = {"hourly": 48, "daily": 7, "weekly": 4}
@@ -41,6 +32,7 @@ class Policy:
         span: the width of future partitions.
         retention: a partition is dropped when all its rows are older than this.
         premake: the number of future partitions.
+        minimum: the shortest retention that may be set; None for no minimum.
         keep_table: whether an expired partition is kept as an ordinary table after its
             detach, ready to be archived, instead of being dropped.
         follows: the table whose policy this one shares, because this one's rows record
@@ -52,16 +44,19 @@ class Policy:
     span: timedelta
     retention: timedelta
     premake: int
+    minimum: timedelta | None
     keep_table: bool
     follows: str | None
 
     def as_json(self) -> dict[str, object]:
         """Return it for JSON, with durations in seconds."""
+        minimum = self.minimum
         return {
             "table": self.parent_table,
             "interval_seconds": int(self.span.total_seconds()),
             "retention_seconds": int(self.retention.total_seconds()),
             "premake": self.premake,
+            "minimum_seconds": minimum and int(minimum.total_seconds()),
             "keep_table": self.keep_table,
             "follows": self.follows,
         }
@@ -79,6 +74,7 @@ def change_policy(
     *,
     retention: timedelta | None = None,
     interval: str | None = None,
+    minimum: timedelta | None = None,
     keep_table: bool | None = None,
 ) -> Policy:
     """Change the policy of a table and its followers; the next upkeep applies it.
@@ -88,6 +84,8 @@ def change_policy(
         interval: hourly, daily or weekly. Empty future partitions are replaced by
             those of the new width, from the end of the current hour, day and week on;
             the others are kept until their retention is over.
+        minimum: the longest time after which a message can still reach its consumer,
+            given your delays and retries.
 
     Raises:
         ConfigError: a value is invalid, or the table follows another one; nothing was
@@ -102,6 +100,7 @@ def change_policy(
         span=span,
         retention=old.retention if retention is None else retention,
         premake=old.premake if span == old.span else _PREMAKE[str(interval)],
+        minimum=old.minimum if minimum is None else minimum,
         keep_table=old.keep_table if keep_table is None else keep_table,
     )
     _check(new)
@@ -110,6 +109,7 @@ def change_policy(
         "span": new.span,
         "retention": new.retention,
         "premake": new.premake,
+        "minimum": new.minimum,
         "keep_table": new.keep_table,
     }
     with connection.transaction():
@@ -146,27 +146,20 @@ def _check(policy: Policy) -> None:
             f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"
             " must be at least a day, or today's rows would go; write 1d or more"
         )
-    if policy.retention > _MAX_RETENTION:
-        raise ConfigError(
-            f"retention={policy.retention.days} days of {policy.parent_table}: must be"
-            f" at most {_MAX_RETENTION.days} days, a hundred years, since timestamps"
-            f" don't reach back further; write {_MAX_RETENTION.days}d or less"
-        )
-    if is_too_short(policy):
+    for name, value in (("retention", policy.retention), ("minimum", policy.minimum)):
+        if value is not None and value > _MAX_RETENTION:
+            raise ConfigError(
+                f"{name}={value.days} days of {policy.parent_table}: must be at most"
+                f" {_MAX_RETENTION.days} days, a hundred years, since timestamps don't"
+                f" reach back further; write {_MAX_RETENTION.days}d or less"
+            )
+    if policy.minimum is not None and policy.retention < policy.minimum:
         raise ConfigError(
             f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"
-            f" a message can come back after {exact_duration(MINIMUM_RETENTION)}, by"
-            " the defaults of delay and retries, and without its partition it would be"
-            " a dead letter; choose a longer one"
+            f" a message can come back after {exact_duration(policy.minimum)} (delay"
+            " and retries), and without its partition it would be a dead letter; choose"
+            " a longer one, or add --minimum if your delays and retries are shorter"
         )
-
-
-def is_too_short(policy: Policy) -> bool:
-    """Return whether late messages would not find the day of their id."""
-    return (
-        policy.parent_table in KEPT_FOR_LATE_MESSAGES
-        and policy.retention < MINIMUM_RETENTION
-    )
 
 
 def _span(interval: str, table: str) -> timedelta:

@@ -93,7 +93,7 @@ def maintain(
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
         raise UpkeepError(
             "another pillarbox maintain is running: wait until it has finished; if none"
-            " is, pg_locks shows the session that holds its advisory lock"
+            " is, pillarbox doctor names the session that holds its lock"
         )
 
     def on_notice(notice: psycopg.errors.Diagnostic) -> None:
@@ -193,7 +193,7 @@ def _detach(
                 **asdict(step),
                 "failure": error.diag.message_primary,
                 "state": error.sqlstate,
-                "detail": error.diag.message_detail or "",
+                "context": error.diag.context or "",
             },
         )
         return _FAILED

@@ -8,6 +8,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox.administration.migrate import migrate, migration_sql, unmigrate
 from outbox.cli.command import Database, command, database_url, new_app
+from outbox.cli.output import warn
 from outbox.errors import ConfigError, MigrationError
 from outbox.postgres.connection import conninfo
 from outbox.url import without_password
@@ -107,4 +108,4 @@ def _migrate(
             "which every message, receipt and dead letter would be removed; write "
             f"--remove {name} if you mean it"
         )
-    unmigrate(url, **names)
+    unmigrate(url, **names, tell=warn)

@@ -1,19 +1,18 @@
-"""`pillarbox partitions`: the partitions, and what holds those past their retention."""
+"""`pillarbox partitions`: the partitions, drawn as a timeline."""
 
 from dataclasses import asdict
 
 from outbox.administration.connection import administration
-from outbox.administration.partitions import read_partitions
-from outbox.administration.size import write_size
+from outbox.administration.partitions import draw_timeline, legend, read_partitions
 from outbox.cli.command import Database, Json, command, database_url, new_app
-from outbox.cli.output import write_json, write_table
+from outbox.cli.output import write_json, write_line
 
 app = new_app()
 
 
 @command(app)
 def partitions(*, database: Database = None, json: Json = False) -> None:
-    """Show partitions: past, today, and any that retention is holding."""
+    """Show partitions: past, today, premade, and any that retention is holding."""
     with administration(
         database_url(database), application_name="pillarbox partitions"
     ) as connection:
@@ -27,19 +26,8 @@ def partitions(*, database: Database = None, json: Json = False) -> None:
             ]
         )
         return
-    write_table(
-        ("table", "begins", "place", "rows", "size", "why"),
-        [
-            (
-                policy.parent_table,
-                None if it.starts_at is None else f"{it.starts_at:%Y-%m-%d %H:%M}",
-                it.place,
-                it.rows,
-                write_size(it.bytes),
-                "" if it.reason is None else f"{it.reason}: {it.query}",
-            )
-            for policy, partitions in found.items()
-            for it in partitions
-            if it.place != "ahead"
-        ],
-    )
+    write_line(legend())
+    for policy, partitions in found.items():
+        write_line("")
+        for line in draw_timeline(policy, partitions):
+            write_line(line)

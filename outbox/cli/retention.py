@@ -1,5 +1,6 @@
 """`pillarbox retention`: how long rows are kept, and how to set it."""
 
+from datetime import timedelta
 from typing import Annotated, Literal
 
 import typer
@@ -16,6 +17,7 @@ from outbox.cli.command import (
     Json,
     command,
     database_url,
+    duration_option,
     new_app,
 )
 from outbox.cli.output import write_json, write_line
@@ -55,11 +57,19 @@ def retention(
             help="The width of a partition.",
         ),
     ] = None,
+    minimum: Annotated[
+        timedelta | None,
+        duration_option(
+            "--minimum",
+            help="How late a message can still reach its consumer, given your delays "
+            "and retries; a shorter retention is refused.",
+        ),
+    ] = None,
     database: Database = None,
     json: Json = False,
 ) -> None:
     """Show how long each table keeps its rows, or set it."""
-    asked = {kept, interval} != {None}
+    asked = {kept, interval, minimum} != {None}
     if action == "set" and (not table or not asked):
         raise ConfigError(
             "nothing to set: write pillarbox retention set TABLE 7d, or give --interval"
@@ -86,6 +96,7 @@ def retention(
                     if kept is None
                     else read_duration("retention", kept),
                     interval=interval,
+                    minimum=minimum,
                     keep_table=keeps,
                 )
             ]
@@ -105,4 +116,6 @@ def _line(policy: Policy) -> str:
     )
     if policy.follows is not None:
         return f"{text}  follows {policy.follows}"
+    if policy.minimum is not None:
+        text += f"  at least {exact_duration(policy.minimum)}"
     return text + ("  then kept as a table" if policy.keep_table else "")

@@ -7,21 +7,12 @@ from starlette.datastructures import QueryParams
 from outbox.administration.checks.upkeep import read_upkeep
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.doctor import run_checks
-from outbox.administration.partitions import Partition, read_partitions
+from outbox.administration.partitions import SIGNS, Partition, read_partitions
 from outbox.administration.upkeep import plan_upkeep
 from outbox.web.frame import Section
 
 _SILENT: Final = {"hold", "attach"}
 _MOST_COUNTED: Final = 1000
-_SIGNS: Final = {
-    "past": "·",
-    "held": "!",
-    "detached": "~",
-    "kept": "k",
-    "today": "#",
-    "ahead": "o",
-    "default": "D",
-}
 
 
 def read_page(
@@ -32,7 +23,7 @@ def read_page(
     steps = plan_upkeep(connection)
     tables = read_partitions(connection, steps)
     return {
-        "signs": _SIGNS,
+        "signs": SIGNS,
         "tables": [
             {
                 "policy": policy,
@@ -53,7 +44,7 @@ def read_page(
 
 
 def _count(partitions: list[Partition]) -> dict[str, int]:
-    counted = dict.fromkeys(_SIGNS, 0)
+    counted = dict.fromkeys(SIGNS, 0)
     for partition in partitions:
         counted[partition.place] += 1
     return {place: count for place, count in counted.items() if count}

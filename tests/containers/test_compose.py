@@ -60,7 +60,9 @@ def test_a_missing_partition_is_found_and_made(shop: Project) -> None:
         " WHERE inhparent = 'outbox.message'::regclass ORDER BY inhrelid"
     )
     made = shop.psql(days).splitlines()
-    switch = "UPDATE cron.job SET active = {} WHERE jobname = 'pillarbox upkeep'"
+    switch = (
+        "UPDATE cron.job SET active = {} WHERE jobname LIKE 'pillarbox upkeep of %'"
+    )
     shop.psql(switch.format("false"))  # it would make the partition itself
     try:
         shop.psql(f"DROP TABLE {sorted(made)[-2]}")
@@ -76,7 +78,7 @@ def test_a_missing_partition_is_found_and_made(shop: Project) -> None:
 
 def test_pg_cron_runs_the_upkeep_in_this_database(shop: Project) -> None:
     jobs = shop.psql("SELECT database, jobname FROM cron.job WHERE active")
-    assert "shop|pillarbox upkeep" in jobs.splitlines()
+    assert "shop|pillarbox upkeep of shop" in jobs.splitlines()
     launcher = "SELECT count(*) FROM pg_stat_activity WHERE backend_type ~ 'pg_cron'"
     assert shop.psql(launcher) == "1"
 

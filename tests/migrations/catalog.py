@@ -84,13 +84,15 @@ def snapshot(url: str) -> Snapshot:
     return found
 
 
-def drop_roles(url: str, prefix: str) -> None:
-    """Drop the roles, which a removal leaves."""
-    left = "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s)"
+def drop_roles_of_jobs(url: str, prefix: str) -> None:
+    """Drop the roles that a removal leaves where pg_cron runs."""
+    left = "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s) ORDER BY 1"
     with psycopg.connect(url, autocommit=True) as connection:
-        for (role,) in connection.execute(left, (f"{prefix}_",)).fetchall():
-            for drop in ("DROP OWNED BY {}", "DROP ROLE {}"):
-                connection.execute(sql.SQL(drop).format(sql.Identifier(role)))
+        roles = connection.execute(left, (f"{prefix}_",)).fetchall()
+        assert roles == [(f"{prefix}_detacher",), (f"{prefix}_maintainer",)]
+        connection.execute(
+            sql.SQL("DROP ROLE {}, {}").format(*(sql.Identifier(r) for (r,) in roles))
+        )
 
 
 def is_empty(found: Snapshot) -> bool:

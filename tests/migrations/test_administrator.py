@@ -9,7 +9,7 @@ from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.sessions import execute
-from tests.migrations.catalog import drop_roles, is_empty, snapshot
+from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import old_partition
 
@@ -54,7 +54,7 @@ def test_a_role_with_createrole_migrates_maintains_and_removes(
     unmigrate(administrator, role_prefix="theirs")
     found = snapshot(empty_database_url)
     assert is_empty(found)
-    drop_roles(empty_database_url, "theirs")
+    drop_roles_of_jobs(empty_database_url, "theirs")
 
 
 def test_a_member_without_set_role_is_told_who_may_detach(

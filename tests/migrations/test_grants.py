@@ -7,6 +7,7 @@ import pytest
 from outbox.administration.names import ROLES
 from tests.fixtures.sessions import execute
 
+FOLDER = files("outbox.migrations")
 RIGHTS = (
     "SELECT relation, substring(fact FROM '^right of pillarbox_(\\S+) to '),"
     " substring(fact FROM ' to (\\S+)') FROM outbox.promise"
@@ -18,8 +19,9 @@ def test_all_roles_are_in_one_list(database_url: str) -> None:
     assert {role for _, role, _ in execute(database_url, RIGHTS)} == set(ROLES) - {
         "owner"
     }
-    script = files("outbox.migrations").joinpath("roles.sql").read_text("utf-8")
-    assert [role for role in ROLES if f"{{{role}_name}}" not in script] == []
+    for file in ("check.sql", "roles.sql", "remove_roles.sql"):
+        script = FOLDER.joinpath(file).read_text(encoding="utf-8")
+        assert [role for role in ROLES if f"{{{role}_name}}" not in script] == []
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
 from pillarbox import uuid7
 from tests.fixtures.postgres import (
+    A_WEEK,
     Template,
     migrate_for_a_week,
     removal,
@@ -69,7 +70,7 @@ def migrate_quickly(url: str) -> int:
 
 
 SET: Final = ("retention", "set", "inbox.job", "20d")
-sql_for_a_week: Final = partial(migration_sql, with_cron=False)
+sql_for_a_week: Final = partial(migration_sql, with_cron=False, days_ahead=A_WEEK)
 
 COMMANDS: Final[Commands] = {
     "doctor": (lambda url: main(["doctor", "--database", url]), 3),

@@ -1,4 +1,4 @@
-"""A migration that can't get a lock fails, and changes nothing."""
+"""A migration that can't get a lock fails, and names the sessions that hold it."""
 
 from datetime import timedelta
 
@@ -23,29 +23,54 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outbox.administration.migrate.LOCK_TIMEOUT", limit)
 
 
-def test_a_migration_waits_only_briefly_for_another_one(database_url: str) -> None:
-    with psycopg.connect(database_url, autocommit=True) as foreign:
+def test_another_session_that_holds_the_migration_lock_is_named(
+    database_url: str,
+) -> None:
+    with psycopg.connect(
+        database_url, autocommit=True, application_name="just looking"
+    ) as foreign:
+        pid = foreign.info.backend_pid
         foreign.execute(
             "SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, int(Lock.MIGRATION))
         )
-        with pytest.raises(MigrationError, match="another migration runs"):
+        with pytest.raises(MigrationError) as raised:
             migrate_for_a_week(database_url)
-    migrate_for_a_week(database_url)
+
+    said = str(raised.value)
+    assert f"pid {pid} (role postgres" in said
+    assert "application 'just looking'" in said
+    assert "holds the lock of migrations" in said
+    assert "nothing was changed" in said
+    assert "try again" in said
 
 
-def test_a_migration_waits_only_briefly_for_a_table_and_nothing_changes(
+def test_a_long_transaction_on_a_table_is_named_and_nothing_changes(
     database_url: str,
 ) -> None:
     url = database_url
-    execute(url, "REVOKE SELECT ON outbox.message FROM pillarbox_relay")
+    execute(url, "ALTER TABLE outbox.message DROP CONSTRAINT topic_size")
     before = snapshot(url)
-    with psycopg.connect(url) as holder:
-        holder.execute("LOCK TABLE outbox.promise IN SHARE MODE")
-        with pytest.raises(MigrationError, match="timed out waiting for a lock"):
+    with psycopg.connect(url) as reader:
+        reader.execute("SELECT count(*) FROM outbox.message")
+        with pytest.raises(MigrationError, match=r"holds a lock on outbox\.message"):
             migrate_for_a_week(url)
         assert snapshot(url) == before
     migrate_for_a_week(url)
     assert snapshot(url) != before
+
+
+def test_a_held_lock_of_creating_partitions_fails_a_migration_that_can_be_repeated(
+    database_url: str,
+) -> None:
+    url = database_url
+    with psycopg.connect(url, autocommit=True) as foreign:
+        foreign.execute(
+            "SELECT pg_advisory_lock("
+            "hashtextextended('outbox.make_partitions outbox.message', 0))"
+        )
+        with pytest.raises(MigrationError, match="timed out waiting for a lock"):
+            migrate_for_a_week(url)
+    migrate_for_a_week(url)
 
 
 @pytest.mark.parametrize("part", [None, *Part])
@@ -56,6 +81,6 @@ def test_the_printed_sql_has_the_same_lock_timeout(part: str | None) -> None:
         for line in printed.splitlines()
         if line.startswith("SET LOCAL lock_timeout")
     ]
-    # While it waits for its turn, and then.
-    assert limits == ["3600;", "300;"]
-    assert printed.count("BEGIN;") == 1
+    # One for each transaction, and two more in the first, around the wait for its turn.
+    assert limits == ["300;", "3600;", "300;", "300;"]
+    assert printed.count("BEGIN;") == 2

@@ -13,7 +13,7 @@ from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import migrate_for_a_week, new_database, removal
 from tests.fixtures.sessions import execute
-from tests.migrations.catalog import drop_roles
+from tests.migrations.catalog import drop_roles_of_jobs
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -128,7 +128,7 @@ def url(server: PostgresServer, prefix: str) -> Iterator[str]:
         migrate_for_a_week(url, role_prefix=prefix)
         yield url
         unmigrate(url, role_prefix=prefix)
-        drop_roles(url, prefix)
+        drop_roles_of_jobs(url, prefix)
 
 
 def test_each_loss_belongs_to_one_group() -> None:
@@ -208,7 +208,7 @@ def test_everything_is_removed_although_a_role_is_gone(
 
         unmigrate(other, role_prefix="half")
 
-        drop_roles(other, "half")
+        drop_roles_of_jobs(other, "half")
 
 
 def test_a_migration_revokes_earlier_grants(database_url: str) -> None:

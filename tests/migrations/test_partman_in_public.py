@@ -13,7 +13,7 @@ from outbox.testing.postgres import PostgresServer
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.sessions import execute
-from tests.migrations.catalog import drop_roles, is_empty, snapshot
+from tests.migrations.catalog import is_empty, snapshot
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 
@@ -53,14 +53,14 @@ MAY: Final = "SELECT has_table_privilege('shared_{}', 'public.salary', '{}')"
 
 
 @pytest.fixture
-def shared(empty_database_url: str) -> Iterator[str]:
+def shared(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
     execute(empty_database_url, THEIRS)
     yield empty_database_url
-    drop_roles(empty_database_url, "shared")
+    execute(server.url, "DROP ROLE IF EXISTS shared_maintainer, shared_detacher")
 
 
 def test_pillarboxs_roles_can_use_only_the_extension(
-    shared: str, capsys: pytest.CaptureFixture[str]
+    shared: str, server: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(MigrationError, match="--partman-schema public"):
         migrate_for_a_week(shared, role_prefix="shared")
@@ -85,10 +85,12 @@ def test_pillarboxs_roles_can_use_only_the_extension(
 
     assert is_empty(snapshot(shared))
     assert execute(shared, RIGHTS, (True,)) == []
-    # Of the grants by others, those to the owner go with it.
-    assert execute(shared, RIGHTS, (False,)) == [
-        right for right in granted if right[0] == "shared_monitor"
-    ]
+    # Grants by others survive a removal.
+    assert execute(shared, RIGHTS, (False,)) == granted
+    may = "SELECT has_schema_privilege('shared_owner', 'public', 'CREATE')"
+    assert execute(shared, may) == [(True,)]
+    execute(shared, "DROP OWNED BY shared_owner, shared_monitor")
+    execute(server.url, "DROP ROLE shared_owner, shared_monitor")
 
 
 def the_doctor_asks_only_for_the_extensions_privileges(

@@ -1,10 +1,10 @@
-"""What somebody changed in the schema: the doctor reports it, with what restores it."""
+"""What somebody changed in the schema: the doctor reports it, migrate restores it."""
 
 import pytest
 
 from pillarbox import Message
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.pasting import paste
+from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -71,8 +71,8 @@ CHANGED = {
         "outbox.message lacks its NOT NULL of topic",
     ),
     "a table that a crash would empty": (
-        "ALTER TABLE outbox.log_template SET UNLOGGED",
-        "outbox.log_template is unlogged",
+        "ALTER TABLE outbox.message_template SET UNLOGGED",
+        "outbox.message_template is unlogged",
     ),
     "a function with its caller's rights": (
         "ALTER FUNCTION outbox.make_days() SECURITY INVOKER",
@@ -118,7 +118,7 @@ def differences(doctor: Doctor, url: str) -> list[str]:
 @pytest.mark.parametrize(
     "changes", [CHANGED, TO_THE_SAME_OBJECTS], ids=["first", "others"]
 )
-def test_each_change_is_reported_and_the_remedy_restores_it(
+def test_each_change_is_reported_and_migrate_restores_it(
     database_url: str, doctor: Doctor, changes: dict[str, tuple[str, str]]
 ) -> None:
     assert differences(doctor, database_url) == []
@@ -130,9 +130,11 @@ def test_each_change_is_reported_and_the_remedy_restores_it(
     for change, (_, finding) in changes.items():
         assert sum(finding in f["finding"] for f in found) == 1, change
     assert len(found) == len(changes)
+    assert {f["remedy"] for f in found} == {"pillarbox migrate --without-cron"}
 
-    for it in found:
-        paste(database_url, it["remedy"])
+    migrate_for_a_week(database_url)
+    assert doctor(database_url)[1] == []
+    migrate_for_a_week(database_url)
     assert doctor(database_url)[1] == []
 
 
@@ -149,34 +151,38 @@ def test_a_sequence_that_was_set_back_is_advanced(
     assert differences(doctor, database_url) == []
     execute(database_url, "ALTER SEQUENCE outbox.message_seq RESTART")
 
-    (found,) = (f for f in doctor(database_url)[1] if f["check"] == "schema")
-    assert found["finding"].startswith("outbox.message_seq was set back below 500")
-    paste(database_url, found["remedy"])
+    (found,) = differences(doctor, database_url)
+    assert found.startswith("outbox.message_seq was set back below 500")
+    migrate_for_a_week(database_url)
     assert differences(doctor, database_url) == []
     insert(database_url, Message("next", b""))
     assert execute(database_url, "SELECT seq FROM outbox.message") == [(501,)]
 
 
-def test_what_was_given_away_is_reported_and_the_remedy_gives_it_back(
+def test_what_was_given_away_is_reported_and_migrate_gives_it_back(
     database_url: str, doctor: Doctor
 ) -> None:
     given = (
         *(
             "TABLE inbox.receipt",
             "TABLE outbox.reader",
-            "TABLE inbox.job",
+            "TABLE outbox.message_template",
         ),
         *("SEQUENCE outbox.message_seq", "FUNCTION outbox.make_days()", "SCHEMA inbox"),
     )
-    for object in given:
-        execute(database_url, f"ALTER {object} OWNER TO CURRENT_USER")
-    findings = [f for f in doctor(database_url)[1] if f["check"] == "schema"]
-    assert sorted(f["finding"] for f in findings) == sorted(
-        f"{object.partition(' ')[2]} is owned by postgres" for object in given
-    )
-    for finding in findings:
-        execute(database_url, finding["remedy"])
-    assert doctor(database_url)[1] == []
+    for by_remedies in (True, False):
+        for object in given:
+            execute(database_url, f"ALTER {object} OWNER TO CURRENT_USER")
+        findings = [f for f in doctor(database_url)[1] if f["check"] == "schema"]
+        assert sorted(f["finding"] for f in findings) == sorted(
+            f"{object.partition(' ')[2]} is owned by postgres" for object in given
+        )
+        if by_remedies:
+            for finding in findings:
+                execute(database_url, finding["remedy"])
+        else:
+            migrate_for_a_week(database_url)
+        assert doctor(database_url)[1] == []
 
 
 def test_tables_that_were_not_given_away_are_not_reported_with_one_that_was(
@@ -193,3 +199,18 @@ def test_tables_that_were_not_given_away_are_not_reported_with_one_that_was(
     assert [f["finding"] for f in findings] == ["outbox.message is owned by postgres"]
     execute(database_url, findings[0]["remedy"])
     assert doctor(database_url)[1] == []
+
+
+def test_a_key_that_rows_violate_is_not_restored_but_reported(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(database_url, "ALTER TABLE inbox.receipt DROP CONSTRAINT receipt_pkey")
+    execute(
+        database_url,
+        "INSERT INTO inbox.receipt (message_id, message_at, consumer)"
+        " SELECT id, inbox.moment_of(id), 'billing'"
+        " FROM (SELECT outbox.uuid7() AS id) x, generate_series(1, 2)",
+    )
+    migrate_for_a_week(database_url)
+    (found,) = differences(doctor, database_url)
+    assert found == "inbox.receipt lacks its index inbox.receipt_pkey"

@@ -10,10 +10,10 @@ import pytest
 from outbox.administration.migrate import migrate, unmigrate
 from outbox.testing.cluster import private_cluster
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import SETTINGS, copied_server
+from tests.fixtures.postgres import A_WEEK, SETTINGS, copied_server
 from tests.fixtures.sessions import execute, session
 from tests.fixtures.waiting import wait_for
-from tests.migrations.catalog import drop_roles, is_empty, snapshot
+from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 from tests.outbox.administration.test_upkeep import TABLES
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,7 +31,7 @@ def data() -> Iterator[Path]:
         execute(cluster.url, "CREATE DATABASE bank")
         for prefix, url in urls_on(PostgresServer(cluster.url)).items():
             with_cron = prefix == "shop"
-            migrate(url, role_prefix=prefix, with_cron=with_cron)
+            migrate(url, role_prefix=prefix, with_cron=with_cron, days_ahead=A_WEEK)
         session.end()
         cluster.stop("fast")
         yield cluster.data
@@ -121,6 +121,6 @@ def test_removing_one_schema_leaves_the_other(data: Path) -> None:
 
         assert is_empty(snapshot(urls["shop"]))
         assert snapshot(urls["bank"]) == before
-        drop_roles(urls["shop"], "shop")
+        drop_roles_of_jobs(urls["bank"], "shop")
         execute(urls["bank"], "CALL outbox.maintain()")
         wait_for("launcher", lambda: execute(own.url, LAUNCHER), seconds=60)

@@ -13,12 +13,13 @@ from outbox.cli.main import main
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
 from outbox.testing.lifetime import free_port
 from tests.fixtures.postgres import (
+    A_WEEK,
     PARTMAN_SCHEMA,
     migrate_for_a_week,
     removal,
 )
 from tests.fixtures.sessions import execute
-from tests.migrations.catalog import drop_roles, is_empty, snapshot
+from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -73,7 +74,7 @@ def test_a_downgrade_removes_only_what_is_ours_and_an_upgrade_restores_it(
 def test_the_printed_sql_makes_the_same_schema_as_the_command(
     database_url: str, empty_database_url: str, tmp_path: Path
 ) -> None:
-    script = migration_sql(with_cron=False)
+    script = migration_sql(with_cron=False, days_ahead=A_WEEK)
     run_in_psql(empty_database_url, script, tmp_path)
     made = snapshot(empty_database_url)
     assert made == snapshot(database_url)
@@ -97,7 +98,7 @@ def test_threads_that_migrate_at_once_take_turns(empty_database_url: str) -> Non
 def test_concurrent_migrations_take_turns(empty_database_url: str) -> None:
     command = (
         "import sys; from outbox.administration.migrate import migrate;"
-        f" migrate(sys.argv[1], with_cron=False,"
+        f" migrate(sys.argv[1], with_cron=False, days_ahead={A_WEEK},"
         f" partman_schema={PARTMAN_SCHEMA!r})"
     )
     runs = [
@@ -124,12 +125,12 @@ def test_the_role_prefix_and_the_extensions_schema_can_be_chosen(
         assert owners == [("other_app_owner",)]
         execute(empty_database_url, "CALL outbox.maintain()")
         with pytest.raises(
-            MigrationError, match=r'in the schema "parts".*--partman-schema parts'
+            MigrationError, match=r'"parts", not in "partman".*--partman'
         ):
             migrate_for_a_week(empty_database_url, role_prefix="other_app")
     finally:
         unmigrate(empty_database_url, role_prefix="other_app", partman_schema="parts")
-    drop_roles(empty_database_url, "other_app")
+    drop_roles_of_jobs(empty_database_url, "other_app")
 
 
 @pytest.mark.parametrize("name", ["Upper", "semi;colon", "", "x" * 41, '"', "1st"])

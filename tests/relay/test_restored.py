@@ -16,7 +16,7 @@ from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
 from relay.events import BatchSettled
 from relay.publisher import Acked, Nacked
-from tests.fixtures.postgres import copied_server
+from tests.fixtures.postgres import FEW_DAYS, copied_server
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, make_due, numbered, running, unsettled
 from tests.fixtures.sessions import execute
@@ -115,7 +115,7 @@ async def test_a_database_restored_in_another_cluster_goes_on_where_it_was(
     with pytest.raises(ConfigError, match="run pillarbox migrate"):
         async with running(target, second):
             pass
-    migrate(target, with_cron=False)
+    migrate(target, with_cron=False, days_ahead=FEW_DAYS)
     assert execute(
         target,
         "SELECT topic FROM outbox.message_status WHERE state = 'ready' ORDER BY topic",
@@ -151,7 +151,7 @@ async def test_a_database_that_was_migrated_before_its_rows_came_needs_a_base(
         async with running(database_url, publisher):
             pass
     for _ in range(2):
-        migrate(database_url, with_cron=False)
+        migrate(database_url, with_cron=False, days_ahead=FEW_DAYS)
     async with running(database_url, publisher):
         insert(database_url, Message("k/2", b"", key="k"))
         await publisher.until_acked(3)

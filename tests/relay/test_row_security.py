@@ -16,6 +16,7 @@ from relay.relay import Relay
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as consuming
+from tests.fixtures.doctor import Doctor
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
@@ -129,7 +130,7 @@ async def test_a_source_of_the_postgres_broker_is_lost_while_policies_apply_to_i
 
 @pytest.mark.parametrize("table", ["outbox.message", "outbox.position"])
 def test_forced_policies_do_not_make_the_gate_let_unsettled_messages_go(
-    database_url: str, table: str
+    database_url: str, table: str, doctor: Doctor
 ) -> None:
     old_partition(database_url)
     add_old(database_url)
@@ -154,3 +155,22 @@ def test_forced_policies_do_not_make_the_gate_let_unsettled_messages_go(
     with suppress(psycopg.errors.InsufficientPrivilege):
         steps = execute(url, "SELECT step FROM outbox.upkeep_plan('outbox.message')")
     assert not {"detach", "drop", "finalize"} & {step for (step,) in steps}
+    found = [f for f in doctor(database_url)[1] if f["check"] == "row security"]
+    assert any(
+        f"{table} applies to" in f["finding"].replace('"', "")
+        and "pillarbox_owner" in f["finding"]
+        for f in found
+    )
+
+
+def test_the_doctor_names_tables_and_roles_and_what_disables_it(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(database_url, INSERT_ONLY)
+    execute(database_url, ENABLE.format("outbox.message"))
+    (found,) = (f for f in doctor(database_url)[1] if f["check"] == "row security")
+    assert found["severity"] == "error"
+    assert "outbox.message applies to " in found["finding"]
+    assert "pillarbox_relay" in found["finding"]
+    execute(database_url, found["remedy"])
+    assert doctor(database_url)[1] == []

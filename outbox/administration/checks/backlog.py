@@ -59,7 +59,7 @@ def _check_outbox(overview: Overview) -> Iterator[Finding]:
             Severity.ERROR if is_late else Severity.WARNING,
             f"{len(processes.free)} of {processes.lanes} lanes are held by no relay,"
             f" and {oldest}",
-            "read the relays' logs: LanesWithheld names sessions that hold these lanes",
+            "pillarbox doctor  # names the sessions that keep relays from lanes",
         )
     elif is_late:
         yield Finding(

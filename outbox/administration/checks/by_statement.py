@@ -7,6 +7,8 @@ from outbox.administration.check import Check, Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import ROLES
 
+_READERS = ("maintainer", "relay", "consumer", "monitor", "web")
+
 
 def by_statement(statement: LiteralString) -> Check:
     """Return a check whose findings a statement gives: severity, finding, remedy."""
@@ -19,6 +21,7 @@ def by_statement(statement: LiteralString) -> Check:
             "partman": here.names.partman_schema,
             "migrate": here.migrate,
             "roles": [here.role(role) for role in ROLES],
+            "readers": [here.role(role) for role in _READERS],
             **{f"{role}_role": here.role(role) for role in ROLES},
         }
         for severity, finding, remedy in connection.execute(statement, parameters):

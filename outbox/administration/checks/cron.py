@@ -7,24 +7,27 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from outbox.administration.check import Finding, Installation, Severity, error, unknown
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.checks.upkeep import (
     MAX_SILENCE,
-    is_home_of_cron,
+    find_cron,
     is_standby,
     read_upkeep,
 )
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
-_UPKEEP: Final = "pillarbox upkeep"
-_PLAN: Final = "pillarbox plan detaches"
+_UPKEEP: Final = "CALL outbox.maintain"
+_PLAN: Final = "SELECT outbox.schedule_detaches"
 
 
 class _Job(NamedTuple):
-    """A job of pg_cron, as `read_job.sql` gives it."""
+    """A job of pg_cron, as `list_jobs.sql` gives it."""
 
     jobid: int
+    task: str | None
+    foreign: str | None
+    remedy: str
     active: bool
     succeeded_at: datetime | None
     has_run: bool
@@ -37,55 +40,65 @@ def check_cron(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find jobs that don't run or fail, unless something else drives the upkeep."""
-    if not is_home_of_cron(connection):
+    cron = find_cron(connection)
+    if cron.is_lost:
+        here_quoted = sql.Literal(cron.here).as_string(connection)
+        yield _found(
+            Severity.ERROR,
+            f"pg_cron runs in the database {cron.home}, which doesn't exist: no job of"
+            " this server runs",
+            f"ALTER SYSTEM SET cron.database_name = {here_quoted};  -- then restart the"
+            f" server, and run: {here.migrate}",
+        )
+    if not cron.is_here:
         return
+    roles = [here.role("maintainer"), here.role("detacher")]
+    jobs: dict[int, _Job] = {}
+    rights = {}
+    # A role sees only its own jobs.
+    for role in (None, *roles):
+        rights[role] = connection.execute(
+            load("outbox", "may_see_jobs"), {"role": role}
+        ).fetchone() or (False, False)
+        if all(rights[role]):
+            with _acting_as(connection, role):
+                rows = connection.execute(
+                    load("outbox", "list_jobs"),
+                    {"roles": roles, "heeds_nodes": cron.heeds_nodes},
+                )
+                jobs |= {row[0]: _Job(*row) for row in rows}
+    for job in jobs.values():
+        if job.foreign is not None:
+            yield _found(Severity.WARNING, job.foreign, job.remedy)
     ran = read_upkeep(connection)
-    upkeep = _read_job(connection, _UPKEEP, here.role("maintainer"))
-    is_hidden = isinstance(upkeep, Finding) and upkeep.severity is Severity.UNKNOWN
-    is_driven = isinstance(upkeep, _Job) and upkeep.active
-    if ran.is_fresh and not is_driven and not is_hidden:
+    upkeep, plan = (
+        next((job for job in jobs.values() if job.task == task), None)
+        for task in (_UPKEEP, _PLAN)
+    )
+    may_see_jobs, _ = rights[roles[0]]
+    if ran.is_fresh and may_see_jobs and not (upkeep and upkeep.active):
         return  # something else drives it
     yield from _check_launcher(connection)
     if not ran.is_fresh:
-        yield from _check_job(_UPKEEP, upkeep, here)
-    plan = _read_job(connection, _PLAN, here.role("detacher"))
-    yield from _check_job(_PLAN, plan, here)
+        yield from _check_job(
+            "pillarbox upkeep", upkeep, roles[0], rights[roles[0]], here
+        )
+    name = "pillarbox plan detaches"
+    yield from _check_job(name, plan, roles[1], rights[roles[1]], here)
     # The plan runs every hour, five minutes before the upkeep.
-    is_due = not ran.is_new or (isinstance(upkeep, _Job) and upkeep.has_run)
-    if isinstance(plan, _Job) and plan.active and not plan.has_run and is_due:
-        yield Finding(
+    is_due = not ran.is_new or (upkeep is not None and upkeep.has_run)
+    if plan is not None and plan.active and not plan.has_run and is_due:
+        yield _found(
             Severity.WARNING,
-            f"the job {_PLAN!r} has never run",
+            f"the job {name!r} has never run",
             "SELECT * FROM cron.job_run_details ORDER BY runid DESC LIMIT 5;"
             "  -- do other jobs run? If it is new, wait for the next hour",
         )
 
 
-def _read_job(
-    connection: AdministrationConnection, name: str, role: str
-) -> _Job | Finding | None:
-    """Return the job, None if it doesn't exist, or why it can't be seen."""
-    may_see_jobs, may_use_cron = connection.execute(
-        load("outbox", "may_see_jobs"), {"role": role}
-    ).fetchone() or (False, False)
-    if not may_see_jobs:
-        return unknown(
-            f"only {role} can see whether the job {name!r} runs",
-            f"run pillarbox doctor as a superuser or as a member of {role}",
-        )
-    if not may_use_cron:
-        return error(
-            f"{role} lacks USAGE on the schema cron: its jobs can't be seen or changed",
-            f'GRANT USAGE ON SCHEMA cron TO "{role}";',
-        )
-    with _seeing_jobs(connection, role):
-        row = connection.execute(load("outbox", "read_job"), {"job": name}).fetchone()
-    return None if row is None else _Job(*row)
-
-
 @contextmanager
-def _seeing_jobs(
-    connection: AdministrationConnection, role: str | None = None
+def _acting_as(
+    connection: AdministrationConnection, role: str | None
 ) -> Iterator[None]:
     with connection.transaction():
         # pg_cron's policies show each role its own jobs.
@@ -98,7 +111,7 @@ def _seeing_jobs(
 
 
 def _check_launcher(connection: AdministrationConnection) -> Iterator[Finding]:
-    with _seeing_jobs(connection):
+    with _acting_as(connection, None):
         launchers, orphans = connection.execute(
             load("outbox", "count_launchers")
         ).fetchall()[0]
@@ -107,7 +120,8 @@ def _check_launcher(connection: AdministrationConnection) -> Iterator[Finding]:
         why = (
             f": {orphans} jobs belong to roles that no longer exist" if orphans else ""
         )
-        yield error(
+        yield _found(
+            Severity.ERROR,
             f"the pg_cron launcher isn't running, so no job of this server runs{why}",
             "DELETE FROM cron.job WHERE username NOT IN (SELECT rolname FROM pg_roles);"
             "  -- if it still isn't running, restart the server, and read its log",
@@ -115,25 +129,46 @@ def _check_launcher(connection: AdministrationConnection) -> Iterator[Finding]:
 
 
 def _check_job(
-    name: str, job: _Job | Finding | None, here: Installation
+    name: str,
+    job: _Job | None,
+    role: str,
+    rights: tuple[bool, ...],
+    here: Installation,
 ) -> Iterator[Finding]:
-    match job:
-        case Finding():
-            yield job
-        case None:
-            yield error(f"the job {name!r} doesn't exist", here.migrate)
-        case _Job(active=False):
-            yield error(
-                f"the job {name!r} is inactive",
-                f"UPDATE cron.job SET active = true WHERE jobid = {job.jobid};",  # noqa: S608 - for a person to read
-            )
-        case _Job(has_run=True, succeeded_at=at):
-            is_late = at is None or job.now - at > MAX_SILENCE
-            if is_late or job.is_failing:
-                last = f"last succeeded at {at:%F %R}" if at else "has never succeeded"
-                yield Finding(
-                    Severity.ERROR if is_late else Severity.WARNING,
-                    f"the job {name!r} {last}; its last failure: {job.failure}",
-                    f"SELECT * FROM cron.job_run_details WHERE jobid = {job.jobid}"  # noqa: S608 - for a person to read
-                    " ORDER BY runid DESC LIMIT 5;",
-                )
+    may_see_jobs, may_use_cron = rights
+    if not may_see_jobs:
+        yield _found(
+            Severity.UNKNOWN,
+            f"only {role} can see whether the job {name!r} runs",
+            f"run pillarbox doctor as a superuser or as a member of {role}",
+        )
+    elif not may_use_cron:
+        yield _found(
+            Severity.ERROR,
+            f"{role} lacks USAGE on the schema cron: its jobs can't be seen or changed",
+            f'GRANT USAGE ON SCHEMA cron TO "{role}";',
+        )
+    elif job is None:
+        yield _found(Severity.ERROR, f"the job {name!r} doesn't exist", here.migrate)
+    elif not job.active:
+        yield _found(
+            Severity.ERROR,
+            f"the job {name!r} is inactive",
+            f"UPDATE cron.job SET active = true WHERE jobid = {job.jobid};",  # noqa: S608 - for a person to read
+        )
+    elif job.has_run:
+        at = job.succeeded_at
+        is_late = at is None or job.now - at > MAX_SILENCE
+        if not is_late and not job.is_failing:
+            return
+        last = "has never succeeded" if at is None else f"last succeeded at {at:%F %R}"
+        yield _found(
+            Severity.ERROR if is_late else Severity.WARNING,
+            f"the job {name!r} {last}; its last failure: {job.failure}",
+            f"SELECT * FROM cron.job_run_details WHERE jobid = {job.jobid}"  # noqa: S608 - for a person to read
+            " ORDER BY runid DESC LIMIT 5;",
+        )
+
+
+def _found(severity: Severity, finding: str, remedy: str) -> Finding:
+    return Finding(check="cron", severity=severity, finding=finding, remedy=remedy)

@@ -1,18 +1,25 @@
 """Retention: overdue partitions, what holds them, and who else may drop partitions."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from outbox.administration.check import Finding, Installation, warning
 from outbox.administration.checks.by_statement import by_statement
 from outbox.administration.connection import AdministrationConnection
-from outbox.administration.retention import (
-    MINIMUM_RETENTION,
-    is_too_short,
-    read_policies,
-)
+from outbox.administration.retention import read_policies
 from outbox.duration import exact_duration
+from outbox.limits import Limits
 from outbox.logs.printable import count
 from outbox.postgres.sql_files import load
+from outbox.retry import RetryPolicy
+
+KEPT_FOR_LATE_MESSAGES: Final = ("inbox.receipt", "inbox.job")
+"""Tables in which a message needs the day of its id, however late it arrives."""
+MINIMUM_RETENTION: Final = Limits().max_delay + 2 * RetryPolicy().longest
+"""The longest time after which a message can still reach its consumer, by default.
+
+It may wait for its `available_at`, and be retried by the relay and by the consumer.
+"""
 
 
 def check_retention(
@@ -22,7 +29,10 @@ def check_retention(
     held = by_statement(load("outbox", "check_late_partitions"))
     yield from held(connection, here)
     for policy in read_policies(connection):
-        if is_too_short(policy):
+        if (
+            policy.parent_table in KEPT_FOR_LATE_MESSAGES
+            and policy.retention < MINIMUM_RETENTION
+        ):
             yield warning(
                 f"{policy.parent_table} is kept for {exact_duration(policy.retention)},"
                 f" but a message can come back after"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from psycopg.rows import dict_row
 
@@ -12,6 +12,34 @@ from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
 MAX_SILENCE: Final = timedelta(hours=3)
+
+
+class CronHome(NamedTuple):
+    """Where pg_cron runs its jobs.
+
+    Attributes:
+        installed: whether the extension exists in this database.
+        home: the database of pg_cron's jobs; None if the server doesn't load pg_cron.
+        exists: whether there is such a database.
+        heeds_nodes: whether jobs connect to their node and port, instead of being run
+            by background workers.
+    """
+
+    installed: bool
+    home: str | None
+    here: str
+    exists: bool
+    heeds_nodes: bool
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its database is gone, as when this one was renamed."""
+        return self.installed and self.home is not None and not self.exists
+
+    @property
+    def is_here(self) -> bool:
+        """Whether pg_cron's jobs run here; the extension may exist without them."""
+        return self.installed and self.home == self.here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +78,9 @@ class Upkeep:
         return self.succeeded_at is not None and not self.is_late
 
 
-def is_home_of_cron(connection: AdministrationConnection) -> bool:
-    """Return whether pg_cron's jobs run here; the extension may exist without them."""
-    return connection.execute(load("outbox", "find_cron")).fetchone() == (True,)
+def find_cron(connection: AdministrationConnection) -> CronHome:
+    """Find out where pg_cron runs its jobs."""
+    return CronHome(*connection.execute(load("outbox", "find_cron")).fetchall()[0])
 
 
 def read_upkeep(connection: AdministrationConnection) -> Upkeep:
@@ -64,7 +92,7 @@ def read_upkeep(connection: AdministrationConnection) -> Upkeep:
     return Upkeep(
         **row,
         age=None if last is None else now - last,
-        next_at=_next_run(now) if is_home_of_cron(connection) else None,
+        next_at=_next_run(now) if find_cron(connection).is_here else None,
         late_at=None if last is None else last + MAX_SILENCE,
         is_late=not _is_recent(last, now),
         is_new=_is_recent(awaited_at, now),
@@ -116,14 +144,14 @@ def check_upkeep(
             " not, set the server's clock first",
         )
         return
-    for failed_at, failure in connection.execute(
+    for failed_at, failure, remedy in connection.execute(
         load("outbox", "list_upkeep_failures")
     ):
         yield Finding(
             check="upkeep",
             severity=Severity.WARNING if upkeep.is_fresh else Severity.ERROR,
             finding=f"the upkeep failed at {failed_at:%F %R}: {failure}",
-            remedy="pillarbox maintain  # after you have removed the cause",
+            remedy=remedy or "pillarbox maintain  # after you have removed the cause",
         )
     if upkeep.is_fresh:
         return
@@ -141,5 +169,5 @@ def check_upkeep(
         severity=severity,
         finding=f"{finding}: it creates future partitions and drops expired ones",
         remedy="pillarbox maintain  # now, and every hour, by any scheduler"
-        + (f", or by pg_cron: {here.migrate}" if is_home_of_cron(connection) else ""),
+        + (f", or by pg_cron: {here.migrate}" if find_cron(connection).is_here else ""),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
+from outbox.administration.checks.locks import read_consumers as list_consumers
 from outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
@@ -52,8 +53,7 @@ def read_consumers(
     Args:
         running: the consumers that run; None if that is unknown.
     """
-    rows = reading.connection.execute(load("outbox", "list_consumers"))
-    subscribed = [name for (name,) in rows]
+    subscribed = list_consumers(reading.connection)
     scope = reading.scope
     rates = {
         row["consumer"]: Rate(

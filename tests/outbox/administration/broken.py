@@ -29,12 +29,12 @@ BROKEN = {
     ),
     "a limit of the table is gone": (
         "ALTER TABLE outbox.message DROP CONSTRAINT headers_size",
-        *("schema", "error", "lacks its constraint headers_size", "ADD CONSTRAINT"),
+        *("schema", "error", "lacks its constraint headers_size", "pillarbox migrate"),
     ),
     "a limit of the table was never validated": (
         "UPDATE pg_constraint SET convalidated = false WHERE conname = 'key_size'"
         " AND conrelid = 'outbox.message'::regclass",
-        *("schema", "warning", "not validated the constraint key_size", "VALIDATE"),
+        *("schema", "warning", "not validated the constraint key_size", "migrate"),
     ),
     "a partition is half detached": (
         "UPDATE pg_inherits SET inhdetachpending = true"
@@ -133,12 +133,12 @@ BROKEN = {
         *("partitions", "error", "it holds MINVALUE to 2020", "DETACH PARTITION"),
     ),
     "receipts are dropped too soon": (
-        "UPDATE outbox.partition_policy SET retention = '2 days'"
+        "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
         " WHERE parent_table = 'inbox.receipt'",
         *("retention", "warning", "can come back", "pillarbox retention set"),
     ),
     "jobs are dropped too soon": (
-        "UPDATE outbox.partition_policy SET retention = '2 days'"
+        "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
         " WHERE parent_table = 'inbox.job'",
         *("retention", "warning", "inbox.job is kept for", "set inbox.job 14d"),
     ),

@@ -20,8 +20,9 @@ Runs: TypeAlias = dict[str, tuple[Any, ...]]
 
 EVERY_MINUTE: Final = "* * * * *"
 NEVER: Final = "0 0 30 2 *"
-UPKEEP: Final = "pillarbox upkeep"
-PLAN: Final = "pillarbox plan detaches"
+UPKEEP: Final = "pillarbox upkeep of pillarbox"
+TRIM: Final = "pillarbox trim cron log of pillarbox"
+PLAN: Final = "pillarbox plan detaches of pillarbox"
 
 AHEAD: Final = (
     "SELECT partition::text FROM outbox.partitions('outbox.message')"
@@ -125,9 +126,9 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
         execute(url, BREAK_A_CONDITION)
         old_partition(url, table="inbox.job")
         execute(url, OLD_RUNS)
-        schedule(url, EVERY_MINUTE, UPKEEP)
+        schedule(url, EVERY_MINUTE, UPKEEP, TRIM)
 
-    all_runs = [first_runs(url, UPKEEP) for url in urls]
+    all_runs = [first_runs(url, UPKEEP, TRIM) for url in urls]
     # Not in the same minute: one would leave expired partitions to the other.
     for url in urls:
         schedule(url, EVERY_MINUTE, PLAN)
@@ -135,6 +136,7 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
         runs.update(first_runs(url, PLAN))
 
     for url, runs in zip(urls, all_runs, strict=True):
+        assert runs[TRIM][:2] == ("pillarbox_maintainer", "succeeded")
         assert runs[PLAN][:2] == ("pillarbox_detacher", "succeeded")
         assert runs[UPKEEP][:2] == ("pillarbox_maintainer", "failed")
         assert 'column "no_such_column" does not exist' in runs[UPKEEP][2]

@@ -16,11 +16,13 @@ from outbox.errors import MissingPartitionError
 from outbox.events import Event
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.postgres.days import Days, PartitionsNotMade
+from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, add, insert_statement
 from relay.events import BatchPublished, RelayStarted
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as running_consumer
+from tests.fixtures.postgres import migrate, one_at_a_time
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import running as running_relay
 from tests.fixtures.sessions import execute
@@ -236,11 +238,59 @@ def test_a_locked_table_is_reported_and_the_others_get_their_days(
         ((problem, remedy),) = make_days(forgotten_url)
 
     assert problem.startswith("no partitions of outbox.message: ")
-    assert remedy == "pillarbox doctor finds the cause"
+    assert remedy == ("a transaction keeps the table locked: pillarbox doctor names it")
     covered = [table for table, _ in execute(forgotten_url, COVERED, (1,))]
     assert covered == [
         t for t in sorted(TABLES) if not t.startswith("outbox.") or "letter" in t
     ]
+
+
+@pytest.mark.parametrize("years", [-2, 2])
+def test_a_clock_at_which_nothing_ever_ran_makes_no_days(
+    forgotten_url: str, years: int
+) -> None:
+    execute(
+        forgotten_url,
+        "DO $$ DECLARE x record; BEGIN"
+        " FOR x IN SELECT parent_table AS t, q.partition FROM outbox.partition_policy,"
+        "   outbox.partitions(parent_table) q LOOP"
+        "   EXECUTE format('DROP TABLE %s', x.partition);"
+        " END LOOP; END $$",
+    )
+    execute(
+        forgotten_url,
+        "UPDATE outbox.upkeep SET awaited_at = now() - %s * interval '1 year'",
+        (years,),
+    )
+
+    ((problem, remedy),) = make_days(forgotten_url)
+
+    assert problem.startswith("the server's clock says ")
+    assert "pillarbox maintain --accept-clock" in remedy
+    assert execute(forgotten_url, COVERED, (0,)) == []
+
+    execute(forgotten_url, "SELECT outbox.accept_clock()")
+    assert make_days(forgotten_url) == []
+    execute(forgotten_url, ADD)
+
+
+def test_without_pg_cron_a_migration_makes_30_days_or_as_many_as_were_asked_for(
+    server: PostgresServer, empty_database_url: str
+) -> None:
+    with one_at_a_time(server):
+        migrate(empty_database_url, with_cron=False, days_ahead=10)
+        for days, is_covered in ((9, True), (11, False)):
+            assert execute(empty_database_url, COVERED, (days,)) == [
+                (t, is_covered) for t in sorted(TABLES)
+            ]
+        migrate(empty_database_url, with_cron=False)
+
+    assert execute(empty_database_url, COVERED, (30,)) == [
+        (t, True) for t in sorted(TABLES)
+    ]
+    assert execute(
+        empty_database_url, "SELECT max(gaps) FROM outbox.partition_health"
+    ) == [(0,)]
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])

@@ -31,7 +31,9 @@ def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
         scheduled = execute(url, jobs)
         assert len({schedule for _, schedule, _ in scheduled}) == 2
         for name, schedule, command in scheduled:
-            assert name.removeprefix("pillarbox detach ") in command
+            task, _, database = name.partition(" of ")
+            assert database == "pillarbox"
+            assert task.removeprefix("pillarbox detach ") in command
             assert len(schedule.split()) == 5
             detacher.execute(command)
         maintainer.execute("CALL outbox.maintain()")

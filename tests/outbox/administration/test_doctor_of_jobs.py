@@ -82,7 +82,7 @@ def test_missing_inactive_silent_or_failing_jobs_are_found(
 ) -> None:
     url = scheduled_server.url
     wait_for("launcher", lambda: execute(url, LAUNCHER))
-    upkeep = "(SELECT jobid FROM cron.job WHERE jobname = 'pillarbox upkeep')"
+    upkeep = "(SELECT jobid FROM cron.job WHERE jobname LIKE 'pillarbox upkeep of %%')"
     ran = (
         "INSERT INTO cron.job_run_details (jobid, runid, status, return_message,"
         f" username, start_time, end_time) SELECT {upkeep}, %s, %s, 'upkeep: no lock',"

@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from outbox.cli.main import main
+from outbox.migrations.statements import split_statements
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -19,7 +20,7 @@ DOCS: Final = Path(__file__).parents[3] / "docs"
 FAILED: Final = (
     "INSERT INTO cron.job_run_details (jobid, runid, status, command, return_message,"
     " username, start_time) SELECT jobid, 1, 'failed', command, 'no lock', username,"
-    " now() FROM cron.job WHERE jobname = 'pillarbox upkeep'"
+    " now() FROM cron.job WHERE jobname LIKE 'pillarbox upkeep %%'"
 )
 
 
@@ -50,7 +51,7 @@ def test_alarms_are_reported_to_the_monitor(
     scheduled_server: PostgresServer, alarms_url: str
 ) -> None:
     health, launcher, _ = blocks("database.md", "## What to alarm on", "\n## ")
-    upkeep, partitions, _, backlog, *_ = health.split(";")
+    upkeep, partitions, _, backlog = split_statements(health)
     execute(scheduled_server.url, "GRANT pillarbox_monitor TO my_alarms")
 
     assert execute(alarms_url, upkeep) == []
@@ -66,7 +67,7 @@ def test_the_error_of_a_job_is_visible_after_set_role(
     scheduled_server: PostgresServer, alarms_url: str
 ) -> None:
     *_, runs = blocks("database.md", "## What to alarm on", "\n## ")
-    _, look, *_ = runs.split(";")
+    _, look, _ = split_statements(runs)
     execute(scheduled_server.url, FAILED)
     execute(scheduled_server.url, "GRANT pillarbox_maintainer TO my_alarms")
 

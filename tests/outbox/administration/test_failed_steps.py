@@ -1,4 +1,4 @@
-"""A step of the upkeep that fails is reported with its error, and stops no other."""
+"""A step of the upkeep that fails is reported with its remedy, and stops no other."""
 
 import json
 from collections.abc import Callable
@@ -40,47 +40,45 @@ class Obstacle(NamedTuple):
     statement: str
     step: str
     named: str
-    removal: str
 
 
 OBSTACLES: Final = {
     "view": Obstacle(
         "CREATE VIEW public.report AS SELECT id FROM {partition}",
         "drop",
-        "view public.report depends on",
-        "DROP VIEW public.report",
+        "view public.report",
+    ),
+    "materialized view": Obstacle(
+        'CREATE MATERIALIZED VIEW public."Report" AS SELECT id FROM {partition}',
+        "drop",
+        'materialized view public."Report"',
     ),
     "function": Obstacle(
         "CREATE FUNCTION public.id_of(m {partition}) RETURNS uuid LANGUAGE sql"
         " AS 'SELECT m.id'",
         "drop",
         "function public.id_of(",
-        "DROP FUNCTION public.id_of",
+    ),
+    "rule": Obstacle(
+        "CREATE TABLE public.sink (a int); CREATE RULE clear AS ON INSERT TO"
+        " public.sink DO ALSO DELETE FROM {partition}",
+        "drop",
+        "rule clear on public.sink",
     ),
     "foreign key on the partition": Obstacle(
-        WITH_A_KEY.format("{partition}"),
-        "drop",
-        "of_message on table public.invoice",
-        "DROP TABLE public.invoice",
+        WITH_A_KEY.format("{partition}"), "drop", "of_message of public.invoice"
     ),
     "foreign key on the table": Obstacle(
         WITH_A_KEY.format("outbox.message")
         + " INSERT INTO public.invoice SELECT id, created_at FROM {partition}",
         "detach",
-        "permission denied for table invoice",
-        "DROP TABLE public.invoice",
+        "of_message of public.invoice",
     ),
     "event trigger on drops": Obstacle(
-        REFUSING.format("DROP TABLE"),
-        "drop",
-        "no changes on a Friday",
-        "DROP EVENT TRIGGER no_changes",
+        REFUSING.format("DROP TABLE"), "drop", "event trigger no_changes"
     ),
     "event trigger on changes": Obstacle(
-        REFUSING.format("ALTER TABLE"),
-        "detach",
-        "no changes on a Friday",
-        "DROP EVENT TRIGGER no_changes",
+        REFUSING.format("ALTER TABLE"), "detach", "event trigger no_changes"
     ),
 }
 
@@ -143,7 +141,7 @@ def test_whatever_keeps_one_partition_stops_no_other_step_and_is_named_at_once(
     status = json.loads(capsys.readouterr().out)
     assert obstacle.named in status["upkeep"]["failure"]
 
-    execute(url, obstacle.removal)
+    paste(url, found["remedy"])
 
     assert run(url) == 0
     assert execute(url, FAILURES) == []
@@ -152,22 +150,31 @@ def test_whatever_keeps_one_partition_stops_no_other_step_and_is_named_at_once(
 
 
 @pytest.mark.parametrize(
-    ("statement", "named"),
+    ("statement", "named", "is_pasted"),
     [
         (
             "REVOKE CREATE ON SCHEMA inbox FROM pillarbox_owner",
-            "permission denied for schema inbox",
+            "pillarbox_owner lacks CREATE on the schema inbox",
+            True,
         ),
-        ("DROP TABLE inbox.suspect CASCADE", "inbox.suspect"),
-        (REFUSING.format("CREATE TABLE"), "no changes on a Friday"),
+        ("DROP TABLE inbox.suspect CASCADE", "there is no table inbox.suspect", False),
+        (
+            REFUSING.format("CREATE TABLE"),
+            "event trigger no_changes",
+            True,
+        ),
     ],
     ids=["privilege", "table", "event trigger"],
 )
 def test_whatever_keeps_a_day_from_being_created_keeps_no_other_one(
-    statement: str, named: str, database_url: str, doctor: Doctor
+    statement: str,
+    named: str,
+    is_pasted: bool,
+    database_url: str,
+    doctor: Doctor,
 ) -> None:
     url = database_url
-    remove_a_day_ahead(url, "inbox.suspect")
+    is_back = remove_a_day_ahead(url, "inbox.suspect")
     is_elsewhere_back = remove_a_day_ahead(url, "outbox.dead_letter")
     old_partition(url)
     execute(url, statement)
@@ -182,6 +189,11 @@ def test_whatever_keeps_a_day_from_being_created_keeps_no_other_one(
         if f["finding"].startswith("the upkeep failed") and "suspect" in f["finding"]
     )
     assert named in found["finding"]
+    if is_pasted:
+        paste(url, found["remedy"])
+        assert run(url) == 0
+        assert is_back()
+        assert is_elsewhere_back()
 
 
 def test_a_session_that_locks_a_table_is_named_and_stops_no_other_table(
@@ -201,6 +213,7 @@ def test_a_session_that_locks_a_table_is_named_and_stops_no_other_table(
         assert (
             f"session {pid} of role postgres (application report)" in (found["finding"])
         )
+        paste(url, found["remedy"])
     assert main(["maintain", "--database", url]) == 0
 
 
@@ -219,7 +232,7 @@ def test_a_partition_of_another_owner_is_named_and_stops_no_other_one(
         assert run(url) == 2
 
         assert execute(url, EXPIRED) == [(kept,)]
-        found = next(f for f in doctor(url)[1] if "is not ours" in f["finding"])
+        found = next(f for f in doctor(url)[1] if "the upkeep failed" in f["finding"])
         assert f"it belongs to {role}" in found["finding"]
         paste(url, found["remedy"])
         assert run(url) == 0
@@ -241,13 +254,14 @@ def test_a_statement_timeout_ends_one_step_and_is_named(
     ):
         holder.execute("LOCK TABLE inbox.dead_letter IN SHARE MODE")
         maintainer.execute("SET statement_timeout = '2s'")
-        with pytest.raises(psycopg.errors.RaiseException, match="statement timeout"):
+        with pytest.raises(psycopg.errors.RaiseException, match="statement_timeout"):
             maintainer.execute("CALL outbox.maintain()")
         holder.rollback()
 
     assert is_back()
     (found,) = (f for f in doctor(url)[1] if f["check"] == "upkeep")
-    assert "canceling statement due to statement timeout" in found["finding"]
+    assert "statement_timeout of role pillarbox_maintainer is 2s" in found["finding"]
+    assert "SET statement_timeout = 0" in found["remedy"]
 
 
 def test_a_trim_that_fails_is_recorded(database_url: str) -> None:

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from outbox.administration.connection import administration
+from outbox.administration.partitions import draw_timeline, read_partitions
 from outbox.administration.retention import change_policy
 from outbox.cli.main import main
 from outbox.errors import ConfigError
@@ -251,3 +252,14 @@ def test_the_command_changes_and_shows_the_interval(
     command = ["retention", "--database", database_url, "set", "outbox.message"]
     assert main([*command, "2d", "--interval", "hourly"]) == 0
     assert "hourly   kept 2d" in capsys.readouterr().out
+
+    with administration(database_url, application_name="test") as connection:
+        connection.execute("SET timezone = 'UTC'")
+        drawn = [
+            line
+            for policy, partitions in read_partitions(connection).items()
+            if policy.parent_table == "outbox.message"
+            for line in draw_timeline(policy, partitions)
+        ]
+    assert ":00  ahead" in drawn[-1]
+    assert " partitions" in drawn[-1]

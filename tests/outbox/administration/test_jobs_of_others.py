@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
+from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import migrate
 from tests.fixtures.sessions import execute, session
 from tests.fixtures.waiting import wait_for
@@ -14,10 +15,26 @@ JOBS: Final = "SELECT jobname::text, database FROM cron.job ORDER BY jobname"
 LAUNCHER: Final = (
     "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'pg_cron launcher'"
 )
+STALE: Final = (
+    "INSERT INTO cron.job (schedule, command, nodename, nodeport, database, username,"
+    " jobname) SELECT schedule, command, %s, nodeport + %s, %s, username, %s"
+    " FROM cron.job WHERE jobname = 'pillarbox upkeep of pillarbox'"
+)
 
 
-def jobs_in(name: str) -> list[tuple[str, str]]:
-    return [(f"pillarbox {task}", name) for task in ("plan detaches", "upkeep")]
+def jobs_of(name: str) -> list[tuple[str, str]]:
+    return [
+        (f"pillarbox {task} of {name}", name)
+        for task in ("plan detaches", "trim cron log", "upkeep")
+    ]
+
+
+def about_jobs(findings: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [
+        f
+        for f in findings
+        if f["check"] == "cron" and "is for the database" in f["finding"]
+    ]
 
 
 @contextmanager
@@ -31,34 +48,110 @@ def home_of_cron(server: PostgresServer, database: str) -> Iterator[None]:
     yield
 
 
+def connect_to_nodes(server: PostgresServer) -> None:
+    """Let pg_cron connect to the node of each job, instead of starting workers."""
+    execute(server.url, "ALTER SYSTEM SET cron.use_background_workers = off")
+    session.end()
+    server.restart()
+
+
 def test_migrate_gives_the_jobs_to_a_renamed_database(
-    scheduled_server: PostgresServer,
+    scheduled_server: PostgresServer, doctor: Doctor
 ) -> None:
     server = scheduled_server
+    execute(server.url, "CALL outbox.maintain()")
     with home_of_cron(server, "bazaar"):
+        lost = next(f for f in doctor(server.url)[1] if f["check"] == "cron")
+        assert "bazaar, which doesn't exist" in lost["finding"]
+        assert "cron.database_name = 'pillarbox'" in lost["remedy"]
+        session.end()
         execute(
             server.database_url("template1"),
             "ALTER DATABASE pillarbox RENAME TO bazaar",
         )
         renamed = server.database_url("bazaar")
-        assert execute(renamed, JOBS) == jobs_in("pillarbox")
+        assert execute(renamed, JOBS) == [
+            (name, "pillarbox") for name, _ in jobs_of("pillarbox")
+        ]
+        # The upkeep is fresh, and its jobs fail nevertheless.
+        found = about_jobs(doctor(renamed)[1])
+        assert len(found) == 3
+        assert (
+            "of pillarbox_maintainer is for the database pillarbox"
+            in (found[0]["finding"])
+        )
 
         migrate(renamed)
 
-        assert execute(renamed, JOBS) == jobs_in("bazaar")
+        assert execute(renamed, JOBS) == jobs_of("bazaar")
+        assert about_jobs(doctor(renamed)[1]) == []
+
+
+def test_a_copy_leaves_the_jobs_of_its_original_and_the_doctor_names_them(
+    scheduled_server: PostgresServer, doctor: Doctor
+) -> None:
+    server = scheduled_server
+    copy = server.database_url("copy")
+    with home_of_cron(server, "copy"):
+        server.create_database("copy", "pillarbox")
+        migrate(copy)
+        assert execute(copy, JOBS) == sorted(jobs_of("copy") + jobs_of("pillarbox"))
+        found = about_jobs(doctor(copy)[1])
+        assert [f["severity"] for f in found] == ["warning"] * 3
+
+        for finding in found:
+            paste(copy, finding["remedy"])
+
+        assert execute(copy, JOBS) == jobs_of("copy")
+        assert about_jobs(doctor(copy)[1]) == []
 
 
 def test_jobs_restored_from_another_server_are_replaced(
-    scheduled_server: PostgresServer,
+    scheduled_server: PostgresServer, doctor: Doctor
 ) -> None:
     url = scheduled_server.url
+    connect_to_nodes(scheduled_server)
     execute(url, "UPDATE cron.job SET nodeport = nodeport + 1")
+    found = about_jobs(doctor(url)[1])
+    assert len(found) == 3
 
     migrate(url)
 
     ports = "SELECT DISTINCT nodeport = current_setting('port')::int FROM cron.job"
     assert execute(url, ports) == [(True,)]
-    assert execute(url, JOBS) == jobs_in("pillarbox")
+    assert about_jobs(doctor(url)[1]) == []
+
+
+def test_migrate_leaves_jobs_of_others_alone_and_the_doctor_says_whose_they_are(
+    scheduled_server: PostgresServer, doctor: Doctor
+) -> None:
+    url = scheduled_server.url
+    connect_to_nodes(scheduled_server)
+
+    def add(node: str, port: int, database: str) -> None:
+        name = f"pillarbox upkeep of {database}, theirs"
+        execute(url, STALE, (node, port, database, name))
+        execute(url, f"UPDATE cron.job SET active = false WHERE jobname = '{name}'")
+
+    migrate(url)  # the fixture's server has another port than the one that it copies
+    add("localhost", 1, "elsewhere")
+    add("localhost", 0, "template1")
+    migrate(url)
+    assert len(execute(url, JOBS)) == 5
+    add("db.example.org", 0, "pillarbox")
+    found = about_jobs(doctor(url)[1])
+    assert len(found) == 3
+    for whose in (
+        *("elsewhere at localhost:", "template1 at localhost:"),
+        "pillarbox at db.example.org:",
+    ):
+        (about,) = (f for f in found if f"for the database {whose}" in f["finding"])
+        assert "(inactive)" in about["finding"]
+
+        paste(url, about["remedy"])
+
+    assert execute(url, JOBS) == jobs_of("pillarbox")
+    assert about_jobs(doctor(url)[1]) == []
 
 
 def test_a_run_that_could_not_connect_is_the_last_failure_and_is_trimmed(
@@ -74,7 +167,7 @@ def test_a_run_that_could_not_connect_is_the_last_failure_and_is_trimmed(
     )
 
     def ran(job: str, runid: int, said: str, ago: str | None) -> None:
-        execute(url, run, (runid, said, ago, ago, f"pillarbox {job}"))
+        execute(url, run, (runid, said, ago, ago, f"pillarbox {job} of %"))
 
     for job, first in (("upkeep", 0), ("plan detaches", 10)):
         ran(job, first + 1, "connection failed", None)

@@ -157,7 +157,7 @@ def test_the_command_notes_a_detach_that_it_leaves_for_another_upkeep_to_drop(
     assert steps(database_url, "drop") == ["drop"]
 
 
-def test_the_list_shows_a_detached_partition(
+def test_the_timeline_shows_a_detached_partition(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave_detached(database_url)
@@ -165,4 +165,4 @@ def test_the_list_shows_a_detached_partition(
 
     assert main(["partitions", "--database", database_url]) == 0
 
-    assert " detached " in capsys.readouterr().out
+    assert "  detached " in capsys.readouterr().out

@@ -20,11 +20,12 @@ def dba(server: PostgresServer, database_url: str) -> Iterator[str]:
     execute(server.url, f"DROP ROLE {role}")
 
 
-def test_reassigned_tables_are_reported_with_a_remedy_that_returns_them(
+def test_reassigned_tables_are_reported_with_a_remedy_that_returns_ours_alone(
     database_url: str, dba: str, doctor: Doctor
 ) -> None:
     url = database_url
     execute(url, "CALL outbox.maintain()")
+    execute(url, f"CREATE TABLE public.theirs (); ALTER TABLE theirs OWNER TO {dba}")
     execute(url, f"REASSIGN OWNED BY pillarbox_owner TO {dba}")
 
     _, findings = doctor(url)
@@ -37,3 +38,7 @@ def test_reassigned_tables_are_reported_with_a_remedy_that_returns_them(
     paste(url, found["remedy"])
 
     assert doctor(url) == (0, [])
+    owner = (
+        "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'theirs'::regclass"
+    )
+    assert execute(url, owner) == [(dba,)]

@@ -1,10 +1,15 @@
 """The timeline of the partitions, and the policy that the upkeep follows."""
 
 import json
+import re
 
 import pytest
 from psycopg.errors import CheckViolation
 
+from outbox.administration.checks.retention import (
+    KEPT_FOR_LATE_MESSAGES,
+    MINIMUM_RETENTION,
+)
 from outbox.cli.main import main
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED
@@ -22,7 +27,9 @@ def outbox(url: str, capsys: Capture, *arguments: str, status: int = 0) -> str:
 
 
 @pytest.mark.week
-def test_the_list_shows_past_held_and_today(database_url: str, capsys: Capture) -> None:
+def test_the_timeline_shows_past_held_today_and_ahead(
+    database_url: str, capsys: Capture
+) -> None:
     old_partition(database_url, 20)
     add_old(database_url, 20, topic="orders")
     add_old(database_url, 20, topic="mails")
@@ -30,15 +37,18 @@ def test_the_list_shows_past_held_and_today(database_url: str, capsys: Capture) 
 
     lines = outbox(database_url, capsys, "partitions").splitlines()
 
-    held, *others = (it for it in lines if it.startswith("outbox.message "))
-    assert {it.split()[3] for it in others} == {"past", "today"}
-    assert held.split()[3] == "held"
-    assert "unsettled rows: 2 (unclaimed), for example 0" in held
-    query = "SELECT * FROM" + held.rpartition(": SELECT * FROM")[2]
+    start = lines.index("outbox.message: kept 7d, 7 ahead")
+    # pg_partman created some partitions before today, too.
+    assert re.fullmatch(r"  !·+#o{7,8}", lines[start + 1])
+    held = lines[start + 2]
+    assert "held" in held
+    assert "2 unsettled: SELECT * FROM outbox.unsettled_messages('outbox." in held
+    assert "unsettled rows: 2 (unclaimed), for example 0" in lines[start + 3]
+    query = held.partition("unsettled: ")[2]
     assert len(execute(database_url, query)) == 2
 
 
-def test_the_list_as_json_has_the_policy_and_each_partition(
+def test_the_timeline_as_json_shows_the_same(
     database_url: str, capsys: Capture
 ) -> None:
     name = leave_detached(database_url)
@@ -70,11 +80,31 @@ def test_a_default_partition_is_shown(database_url: str, capsys: Capture) -> Non
     lines = outbox(database_url, capsys, "partitions").splitlines()
     tables = json.loads(outbox(database_url, capsys, "partitions", "--json"))
 
-    assert any(line.split()[:3] == ["outbox.message", "-", "default"] for line in lines)
+    assert "D default" in lines[0]
+    start = lines.index("outbox.message: kept 7d, 7 ahead")
+    assert re.fullmatch(r"  ·*#o+D", lines[start + 1])
+    assert any(line.startswith("  DEFAULT     default ") for line in lines)
     (messages,) = (t for t in tables if t["table"] == "outbox.message")
     found = messages["partitions"][-1]
     assert (found["partition"], found["place"]) == ("outbox.message_default", "default")
     assert found["starts_at"] is found["ends_at"] is None
+
+
+@pytest.mark.week
+@pytest.mark.parametrize(
+    ("retention", "shown"),
+    [
+        *(("1d", "1d"), ("24h", "1d"), ("36h", "36h"), ("2w", "14d")),
+    ],
+)
+def test_the_timeline_shows_the_whole_retention(
+    retention: str, shown: str, database_url: str, capsys: Capture
+) -> None:
+    outbox(database_url, capsys, "retention", "set", "outbox.message", retention)
+
+    drawn = outbox(database_url, capsys, "partitions")
+
+    assert f"outbox.message: kept {shown}, 7 ahead" in drawn.splitlines()
 
 
 def test_the_monitor_can_see_partitions_and_policy(
@@ -84,7 +114,7 @@ def test_the_monitor_can_see_partitions_and_policy(
     add_old(database_url, 20)
     url = f"{database_url}?options=-crole%3Dpillarbox_monitor"
 
-    assert "unsettled rows: 1" in outbox(url, capsys, "partitions")
+    assert "1 unsettled" in outbox(url, capsys, "partitions")
     assert "inbox.receipt" in outbox(url, capsys, "retention")
     refused = outbox(url, capsys, "retention", "set", "outbox.message", "9d", status=2)
     assert "permission denied" in refused
@@ -110,12 +140,15 @@ def test_the_policy_is_shown_and_set(database_url: str, capsys: Capture) -> None
         (["outbox.message", "12h"], "must be at least a day"),
         (["outbox.message", "999999w"], "must be at most 36500 days, a hundred years"),
         (["receipt", "36501d"], "write 36500d or less"),
+        (["receipt", "--minimum", "99999d"], "minimum=99999 days of inbox.receipt"),
         (["outbox.message", "soon"], "retention 'soon': write 90s"),
         (["outbox.message", "--interval", "monthly"], "use hourly, daily, weekly"),
         (["shop_order", "7d"], "has no policy"),
         (["dead_letter", "7d"], "is ambiguous; write one of inbox.dead_letter"),
         (["outbox.message"], "nothing to set"),
-        (["receipt", "6d"], "choose a longer one"),
+        (["receipt", "6d"], "add --minimum"),
+        (["receipt", "--minimum", "15d"], "can come back after 15d"),
+        (["receipt", "--minimum", "long"], "'--minimum': 'long': write 90s"),
         (["job", "1d"], "inbox.job: a message can come back after 6d"),
     ],
 )
@@ -128,6 +161,44 @@ def test_a_dangerous_retention_policy_is_refused(
 
     assert problem in refusal
     assert execute(database_url, "TABLE outbox.partition_policy") == before
+
+
+@pytest.mark.parametrize("table", KEPT_FOR_LATE_MESSAGES)
+def test_a_lower_minimum_allows_a_shorter_retention_of_receipts_and_jobs(
+    table: str, database_url: str, capsys: Capture
+) -> None:
+    set_it = ["retention", "--database", database_url, "set", table, "6d"]
+
+    assert main([*set_it, "--minimum", "2d"]) == 0
+
+    printed = capsys.readouterr()
+    assert "kept 6d" in printed.out
+    assert "at least 2d" in printed.out
+
+
+@pytest.mark.parametrize("table", KEPT_FOR_LATE_MESSAGES)
+def test_the_minimum_covers_the_defaults_and_the_database_enforces_it(
+    table: str, database_url: str
+) -> None:
+    is_it = "SELECT minimum FROM outbox.partition_policy WHERE parent_table = %s"
+    shorten = "UPDATE outbox.partition_policy SET retention = '6 days' WHERE"
+
+    assert execute(database_url, is_it, (table,)) == [(MINIMUM_RETENTION,)]
+    with pytest.raises(CheckViolation, match="retention_not_below_minimum"):
+        execute(database_url, f"{shorten} parent_table = %s", (table,))
+
+
+@pytest.mark.parametrize("table", KEPT_FOR_LATE_MESSAGES)
+def test_a_minimum_above_the_defaults_is_respected(
+    table: str, database_url: str, capsys: Capture
+) -> None:
+    told = outbox(
+        database_url, capsys, "retention", "set", table, "45d", "--minimum", "31d"
+    )
+    assert "at least 31d" in told
+
+    refused = outbox(database_url, capsys, "retention", "set", table, "30d", status=2)
+    assert "can come back after 31d" in refused
 
 
 @pytest.mark.parametrize("table", TABLES)

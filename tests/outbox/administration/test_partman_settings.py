@@ -15,7 +15,7 @@ CHANGES: Final = (
     "retention = '1 day', retention_schema = 'archive', retention_keep_table = false,"
     " retention_keep_index = false, automatic_maintenance = 'on', premake = 30,"
     " infinite_time_partitions = false, partition_interval = '2 days',"
-    " template_table = 'outbox.state_template', control = 'available_at',"
+    " template_table = 'outbox.dead_letter_template', control = 'available_at',"
     " datetime_string = 'YYYY', epoch = 'seconds', constraint_cols = ARRAY['topic'],"
     " inherit_privileges = true, ignore_default_data = false,"
     " undo_in_progress = true, jobmon = true"

@@ -22,6 +22,7 @@ from inbox.events import (
 from inbox.source import Delivery
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
+from outbox.cli.main import main
 from outbox.errors import BrokerUnavailableError
 from outbox.lane import PRIORITIES, bucket_of, lanes_of
 from outbox.observability.health import Health
@@ -52,6 +53,15 @@ BELL = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.OUTBOX_DOORBELL)})"
 BELL_SHARED = BELL.replace("pg_advisory_lock", "pg_advisory_lock_shared")
 
 
+OURS = {
+    "a lane": f"{LOCK_CLASS}, 20",
+    **{lock.name.lower(): f"{LOCK_CLASS}, {int(lock)}" for lock in Lock},
+    "a consumer's lane": f"{consumer_class('billing')}, 3",
+    "make_partitions": "hashtextextended('outbox.make_partitions inbox.receipt', 0)",
+    "finish_detached": "hashtextextended('outbox.finish_detached outbox.message', 0)",
+}
+
+
 @pytest.fixture
 def mallory(database_url: str) -> Iterator["psycopg.Connection[tuple[object, ...]]"]:
     """Connect as a role that can connect and do nothing else."""
@@ -64,6 +74,16 @@ def mallory(database_url: str) -> Iterator["psycopg.Connection[tuple[object, ...
     ) as session:
         yield session
     execute(database_url, "DROP ROLE mallory")
+
+
+@pytest.fixture
+def importer_url(database_url: str) -> Iterator[str]:
+    """Return the URL of a role that writes and that no relay trusts."""
+    execute(database_url, "DROP ROLE IF EXISTS importer")
+    execute(database_url, "CREATE ROLE importer LOGIN IN ROLE pillarbox_application")
+    yield database_url.replace("postgres@", "importer@")
+    execute(database_url, "DROP OWNED BY importer")
+    execute(database_url, "DROP ROLE importer")
 
 
 class Watched:
@@ -246,3 +266,69 @@ async def test_a_dead_letter_whose_lock_is_held_is_written_late_and_reported(
             assert "lock timeout" in lost.reason
             mallory.close()
             await events.wait_for(MessageDeadLettered, timeout=60)
+
+
+def findings(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Return the doctor's findings about locks with their remedies, by severity."""
+    main(["doctor", "--json", "--database", url])
+    report = json.loads(capsys.readouterr().out)
+    return {
+        found["severity"]: f"{found['finding']}; {found['remedy']}"
+        for found in report["findings"]
+        if found["check"] == "locks"
+    }
+
+
+@pytest.mark.parametrize("mode", ["", "_shared"])
+def test_the_doctor_names_a_foreign_session_and_counts_our_locks(
+    mode: str,
+    database_url: str,
+    mallory: "psycopg.Connection[tuple[object, ...]]",
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "error" not in findings(database_url, capsys)
+    # The postgres broker's lanes are known by their consumers.
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 't')")
+    for lock in OURS.values():
+        mallory.execute(f"SELECT pg_advisory_lock{mode}({lock})")
+    # Every writer holds the doorbells in shared mode.
+    counted = [name for name in OURS if not (mode and "doorbell" in name)]
+
+    said = findings(database_url, capsys)["error"]
+
+    pid = mallory.info.backend_pid
+    assert f"pid {pid} (role mallory, application 'just looking'" in said
+    assert f"holds {len(counted)} of our advisory locks" in said
+    assert f"SELECT pg_terminate_backend({pid});" in said
+
+
+def test_the_doctor_does_not_report_a_writer_as_blocking_the_doorbell(
+    database_url: str, importer_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, "GRANT USAGE ON SCHEMA inbox TO importer")
+    execute(database_url, "GRANT INSERT ON inbox.message TO importer")
+    with (
+        psycopg.connect(importer_url) as outbox,
+        psycopg.connect(importer_url) as inbox,
+    ):
+        outbox.execute("SELECT outbox.add('long import', ''::bytea)")
+        # Even a statement that inserts no row rings the doorbell.
+        inbox.execute("INSERT INTO inbox.message (seq) SELECT 1 WHERE false")
+        assert set(findings(database_url, capsys)) == {"hint"}
+
+
+def test_the_doctors_remedy_excludes_foreign_roles_and_admits_ours(
+    database_url: str,
+    mallory: "psycopg.Connection[tuple[object, ...]]",
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hint = findings(database_url, capsys)["hint"]
+    remedy = hint.partition("; ")[2]
+    assert remedy.startswith("REVOKE CONNECT ON DATABASE")
+
+    execute(database_url, remedy)
+
+    assert findings(database_url, capsys) == {}
+    query = "SELECT has_database_privilege(%s, current_database(), 'CONNECT')"
+    for role, may in (("mallory", False), ("pillarbox_relay", True)):
+        assert execute(database_url, query, [role]) == [(may,)]

@@ -6,7 +6,7 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import (
     AsyncSession,
     async_sessionmaker,
@@ -17,15 +17,18 @@ from sqlalchemy.orm import Session, sessionmaker
 import pillarbox
 from inbox.events import MessageHandled
 from inbox.jobs.job import AsyncJob
+from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.postgres.connection import sqlalchemy_url
+from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, guard, uuid7
 from relay.events import BatchSettled
 from relay.publishers.memory import MemoryPublisher
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures import consumers, jobs
 from tests.fixtures.effects import effects, note, receipts
-from tests.fixtures.pgbouncer import Pooled
+from tests.fixtures.pgbouncer import Pooled, pgbouncer
+from tests.fixtures.postgres import A_WEEK, one_at_a_time
 from tests.fixtures.relay import running, unsettled
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -199,3 +202,19 @@ def test_commands_of_one_statement_work_through_a_pooler(
 def paths(url: str) -> set[str]:
     """Return the search paths that the pool's sessions keep for their next clients."""
     return {execute(url, "SHOW search_path")[0][0] for _ in range(ROUNDS)}
+
+
+def test_a_migration_in_its_own_transaction_works_through_a_pooler(
+    empty_database_url: str, server: PostgresServer
+) -> None:
+    with pgbouncer(empty_database_url, "transaction", server_round_robin=1) as url:
+        engine = create_engine(
+            sqlalchemy_url(url), connect_args={"prepare_threshold": None}
+        )
+        with one_at_a_time(server), engine.begin() as connection:
+            migrate(connection, with_cron=False, days_ahead=A_WEEK)
+        with engine.begin() as connection:
+            assert connection.scalar(text("SELECT current_user = session_user"))
+        engine.dispose()
+        assert paths(url) == {DEFAULT_PATH}
+    assert unsettled(empty_database_url) == 0

@@ -1,0 +1,32 @@
+-- Administrator part: gives the owner what is its own. Otherwise, only the role that created Alembic's
+-- table could run later migrations, and the grants fail on what belongs to somebody else since.
+
+ALTER TABLE IF EXISTS outbox.alembic_version OWNER TO {owner};
+
+DO $own$
+DECLARE
+    v_owner oid := (SELECT r.oid FROM pg_roles r WHERE r.rolname = {owner_name});
+    v_object text;
+BEGIN
+    IF to_regclass('outbox.promise') IS NULL THEN
+        RETURN;
+    END IF;
+    FOR v_object IN
+        SELECT format('%s %s', CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid::regclass)
+          FROM pg_class c
+         WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relowner <> v_owner
+           AND c.oid::regclass::text IN (SELECT p.relation FROM outbox.promise p)
+         UNION ALL
+        SELECT format('FUNCTION %s', f.oid::regprocedure) FROM pg_proc f
+         WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.proowner <> v_owner
+           AND f.prosecdef AND 'row_security=off' = ANY (f.proconfig)
+    LOOP
+        BEGIN
+            EXECUTE format('ALTER %s OWNER TO %I', v_object, {owner_name});
+        EXCEPTION WHEN insufficient_privilege THEN
+            RAISE EXCEPTION '%', SQLERRM USING ERRCODE = 'insufficient_privilege',
+                HINT = format('as a superuser, run pillarbox migrate or ALTER %s OWNER TO %I', v_object, {owner_name});
+        END;
+    END LOOP;
+END
+$own$;

@@ -1,0 +1,63 @@
+"""Advisory locks: any role that can connect can take them and block pillarbox."""
+
+from collections.abc import Iterator
+
+from outbox.administration.check import Finding, Installation, error, hint
+from outbox.administration.connection import AdministrationConnection
+from outbox.administration.names import ROLES
+from outbox.postgres.advisory_lock import (
+    LOCK_CLASS,
+    Lock,
+    LockHolder,
+    consumer_class,
+    reader_class,
+)
+from outbox.postgres.sql_files import load
+
+
+def check_locks(
+    connection: AdministrationConnection, here: Installation
+) -> Iterator[Finding]:
+    """Find other clients that hold pillarbox's locks, and a database open to PUBLIC."""
+    roles = [here.role(name) for name in ROLES]
+    sessions = connection.execute(
+        load("outbox", "list_foreign_locks"),
+        {
+            "class": LOCK_CLASS,
+            "classes": [
+                LOCK_CLASS,
+                *(reader_class(name) for name in read_readers(connection)),
+                *(consumer_class(name) for name in read_consumers(connection)),
+            ],
+            "bells": [int(Lock.OUTBOX_DOORBELL), int(Lock.INBOX_DOORBELL)],
+            # The application takes doorbells only in shared mode, as any writer does.
+            "roles": [role for role in roles if role != here.role("application")],
+        },
+    )
+    for pid, role, application, client, locks in sessions:
+        yield error(
+            f"{LockHolder(pid, role, application, client)} is not one of our"
+            f" processes, but holds {locks} of our advisory locks: relays, consumers or"
+            " the upkeep are waiting for it, or every insert sends a NOTIFY",
+            f"SELECT pg_terminate_backend({pid});  -- and keep {role} out",
+        )
+    for database, is_open in connection.execute(load("outbox", "check_public_connect")):
+        if is_open:
+            granted = ", ".join(f'"{role}"' for role in roles)
+            yield hint(
+                "every role may connect to this database, and so may take the"
+                " advisory locks that relays and the upkeep need",
+                f"REVOKE CONNECT ON DATABASE {database} FROM PUBLIC;"
+                f" GRANT CONNECT ON DATABASE {database} TO {granted};",
+            )
+
+
+def read_readers(connection: AdministrationConnection) -> list[str]:
+    """Return the readers of the outbox, by name."""
+    rows = connection.execute(load("outbox", "list_reader_names"))
+    return [name for (name,) in rows]
+
+
+def read_consumers(connection: AdministrationConnection) -> list[str]:
+    """Return the consumers of the postgres broker, by name."""
+    return [name for (name,) in connection.execute(load("outbox", "list_consumers"))]

@@ -1,0 +1,27 @@
+-- Does:  Find tables whose row-level security hides rows from one of our roles.
+-- Takes: owner, readers (the roles that read the tables)
+-- Gives: severity, finding, remedy
+-- Index: none
+-- Whoever logs in as one of our roles counts; the role itself only if nobody does.
+WITH reader (oid, name) AS (
+    SELECT l.oid, l.rolname
+      FROM pg_roles g
+      JOIN pg_roles l ON l.rolcanlogin AND pg_has_role(l.oid, g.oid, 'MEMBER') OR l.oid = g.oid
+     WHERE g.rolname = ANY (%(readers)s)
+       AND NOT l.rolsuper AND NOT l.rolbypassrls
+       AND (l.oid <> g.oid OR NOT EXISTS (
+            SELECT FROM pg_roles o WHERE o.rolcanlogin AND NOT o.rolsuper AND o.oid <> g.oid AND pg_has_role(o.oid, g.oid, 'MEMBER')))
+)
+SELECT 'error',
+       format('row-level security of %%s applies to %%s: as it would hide rows from them, they refuse to work',
+              c.oid::regclass, string_agg(DISTINCT r.name, ', ' ORDER BY r.name)),
+       format('%%sALTER TABLE %%s DISABLE ROW LEVEL SECURITY;  -- or: ALTER ROLE %%s BYPASSRLS',
+              CASE WHEN c.relforcerowsecurity THEN format('ALTER TABLE %%s NO FORCE ROW LEVEL SECURITY; ', c.oid::regclass) END, c.oid::regclass, min(r.name))
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN (SELECT e.oid, e.name, false AS is_owner FROM reader e
+         UNION ALL SELECT w.oid, w.rolname, true FROM pg_roles w WHERE w.rolname = %(owner)s AND NOT w.rolsuper AND NOT w.rolbypassrls) AS r
+    ON CASE WHEN r.is_owner OR pg_has_role(r.oid, c.relowner, 'USAGE') THEN c.relforcerowsecurity ELSE NOT c.relispartition END
+ WHERE n.nspname IN ('outbox', 'inbox') AND c.relkind IN ('r', 'p') AND c.relrowsecurity
+ GROUP BY c.oid, c.relforcerowsecurity
+ ORDER BY 2
