@@ -1,7 +1,7 @@
 """The calls that receive from an Amazon SQS queue and settle its messages."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -126,16 +126,62 @@ class SqsQueue:
             )
         return received
 
-    async def call_in_tens(
-        self, method: str, entries: Sequence[dict[str, Any]]
-    ) -> list[Mapping[str, Any]]:
-        """Call a method of the API with ten entries at a time; return the failures."""
-        call = getattr(self._client, method)
-        answers = await gather(
-            call(QueueUrl=self._url, Entries=entries[start : start + MAX_RECEIVED])
-            for start in range(0, len(entries), MAX_RECEIVED)
+    async def delete(self, received: Sequence[Received]) -> list[Received]:
+        """Delete messages; return those whose deletion must be retried."""
+
+        async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+            answer: Mapping[str, Any] = await self._client.delete_message_batch(
+                QueueUrl=self._url, Entries=entries
+            )
+            return answer
+
+        failed = await _in_tens(received, ten, lambda _: {})
+        return [item for item, code in failed if is_busy(code)]
+
+    async def hide(
+        self, received: Mapping[Received, int]
+    ) -> tuple[list[Received], list[Received]]:
+        """Make messages visible again after a number of seconds.
+
+        Returns those to retry, and those that this replica no longer holds.
+        """
+
+        async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+            answer: Mapping[str, Any]
+            answer = await self._client.change_message_visibility_batch(
+                QueueUrl=self._url, Entries=entries
+            )
+            return answer
+
+        now = time.monotonic()
+        failed = await _in_tens(
+            list(received), ten, lambda item: {"VisibilityTimeout": received[item]}
         )
-        return [failed for answer in answers for failed in answer.get("Failed", ())]
+        again = [item for item, code in failed if is_busy(code)]
+        lost = [item for item, code in failed if not is_busy(code)]
+        for item in received.keys() - {item for item, _ in failed}:
+            item.until = now + received[item]
+        return again, lost
+
+
+async def _in_tens(
+    received: Sequence[Received],
+    call: Callable[[Sequence[dict[str, Any]]], Coroutine[Any, Any, Mapping[str, Any]]],
+    more: Callable[[Received], Mapping[str, Any]],
+) -> list[tuple[Received, str]]:
+    """Call with ten entries at a time; return the failures with their error codes."""
+    entries: list[dict[str, Any]] = [
+        {"Id": str(index), "ReceiptHandle": item.handle, **more(item)}
+        for index, item in enumerate(received)
+    ]
+    answers = await gather(
+        call(entries[start : start + MAX_RECEIVED])
+        for start in range(0, len(entries), MAX_RECEIVED)
+    )
+    failed: Iterable[Mapping[str, Any]] = (
+        result for answer in answers for result in answer.get("Failed", ())
+    )
+    return [(received[int(result["Id"])], result["Code"]) for result in failed]
 
 
 async def queues_of(
@@ -160,43 +206,31 @@ async def queues_of(
 
 
 async def delete(received: Iterable[Received]) -> list[Received]:
-    """Delete messages; return those whose deletion must be retried."""
-    failed = await _call("delete_message_batch", {item: {} for item in received})
-    return [item for item, code in failed.items() if is_busy(code)]
+    """Delete messages of any queues; return those whose deletion must be retried."""
+    again: list[Received] = []
+    for queue, items in _by_queue(received).items():
+        again += await queue.delete(items)
+    return again
 
 
 async def hide(
     received: Mapping[Received, int],
 ) -> tuple[list[Received], list[Received]]:
-    """Make messages visible again after a number of seconds.
-
-    Returns those to retry, and those that this replica no longer holds.
-    """
-    now = time.monotonic()
-    failed = await _call(
-        "change_message_visibility_batch",
-        {item: {"VisibilityTimeout": seconds} for item, seconds in received.items()},
-    )
-    for item in received.keys() - failed.keys():
-        item.until = now + received[item]
-    again = [item for item, code in failed.items() if is_busy(code)]
-    return again, [item for item in failed if item not in again]
+    """Like `SqsQueue.hide`, for messages of any queues."""
+    again: list[Received] = []
+    lost: list[Received] = []
+    for queue, items in _by_queue(received).items():
+        more = await queue.hide({item: received[item] for item in items})
+        again += more[0]
+        lost += more[1]
+    return again, lost
 
 
-async def _call(
-    method: str, fields: Mapping[Received, Mapping[str, Any]]
-) -> dict[Received, str]:
-    """Call a method with these fields of messages; return errors, by message."""
-    failed: dict[Received, str] = {}
-    for queue in dict.fromkeys(item.queue for item in fields):
-        items = [item for item in fields if item.queue is queue]
-        entries = [
-            {"Id": str(index), "ReceiptHandle": item.handle, **fields[item]}
-            for index, item in enumerate(items)
-        ]
-        for result in await queue.call_in_tens(method, entries):
-            failed[items[int(result["Id"])]] = result["Code"]
-    return failed
+def _by_queue(received: Iterable[Received]) -> dict[SqsQueue, list[Received]]:
+    queues: dict[SqsQueue, list[Received]] = {}
+    for item in received:
+        queues.setdefault(item.queue, []).append(item)
+    return queues
 
 
 def queue_names(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol
 
 from botocore.exceptions import ClientError
 
@@ -37,11 +37,32 @@ class Destination:
         return is_fifo(self.name)
 
 
+class Service(Protocol):
+    """The differences between SQS and SNS; calls raise the errors in `BROKEN`."""
+
+    kind: str
+
+    async def connect(self, client: Any) -> None:
+        """Check that the service is reachable and accepts the credentials."""
+
+    async def find(self, client: Any, name: str) -> Destination:
+        """Look up a queue or topic by its name."""
+
+    async def send(
+        self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Send entries made by `entry`; return AWS's answer, including `Failed`."""
+
+    def entry(
+        self, destination: Destination, message: Message, written: Written
+    ) -> dict[str, Any]:
+        """Return the entry for a message, without its `Id`."""
+
+
 class Queues:
-    """SQS queues. Calls raise the errors in `BROKEN`."""
+    """The `Service` for SQS queues."""
 
     kind = "queue"
-    body = "MessageBody"
 
     def __init__(self, settings: SqsSettings) -> None:
         self._account = settings.options.account
@@ -49,9 +70,11 @@ class Queues:
 
     async def connect(self, client: Any) -> None:
         """List one queue as a test; lacking the privilege to do so is not an error."""
-        await _try(
-            client.list_queues(QueueNamePrefix=self._prefix or "-", MaxResults=1)
-        )
+        try:
+            await client.list_queues(QueueNamePrefix=self._prefix or "-", MaxResults=1)
+        except ClientError as error:
+            if code_of(error) not in DENIED:
+                raise
 
     async def find(self, client: Any, name: str) -> Destination:
         """Look up a queue and its maximum message size."""
@@ -68,18 +91,23 @@ class Queues:
     async def send(
         self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
     ) -> Mapping[str, Any]:
-        """Send up to ten entries made by `entry`; return AWS's answer."""
+        """Send up to ten entries."""
         answer: Mapping[str, Any] = await client.send_message_batch(
             QueueUrl=destination.address, Entries=entries
         )
         return answer
 
+    def entry(
+        self, destination: Destination, message: Message, written: Written
+    ) -> dict[str, Any]:
+        """Return the entry for a message, without its `Id`."""
+        return {"MessageBody": written.body, **_rest(destination, message, written)}
+
 
 class Topics:
-    """SNS topics. Calls raise the errors in `BROKEN`."""
+    """The `Service` for SNS topics."""
 
     kind = "topic"
-    body = "Message"
 
     def __init__(self, settings: SqsSettings) -> None:
         self._settings = settings
@@ -96,7 +124,11 @@ class Topics:
             ) as tokens:
                 account = (await tokens.get_caller_identity())["Account"]
         self._arn = f"arn:{partition}:sns:{region}:{account}:"
-        await _try(client.list_topics())
+        try:
+            await client.list_topics()
+        except ClientError as error:
+            if code_of(error) not in DENIED:
+                raise
 
     async def find(self, client: Any, name: str) -> Destination:
         """Look up a topic and its maximum message size."""
@@ -107,41 +139,34 @@ class Topics:
     async def send(
         self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
     ) -> Mapping[str, Any]:
-        """Send up to ten entries made by `entry`; return AWS's answer."""
+        """Send up to ten entries."""
         answer: Mapping[str, Any] = await client.publish_batch(
             TopicArn=destination.address, PublishBatchRequestEntries=entries
         )
         return answer
 
-
-Service: TypeAlias = Queues | Topics
-
-
-def entry(
-    service: Service, destination: Destination, message: Message, written: Written
-) -> dict[str, Any]:
-    """Return the entry for a message, without its `Id`."""
-    fields: dict[str, Any] = {
-        service.body: written.body,
-        "MessageAttributes": typed(written.attributes),
-    }
-    if destination.fifo:
-        fields["MessageGroupId"] = group_of(message)
-        fields["MessageDeduplicationId"] = str(message.id)
-    return fields
-
-
-async def _try(call: Any) -> Mapping[str, Any]:
-    """Await a call; return nothing if the privilege for it is missing."""
-    try:
-        answer: Mapping[str, Any] = await call
-    except ClientError as error:
-        if code_of(error) not in DENIED:
-            raise
-        return {}
-    return answer
+    def entry(
+        self, destination: Destination, message: Message, written: Written
+    ) -> dict[str, Any]:
+        """Return the entry for a message, without its `Id`."""
+        return {"Message": written.body, **_rest(destination, message, written)}
 
 
 async def _limit(call: Any, otherwise: int) -> int:
-    attributes = (await _try(call)).get("Attributes", {})
-    return int(attributes.get("MaximumMessageSize", otherwise))
+    try:
+        answer = await call
+    except ClientError as error:
+        if code_of(error) not in DENIED:
+            raise
+        return otherwise
+    return int(answer.get("Attributes", {}).get("MaximumMessageSize", otherwise))
+
+
+def _rest(
+    destination: Destination, message: Message, written: Written
+) -> dict[str, Any]:
+    rest: dict[str, Any] = {"MessageAttributes": typed(written.attributes)}
+    if destination.fifo:
+        rest["MessageGroupId"] = group_of(message)
+        rest["MessageDeduplicationId"] = str(message.id)
+    return rest

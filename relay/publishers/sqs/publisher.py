@@ -19,7 +19,7 @@ from outbox.gather import gather
 from outbox.message import Message
 from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
-from relay.publishers.sqs.destination import Destination, Queues, Service, Topics, entry
+from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
 from relay.publishers.sqs.requests import Entry
 from relay.publishers.sqs.sending import WAITS, Sending, refusal_of
 
@@ -47,8 +47,8 @@ class SqsPublisher:
         self._max_payload_bytes = options.max_payload_bytes
         self._in_flight = options.in_flight
         self._turn = asyncio.Semaphore(options.in_flight)
-        kind = Queues if settings.service == "sqs" else Topics
-        self._service: Service = kind(settings)
+        services: dict[str, type[Queues | Topics]] = {"sqs": Queues, "sns": Topics}
+        self._service: Service = services[settings.service](settings)
         self._found: dict[str, tuple[float, Destination]] = {}
         self._published = PublishedIds()
         self._exit = AsyncExitStack()
@@ -182,7 +182,7 @@ class SqsPublisher:
                 permanent=True,
             )
         line = index if message.key is None else message.key
-        fields = entry(self._service, place, message, written)
+        fields = self._service.entry(place, message, written)
         return Entry(index, line, place, written.size, fields)
 
     async def _find(self, client: Any, topic: str) -> Destination | Nacked:
