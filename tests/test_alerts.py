@@ -117,6 +117,11 @@ CASES = [
         quiet=buckets("pillarbox_relay_add_to_publish_seconds", "1.0"),
     ),
     Case(
+        alert="PillarboxRelayKeysBlocked",
+        firing={"pillarbox_relay_blocked_keys": "1+0x120"},
+        quiet={"pillarbox_relay_blocked_keys": "5x110 0x10"},
+    ),
+    Case(
         alert="PillarboxHandlerFailing",
         firing={
             **counter(f"{CONSUMER}_failed_total", 20, **BILLING),

@@ -233,7 +233,7 @@ _ANSWER: Final = (
         ],
         unit="short",
         thresholds=_FEW_ARE_BAD,
-        runbook=["PillarboxConsumerKeyBlocked"],
+        runbook=["PillarboxRelayKeysBlocked", "PillarboxConsumerKeyBlocked"],
         width=3,
         height=3,
     ),
@@ -356,7 +356,7 @@ _RELAY: Final = (
             )
         ],
         unit="short",
-        runbook=["PillarboxWarning"],
+        runbook=["PillarboxRelayKeysBlocked"],
         stacked=True,
     ),
     Panel(

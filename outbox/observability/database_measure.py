@@ -36,7 +36,7 @@ _RIGHTS: Final = (
 )
 # As many reasons as dead letters are counted, since the metrics add them up by origin.
 RELAY: Final = Scope(
-    parts=("backlogs", "blocked", "dead_letters", "tables", "pins"),
+    parts=("backlogs", "dead_letters", "tables", "pins"),
     sides=["outbox"],
     reasons=Scope().rows,
     pins_from=timedelta(0),

@@ -73,6 +73,8 @@ class Reader:
         in_doubt: whether a connection failed since a broker has answered. librdkafka
             doesn't always report that all are down (its issues 2259 and 5126), so the
             source asks.
+        is_leaving: whether partitions are being handed over; until then the thread runs
+            no commands.
         refusal: why the brokers rejected the credentials, if they did.
         ended: set when the thread has ended and the connections are closed.
     """
@@ -90,6 +92,7 @@ class Reader:
         self.trouble: str | None = None
         self.down = False
         self.in_doubt = False
+        self.is_leaving = False
         self.refusal: str | None = None
         self.ended = asyncio.Event()
         self._name = name
@@ -141,6 +144,8 @@ class Reader:
             def ask(
                 client: confluent_kafka.Consumer, answer: asyncio.Future[Any] = answer
             ) -> None:
+                if answer.done():
+                    return  # nobody waits for it any more
                 try:
                     found = client.list_topics(timeout=_SLICE, **named)
                 except KafkaException as error:
@@ -246,7 +251,9 @@ class Reader:
     def _revoked(self, _: object, partitions: Sequence[TopicPartition]) -> None:
         left = threading.Event()
         if self._post(self._listener.leave, _parts(partitions), left.set):
+            self.is_leaving = True
             left.wait(self._handover)
+            self.is_leaving = False
             self._run_commands(self._client)
             self._post(self._listener.lost, _parts(partitions))
 

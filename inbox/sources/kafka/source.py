@@ -263,7 +263,7 @@ class KafkaSource:
         reader = self._reader
         if reader is None:
             raise BrokerUnavailableError(f"the source for {self._name} is closed")
-        if reader.down or reader.in_doubt:
+        if reader.down or (reader.in_doubt and not reader.is_leaving):
             now = asyncio.get_running_loop().time()
             await reader.topics(now + _DOUBT)
         trouble, reader.trouble = reader.trouble, None

@@ -63,7 +63,8 @@ def _check_outbox(overview: Overview) -> Iterator[Finding]:
         )
     elif is_late:
         yield Finding(
-            Severity.ERROR if is_held else Severity.WARNING,
+            # Without a view of the processes, nobody can say that they are at work.
+            Severity.ERROR if is_held or processes is None else Severity.WARNING,
             oldest,
             "read the relays' logs: what is slow, the broker or the database? Or start"
             " another relay",
