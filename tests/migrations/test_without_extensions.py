@@ -39,7 +39,8 @@ FORGOTTEN: Final = (
 
 
 @pytest.fixture(scope="module")
-def bare_server() -> Iterator[PostgresServer]:
+def bare_server(server: PostgresServer) -> Iterator[PostgresServer]:
+    assert server.url  # the one of all tests starts before, with its extensions
     with (
         servers_without("pg_partman", "pg_cron"),
         postgres_server(durable=False) as bare,
