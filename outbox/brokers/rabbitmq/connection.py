@@ -38,9 +38,9 @@ def rabbitmq_parameters(url: str, options: RabbitMQOptions) -> pika.URLParameter
         ConfigError: the URL or a file is invalid.
     """
     name = without_password(url)
-    split(url)
+    parts = split(url)
     scheme, _, address = url.partition("://")
-    if scheme not in RabbitMQOptions.schemes or not address:
+    if scheme not in RabbitMQOptions.schemes or not parts.hostname:
         raise ConfigError(f"broker URL {name}: write amqp://user:password@host:port")
     secure = scheme == "amqps"
     files = {n: v for n in _TLS_FILES if (v := getattr(options, n)) is not None}

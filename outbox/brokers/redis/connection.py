@@ -56,7 +56,8 @@ def redis_client(url: str) -> Redis:
         ConfigError: the URL is invalid.
     """
     name = without_password(url)
-    split(url)
+    if not split(url).hostname and not url.startswith("unix:"):
+        raise ConfigError(f"broker URL {name}: write redis://host:port/0")
     database = url.partition("?")[0].partition("://")[2].partition("/")[2]
     if database and not database.isdecimal() and not url.startswith("unix:"):
         raise ConfigError(

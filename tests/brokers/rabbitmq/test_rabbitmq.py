@@ -229,6 +229,7 @@ async def test_an_invalid_url_is_reported_at_start(
     "url",
     [
         "amqp://",
+        "amqp:///vhost",
         "amqp://h:99999999",
         "amqp://h?exchange=",
         f"amqp://h?exchange={'x' * 256}",

@@ -78,6 +78,8 @@ async def test_streams_are_trimmed_to_about_the_length_in_the_url(
 @pytest.mark.parametrize(
     "url",
     [
+        "redis://",
+        "redis:///0",
         "redis://h/0?maxlen=0",
         "redis://h/0?maxlen=many",
         "redis://h/0?nonsense=1",
