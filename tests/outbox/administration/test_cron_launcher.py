@@ -10,7 +10,7 @@ import pytest
 
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.postgres import migrate
+from tests.fixtures.postgres import NEVER, migrate
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, NOTED, PENDING, steps
@@ -19,7 +19,6 @@ from tests.outbox.administration.test_upkeep import add_old, old_partition
 Runs: TypeAlias = dict[str, tuple[Any, ...]]
 
 EVERY_MINUTE: Final = "* * * * *"
-NEVER: Final = "0 0 30 2 *"
 UPKEEP: Final = "pillarbox upkeep of pillarbox"
 TRIM: Final = "pillarbox trim cron log of pillarbox"
 PLAN: Final = "pillarbox plan detaches of pillarbox"

@@ -273,6 +273,7 @@ def test_pg_cron_runs_the_upkeep_as_the_maintainer(
     scheduled_server: PostgresServer,
 ) -> None:
     jobs = "SELECT jobname, schedule, command, username FROM cron.job ORDER BY 1"
+    migrate(scheduled_server.url)
     first = execute(scheduled_server.url, jobs)
     assert [(name, role) for name, _, _, role in first] == [
         ("pillarbox plan detaches of pillarbox", "pillarbox_detacher"),
