@@ -115,6 +115,7 @@ check: packages $(READY) ## Check format, lint, types, imports and packaging
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright --warnings
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/test_packaging.py tests/test_layout.py
 

@@ -68,7 +68,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         self._span: Processing | None = None
         self._ends: ExitStack | None = None
 
-    def __enter__(self) -> bool:
+    def __enter__(self: "guard[Session] | guard[scoped_session[Session]]") -> bool:
         """Record the receipt; return False for a duplicate."""
         if tracing.tracer is None:
             return self._enter()
@@ -88,7 +88,9 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             self._record_error(raised[1])
             self._exit(*raised)
 
-    async def __aenter__(self) -> bool:
+    async def __aenter__(
+        self: "guard[AsyncSession] | guard[async_scoped_session[AsyncSession]]",
+    ) -> bool:
         """See `__enter__`."""
         if tracing.tracer is None:
             return await self._enter_async()

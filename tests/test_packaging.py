@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.install.wheel import MODULE, MOUNTS, ROOT, build_wheel
+from tests.install.wheel import MOUNTS, ROOT, build_wheel
 
 SHIPPED = {".py", ".sql", ".typed", ".mako", ".html", ".css", ".js", ".svg"}
 
@@ -80,10 +80,17 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         for path in (ROOT / folder).rglob("*")
         if path.suffix in SHIPPED
     }
-    in_tree.add(MODULE)
     with ZipFile(wheel) as archive:
         in_wheel = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert in_wheel == in_tree
+
+
+def test_type_checkers_read_every_package_of_the_wheel(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+    # PEP 561: a module that isn't in a package can't be typed.
+    for top in {name.partition("/")[0] for name in names if ".dist-info/" not in name}:
+        assert f"{top}/py.typed" in names
 
 
 def test_the_wheel_and_the_editable_install_give_the_same_files(

@@ -7,14 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 MOUNTS = {
+    "pillarbox": "pillarbox",
     "outbox": "outbox",
     "relay": "relay",
     "inbox": "inbox",
     "migrations": "outbox/migrations",
 }
 """The place of each folder of the tree in the wheel."""
-MODULE = "pillarbox.py"
-"""The single module at the root of both."""
 
 
 def build_wheel(folder: Path) -> Path:
@@ -24,7 +23,7 @@ def build_wheel(folder: Path) -> Path:
         shutil.copytree(
             ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
         )
-    for name in ("pyproject.toml", MODULE, "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     subprocess.run(

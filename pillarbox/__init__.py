@@ -160,7 +160,7 @@ def main() -> int:
 def _hidden() -> Iterator[tuple[str, Path, Path]]:
     """Yield each package of ours that another one hides, with its path and ours."""
     for name in _PACKAGES:
-        ours = Path(__file__).resolve().parent / name
+        ours = Path(__file__).resolve().parent.parent / name
         spec = find_spec(name)
         if spec is None or spec.origin is None or not ours.is_dir():
             continue
@@ -175,7 +175,3 @@ for _name, _theirs, _ours in _hidden():
         f"the package {_name!r} at {_theirs} hides pillarbox's own at {_ours}: rename "
         f"it, or take {_theirs.parent} from PYTHONPATH"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

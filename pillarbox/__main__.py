@@ -1,0 +1,7 @@
+"""`python -m pillarbox`: the command."""
+
+import sys
+
+from pillarbox import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""What type checkers see of the public names: mypy and Pyright check these files."""
