@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from outbox.testing.lifetime import free_port
+
+# Those that the compose file publishes; by default, fixed ones.
+PORTS = ("PILLARBOX_WEB_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
 ROOT = Path(__file__).parent.parent.parent
 DOCKER = ROOT / "docker"
 SECONDS = 600
 
 
-def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, check: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, and print its output if it fails."""
     done = subprocess.run(
         command,
@@ -25,7 +31,7 @@ def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         timeout=SECONDS,
         cwd=ROOT,
         # Otherwise Compose writes its progress with terminal codes.
-        env={**os.environ, "COMPOSE_ANSI": "never", "NO_COLOR": "1"},
+        env=os.environ | environment | {"COMPOSE_ANSI": "never", "NO_COLOR": "1"},
     )
     assert not check or done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done
@@ -62,12 +68,14 @@ class Project:
     def __init__(self, *options: str) -> None:
         self._name = f"pillarbox-test-{uuid4().hex[:8]}"
         self._options = ("-p", self._name, "-f", str(DOCKER / "compose.yaml"), *options)
+        self._ports = {name: str(free_port()) for name in PORTS}
 
     def compose(
         self, *arguments: str, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run a Compose command."""
-        return run(*compose_program(), *self._options, *arguments, check=check)
+        command = (*compose_program(), *self._options, *arguments)
+        return run(*command, check=check, **self._ports)
 
     def pillarbox(
         self, *arguments: str, check: bool = True
