@@ -68,14 +68,14 @@ class Project:
     def __init__(self, *options: str) -> None:
         self._name = f"pillarbox-test-{uuid4().hex[:8]}"
         self._options = ("-p", self._name, "-f", str(DOCKER / "compose.yaml"), *options)
-        self._ports = {name: str(free_port()) for name in PORTS}
+        self.ports = {name: str(free_port()) for name in PORTS}
 
     def compose(
         self, *arguments: str, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run a Compose command."""
         command = (*compose_program(), *self._options, *arguments)
-        return run(*command, check=check, **self._ports)
+        return run(*command, check=check, **self.ports)
 
     def pillarbox(
         self, *arguments: str, check: bool = True

@@ -3,12 +3,14 @@
 import json
 import re
 
+import httpx2
 import pytest
 import yaml
 
 from tests.acceptance.brokers import as_variant
 from tests.containers.engine import DOCKER, Project, docker, run, running_project
 from tests.fixtures.waiting import wait_for
+from tests.fixtures.web import Browser
 
 LASTING = ("relay", "billing", "shipping")
 PATIENCE = 120
@@ -90,11 +92,19 @@ def test_the_page_runs_with_a_role_of_its_own(shop: Project) -> None:
         lambda: shop.state("web")["Health"]["Status"] == "healthy",
         seconds=PATIENCE,
     )
-    query = (
-        "SELECT usename FROM pg_stat_activity WHERE application_name = 'pillarbox web'"
-    )
-    # The page polls for operations without any request.
-    wait_for("shop_web", lambda: "shop_web" in shop.psql(query), seconds=PATIENCE)
+    _, token, *_ = (DOCKER / "secrets" / "web-tokens").read_text().split()
+    address = f"http://127.0.0.1:{shop.ports['PILLARBOX_WEB_PORT']}"
+    with httpx2.Client(base_url=address, follow_redirects=True, timeout=60) as client:
+        browser = Browser(client)
+        browser.log_in(token)
+        browser.get("/overview")
+        assert browser.status == 200
+        shop.psql("ALTER ROLE shop_web NOLOGIN")
+        try:
+            assert "shop_web" in browser.get("/overview")
+            assert browser.status == 503
+        finally:
+            shop.psql("ALTER ROLE shop_web LOGIN")
 
 
 def image_of(service: str) -> str:

@@ -260,7 +260,7 @@ def test_the_page_reads_in_read_only_transactions(
 ) -> None:
     with browsing(database_url) as browser:
         browser.get("/dead-letters")
-        frame = browser.client.app.state.frame  # type: ignore[attr-defined]
+        frame = browser.client.app.state.frame
         portal = browser.client.portal
         assert portal is not None
         with pytest.raises(Exception, match="read-only transaction"):
