@@ -22,11 +22,6 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml \
   --no-config --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock' --quiet
 
-# The tests that run again with the server in a container.
-PARTITION_TESTS := $(patsubst %,tests/outbox/administration/test_%.py,upkeep detach \
-  fallback held intervals partitions_command maintain_command) \
-  $(patsubst %,tests/migrations/test_%.py,up_and_down rights definer_functions)
-
 # The extras installed in the image.
 IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http \
   jsonschema msgspec pydantic metrics otel web
@@ -106,7 +101,7 @@ images: packages ## Build the images of docker/, without a registry if need be
 
 containers: packages $(READY) ## Build the images and test what runs in containers
 	@docker/engine sh -c 'docker/build-images && $(BIN)/pytest -m containers tests/containers $(ARGS) && \
-	  $(BIN)/pytest -n $(WORKERS) $(PARTITION_TESTS)'
+	  $(BIN)/pytest -n $(WORKERS) tests/migrations tests/outbox/administration'
 
 matrix: packages ## Run the tests on each supported Debian and PostgreSQL, as root
 	@docker/matrix $(ARGS)
