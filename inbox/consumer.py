@@ -63,7 +63,7 @@ from inbox.jobs.runner import sweeping
 from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from outbox import tracing
-from outbox.errors import ConfigError, shorten
+from outbox.errors import ConfigError, check_type, shorten
 from outbox.events import Event, Observer, Observers, ProcessMeasured
 from outbox.gather import Process, end
 from outbox.observability.health import Outages
@@ -194,7 +194,8 @@ class Consumer(Process):
             sessions, name, self._limits.max_in_flight, max_idle
         )
         self._writer = DeadLetterWriter(name, self._executor, redact)
-        self._retry = retry or RetryPolicy()
+        self._retry = RetryPolicy() if retry is None else retry
+        check_type("retry", self._retry, RetryPolicy, "pass RetryPolicy(…)")
         self._observers = list(observers)
         self._routes: Routes[AnyHandler] = Routes()
         self._blocked = BlockedKeys()
@@ -344,7 +345,7 @@ class Consumer(Process):
             arguments = arguments_of(handler, takes)
             self._executor.check(handler, arguments)
             if arguments.payload is not None:
-                self._versions.decodes(topic)
+                self._versions.decodes(topic, arguments.model)
                 self._payloads[topic] = arguments.payload
             made = make(handler, replace(terms, arguments=arguments))
             self._routes.add(topic, made, queue)

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from outbox.duration import exact_duration, write_duration
+from outbox.duration import check_duration, exact_duration, write_duration
 from outbox.errors import OutboxError, one_line
 
 __all__ = [
@@ -162,6 +162,7 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
     """
 
     def __init__(self, delay: timedelta, reason: str = "requested by the handler"):
+        check_duration("delay", delay)
         if delay < timedelta(0):
             raise ValueError(f"delay={exact_duration(delay)}: must not be negative")
         self.delay = delay
@@ -172,6 +173,6 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
 class DeadLetter(Exception):  # noqa: N818 (a decision, no error)
     """Raised by a handler: roll back, and dead-letter the message for this reason."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str = "requested by the handler") -> None:
         self.reason = reason
         super().__init__(reason)

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
-from outbox.duration import exact_duration
+from outbox.duration import check_duration, exact_duration
 from outbox.errors import ConfigError
 from outbox.session import AnySession
 
@@ -48,9 +48,12 @@ def check_max_idle(max_idle: timedelta | None) -> None:
     """Refuse a limit that PostgreSQL doesn't accept or that no handler could meet.
 
     Raises:
-        ConfigError: it is below a second or above 24 days.
+        ConfigError: it is below a second or above 24 days, or isn't a duration.
     """
-    if max_idle is not None and not _LEAST <= max_idle <= _MOST:
+    if max_idle is None:
+        return
+    check_duration("max_idle", max_idle)
+    if not _LEAST <= max_idle <= _MOST:
         raise ConfigError(
             f"max_idle={exact_duration(max_idle)}: must be from 1s to 24d, or None"
         )

@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from outbox.errors import ConfigError, shorten
+from outbox.errors import ConfigError, check_type, shorten
 
 _UNITS: Final = {
     "s": "seconds",
@@ -62,6 +62,15 @@ def read_moment(field: str, text: str) -> datetime:
             "2026-01-31T14:00Z, or how long ago: 90s, 15m, 6h, 7d, 2w or 1h30m"
         )
     return moment
+
+
+def check_duration(field: str, value: object) -> None:
+    """Refuse a setting that isn't a duration, such as a number of seconds.
+
+    Raises:
+        ConfigError: it isn't a `timedelta`.
+    """
+    check_type(field, value, timedelta, "pass timedelta(seconds=…)")
 
 
 def write_duration(duration: timedelta) -> str:

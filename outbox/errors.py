@@ -124,6 +124,18 @@ def shorten(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def check_type(field: str, value: object, kind: type, remedy: str) -> None:
+    """Refuse a setting of another type, which would fail later and elsewhere.
+
+    Raises:
+        ConfigError: it isn't a `kind`; True and False are no numbers.
+    """
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(
+            f"{field}={shorten(value)}: must be of type {kind.__name__}; {remedy}"
+        )
+
+
 def one_line(error: BaseException) -> str:
     """Return an error's type and message in one line, without values of rows."""
     return f"{type(error).__name__}: {message_of(error)}".strip()

@@ -9,8 +9,8 @@ import random
 from dataclasses import dataclass
 from datetime import timedelta
 
-from outbox.duration import exact_duration
-from outbox.errors import ConfigError
+from outbox.duration import check_duration, exact_duration
+from outbox.errors import ConfigError, check_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,9 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        check_type("max_attempts", self.max_attempts, int, "pass a whole number")
+        check_duration("first_delay", self.first_delay)
+        check_duration("max_delay", self.max_delay)
         if self.max_attempts < 1:
             raise ConfigError(f"max_attempts={self.max_attempts}: must be at least 1")
         if not timedelta(0) < self.first_delay <= self.max_delay:

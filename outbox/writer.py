@@ -207,8 +207,7 @@ def _message(given: object, registry: SchemaRegistry, details: Details) -> Messa
     if isinstance(given, Message):
         if details:
             raise InvalidMessageError(
-                next(iter(details)),
-                given.topic,
+                *next(iter(details.items())),
                 "was passed beside a Message",
                 "pass it to Message(…), or an event instead of the message",
             )

@@ -5,8 +5,8 @@ from datetime import timedelta
 from typing import Final
 
 from inbox.idle import check_max_idle
-from outbox.duration import exact_duration
-from outbox.errors import ConfigError
+from outbox.duration import check_duration, exact_duration
+from outbox.errors import ConfigError, check_type
 
 MIB: Final = 1024 * 1024
 HELD_BYTES: Final = 64 * MIB
@@ -37,9 +37,13 @@ class ConsumerLimits:
             ("max_in_flight_per_tenant", self.max_in_flight_per_tenant, 1),
             ("max_waiting", self.max_waiting, 0),
         ):
-            if value is not None and value < least:
+            if value is None:
+                continue
+            check_type(field, value, int, "pass a whole number")
+            if value < least:
                 raise ConfigError(f"{field}={value}: must be at least {least}")
         check_max_idle(self.max_idle)
+        check_duration("drain", self.drain)
         if self.drain < timedelta(0):
             raise ConfigError(
                 f"drain={exact_duration(self.drain)}: must not be negative"

@@ -8,7 +8,7 @@ from inbox.handlers.routes import DEFAULT_QUEUE, Routes
 from inbox.source import Source
 from outbox.brokers.options import identity_of
 from outbox.brokers.plugins import implementation
-from outbox.errors import ConfigError, shorten
+from outbox.errors import ConfigError, check_type, shorten
 from outbox.message import FrozenDict
 
 Order: TypeAlias = Literal["key", "none"]
@@ -51,6 +51,7 @@ class ServedQueues:
         Raises:
             ConfigError: no queue is given, or a weight isn't a positive number.
         """
+        check_type("queues", queues, Mapping, "pass a dict of names to weights")
         if not queues:
             raise ConfigError("queues={}: name at least one queue, or leave queues out")
         for queue, weight in queues.items():

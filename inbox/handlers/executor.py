@@ -41,10 +41,11 @@ from inbox.handlers.routes import (
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.jobs.job import AnyJob
 from inbox.jobs.store import JobKey, Leased
-from outbox.duration import exact_duration
+from outbox.duration import check_duration, exact_duration
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
+    check_type,
     one_line,
     shorten,
     sqlstate_of,
@@ -318,14 +319,18 @@ class Terms:
 
     def __post_init__(self) -> None:
         """Refuse invalid terms."""
-        if self.time_limit is not None and self.time_limit <= timedelta(0):
-            raise ConfigError(
-                f"time_limit={exact_duration(self.time_limit)}: must be above 0s"
-            )
-        kinds: tuple[object, ...] = (
-            self.permanent if isinstance(self.permanent, tuple) else ()
-        )
-        for kind in kinds:
+        if self.time_limit is not None:
+            check_duration("time_limit", self.time_limit)
+            if self.time_limit <= timedelta(0):
+                raise ConfigError(
+                    f"time_limit={exact_duration(self.time_limit)}: must be above 0s"
+                )
+        if self.retry is not None:
+            check_type("retry", self.retry, RetryPolicy, "pass RetryPolicy(…)")
+        given: object = self.permanent
+        if callable(given) and not isinstance(given, type):
+            return
+        for kind in given if isinstance(given, tuple) else (given,):
             if not isinstance(kind, type) or not issubclass(kind, Exception):
                 raise ConfigError(
                     f"permanent {shorten(kind)}: isn't an exception class; pass "

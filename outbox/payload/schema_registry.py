@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar, get_origin
 
-from outbox.errors import ConfigError, InvalidMessageError, shorten
+from outbox.errors import ConfigError, InvalidMessageError, check_type, shorten
 from outbox.message import Message
 from outbox.payload import json_codec as codec
 
@@ -60,6 +60,7 @@ class SchemaRegistry:
         Raises:
             ConfigError: as `register`, or the class is bound to another topic already.
         """
+        check_type("topic", topic, str, 'write @event("orders.placed")')
 
         def bind(kind: T) -> T:
             if kind in self._events:
@@ -77,6 +78,10 @@ class SchemaRegistry:
     def topic_of(self, kind: type) -> tuple[str, int] | None:
         """Return the topic and version of a class; None if it isn't bound."""
         return self._events.get(kind)
+
+    def has_others(self, topic: str, version: int) -> bool:
+        """Return whether a topic has schemas of other versions."""
+        return bool(self._topics.get(topic, {}).keys() - {version})
 
     def register(self, topic: str, schema: Any, *, version: int = 1) -> None:
         """Register the schema of a topic's payloads in one version.
