@@ -67,6 +67,7 @@ from outbox.errors import ConfigError, check_type, shorten
 from outbox.events import Event, Observer, Observers, ProcessMeasured
 from outbox.gather import Process, end
 from outbox.observability.health import Outages
+from outbox.observability.logging import logged
 from outbox.observability.presence import Presence
 from outbox.payload.asyncapi import MessageSchema
 from outbox.payload.payload_codec import PayloadCodec
@@ -144,7 +145,7 @@ class Consumer(Process):
             unchanged.
         redact: removes confidential parts from reasons and stack traces.
         registry: schemas that payloads must match before a handler is called.
-        observers: called with every event of `inbox.events`.
+        observers: called with every event of `inbox.events`, besides the log.
     """
 
     def __init__(
@@ -431,7 +432,7 @@ class Consumer(Process):
         self, stop: asyncio.Event, weights: dict[str, int], idle: timedelta | None
     ) -> None:
         outages = Outages()
-        observers = Observers([outages, self._blocked, *self._observers])
+        observers = Observers([outages, self._blocked, *logged(self._observers)])
         sources = {queue: self._queues_served.source_of(queue) for queue in weights}
         systems = {q: tracing.system_of(source) for q, source in sources.items()}
         if tracing.tracer is not None:

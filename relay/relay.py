@@ -22,6 +22,7 @@ from outbox.events import Observer, Observers, ProcessMeasured
 from outbox.gather import Process, end
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.observability.health import Outages
+from outbox.observability.logging import logged
 from outbox.observability.presence import Presence
 from outbox.postgres.advisory_lock import (
     END_FOREIGN,
@@ -37,6 +38,7 @@ from outbox.postgres.lease import RETRY, Lease
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
+from outbox.url import scheme_of
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
 from relay.broker_check import check_broker
@@ -56,6 +58,7 @@ from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Handling, Publisher
 from relay.reader import ALL, Reader
+from relay.renewed_publisher import publisher_of
 from relay.settle import OUTCOMES
 from relay.sweep import sweep_lanes
 from relay.wakeup import wake_lanes
@@ -98,10 +101,12 @@ class Relay(Process):
 
     Args:
         url: the database's URL, for a direct connection, not a transaction pooler.
-        publisher: publishes the messages; the relay enters and leaves it.
+        publisher: the URL of the broker, or what publishes the messages; the relay
+            enters and leaves it.
         config: the settings; see `RelayConfig`.
-        observers: called with every event.
-        name: the publisher's name, for events; by default, the name of its class.
+        observers: called with every event, besides the log.
+        name: the publisher's name, for events; by default, the URL's scheme or the name
+            of its class.
         reader: whose messages it publishes; see `pillarbox readers`.
         broker: the URL or another name of where the publisher publishes, for the
             comparison with other relays; by default its own `identity`.
@@ -112,7 +117,7 @@ class Relay(Process):
     def __init__(
         self,
         url: str,
-        publisher: Publisher | Handling,
+        publisher: Publisher | Handling | str,
         config: RelayConfig | None = None,
         *,
         observers: Iterable[Observer] = (),
@@ -123,11 +128,16 @@ class Relay(Process):
         connections: int | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(publisher, str):
+            name, broker = name or scheme_of(publisher), broker or publisher
+            publisher = publisher_of(publisher)
         self._url = url
         self._publisher = publisher
         self._config = config or RelayConfig()
         self._outages = Outages()
-        self._notify = Observers([self._outages, *observers]).notify
+        # Where handlers run, their consumer logs.
+        all_of = observers if isinstance(publisher, Handling) else logged(observers)
+        self._notify = Observers([self._outages, *all_of]).notify
         self._name = name or type(publisher).__name__
         self._reader = Reader(reader, broker, publisher, self._notify)
         self._switch_broker = switch_broker

@@ -60,6 +60,7 @@ from outbox.errors import (
 )
 from outbox.events import Observer, Observers
 from outbox.message import Message
+from outbox.observability.logging import logged
 
 __all__ = ["WebhookApp", "webhook_app"]
 
@@ -111,7 +112,7 @@ def webhook_app(
         read_timeout: the maximum time to receive a request's body.
         max_idle: the maximum idle time in a handler's transaction, as for `Consumer`.
         redact: removes confidential parts from reasons and stack traces.
-        observers: called with every event.
+        observers: called with every event, besides the log.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -140,7 +141,7 @@ def webhook_app(
         max_payload_bytes=max_payload_bytes,
         max_in_flight=max_in_flight,
         read_timeout=read_timeout.total_seconds(),
-        observers=Observers(observers),
+        observers=Observers(logged(observers)),
     )
 
 

@@ -6,14 +6,14 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from typing_extensions import override
 
-from outbox.events import Event
+from outbox.events import Event, Observer
 from outbox.logs.event_record import log_event
 from outbox.logs.printable import printable
 
@@ -91,6 +91,17 @@ class LogEvents:
             log_event(self._logger, event)
         elif self._logger.isEnabledFor(logging.DEBUG):
             log_event(self._logger, event, level=logging.DEBUG)
+
+
+def logged(observers: Iterable[Observer]) -> list[Observer]:
+    """Return these observers and, unless one of them logs, one that does.
+
+    So whoever embeds a process sees in the log what its command would have logged.
+    """
+    given = list(observers)
+    if any(isinstance(observer, LogEvents) for observer in given):
+        return given
+    return [LogEvents(), *given]
 
 
 @dataclass(slots=True)

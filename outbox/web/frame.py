@@ -20,6 +20,7 @@ from outbox.administration.connection import AdministrationConnection
 from outbox.administration.size import write_size
 from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.events import Observers
+from outbox.observability.logging import logged
 from outbox.web.database import Database
 from outbox.web.login import (
     FORM_COOKIE,
@@ -75,7 +76,7 @@ class Frame:
         self.database = Database(settings.database, read_only=True)
         self.store = Database(settings.database, read_only=False)
         self.forms = FormTokens(settings.key)
-        self.observers = Observers(settings.observers)
+        self.observers = Observers(logged(settings.observers))
         self._templates = Environment(
             loader=PackageLoader("outbox.web"),
             autoescape=True,

@@ -1,51 +1,39 @@
-"""A relay and a consumer inside an application, as in FastAPI's lifespan."""
+"""Relay and consumer in the process of an application, as README and pages show."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import logging
 
 import pytest
-from fastapi import FastAPI
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
-from inbox.events import MessageHandled
-from outbox.errors import DatabaseUnavailableError
+from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
 from outbox.testing.events import RecordedEvents
-from pillarbox import Consumer, Message, Relay, add
-from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.consumers import async_sessions_of
-from tests.fixtures.publisher import ScriptedPublisher
+from pillarbox import Consumer, DeadLetter, Message, Relay, add
+from relay.events import RelayStarted
+from tests.fixtures.consumers import sessions_of
 
 
-async def test_a_service_publishes_and_handles_its_own_messages(
-    database_url: str,
+async def test_both_take_urls_and_log_what_their_commands_would(
+    database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "pillarbox")
     events = RecordedEvents()
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(database_url, sessions, name="billing", observers=[events])
+    with sessions_of(database_url) as sessions:
+        consumer = Consumer(database_url, sessions, name="billing")
+        consumer.observe(events)
 
         @consumer.handles("orders.placed")
-        async def bill(session: AsyncSession, message: Message) -> None: ...
+        def bill(session: Session, message: Message) -> None:
+            if message.payload == b"no":
+                raise DeadLetter
 
-        @asynccontextmanager
-        async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-            relay = Relay(database_url, PostgresPublisher(database_url))
-            async with consumer, relay:
-                yield
-
-        app = FastAPI(lifespan=lifespan)
-        async with app.router.lifespan_context(app):
-            async with sessions.begin() as session:
-                add(session, Message("orders.placed", {"order": 1}))
+        async with consumer, Relay(database_url, database_url):
+            with sessions.begin() as session:
+                for payload in (b"yes", b"no"):
+                    add(session, Message("orders.placed", payload))
             await events.wait_for(MessageHandled)
-        # It can be started again, in the next test of the application.
-        async with consumer:
-            pass
+            await events.wait_for(MessageDeadLettered)
 
-
-async def test_what_cannot_start_raises_at_the_beginning_of_the_block() -> None:
-    relay = Relay("postgresql://127.0.0.1:1/none", ScriptedPublisher())
-    with pytest.raises(DatabaseUnavailableError):
-        async with relay:
-            raise AssertionError
-    assert len(asyncio.all_tasks()) == 1
+    logged = [record.message.partition(" ")[0] for record in caplog.records]
+    assert logged.count(MessageDeadLettered.__name__) == 1
+    assert RelayStarted.__name__ in logged
+    assert HandlerFailed.__name__ not in logged
