@@ -14,10 +14,15 @@ def implementation(group: str, url: str) -> Any:
     Raises:
         UnknownImplementationError: nothing is registered for the scheme; the message
             lists the schemes that are.
-        ConfigError: it is installed, but the client library it needs is not.
+        ConfigError: it is installed, but the client library it needs is not; or the URL
+            is empty.
     """
     scheme = scheme_of(url)
     kind = group.rpartition(".")[2].removesuffix("s")
+    if not scheme:
+        raise ConfigError(
+            f"the URL of the {kind} is empty; pass one such as redis://broker.example"
+        )
     found = {point.name: point for point in entry_points(group=group)}
     if scheme not in found:
         raise UnknownImplementationError(

@@ -79,6 +79,7 @@ async def test_messages_of_a_killed_consumer_are_handled_once_by_the_next(
         ("shop_app:fail", {}, "'fail' raised LookupError: no such setting"),
         ("no_such:consumer", {}, "No module named 'no_such'"),
         ("shop_app:consumer", {"TEST_BROKER": "x://y"}, "no source for the scheme"),
+        ("shop_app:consumer", {"TEST_BROKER": ""}, "URL of the source is empty"),
         (
             "shop_app:consumer",
             {"TEST_BROKER": "redis://127.0.0.1:1"},
