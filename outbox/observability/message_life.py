@@ -524,6 +524,11 @@ def _why(
 
 
 _FINAL: Final = {
+    "delivered": 0,
+    "refused": 0,
+    "blocked": 0,
+    "open": 0,
+    "found": 0,
     "acked": 0,
     "discarded": 2,
     "handled": 3,
@@ -533,7 +538,11 @@ _FINAL: Final = {
 
 
 def _rank(step: LifeStep) -> int:
-    """Return how much a step decides: a receipt or a discard is final."""
+    """Return how much a step decides: a receipt or a discard is final.
+
+    What the postgres broker records says least: a message that became a dead letter is
+    acked, too.
+    """
     return _FINAL.get(step.what, 1)
 
 

@@ -1,5 +1,6 @@
 """Messages that wait: too long, or with nothing that handles them."""
 
+import shlex
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
@@ -23,7 +24,8 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
         if consumer.replicas == 0:
             yield warning(
                 f"the consumer {consumer.name} is not running, and {oldest}",
-                "pillarbox consume  # start it; or pillarbox unsubscribe",
+                "pillarbox consume MODULE:NAME  # start it; or, if it is gone for good,"
+                f" pillarbox unsubscribe {shlex.quote(consumer.name)} TOPIC",
             )
         elif waited > _LATE:
             yield warning(

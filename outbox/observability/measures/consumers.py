@@ -1,7 +1,7 @@
 """The consumers: their deliveries, their rates, and how many are running."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -10,6 +10,7 @@ from outbox.administration.checks.locks import read_consumers as list_consumers
 from outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
+from outbox.postgres.advisory_lock import Lock, consumer_class
 from outbox.postgres.sql_files import load
 
 
@@ -21,7 +22,8 @@ class ConsumerStatus:
         is_subscribed: whether it has subscribed to topics of the postgres broker. Only
             for that broker does the database show what waits.
         replicas: how many are running; None if it runs in no process of its own, or
-            records itself in another database.
+            records itself in another database. A consumer of the postgres broker, and
+            each named queue of one, holds a lock in this database while it runs.
         lag: its deliveries that are not acked; None if it uses another broker.
         rate: how fast it handled the messages that were added within the window.
     """
@@ -32,6 +34,9 @@ class ConsumerStatus:
     lag: Backlog | None
     rate: Rate | None
 
+
+_UNSIGNED: Final = 0xFFFFFFFF
+"""pg_locks shows a lock's class as an unsigned number."""
 
 _NOTHING: Final = Backlog(
     messages=0,
@@ -71,19 +76,26 @@ def read_consumers(
         )
     }
     lags = _read_lags(reading)
-    replicas = Counter(it.name for it in running or ())
+    recorded = Counter(it.name for it in running or ())
+    replicas = recorded | _count_members(reading, {*subscribed, *lags})
     return tuple(
         ConsumerStatus(
             name=name,
             is_subscribed=is_subscribed,
-            replicas=replicas[name]
-            if running is not None and (is_subscribed or name in replicas)
-            else None,
+            replicas=replicas[name] if is_subscribed or name in recorded else None,
             lag=lags.get(name, _NOTHING) if is_subscribed else None,
             rate=rates.get(name),
         )
         for name in sorted({*subscribed, *rates, *lags, *replicas})
         for is_subscribed in [name in subscribed or name in lags]
+    )
+
+
+def _count_members(reading: Reading, names: Collection[str]) -> Counter[str]:
+    rows = reading.rows(load("outbox", "count_members"), member=int(Lock.MEMBER))
+    members = {row["class"]: row["members"] for row in rows}
+    return Counter(
+        {name: members.get(consumer_class(name) & _UNSIGNED, 0) for name in names}
     )
 
 
