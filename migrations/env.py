@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from alembic import context
-from alembic.operations import Operations
 from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
@@ -51,10 +50,10 @@ def _run_all() -> None:
         for schema in ("outbox", "inbox"):
             # Apart, because a transaction can hold a limited number of locks.
             with context.begin_transaction(), _pinned_settings():
-                run_now("premake.sql", schema=schema, days=str(days))
+                run("premake.sql", schema=schema, days=str(days))
     if is_ours:
         with context.begin_transaction(), _pinned_settings():
-            run_now("validate.sql")
+            run("validate.sql")
 
 
 def _lock_timeout(times: int = 1) -> str:
@@ -64,51 +63,45 @@ def _lock_timeout(times: int = 1) -> str:
 
 def _make(from_version: str | None, *, with_cron: bool) -> None:
     cron = str(with_cron).lower()
-    run_now("check.sql", with_cron=cron)
+    run("check.sql", with_cron=cron)
     # An event trigger would run before there is anything to refuse in the schemas.
-    run_now("refuse_foreign.sql")
+    run("refuse_foreign.sql")
     part = context.config.attributes.get("part")
     names = context.config.attributes.get("names", Names())
     for schema in ("outbox", "inbox", names.partman_schema):
         if part != Part.OWNER and schema is not None:
             context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
-    run_now("revoke_defaults.sql")
-    run_now("refuse_foreign.sql")
-    run_now("extensions.sql", with_cron=cron)
-    run_now("roles.sql")
-    run_now("schemas.sql")
-    run_now("grants_on_partman.sql", grant="GRANT", to="TO")
+    run("revoke_defaults.sql")
+    run("refuse_foreign.sql")
+    run("extensions.sql", with_cron=cron)
+    run("roles.sql")
+    run("schemas.sql")
+    run("grants_on_partman.sql", grant="GRANT", to="TO")
     if from_version is not None:
-        run_now("check_version.sql", from_version=from_version)
+        run("check_version.sql", from_version=from_version)
     if part != Part.ADMINISTRATOR:
         context.run_migrations()
     if names.partman_schema is None:
-        run_now("without_partman.sql")
+        run("without_partman.sql")
     else:
-        run_now("with_partman.sql")
-    run_now("own.sql")
-    run_now("revoke_defaults.sql")
-    run_now("grants.sql")
-    run_now("restore.sql")
-    run_now("rebase.sql")
+        run("with_partman.sql")
+    run("own.sql")
+    run("revoke_defaults.sql")
+    run("grants.sql")
+    run("restore.sql")
+    run("rebase.sql")
     if with_cron:
-        run_now("schedule.sql")
+        run("schedule.sql")
 
 
 def _remove() -> None:
-    run_now("refuse_foreign.sql")
+    run("refuse_foreign.sql")
     # Create missing roles, without which REVOKE would fail.
-    run_now("roles.sql")
-    run_now("unschedule.sql")
-    run_now("remove.sql")
-    run_now("grants_on_partman.sql", grant="REVOKE", to="FROM")
-    run_now("remove_roles.sql")
-
-
-def run_now(file: str, **values: str) -> None:
-    """Run a repeatable file outside the chain of versions."""
-    with Operations.context(context.get_context()):
-        run(file, **values)
+    run("roles.sql")
+    run("unschedule.sql")
+    run("remove.sql")
+    run("grants_on_partman.sql", grant="REVOKE", to="FROM")
+    run("remove_roles.sql")
 
 
 def _online(connection: Connection) -> None:

@@ -1,7 +1,5 @@
 -- Owner part: what the columns of the views mean. Views of one kind share most columns, and their comments.
 
-SET LOCAL ROLE {owner};
-
 DO $comments$
 DECLARE
     v_column text;
@@ -113,5 +111,3 @@ BEGIN
     END LOOP;
 END
 $comments$;
-
-RESET ROLE;

@@ -1,7 +1,5 @@
 -- Owner part: operations on many rows at once, which people started on the page.
 
-SET LOCAL ROLE {owner};
-
 CREATE TABLE outbox.operation (
     id          uuid        NOT NULL DEFAULT gen_random_uuid(),
     kind        text        NOT NULL,
@@ -55,5 +53,3 @@ BEGIN
     END LOOP;
 END
 $moments$;
-
-RESET ROLE;
