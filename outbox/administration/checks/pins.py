@@ -6,12 +6,10 @@ from typing import Final
 
 from psycopg import sql
 
-from outbox.administration.check import Finding, Installation, unknown, warning
-from outbox.administration.connection import AdministrationConnection
+from outbox.administration.check import Finding, warning
 from outbox.duration import write_duration
 from outbox.observability.measures.pins import Pin
 from outbox.observability.overview import Overview
-from outbox.postgres.sql_files import load
 
 _LONG: Final = timedelta(hours=1)
 
@@ -36,18 +34,6 @@ def check_pins(overview: Overview) -> Iterator[Finding]:
             f"{who}{role} (pid {pin.pid or '-'}) is {since}{writes}: partitions"
             " can't be detached meanwhile",
             _end(pin),
-        )
-
-
-def check_sessions(
-    connection: AdministrationConnection, _here: Installation
-) -> Iterator[Finding]:
-    """Report if this role can't see how long transactions have been open."""
-    ((sees_all, role),) = connection.execute(load("outbox", "sees_all_sessions"))
-    if not sees_all:
-        yield unknown(
-            "this role can't see how long transactions of others have been open",
-            f"GRANT pg_monitor TO {role};",
         )
 
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 from importlib.resources import files
 
-from outbox.administration.check import Finding, Installation, Severity, error, warning
+from outbox.administration.check import Finding, Installation, error, warning
+from outbox.administration.checks.by_statement import by_statement
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
@@ -26,22 +27,8 @@ def check_schema(
         )
 
     if found is not None:
-        yield from _check_promises(connection, here)
-
-
-def _check_promises(
-    connection: AdministrationConnection, here: Installation
-) -> Iterator[Finding]:
-    for thing, difference, restored_by in connection.execute(
-        load("outbox", "list_schema_differences")
-    ):
-        yield Finding(
-            severity=Severity.WARNING if restored_by is None else Severity.ERROR,
-            finding=f"{thing} {difference}",
-            remedy=f"{restored_by};  -- as a superuser"
-            if difference.startswith("is owned by ")
-            else here.migrate,
-        )
+        differences = by_statement(load("outbox", "check_promises"))
+        yield from differences(connection, here)
 
 
 def read_version(connection: AdministrationConnection) -> str | None:
