@@ -18,12 +18,13 @@ from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
-from outbox.administration.migrate import DAYS_AHEAD, LOCK_TIMEOUT
-from outbox.administration.names import Names
+from outbox.administration.migrate import LOCK_TIMEOUT
 from outbox.migrations.script import Part, run
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
 _TURNS = 12
+_options = context.config.attributes
+_names = _options["names"]
 _settings: dict[str, Any] = {
     "version_table": "alembic_version",
     "version_table_schema": "outbox",
@@ -32,7 +33,6 @@ _settings: dict[str, Any] = {
 
 
 def _run_all() -> None:
-    options = context.config.attributes
     # In a transaction of the caller's, reading the rows would prolong the locks.
     is_ours = context.is_offline_mode() or not context.get_bind().in_transaction()
     with context.begin_transaction(), _pinned_settings():
@@ -41,16 +41,16 @@ def _run_all() -> None:
         context.execute(_lock_timeout(_TURNS))
         context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
         context.execute(_lock_timeout())
-        if options.get("remove", False):
+        if _options.get("remove"):
             _remove()
             return
-        _make(options.get("from_version"), with_cron=options.get("with_cron", True))
-    if not options.get("with_cron", True):
-        days = options.get("days_ahead", DAYS_AHEAD)
+        _make()
+    if not _options["with_cron"]:
+        days = str(_options["days_ahead"])
         for schema in ("outbox", "inbox"):
             # Apart, because a transaction can hold a limited number of locks.
             with context.begin_transaction(), _pinned_settings():
-                run("premake.sql", schema=schema, days=str(days))
+                run("premake.sql", schema=schema, days=days)
     if is_ours:
         with context.begin_transaction(), _pinned_settings():
             run("validate.sql")
@@ -61,14 +61,13 @@ def _lock_timeout(times: int = 1) -> str:
     return f"SET LOCAL lock_timeout = {milliseconds * times}"
 
 
-def _make(from_version: str | None, *, with_cron: bool) -> None:
-    cron = str(with_cron).lower()
+def _make() -> None:
+    part, from_version = _options.get("part"), _options.get("from_version")
+    cron = str(_options["with_cron"]).lower()
     run("check.sql", with_cron=cron)
     # An event trigger would run before there is anything to refuse in the schemas.
     run("refuse_foreign.sql")
-    part = context.config.attributes.get("part")
-    names = context.config.attributes.get("names", Names())
-    for schema in ("outbox", "inbox", names.partman_schema):
+    for schema in ("outbox", "inbox", _names.partman_schema):
         if part != Part.OWNER and schema is not None:
             context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
     run("revoke_defaults.sql")
@@ -81,7 +80,7 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
         run("check_version.sql", from_version=from_version)
     if part != Part.ADMINISTRATOR:
         context.run_migrations()
-    if names.partman_schema is None:
+    if _names.partman_schema is None:
         run("without_partman.sql")
     else:
         run("with_partman.sql")
@@ -90,7 +89,7 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
     run("grants.sql")
     run("restore.sql")
     run("rebase.sql")
-    if with_cron:
+    if _options["with_cron"]:
         run("schedule.sql")
 
 
@@ -115,9 +114,8 @@ def _pinned_settings() -> Iterator[None]:
     if context.is_offline_mode():
         context.execute(PIN_SEARCH_PATH_LOCALLY)
         context.execute(_lock_timeout())
-        if context.config.attributes.get("part") == Part.OWNER:
-            names = context.config.attributes["names"]
-            context.execute(names.fill("SET LOCAL ROLE {owner}"))
+        if _options.get("part") == Part.OWNER:
+            context.execute(_names.fill("SET LOCAL ROLE {owner}"))
         yield
         return
     connection = context.get_bind()
@@ -152,7 +150,7 @@ def _tell_warning(tell: Callable[[str], None], notice: Diagnostic) -> None:
 def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
     """Pin the session before the dialect runs queries of its own."""
     connection = dialect.connect(*arguments, **options)
-    if (tell := context.config.attributes.get("tell")) is not None:
+    if (tell := _options.get("tell")) is not None:
         connection.add_notice_handler(partial(_tell_warning, tell))
     connection.execute(PIN_SESSION)
     connection.commit()
@@ -168,12 +166,10 @@ if context.is_offline_mode():
         **_settings,
     )
     _run_all()
-elif (given := context.config.attributes.get("connection")) is not None:
+elif (given := _options.get("connection")) is not None:
     _online(given)
 else:
-    engine = create_engine(
-        context.config.attributes["url"], poolclass=pool.NullPool, echo=False
-    )
+    engine = create_engine(_options["url"], poolclass=pool.NullPool, echo=False)
     event.listen(engine, "do_connect", _connect)
     with engine.connect() as connection:
         _online(connection)

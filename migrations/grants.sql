@@ -1,24 +1,15 @@
 -- Owner part, repeated at the end of every migration: who may do what. What an earlier version granted is
 -- revoked first, in the same transaction. The doctor reports what is lost of what this grants.
 
-DO $revoke$
-DECLARE
-    v_revoke text;
-BEGIN
-    FOR v_revoke IN
-        SELECT DISTINCT format('REVOKE ALL ON %s FROM {application}, {relay}, {consumer}, {maintainer}, {monitor}, {web}', p.relation)
-          FROM outbox.promise p JOIN pg_class c ON c.oid::regclass::text = p.relation
-         WHERE p.fact LIKE 'right of %'
-         UNION ALL
-        -- PUBLIC may run nothing that writes, or that has the owner's rights.
-        SELECT format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', f.oid::regprocedure) FROM pg_proc f
-         WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.prorettype <> 'trigger'::regtype
-           AND (f.prosecdef OR f.provolatile = 'v' AND f.proparallel = 'u')
-    LOOP
-        EXECUTE v_revoke;
-    END LOOP;
-END
-$revoke$;
+EXECUTE EACH
+SELECT DISTINCT format('REVOKE ALL ON %s FROM {application}, {relay}, {consumer}, {maintainer}, {monitor}, {web}', p.relation)
+  FROM outbox.promise p JOIN pg_class c ON c.oid::regclass::text = p.relation
+ WHERE p.fact LIKE 'right of %'
+ UNION ALL
+-- PUBLIC may run nothing that writes, or that has the owner's rights.
+SELECT format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', f.oid::regprocedure) FROM pg_proc f
+ WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.prorettype <> 'trigger'::regtype
+   AND (f.prosecdef OR f.provolatile = 'v' AND f.proparallel = 'u');
 
 GRANT USAGE ON SCHEMA outbox TO {application}, {relay}, {consumer}, {maintainer}, {monitor};
 -- The detacher already has this as a member of the owner. Granted to the role itself, it keeps the

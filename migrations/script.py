@@ -9,7 +9,6 @@ from alembic import context
 from sqlalchemy import text
 
 from outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
-from outbox.administration.names import Names
 from outbox.migrations.statements import split_statements
 
 _SETTINGS: Final = {
@@ -19,6 +18,19 @@ _SETTINGS: Final = {
     "utc": "SET timezone = 'UTC' SET datestyle = 'ISO, MDY'"
     " SET intervalstyle = 'postgres'",
 }
+
+_EACH: Final = """\
+DO $each$
+DECLARE
+    v_statement text;
+BEGIN
+    FOR v_statement IN
+{query}
+    LOOP
+        EXECUTE v_statement;
+    END LOOP;
+END
+$each$"""
 
 
 class Part(StrEnum):
@@ -32,9 +44,9 @@ def run(file: str, **values: str) -> None:
     """Run the statements of a file of this package, or print them in offline mode.
 
     Each `{name}` of the values is replaced, and `{pinned}` and `{utc}` by settings of a
-    function. The first words of the file say whose it is: `Administrator part`, or
-    `Owner part`, which runs as the owner. If one part is printed, the other is left
-    out.
+    function. `EXECUTE EACH` before a query executes the statements that it returns.
+    The first words of the file say whose it is: `Administrator part`, or `Owner part`,
+    which runs as the owner. If one part is printed, the other is left out.
     """
     script = files("outbox.migrations").joinpath(file).read_text(encoding="utf-8")
     part = context.config.attributes.get("part")
@@ -42,7 +54,7 @@ def run(file: str, **values: str) -> None:
     if part is not None and whose in set(Part) - {part}:
         return
     script = script.replace("{list_foreign_objects}", LIST_FOREIGN_OBJECTS)
-    names = context.config.attributes.get("names", Names())
+    names = context.config.attributes["names"]
     for name, value in (_SETTINGS | values).items():
         script = script.replace(f"{{{name}}}", value)
     statements = list(split_statements(names.fill(script)))
@@ -51,5 +63,8 @@ def run(file: str, **values: str) -> None:
         owner = names.fill("SET LOCAL ROLE {owner}")
         statements = [owner, *statements, "RESET ROLE"]
     for statement in statements:
+        comments, is_each, query = statement.partition("EXECUTE EACH\n")
+        if is_each:
+            statement = comments + _EACH.replace("{query}", query)
         # text() would read a colon before a word as a parameter, but not [:space:].
         context.execute(text(re.sub(r"(?<![:\w]):(?=\w+(?![:\w]))", r"\\:", statement)))

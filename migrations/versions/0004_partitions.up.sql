@@ -63,35 +63,26 @@ INSERT INTO outbox.partition_policy (parent_table, control, template, retention,
 UPDATE outbox.partition_policy SET minimum = '6 days 80 minutes' WHERE parent_table IN ('inbox.receipt', 'inbox.job');
 
 -- A partitioned table has no storage parameters: pg_partman copies them from its template.
-DO $templates$
-DECLARE
-    v_template text;
-    v_table text;
-    v_options text;
-BEGIN
-    FOR v_template, v_table, v_options IN
-        SELECT p.template, p.parent_table,
-               CASE split_part(p.parent_table, '.', 2)
-                   WHEN 'dead_letter' THEN NULL
-                   -- Rows are never updated: freeze them early instead of all at once before a wraparound.
-                   WHEN 'receipt' THEN 'autovacuum_vacuum_insert_scale_factor = 0.1'
-                   WHEN 'job' THEN 'fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02'
-                   -- Rows are short-lived.
-                   WHEN 'suspect' THEN 'autovacuum_vacuum_scale_factor = 0.02'
-                   -- Rows are only inserted, so vacuum finds nothing dead: it marks new pages all-visible, for
-                   -- index-only scans. It comes often, so that it reaches pages before the next checkpoint, and
-                   -- doesn't freeze early: rows are dropped before they need it, and freezing a page that was
-                   -- checkpointed writes all of it to the WAL (340 bytes for a message of 300, instead of 3).
-                   ELSE 'autovacuum_vacuum_insert_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05'
-               END
-          FROM outbox.partition_policy p
-    LOOP
-        EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS)%s',
-                       v_template, v_table, ' WITH (' || v_options || ')');
-        EXECUTE format('COMMENT ON TABLE %s IS %L', v_template, 'storage parameters for new partitions of ' || v_table);
-    END LOOP;
-END
-$templates$;
+EXECUTE EACH
+SELECT format('CREATE TABLE %s (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS)%s', p.template, p.parent_table, ' WITH (' || s.settings || ')')
+  FROM outbox.partition_policy p
+ CROSS JOIN LATERAL (
+       SELECT CASE split_part(p.parent_table, '.', 2)
+              WHEN 'dead_letter' THEN NULL
+              -- Rows are never updated: freeze them early instead of all at once before a wraparound.
+              WHEN 'receipt' THEN 'autovacuum_vacuum_insert_scale_factor = 0.1'
+              WHEN 'job' THEN 'fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02'
+              -- Rows are short-lived.
+              WHEN 'suspect' THEN 'autovacuum_vacuum_scale_factor = 0.02'
+              -- Rows are only inserted, so vacuum finds nothing dead: it marks new pages all-visible, for
+              -- index-only scans. It comes often, so that it reaches pages before the next checkpoint, and
+              -- doesn't freeze early: rows are dropped before they need it, and freezing a page that was
+              -- checkpointed writes all of it to the WAL (340 bytes for a message of 300, instead of 3).
+              ELSE 'autovacuum_vacuum_insert_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05' END
+       ) AS s (settings);
+EXECUTE EACH
+SELECT format('COMMENT ON TABLE %s IS %L', p.template, 'storage parameters for new partitions of ' || p.parent_table)
+  FROM outbox.partition_policy p;
 
 CREATE TABLE outbox.upkeep (
     is_it         boolean     NOT NULL DEFAULT true,
