@@ -15,8 +15,6 @@ from outbox.administration.checks.locks import check_locks
 from outbox.administration.checks.pins import check_pins
 from outbox.administration.checks.readers import check_readers
 from outbox.administration.checks.retention import check_retention
-from outbox.administration.checks.roles import check_roles
-from outbox.administration.checks.schema import check_schema
 from outbox.administration.checks.upkeep import check_upkeep
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import Names
@@ -31,9 +29,9 @@ APPLICATION_NAME: Final = "pillarbox doctor"
 CHECKS: Final[dict[str, Check]] = {
     "foreign": check_foreign,
     "standby": by_statement(load("outbox", "check_standby")),
-    "schema": check_schema,
+    "schema": by_statement(load("outbox", "check_schema")),
     "extensions": by_statement(load("outbox", "check_extensions")),
-    "roles": check_roles,
+    "roles": by_statement(load("outbox", "check_roles")),
     "grants": by_statement(load("outbox", "check_grants")),
     "row security": by_statement(load("outbox", "check_row_security")),
     "upkeep": check_upkeep,

@@ -20,7 +20,13 @@ def check_pins(overview: Overview) -> Iterator[Finding]:
         if pin.open_for is not None and pin.open_for < _LONG:
             continue
         if pin.kind == "replication slot" and pin.state == "inactive":
-            yield _forgotten(pin)
+            # Its reader may be down, and need what is kept.
+            yield warning(
+                f"the replication slot {pin.name} ({pin.slot}) has no reader, and keeps"
+                " ever more WAL until it has one",
+                "find its owner first, which may be down: Debezium, a subscription, a"
+                " standby, a backup; what that has not read yet is lost with the slot",
+            )
             continue
         who = f"{pin.kind} {pin.name}" if pin.name else pin.kind
         role = f" of {pin.role}" if pin.role else ""
@@ -35,16 +41,6 @@ def check_pins(overview: Overview) -> Iterator[Finding]:
             " can't be detached meanwhile",
             _end(pin),
         )
-
-
-def _forgotten(pin: Pin) -> Finding:
-    """Describe a slot without a reader, which may be down and need what is kept."""
-    return warning(
-        f"the replication slot {pin.name} ({pin.slot}) has no reader, and keeps ever"
-        " more WAL until it has one",
-        "find its owner first, which may be down: Debezium, a subscription, a standby,"
-        " a backup; what that has not read yet is lost with the slot",
-    )
 
 
 def _end(pin: Pin) -> str:

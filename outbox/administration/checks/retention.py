@@ -25,8 +25,7 @@ def check_retention(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find partitions past their retention, and retentions that are too short."""
-    held = by_statement(load("outbox", "check_late_partitions"))
-    yield from held(connection, here)
+    yield from by_statement(load("outbox", "check_late_partitions"))(connection, here)
     for policy in read_policies(connection):
         if (
             policy.parent_table in KEPT_FOR_LATE_MESSAGES

@@ -18,28 +18,18 @@ class CronHome(NamedTuple):
     """Where pg_cron runs its jobs.
 
     Attributes:
-        installed: whether the extension exists in this database.
-        home: the database of pg_cron's jobs; None if the server doesn't load pg_cron.
-        exists: whether there is such a database.
+        is_here: whether they run in this database; the extension may exist without it.
+        is_lost: whether their database is gone, as when this one was renamed.
+        home: their database; None if the server doesn't load pg_cron.
         heeds_nodes: whether jobs connect to their node and port, instead of being run
             by background workers.
     """
 
-    installed: bool
+    is_here: bool
+    is_lost: bool
     home: str | None
     here: str
-    exists: bool
     heeds_nodes: bool
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its database is gone, as when this one was renamed."""
-        return self.installed and self.home is not None and not self.exists
-
-    @property
-    def is_here(self) -> bool:
-        """Whether pg_cron's jobs run here; the extension may exist without them."""
-        return self.installed and self.home == self.here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
