@@ -14,17 +14,17 @@ from functools import partial
 from typing import Any
 
 from alembic import context
-from alembic.operations import Operations
 from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
-from outbox.administration.migrate import DAYS_AHEAD, LOCK_TIMEOUT
-from outbox.administration.names import Names
+from outbox.administration.migrate import LOCK_TIMEOUT
 from outbox.migrations.script import Part, run
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
 _TURNS = 12
+_options = context.config.attributes
+_names = _options["names"]
 _settings: dict[str, Any] = {
     "version_table": "alembic_version",
     "version_table_schema": "outbox",
@@ -33,7 +33,6 @@ _settings: dict[str, Any] = {
 
 
 def _run_all() -> None:
-    options = context.config.attributes
     # In a transaction of the caller's, reading the rows would prolong the locks.
     is_ours = context.is_offline_mode() or not context.get_bind().in_transaction()
     with context.begin_transaction(), _pinned_settings():
@@ -42,19 +41,19 @@ def _run_all() -> None:
         context.execute(_lock_timeout(_TURNS))
         context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
         context.execute(_lock_timeout())
-        if options.get("remove", False):
+        if _options.get("remove"):
             _remove()
             return
-        _make(options.get("from_version"), with_cron=options.get("with_cron", True))
-    if not options.get("with_cron", True):
-        days = options.get("days_ahead", DAYS_AHEAD)
+        _make()
+    if not _options["with_cron"]:
+        days = str(_options["days_ahead"])
         for schema in ("outbox", "inbox"):
             # Apart, because a transaction can hold a limited number of locks.
             with context.begin_transaction(), _pinned_settings():
-                run_now("premake.sql", schema=schema, days=str(days))
+                run("premake.sql", schema=schema, days=days)
     if is_ours:
         with context.begin_transaction(), _pinned_settings():
-            run_now("validate.sql")
+            run("validate.sql")
 
 
 def _lock_timeout(times: int = 1) -> str:
@@ -62,53 +61,46 @@ def _lock_timeout(times: int = 1) -> str:
     return f"SET LOCAL lock_timeout = {milliseconds * times}"
 
 
-def _make(from_version: str | None, *, with_cron: bool) -> None:
-    cron = str(with_cron).lower()
-    run_now("check.sql", with_cron=cron)
+def _make() -> None:
+    part, from_version = _options.get("part"), _options.get("from_version")
+    cron = str(_options["with_cron"]).lower()
+    run("check.sql", with_cron=cron)
     # An event trigger would run before there is anything to refuse in the schemas.
-    run_now("refuse_foreign.sql")
-    part = context.config.attributes.get("part")
-    names = context.config.attributes.get("names", Names())
-    for schema in ("outbox", "inbox", names.partman_schema):
+    run("refuse_foreign.sql")
+    for schema in ("outbox", "inbox", _names.partman_schema):
         if part != Part.OWNER and schema is not None:
             context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
-    run_now("revoke_defaults.sql")
-    run_now("refuse_foreign.sql")
-    run_now("extensions.sql", with_cron=cron)
-    run_now("roles.sql")
-    run_now("schemas.sql")
-    run_now("grants_on_partman.sql", grant="GRANT", to="TO")
+    run("revoke_defaults.sql")
+    run("refuse_foreign.sql")
+    run("extensions.sql", with_cron=cron)
+    run("roles.sql")
+    run("schemas.sql")
+    run("grants_on_partman.sql", grant="GRANT", to="TO")
     if from_version is not None:
-        run_now("check_version.sql", from_version=from_version)
+        run("check_version.sql", from_version=from_version)
     if part != Part.ADMINISTRATOR:
         context.run_migrations()
-    if names.partman_schema is None:
-        run_now("without_partman.sql")
+    if _names.partman_schema is None:
+        run("without_partman.sql")
     else:
-        run_now("with_partman.sql")
-    run_now("own.sql")
-    run_now("revoke_defaults.sql")
-    run_now("grants.sql")
-    run_now("restore.sql")
-    run_now("rebase.sql")
-    if with_cron:
-        run_now("schedule.sql")
+        run("with_partman.sql")
+    run("own.sql")
+    run("revoke_defaults.sql")
+    run("grants.sql")
+    run("restore.sql")
+    run("rebase.sql")
+    if _options["with_cron"]:
+        run("schedule.sql")
 
 
 def _remove() -> None:
-    run_now("refuse_foreign.sql")
+    run("refuse_foreign.sql")
     # Create missing roles, without which REVOKE would fail.
-    run_now("roles.sql")
-    run_now("unschedule.sql")
-    run_now("remove.sql")
-    run_now("grants_on_partman.sql", grant="REVOKE", to="FROM")
-    run_now("remove_roles.sql")
-
-
-def run_now(file: str, **values: str) -> None:
-    """Run a repeatable file outside the chain of versions."""
-    with Operations.context(context.get_context()):
-        run(file, **values)
+    run("roles.sql")
+    run("unschedule.sql")
+    run("remove.sql")
+    run("grants_on_partman.sql", grant="REVOKE", to="FROM")
+    run("remove_roles.sql")
 
 
 def _online(connection: Connection) -> None:
@@ -122,9 +114,8 @@ def _pinned_settings() -> Iterator[None]:
     if context.is_offline_mode():
         context.execute(PIN_SEARCH_PATH_LOCALLY)
         context.execute(_lock_timeout())
-        if context.config.attributes.get("part") == Part.OWNER:
-            names = context.config.attributes["names"]
-            context.execute(names.fill("SET LOCAL ROLE {owner}"))
+        if _options.get("part") == Part.OWNER:
+            context.execute(_names.fill("SET LOCAL ROLE {owner}"))
         yield
         return
     connection = context.get_bind()
@@ -159,7 +150,7 @@ def _tell_warning(tell: Callable[[str], None], notice: Diagnostic) -> None:
 def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
     """Pin the session before the dialect runs queries of its own."""
     connection = dialect.connect(*arguments, **options)
-    if (tell := context.config.attributes.get("tell")) is not None:
+    if (tell := _options.get("tell")) is not None:
         connection.add_notice_handler(partial(_tell_warning, tell))
     connection.execute(PIN_SESSION)
     connection.commit()
@@ -175,12 +166,10 @@ if context.is_offline_mode():
         **_settings,
     )
     _run_all()
-elif (given := context.config.attributes.get("connection")) is not None:
+elif (given := _options.get("connection")) is not None:
     _online(given)
 else:
-    engine = create_engine(
-        context.config.attributes["url"], poolclass=pool.NullPool, echo=False
-    )
+    engine = create_engine(_options["url"], poolclass=pool.NullPool, echo=False)
     event.listen(engine, "do_connect", _connect)
     with engine.connect() as connection:
         _online(connection)

@@ -1,26 +1,15 @@
 -- Owner part, repeated at the end of every migration: who may do what. What an earlier version granted is
 -- revoked first, in the same transaction. The doctor reports what is lost of what this grants.
 
-SET LOCAL ROLE {owner};
-
-DO $revoke$
-DECLARE
-    v_revoke text;
-BEGIN
-    FOR v_revoke IN
-        SELECT DISTINCT format('REVOKE ALL ON %s FROM {application}, {relay}, {consumer}, {maintainer}, {monitor}, {web}', p.relation)
-          FROM outbox.promise p JOIN pg_class c ON c.oid::regclass::text = p.relation
-         WHERE p.fact LIKE 'right of %'
-         UNION ALL
-        -- PUBLIC may run nothing that writes, or that has the owner's rights.
-        SELECT format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', f.oid::regprocedure) FROM pg_proc f
-         WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.prorettype <> 'trigger'::regtype
-           AND (f.prosecdef OR f.provolatile = 'v' AND f.proparallel = 'u')
-    LOOP
-        EXECUTE v_revoke;
-    END LOOP;
-END
-$revoke$;
+EXECUTE EACH
+SELECT DISTINCT format('REVOKE ALL ON %s FROM {application}, {relay}, {consumer}, {maintainer}, {monitor}, {web}', p.relation)
+  FROM outbox.promise p JOIN pg_class c ON c.oid::regclass::text = p.relation
+ WHERE p.fact LIKE 'right of %'
+ UNION ALL
+-- PUBLIC may run nothing that writes, or that has the owner's rights.
+SELECT format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', f.oid::regprocedure) FROM pg_proc f
+ WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.prorettype <> 'trigger'::regtype
+   AND (f.prosecdef OR f.provolatile = 'v' AND f.proparallel = 'u');
 
 GRANT USAGE ON SCHEMA outbox TO {application}, {relay}, {consumer}, {maintainer}, {monitor};
 -- The detacher already has this as a member of the owner. Granted to the role itself, it keeps the
@@ -28,7 +17,7 @@ GRANT USAGE ON SCHEMA outbox TO {application}, {relay}, {consumer}, {maintainer}
 GRANT USAGE ON SCHEMA outbox TO {detacher};
 GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
 
--- The outbox. A message is settled by inserting positions and log entries: nobody may update these tables.
+-- The application adds messages.
 GRANT USAGE ON SEQUENCE outbox.message_seq TO {application};
 GRANT INSERT (id, lane, schema_version, available_at, topic, key, tenant, content_type,
               headers, payload)
@@ -40,45 +29,45 @@ GRANT EXECUTE
         outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid),
         outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
     TO {application};
-GRANT SELECT ON outbox.message TO {relay};
-GRANT SELECT, INSERT ON outbox.deferral, outbox.position TO {relay};
-GRANT SELECT ON outbox.base TO {relay}, {monitor};
+
+-- The relay settles a message by inserting positions and log entries: nobody may update these tables. The
+-- rows of processes are written only by beat(), which keeps each row to the login that inserted it.
+GRANT SELECT
+    ON outbox.message, outbox.base, outbox.process, outbox.readable_dead_letter, inbox.subscription,
+       outbox.message_status, outbox.deferred_message, outbox.unsettled_message
+    TO {relay};
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {monitor};
 GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay};
-GRANT SELECT
-    ON outbox.message_status, outbox.deferred_message, outbox.unsettled_message
-    TO {relay}, {monitor};
--- Written only by beat(), which keeps each row to the login that inserted it.
+GRANT SELECT, INSERT ON outbox.deferral, outbox.position TO {relay};
 GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean) TO {relay};
-GRANT SELECT ON outbox.process TO {relay};
-GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean) TO {consumer};
-GRANT SELECT ON inbox.process TO {consumer};
 GRANT SELECT, INSERT (reader, broker, broker_since), UPDATE (broker, broker_since) ON outbox.reader TO {relay};
 GRANT SELECT, INSERT (reader, topic, is_discarded, since, since_seq), UPDATE (ended_at) ON outbox.subscription TO {relay};
-
--- The inbox, by the same rule.
-GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
-GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
-GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
-GRANT SELECT ON inbox.message, inbox.base TO {consumer};
-GRANT SELECT, INSERT ON inbox.position TO {consumer};
-GRANT SELECT,
-      INSERT (created_at, due_at, seq, attempts, lane, cause, consumer, key)
-    ON inbox.deferral
-    TO {consumer};
--- Which numbers were drawn when.
-GRANT SELECT ON SEQUENCE inbox.message_seq TO {consumer}, {monitor};
-GRANT SELECT, USAGE ON SEQUENCE inbox.deferral_entry_seq TO {consumer};
-GRANT SELECT
-    ON inbox.delivery_status, inbox.waiting_delivery, inbox.unsettled_delivery
-    TO {consumer}, {monitor};
-GRANT SELECT ON inbox.subscription TO {relay}, {monitor};
 -- For the postgres publisher.
 GRANT USAGE ON SEQUENCE inbox.message_seq TO {relay};
 GRANT INSERT (message_id, lane, schema_version, topic, key, tenant, content_type, headers,
               payload)
     ON inbox.message
     TO {relay};
+
+-- The consumer, by the same rule. It sees which numbers were drawn when.
+GRANT SELECT
+    ON inbox.message, inbox.base, inbox.process, inbox.readable_dead_letter, inbox.job_status,
+       inbox.delivery_status, inbox.waiting_delivery, inbox.unsettled_delivery
+    TO {consumer};
+GRANT SELECT ON SEQUENCE inbox.message_seq TO {consumer}, {monitor};
+GRANT SELECT, USAGE ON SEQUENCE inbox.deferral_entry_seq TO {consumer};
+GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt, inbox.position TO {consumer};
+GRANT SELECT, INSERT (created_at, due_at, seq, attempts, lane, cause, consumer, key) ON inbox.deferral TO {consumer};
+GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
+GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
+GRANT SELECT,
+      INSERT,
+      UPDATE (starts, started_at, is_open, error_reason, error_stacktrace),
+      DELETE
+    ON inbox.suspect
+    TO {consumer};
+GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean) TO {consumer};
+GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
 
 -- A dead letter is evidence: only the owner may change its payload or its creation time.
 GRANT SELECT,
@@ -95,27 +84,13 @@ GRANT SELECT,
               discard_reason, discarded_by)
     ON inbox.dead_letter
     TO {consumer};
-GRANT SELECT ON outbox.readable_dead_letter TO {relay};
-GRANT SELECT ON inbox.readable_dead_letter TO {consumer};
-
--- Jobs and suspects.
-GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
-GRANT SELECT,
-      INSERT,
-      UPDATE (starts, started_at, is_open, error_reason, error_stacktrace),
-      DELETE
-    ON inbox.suspect
-    TO {consumer};
-GRANT SELECT ON inbox.job_status TO {consumer}, {monitor};
 
 -- The upkeep.
 GRANT EXECUTE
     ON FUNCTION
         outbox.make_partitions(text),
         outbox.trim_batch(text),
-        outbox.upkeep_plan(text),
         outbox.finish_detached(text),
-        outbox.is_followed(text, timestamptz, timestamptz),
         outbox.note_failure(text, text, text, text, text, text),
         outbox.upkeep_step(text, text),
         outbox.end_upkeep(timestamptz, boolean),
@@ -127,26 +102,24 @@ GRANT EXECUTE
     ON FUNCTION
         outbox.upkeep_plan(text),
         outbox.is_followed(text, timestamptz, timestamptz)
-    TO {monitor}, {relay}, {consumer};
-GRANT EXECUTE ON FUNCTION outbox.make_days() TO {relay}, {consumer};
-GRANT SELECT
-    ON outbox.partition_policy
-    TO {maintainer}, {monitor}, {application}, {relay}, {consumer};
-GRANT SELECT
-    ON outbox.partition_health, outbox.upkeep, outbox.upkeep_failure, outbox.retiring_partition
     TO {maintainer}, {monitor}, {relay}, {consumer};
+GRANT EXECUTE ON FUNCTION outbox.make_days() TO {relay}, {consumer};
+GRANT SELECT ON outbox.partition_policy TO {application};
 GRANT SELECT
-    ON outbox.dropped_partition, outbox.kept_partition
-    TO {maintainer}, {monitor};
+    ON outbox.partition_policy, outbox.partition_health, outbox.upkeep, outbox.upkeep_failure,
+       outbox.retiring_partition
+    TO {maintainer}, {monitor}, {relay}, {consumer};
+GRANT SELECT ON outbox.dropped_partition, outbox.kept_partition TO {maintainer}, {monitor};
 
 -- The monitor reads everything but payloads, stack traces and headers, of which it sees only those that
 -- say what led to a message.
 GRANT SELECT
-    ON outbox.alembic_version, outbox.promise, outbox.reader, outbox.subscription, outbox.process, inbox.process,
-       outbox.deferral, outbox.position, inbox.position, inbox.deferral, inbox.base,
-       inbox.receipt, inbox.foreign_receipt,
-       outbox.dead_letter_status, inbox.dead_letter_status,
-       outbox.message_envelope, outbox.message_life, inbox.message_life
+    ON outbox.alembic_version, outbox.promise, outbox.reader, outbox.subscription, outbox.process, outbox.base,
+       outbox.deferral, outbox.position, outbox.dead_letter_status, outbox.message_envelope, outbox.message_life,
+       outbox.message_status, outbox.deferred_message, outbox.unsettled_message,
+       inbox.subscription, inbox.process, inbox.base, inbox.deferral, inbox.position, inbox.dead_letter_status,
+       inbox.receipt, inbox.foreign_receipt, inbox.job_status, inbox.message_life,
+       inbox.delivery_status, inbox.waiting_delivery, inbox.unsettled_delivery
     TO {monitor};
 GRANT SELECT (id, created_at, seq, xid, lane, available_at, schema_version, topic, key, tenant)
     ON outbox.message
@@ -186,5 +159,3 @@ GRANT SELECT,
 
 DELETE FROM outbox.promise WHERE fact LIKE 'right of %';
 INSERT INTO outbox.promise (relation, fact) SELECT relation, fact FROM outbox.rights();
-
-RESET ROLE;

@@ -1,8 +1,6 @@
 -- Owner part, run after a migration without pg_cron, and safe to repeat: even if nothing runs the
 -- upkeep, rows are accepted for these days.
 
-SET LOCAL ROLE {owner};
-
 DO $premake$
 DECLARE
     v_table record;
@@ -17,5 +15,3 @@ BEGIN
     END LOOP;
 END
 $premake$;
-
-RESET ROLE;

@@ -2,8 +2,6 @@
 -- From now on, the seq alone says whether a position covers the rows that are there. Those that it doesn't cover
 -- by their ids, which are still right here, get an entry.
 
-SET LOCAL ROLE {owner};
-
 DO $rebase$
 DECLARE
     v_cluster text := split_part(outbox.cluster(), '/', 1);
@@ -96,5 +94,3 @@ BEGIN
         ON CONFLICT (cluster) DO UPDATE SET seq = excluded.seq, at = now();
 END
 $rebase$;
-
-RESET ROLE;

@@ -23,17 +23,11 @@ BEGIN
 END
 $detached$;
 
-DO $partman$
-DECLARE
-    v_settings regclass := (SELECT c.oid FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
-                              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'part_config'
-                             WHERE e.extname = 'pg_partman' AND n.nspname = {partman_name} AND has_table_privilege(c.oid, 'DELETE'));
-BEGIN
-    IF v_settings IS NOT NULL THEN
-        EXECUTE format('DELETE FROM %s c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table', v_settings);
-    END IF;
-END
-$partman$;
+EXECUTE EACH
+SELECT format('DELETE FROM %s c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table', c.oid::regclass)
+  FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'part_config'
+ WHERE e.extname = 'pg_partman' AND n.nspname = {partman_name} AND has_table_privilege(c.oid, 'DELETE');
 
 -- CASCADE must drop nothing of other people's.
 DO $others$

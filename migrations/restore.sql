@@ -1,7 +1,5 @@
 -- Owner part, repeated at the end of every migration: restore what somebody has changed since.
 
-SET LOCAL ROLE {owner};
-
 DO $restore$
 DECLARE
     v record;
@@ -18,5 +16,3 @@ BEGIN
     END LOOP;
 END
 $restore$;
-
-RESET ROLE;

@@ -1,8 +1,6 @@
 -- Owner part, run after every migration in its own transaction: validate the constraints that were
 -- added without reading existing rows. Doesn't block writers and readers.
 
-SET LOCAL ROLE {owner};
-
 DO $validate$
 DECLARE
     v_constraint record;
@@ -28,5 +26,3 @@ BEGIN
     END LOOP;
 END
 $validate$;
-
-RESET ROLE;

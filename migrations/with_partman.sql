@@ -1,16 +1,13 @@
 -- Owner part, run in every migration with pg_partman and safe to repeat: it creates the partitions from
 -- now on, and gets those that exist, whatever has created them.
 
-SET LOCAL ROLE {owner};
-
 -- Not with pg_partman's create_parent(), which can't take over partitions that were restored from a dump, and in 4.x
 -- creates a DEFAULT partition, which rules out DETACH CONCURRENTLY. pg_partman's own retention is off: pillarbox
 -- uses outbox.finish_detached(). If somebody turns it on, retention_keep_table makes pg_partman detach partitions
 -- that it would otherwise drop with unsettled rows. Nor with run_maintenance(): 4.7 creates one more after noon,
 -- 5.0 creates none for an empty table, and no version fills gaps.
 CREATE OR REPLACE FUNCTION outbox.make_with_partman(parent text, missing timestamptz[]) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql {pinned}
 AS $body$
 BEGIN
     INSERT INTO {partman}.part_config (parent_table, control, partition_type, partition_interval)
@@ -35,5 +32,3 @@ COMMENT ON FUNCTION outbox.make_with_partman IS
     'let pg_partman create these partitions, with the settings of the policy; it exists if the last migration was with pg_partman';
 
 SELECT outbox.make_with_partman(p.parent_table, NULL) FROM outbox.partition_policy p;
-
-RESET ROLE;

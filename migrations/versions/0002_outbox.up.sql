@@ -1,11 +1,5 @@
 -- Owner part: the outbox. Its tables, outbox.add() and the doorbell.
 
-SET LOCAL ROLE {owner};
-
-CREATE SEQUENCE outbox.message_seq AS bigint CACHE 1;
-COMMENT ON SEQUENCE outbox.message_seq IS
-    'order within a lane; not an identity column, because partition tooling loses those';
-
 CREATE TABLE outbox.message (
     id               uuid        NOT NULL,
     created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -58,17 +52,18 @@ CREATE INDEX message_xid_idx ON outbox.message
 -- The messages that a handler added, by the message that it handled: for replays.
 CREATE INDEX message_cause_idx ON outbox.message ((headers ->> 'causation-id')) WHERE headers ? 'causation-id';
 
--- A partitioned table has no storage parameters: pg_partman copies them from this template. Rows are
--- only inserted, so vacuum finds nothing dead: it marks new pages all-visible, for index-only scans.
--- It comes often, so that it reaches pages before the next checkpoint, and doesn't freeze early: rows
--- are dropped before they need it, and freezing a page that was checkpointed writes all of it to the
--- WAL (340 bytes for a message of 300, instead of 3).
-CREATE TABLE outbox.message_template (LIKE outbox.message INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE outbox.message_template SET (
-    autovacuum_vacuum_insert_scale_factor = 0.02,
-    autovacuum_analyze_scale_factor = 0.05
-);
-COMMENT ON TABLE outbox.message_template IS 'storage parameters for new partitions of outbox.message';
+-- After outbox.message, by which outbox.cluster() may have to identify the cluster.
+INSERT INTO outbox.base (seq) VALUES (-1);
+
+COMMENT ON TABLE outbox.process IS
+    'the running relays: one row each, updated every 10 seconds, deleted at the end or a minute after the last beat';
+COMMENT ON TABLE outbox.position IS
+    'how far a reader has read a lane and a day, never updated: the row with the highest number counts; a message is settled by the position that covers it, unless outbox.deferral has an open entry';
+COMMENT ON COLUMN outbox.position.messages IS 'how many messages of the lane and the day this settlement covered';
+COMMENT ON COLUMN outbox.position.deferred IS
+    'how many of them were not published then: outbox.deferral says what became of them';
+COMMENT ON COLUMN outbox.position.reader IS 'see outbox.reader';
+COMMENT ON TABLE outbox.dead_letter IS 'messages that could not be delivered, with the reason; PENDING until retried or discarded';
 
 CREATE TABLE outbox.reader (
     reader       text        NOT NULL,
@@ -119,57 +114,6 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN s.ended_at IS NULL AND NOT s.is_discarded AND outbox.includes(s, topic, seq, xid, base);
 COMMENT ON FUNCTION outbox.brings IS 'whether a reader gets a message because of this subscription';
 
-CREATE TABLE outbox.process (
-    id            uuid        NOT NULL,
-    since         timestamptz NOT NULL DEFAULT now(),
-    beat_at       timestamptz NOT NULL DEFAULT now(),
-    failing_since timestamptz,
-    blocked_keys  integer     NOT NULL,
-    in_flight     integer     NOT NULL,
-    kind          text        NOT NULL,
-    name          text        NOT NULL,
-    host          text        NOT NULL,
-    broker        text        NOT NULL,
-    reason        text,
-    role          name        NOT NULL DEFAULT session_user,
-    CONSTRAINT process_pkey PRIMARY KEY (id)
-) WITH (fillfactor = 50);  -- a beat changes no indexed column: each of them is a HOT update
-COMMENT ON TABLE outbox.process IS
-    'the running relays: one row each, updated every 10 seconds, deleted at the end or a minute after the last beat';
-COMMENT ON COLUMN outbox.process.host IS 'the name of its host, and its process id there';
-COMMENT ON COLUMN outbox.process.broker IS 'where it publishes to or receives from, without credentials';
-COMMENT ON COLUMN outbox.process.failing_since IS 'since when something has kept failing; null: nothing fails';
-COMMENT ON COLUMN outbox.process.reason IS 'the last failure, as in the process''s log';
-COMMENT ON COLUMN outbox.process.blocked_keys IS 'keys whose first message waits for another attempt in this process';
-COMMENT ON COLUMN outbox.process.in_flight IS 'batches that are being published, or messages that are being handled';
-COMMENT ON COLUMN outbox.process.role IS 'the login that inserted it: no other one can change it';
-
--- A beat must not wait for long, since the process has other work.
-CREATE FUNCTION outbox.beat(id uuid, kind text, name text, host text, broker text, failing_since timestamptz, reason text,
-                            blocked_keys integer, in_flight integer, ends boolean) RETURNS void
-LANGUAGE sql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET row_security = off
-SET lock_timeout = '1s'
-BEGIN ATOMIC
-    DELETE FROM outbox.process AS p
-     WHERE p.id IN (SELECT q.id FROM outbox.process AS q
-                     WHERE CASE WHEN q.id = beat.id THEN beat.ends AND q.role = session_user
-                                ELSE q.beat_at < now() - interval '1 minute' END
-                       FOR UPDATE SKIP LOCKED);
-    INSERT INTO outbox.process AS p (id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight)
-    SELECT beat.id, beat.kind, beat.name, beat.host, beat.broker, beat.failing_since, beat.reason, beat.blocked_keys, beat.in_flight
-     WHERE NOT beat.ends
-        ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
-       SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,
-           blocked_keys = excluded.blocked_keys, in_flight = excluded.in_flight
-     WHERE p.role = session_user;
-END;
-COMMENT ON FUNCTION outbox.beat IS 'record that a process runs, or with ends, that it ends; deletes the rows of processes that are gone';
-
-CREATE SEQUENCE outbox.deferral_entry_seq AS bigint CACHE 1;
-COMMENT ON SEQUENCE outbox.deferral_entry_seq IS 'order of the entries of outbox.deferral';
-
 -- What happened to each message that wasn't published when it was first claimed, and to each replay. A
 -- message waits as long as its latest run has no entry 'settled'.
 CREATE TABLE outbox.deferral (
@@ -217,97 +161,11 @@ CREATE INDEX deferral_key_idx ON outbox.deferral (reader, lane, key, seq)
 CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
 -- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, reader, created_at) WHERE cause = 'settled';
-CREATE TABLE outbox.deferral_template (LIKE outbox.deferral INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE outbox.deferral_template SET (
-    autovacuum_vacuum_insert_scale_factor = 0.02,
-    autovacuum_analyze_scale_factor = 0.05
-);
-COMMENT ON TABLE outbox.deferral_template IS 'storage parameters for new partitions of outbox.deferral';
-
--- Transactions' ids mean nothing in a copy that gets its rows by other means: a logical replica, a
--- restored dump. A promoted standby and a restored base backup are the same cluster.
-CREATE FUNCTION outbox.cluster() RETURNS text
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $body$
-DECLARE
-    v_database oid := (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
-BEGIN
-    RETURN format('%s/%s', (SELECT s.system_identifier FROM pg_control_system() s), v_database);
--- Some managed services deny access to this. A copy gets tables with other oids, unless it is one of the files.
-EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
-    RETURN format('%s/%s', 'outbox.message'::regclass::oid, v_database);
-END
-$body$;
-COMMENT ON FUNCTION outbox.cluster IS 'identifies the cluster and the database, the same after a promotion';
-
-CREATE TABLE outbox.base (
-    -- Without the database: its copies have the same transaction ids.
-    cluster text        NOT NULL DEFAULT split_part(outbox.cluster(), '/', 1),
-    seq     bigint      NOT NULL,
-    at      timestamptz NOT NULL DEFAULT now(),
-    CONSTRAINT base_pkey PRIMARY KEY (cluster)
-);
-INSERT INTO outbox.base (seq) VALUES (-1);
-COMMENT ON TABLE outbox.base IS
-    'the clusters in which these tables have lived: one row each, written by pillarbox migrate';
-COMMENT ON COLUMN outbox.base.cluster IS 'outbox.cluster() there, without the database';
-COMMENT ON COLUMN outbox.base.seq IS
-    'the last seq that had been drawn when they got there: the xid of rows up to it is that of another cluster; -1: none';
-
-CREATE TABLE outbox.position (
-    created_at    timestamptz NOT NULL,
-    ends_at       timestamptz NOT NULL,
-    settled_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    number        bigint      NOT NULL,
-    up_to         bigint      NOT NULL,
-    late_up_to    bigint,
-    messages      integer     NOT NULL,
-    deferred      integer     NOT NULL DEFAULT 0,
-    lane          smallint    NOT NULL,
-    reader        text        NOT NULL,
-    owner         uuid        NOT NULL,
-    snapshot      pg_snapshot NOT NULL,
-    late_snapshot pg_snapshot,
-    next_xid      xid8        NOT NULL DEFAULT pg_current_xact_id(),
-    -- The fence: of two processes that both believe to own a lane, one can settle.
-    CONSTRAINT position_pkey PRIMARY KEY (reader, lane, number, created_at),
-    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
-    CONSTRAINT numbers_in_range CHECK (number > 0 AND up_to >= -1 AND deferred BETWEEN 0 AND messages),
-    CONSTRAINT late_part CHECK ((late_up_to IS NULL) = (late_snapshot IS NULL)
-                                AND (late_up_to IS NULL OR late_up_to < up_to))
-) PARTITION BY RANGE (created_at);
-COMMENT ON TABLE outbox.position IS
-    'how far a reader has read a lane and a day, never updated: the row with the highest number counts; a message is settled by the position that covers it, unless outbox.deferral has an open entry';
-COMMENT ON COLUMN outbox.position.created_at IS 'where the partition of outbox.message begins';
-COMMENT ON COLUMN outbox.position.ends_at IS 'where it ends';
-COMMENT ON COLUMN outbox.position.settled_at IS 'when the outcomes of the messages were recorded';
-COMMENT ON COLUMN outbox.position.number IS 'counts the settlements of the lane';
-COMMENT ON COLUMN outbox.position.up_to IS
-    'rows up to this seq are covered if their transaction is visible in the snapshot, or if outbox.base covers them';
-COMMENT ON COLUMN outbox.position.late_up_to IS 'the same with late_snapshot, while late rows are left for the next claim; else null';
-COMMENT ON COLUMN outbox.position.messages IS 'how many messages of the lane and the day this settlement covered';
-COMMENT ON COLUMN outbox.position.deferred IS
-    'how many of them were not published then: outbox.deferral says what became of them';
-COMMENT ON COLUMN outbox.position.reader IS 'see outbox.reader';
-COMMENT ON COLUMN outbox.position.owner IS 'the process that settled: it recognizes its own row after it lost its connection';
-COMMENT ON COLUMN outbox.position.snapshot IS 'that of the claim';
-COMMENT ON COLUMN outbox.position.next_xid IS
-    'an id that no transaction had when the claim looked: only earlier ones can still add rows up to that seq';
--- When was a message settled? up_to never falls within a day.
-CREATE INDEX position_seq_idx ON outbox.position (reader, lane, up_to, number);
-CREATE TABLE outbox.position_template (LIKE outbox.position INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE outbox.position_template SET (
-    autovacuum_vacuum_insert_scale_factor = 0.02,
-    autovacuum_analyze_scale_factor = 0.05
-);
-COMMENT ON TABLE outbox.position_template IS 'storage parameters for new partitions of outbox.position';
 
 -- Reads the catalog: names differ between pg_partman 4 and 5.
 CREATE FUNCTION outbox.partitions(parent text)
 RETURNS TABLE (partition regclass, starts_at timestamptz, ends_at timestamptz, is_default boolean, detach_pending boolean, owner oid)
-LANGUAGE sql STABLE ROWS 100
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE ROWS 100 {pinned}
 SET datestyle = 'ISO, MDY'  -- other styles abbreviate the time zone, which is ambiguous
 BEGIN ATOMIC
     SELECT i.inhrelid::regclass,
@@ -334,8 +192,7 @@ COMMENT ON FUNCTION outbox.covers IS
     'whether a position covers a message of its lane and day; base: the highest seq of outbox.base';
 
 CREATE FUNCTION outbox.covered_late_at(reader text, lane smallint, starts_at timestamptz, after bigint, seq bigint, xid xid8) RETURNS timestamptz
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE {pinned}
 AS $body$
 DECLARE
     v_base bigint := (SELECT max(b.seq) FROM outbox.base AS b);
@@ -366,8 +223,7 @@ COMMENT ON FUNCTION outbox.covered_late_at IS
     'when a position after this number first covered a message, which that one did not; null: none covers it';
 
 CREATE FUNCTION outbox.is_unrouted(topic text, seq bigint, xid xid8, created_at timestamptz) RETURNS boolean
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE {pinned}
 BEGIN ATOMIC
     SELECT NOT EXISTS (SELECT FROM outbox.subscription AS s
                         WHERE (s.ended_at IS NULL OR s.ended_at > is_unrouted.created_at)
@@ -377,8 +233,7 @@ END;
 COMMENT ON FUNCTION outbox.is_unrouted IS 'whether no reader gets a message, nor got it before the reader was dropped';
 
 CREATE FUNCTION outbox.unrouted_messages(above bigint DEFAULT -1, at_most integer DEFAULT NULL) RETURNS SETOF outbox.message
-LANGUAGE plpgsql STABLE ROWS 10
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE ROWS 10 {pinned}
 AS $body$
 BEGIN
     -- Usually one reader gets everything.
@@ -505,8 +360,7 @@ COMMENT ON COLUMN outbox.deferred_message.available_at IS 'when it is due; null:
 
 CREATE FUNCTION outbox.last_positions(since timestamptz DEFAULT '-infinity')
 RETURNS TABLE (lane smallint, starts_at timestamptz, ends_at timestamptz, up_to bigint, last outbox.position, reader text)
-LANGUAGE plpgsql STABLE ROWS 100
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE ROWS 100 {pinned}
 SET jit = off  -- many partitions make the estimated cost high enough for it
 AS $body$
 BEGIN
@@ -543,8 +397,7 @@ COMMENT ON FUNCTION outbox.last_positions IS
 CREATE FUNCTION outbox.late_messages(since timestamptz DEFAULT '-infinity', at_most integer DEFAULT NULL)
 RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, schema_version integer,
                topic text, key text, tenant text, available_at timestamptz, reader text)
-LANGUAGE plpgsql STABLE ROWS 10
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE ROWS 10 {pinned}
 SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
 SET jit = off
 AS $body$
@@ -612,102 +465,6 @@ SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.te
 COMMENT ON VIEW outbox.unsettled_message IS
     'messages that are neither published nor dead letters, and replays that were requested: as outbox.message_status shows them';
 
-CREATE TABLE outbox.dead_letter (
-    id               uuid        NOT NULL DEFAULT gen_random_uuid(),
-    created_at       timestamptz NOT NULL DEFAULT now(),
-    updated_at       timestamptz NOT NULL DEFAULT now(),
-    status           text        NOT NULL DEFAULT 'PENDING',
-    retry_count      integer     NOT NULL DEFAULT 0,
-    retry_after      timestamptz          DEFAULT now(),
-    origin           text        NOT NULL,
-    message_id       text        NOT NULL,
-    topic            text        NOT NULL,
-    key              text,
-    tenant           text,
-    attempts         integer     NOT NULL,
-    schema_version   integer     NOT NULL,
-    content_type     text        NOT NULL,
-    headers          jsonb       NOT NULL,
-    payload          bytea       NOT NULL,
-    error_reason     text        NOT NULL,
-    error_stacktrace text,
-    discard_reason   text,
-    discarded_by     text,
-    CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at),
-    CONSTRAINT status_known CHECK (status IN ('PENDING', 'SUCCEEDED', 'DISCARDED')),
-    CONSTRAINT discarded_with_a_reason CHECK (status <> 'DISCARDED' OR discard_reason IS NOT NULL)
-) PARTITION BY RANGE (created_at);
-
-COMMENT ON TABLE outbox.dead_letter IS 'messages that could not be delivered, with the reason; PENDING until retried or discarded';
-COMMENT ON COLUMN outbox.dead_letter.origin IS 'what gave it up: relay:<reader> or consumer:<name>';
-COMMENT ON COLUMN outbox.dead_letter.retry_count IS 'failed retries since it was dead-lettered; attempts counts the failures before';
-COMMENT ON COLUMN outbox.dead_letter.retry_after IS 'when the schedule may retry it; null: only by hand';
-
-CREATE INDEX dead_letter_status_idx ON outbox.dead_letter (status, created_at);
-CREATE INDEX dead_letter_topic_idx ON outbox.dead_letter (topic, created_at);
-CREATE INDEX dead_letter_reason_idx ON outbox.dead_letter (left(error_reason, 80), created_at);
-CREATE INDEX dead_letter_retry_idx ON outbox.dead_letter (retry_after) WHERE status = 'PENDING';
--- To find out whether a message has been dead-lettered.
-CREATE INDEX dead_letter_message_idx ON outbox.dead_letter (message_id);
--- For outbox.message_life, by uuid.
-CREATE INDEX dead_letter_life_idx ON outbox.dead_letter
-    ((CASE WHEN message_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN message_id::uuid END));
-CREATE TABLE outbox.dead_letter_template (LIKE outbox.dead_letter INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-
--- PostgreSQL writes out numbers: 1e131000, ten bytes, is 131 kB of text, and some thousands of them are
--- more than a value can have. So one row would fail the whole query.
-CREATE FUNCTION outbox.readable_headers(headers jsonb) RETURNS jsonb
-LANGUAGE sql STABLE STRICT PARALLEL SAFE
-RETURN CASE WHEN (headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE
-              OR pg_column_size(headers #> '{}'::text[]) <= 1024
-            THEN headers
-            ELSE '"not shown: they are not an object of strings, and over 1024 bytes"'::jsonb END;
-COMMENT ON FUNCTION outbox.readable_headers IS 'headers, or why they are not shown, if their text could be very long';
-
--- With a cast, one invalid payload would fail the whole query.
-CREATE FUNCTION outbox.json_of(content_type text, payload bytea) RETURNS jsonb
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-SET standard_conforming_strings = on  -- the body is parsed at each session's first call
-AS $body$
-DECLARE
-    v_text text;
-BEGIN
-    IF lower(content_type) ~ '^[[:space:]]*application/([^;[:space:]]+[+])?json[[:space:]]*(;|$)' THEN
-        v_text := convert_from(payload, 'UTF8');
-        -- As for headers, here with exponents of three digits, outside of strings.
-        IF v_text !~ '[0-9][eE][+-]?0*[1-9][0-9][0-9]'
-           OR regexp_replace(v_text, '"([^"\\]|\\.)*"', '', 'g') !~ '[0-9][eE][+-]?0*[1-9][0-9][0-9]'
-        THEN
-            RETURN v_text::jsonb;
-        END IF;
-    END IF;
-    RETURN NULL;
-EXCEPTION
-    WHEN data_exception OR program_limit_exceeded THEN
-        RETURN NULL;
-END
-$body$;
-COMMENT ON FUNCTION outbox.json_of IS
-    'a payload as JSON, or null if it isn''t JSON or has a number with an exponent of three digits';
-
-CREATE VIEW outbox.readable_dead_letter AS
-SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
-       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
-       outbox.readable_headers(d.headers) AS headers,
-       outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
-       d.error_reason, d.error_stacktrace, d.discard_reason, d.discarded_by
-  FROM outbox.dead_letter AS d;
-COMMENT ON VIEW outbox.readable_dead_letter IS
-    'dead letters, with JSON payloads as JSON; the monitor, which may not read payloads, has no access';
-
-CREATE VIEW outbox.dead_letter_status AS
-SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
-       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
-       d.error_reason, d.discard_reason, d.discarded_by
-  FROM outbox.dead_letter AS d;
-COMMENT ON VIEW outbox.dead_letter_status IS 'dead letters without payload, headers and stack trace';
-
 -- The part of a message that the monitor may see, with only two of its headers.
 CREATE VIEW outbox.message_envelope AS
 SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant, m.available_at,
@@ -765,8 +522,7 @@ COMMENT ON COLUMN outbox.message_life.reader IS 'the reader of the outbox that i
 COMMENT ON COLUMN outbox.message_life.by IS 'who requested a replay, gave the message up, or discarded the dead letter';
 
 CREATE FUNCTION outbox.lane_of(key text, id uuid, priority text DEFAULT 'default') RETURNS smallint
-LANGUAGE sql STABLE PARALLEL SAFE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE PARALLEL SAFE {pinned}
 RETURN (
     CASE priority WHEN 'realtime' THEN 0 WHEN 'default' THEN 16 WHEN 'bulk' THEN 32 END
     + CASE WHEN key IS NULL THEN get_byte(uuid_send(id), 15) & 15
@@ -775,8 +531,7 @@ RETURN (
 COMMENT ON FUNCTION outbox.lane_of IS 'the lane of a message; outbox.lane in Python computes the same';
 
 CREATE FUNCTION outbox.uuid7() RETURNS uuid
-LANGUAGE sql VOLATILE PARALLEL SAFE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE PARALLEL SAFE {pinned}
 RETURN encode(
     set_byte(
         overlay(
@@ -802,8 +557,7 @@ CREATE FUNCTION outbox.add(
     available_at   timestamptz DEFAULT NULL,
     id             uuid        DEFAULT NULL
 ) RETURNS uuid
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE {pinned}
 AS $body$
 DECLARE
     v_id uuid := coalesce(add.id, outbox.uuid7());
@@ -861,8 +615,7 @@ CREATE FUNCTION outbox.add(
     available_at   timestamptz DEFAULT NULL,
     id             uuid        DEFAULT NULL
 ) RETURNS uuid
-LANGUAGE sql VOLATILE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE {pinned}
 AS $body$
     SELECT outbox.add(topic, convert_to(payload::text, 'UTF8'), key, tenant, headers, content_type,
                       schema_version, priority, available_at, id)
@@ -883,8 +636,7 @@ CREATE FUNCTION outbox.add(
     available_at   timestamptz DEFAULT NULL,
     id             uuid        DEFAULT NULL
 ) RETURNS uuid
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE {pinned}
 AS $body$
 BEGIN
     IF add.content_type ~* '^application/([^;]+[+])?json *(;|$)' THEN
@@ -907,8 +659,7 @@ COMMENT ON FUNCTION outbox.add(text, text, text, text, jsonb, text, integer, tex
 -- usually no relay is idle, and no function is called. A transaction that sends a NOTIFY can't be
 -- prepared, so one that will be says so by a setting: idle relays find its rows when they poll.
 CREATE FUNCTION outbox.ring_doorbell() RETURNS trigger
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql {pinned}
 AS $body$
 BEGIN
     PERFORM pg_notify(TG_ARGV[0], '');
@@ -922,5 +673,3 @@ CREATE TRIGGER message_doorbell BEFORE INSERT ON outbox.message
     WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 100)
           AND current_setting('pillarbox.two_phase', true) IS DISTINCT FROM 'on')
     EXECUTE FUNCTION outbox.ring_doorbell('outbox_message');
-
-RESET ROLE;

@@ -1,7 +1,5 @@
 -- Owner part: the inbox. Receipts, the log of the postgres broker, dead letters.
 
-SET LOCAL ROLE {owner};
-
 CREATE FUNCTION inbox.moment_of(id uuid) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN '1970-01-01 00:00:00+00'::timestamptz
@@ -26,9 +24,6 @@ CREATE TABLE inbox.receipt (
 COMMENT ON TABLE inbox.receipt IS 'proof that a consumer has handled a message, committed with the handler''s effects';
 COMMENT ON COLUMN inbox.receipt.message_at IS
     'a function of message_id, enforced by a CHECK: so the id alone is unique across all partitions';
-CREATE TABLE inbox.receipt_template (LIKE inbox.receipt INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
--- Rows are never updated: freeze them early instead of all at once before a wraparound.
-ALTER TABLE inbox.receipt_template SET (autovacuum_vacuum_insert_scale_factor = 0.1);
 
 CREATE TABLE inbox.foreign_receipt (
     source      text        NOT NULL,
@@ -40,9 +35,6 @@ CREATE TABLE inbox.foreign_receipt (
 CREATE INDEX foreign_receipt_age_idx ON inbox.foreign_receipt (received_at);
 COMMENT ON TABLE inbox.foreign_receipt IS
     'receipts for ids that aren''t UUIDv7 (a Stripe event, a Kafka offset): not partitioned, trimmed in small batches';
-
-CREATE SEQUENCE inbox.message_seq AS bigint CACHE 1;
-COMMENT ON SEQUENCE inbox.message_seq IS 'order within a lane';
 
 CREATE TABLE inbox.subscription (
     consumer   text        NOT NULL,
@@ -96,40 +88,6 @@ CREATE INDEX message_xid_idx ON inbox.message
 -- of pages. The index costs an insert next to nothing, and autovacuum summarizes it range by range.
 CREATE INDEX message_id_idx ON inbox.message USING brin (message_id uuid_minmax_multi_ops)
     WITH (pages_per_range = 64, autosummarize = on);
-CREATE TABLE inbox.message_template (LIKE inbox.message INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
--- Rows are only inserted, here and in the tables below: as for outbox.message.
-ALTER TABLE inbox.message_template SET (
-    autovacuum_vacuum_insert_scale_factor = 0.02,
-    autovacuum_analyze_scale_factor = 0.05
-);
-
-CREATE TABLE inbox.process (LIKE outbox.process INCLUDING ALL) WITH (fillfactor = 50);
-COMMENT ON TABLE inbox.process IS 'outbox.process for consumers, on every broker: the row of a consumer is in the database of its handlers';
-
-CREATE FUNCTION inbox.beat(id uuid, kind text, name text, host text, broker text, failing_since timestamptz, reason text,
-                            blocked_keys integer, in_flight integer, ends boolean) RETURNS void
-LANGUAGE sql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET row_security = off
-SET lock_timeout = '1s'
-BEGIN ATOMIC
-    DELETE FROM inbox.process AS p
-     WHERE p.id IN (SELECT q.id FROM inbox.process AS q
-                     WHERE CASE WHEN q.id = beat.id THEN beat.ends AND q.role = session_user
-                                ELSE q.beat_at < now() - interval '1 minute' END
-                       FOR UPDATE SKIP LOCKED);
-    INSERT INTO inbox.process AS p (id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight)
-    SELECT beat.id, beat.kind, beat.name, beat.host, beat.broker, beat.failing_since, beat.reason, beat.blocked_keys, beat.in_flight
-     WHERE NOT beat.ends
-        ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
-       SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,
-           blocked_keys = excluded.blocked_keys, in_flight = excluded.in_flight
-     WHERE p.role = session_user;
-END;
-COMMENT ON FUNCTION inbox.beat IS 'outbox.beat for consumers';
-
-CREATE SEQUENCE inbox.deferral_entry_seq AS bigint CACHE 1;
-COMMENT ON SEQUENCE inbox.deferral_entry_seq IS 'order of the entries of inbox.deferral';
 
 -- What happened to each delivery that wasn't acked when it was first claimed. It waits until it has
 -- an entry 'acked', whatever entries arrive later. A delivery that no position covers yet can have
@@ -164,31 +122,15 @@ COMMENT ON COLUMN inbox.deferral.due_at IS 'when to deliver it again; null: when
 CREATE INDEX deferral_delivery_idx ON inbox.deferral (seq, entry);
 CREATE INDEX deferral_key_idx ON inbox.deferral (consumer, lane, key, seq) WHERE key IS NOT NULL AND cause <> 'acked';
 CREATE INDEX deferral_due_idx ON inbox.deferral (due_at) WHERE due_at IS NOT NULL;
-CREATE TABLE inbox.deferral_template (LIKE inbox.deferral INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE inbox.deferral_template SET (
-    autovacuum_vacuum_insert_scale_factor = 0.02,
-    autovacuum_analyze_scale_factor = 0.05
-);
 
-CREATE TABLE inbox.base (LIKE outbox.base INCLUDING ALL);
 INSERT INTO inbox.base (seq) VALUES (-1);
-COMMENT ON TABLE inbox.base IS 'outbox.base for inbox.message';
-
-CREATE TABLE inbox.position (
-    LIKE outbox.position INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING COMMENTS,
-    CONSTRAINT position_pkey PRIMARY KEY (reader, lane, number, created_at)
-) PARTITION BY RANGE (created_at);
+COMMENT ON TABLE inbox.process IS 'outbox.process for consumers, on every broker: the row of a consumer is in the database of its handlers';
 COMMENT ON TABLE inbox.position IS
     'how far a consumer has handled a lane and a day of inbox.message, never updated: the row with the highest number counts; a delivery that it covers is acked, unless inbox.deferral has an entry';
 COMMENT ON COLUMN inbox.position.reader IS 'the consumer';
 COMMENT ON COLUMN inbox.position.messages IS 'how many deliveries of the lane and the day ended with this settlement';
 COMMENT ON COLUMN inbox.position.deferred IS 'how many of them have an entry in inbox.deferral that says that they were in hand';
-CREATE INDEX position_seq_idx ON inbox.position (reader, lane, up_to, number);
-CREATE TABLE inbox.position_template (LIKE inbox.position INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE inbox.position_template SET (
-    autovacuum_vacuum_insert_scale_factor = 0.02,
-    autovacuum_analyze_scale_factor = 0.05
-);
+COMMENT ON TABLE inbox.dead_letter IS 'deliveries that could not be handled, with the reason; PENDING until retried or discarded';
 
 -- These two without settings, so that the planner inlines them.
 CREATE FUNCTION inbox.covers(up_to bigint, snapshot pg_snapshot, late_up_to bigint, late_snapshot pg_snapshot,
@@ -209,8 +151,7 @@ COMMENT ON FUNCTION inbox.brings IS 'whether a consumer gets a message because o
 CREATE FUNCTION inbox.positions_of(starts_at timestamptz)
 RETURNS TABLE (consumer text, lane smallint, up_to bigint, snapshot pg_snapshot, late_up_to bigint, late_snapshot pg_snapshot,
                next_xid xid8, settled_at timestamptz)
-LANGUAGE sql STABLE ROWS 50
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE ROWS 50 {pinned}
 BEGIN ATOMIC
     SELECT c.consumer, l.lane::smallint, coalesce(p.up_to, c.since_seq), coalesce(p.snapshot, format('%1$s:%1$s:', c.xmin)::pg_snapshot),
            p.late_up_to, p.late_snapshot, p.next_xid, p.settled_at
@@ -232,8 +173,7 @@ COMMENT ON FUNCTION inbox.positions_of IS
 CREATE FUNCTION inbox.last_positions()
 RETURNS TABLE (starts_at timestamptz, ends_at timestamptz, consumer text, lane smallint, up_to bigint, snapshot pg_snapshot,
                late_up_to bigint, late_snapshot pg_snapshot, next_xid xid8, settled_at timestamptz)
-LANGUAGE sql STABLE ROWS 100
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE ROWS 100 {pinned}
 SET jit = off  -- many partitions make the estimated cost high enough for it
 BEGIN ATOMIC
     SELECT d.starts_at, d.ends_at, p.consumer, p.lane,
@@ -249,8 +189,7 @@ COMMENT ON FUNCTION inbox.last_positions IS 'inbox.positions_of for each day, an
 -- Messages that committed after a consumer's position had passed them: see outbox.late_messages.
 CREATE FUNCTION inbox.late_deliveries(at_most integer DEFAULT NULL)
 RETURNS TABLE (consumer text, seq bigint, created_at timestamptz)
-LANGUAGE plpgsql STABLE ROWS 10
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE ROWS 10 {pinned}
 SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
 SET jit = off
 AS $body$
@@ -394,8 +333,7 @@ COMMENT ON VIEW inbox.unsettled_delivery IS 'deliveries that are not acked, foun
 -- uncovered.
 CREATE FUNCTION inbox.unsettled_messages(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer DEFAULT 1000)
 RETURNS TABLE (seq bigint, created_at timestamptz, message_id uuid, lane smallint, consumer text, topic text, key text, tenant text, cause text)
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE {pinned}
 SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
 SET jit = off  -- the estimated cost may be high enough for it
 AS $body$
@@ -448,36 +386,3 @@ CREATE TRIGGER message_doorbell AFTER INSERT ON inbox.message
     WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 101)
           AND current_setting('pillarbox.two_phase', true) IS DISTINCT FROM 'on')
     EXECUTE FUNCTION outbox.ring_doorbell('inbox_message');
-
-CREATE TABLE inbox.dead_letter (
-    LIKE outbox.dead_letter INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING COMMENTS,
-    CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at)
-) PARTITION BY RANGE (created_at);
-COMMENT ON TABLE inbox.dead_letter IS 'deliveries that could not be handled, with the reason; PENDING until retried or discarded';
-CREATE INDEX dead_letter_status_idx ON inbox.dead_letter (status, created_at);
-CREATE INDEX dead_letter_topic_idx ON inbox.dead_letter (topic, created_at);
-CREATE INDEX dead_letter_reason_idx ON inbox.dead_letter (left(error_reason, 80), created_at);
-CREATE INDEX dead_letter_retry_idx ON inbox.dead_letter (retry_after) WHERE status = 'PENDING';
-CREATE INDEX dead_letter_message_idx ON inbox.dead_letter (message_id);
-CREATE INDEX dead_letter_life_idx ON inbox.dead_letter
-    ((CASE WHEN message_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN message_id::uuid END));
-CREATE TABLE inbox.dead_letter_template (LIKE inbox.dead_letter INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-
-CREATE VIEW inbox.readable_dead_letter AS
-SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
-       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
-       outbox.readable_headers(d.headers) AS headers,
-       outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
-       d.error_reason, d.error_stacktrace, d.discard_reason, d.discarded_by
-  FROM inbox.dead_letter AS d;
-COMMENT ON VIEW inbox.readable_dead_letter IS
-    'dead letters, with JSON payloads as JSON; the monitor, which may not read payloads, has no access';
-
-CREATE VIEW inbox.dead_letter_status AS
-SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
-       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
-       d.error_reason, d.discard_reason, d.discarded_by
-  FROM inbox.dead_letter AS d;
-COMMENT ON VIEW inbox.dead_letter_status IS 'dead letters without payload, headers and stack trace';
-
-RESET ROLE;

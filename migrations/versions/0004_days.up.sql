@@ -1,17 +1,12 @@
 -- Owner part: partitions made without pg_partman: where it isn't, and by relays and consumers, so that a
 -- forgotten scheduler lets no row be refused as long as one of them runs.
 
-SET LOCAL ROLE {owner};
-
 -- As pg_partman makes and names it. ATTACH PARTITION, unlike PARTITION OF, lets writers and readers of
 -- the table continue, and none of them ever waits behind its request for a lock.
 CREATE FUNCTION outbox.make_partition(parent text, starts_at timestamptz) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql {pinned}
 SET quote_all_identifiers = off
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
+{utc}
 AS $body$
 DECLARE
     v_partition text := outbox.partition_name(parent, starts_at);
@@ -34,11 +29,8 @@ $body$;
 COMMENT ON FUNCTION outbox.make_partition IS 'create the partition of a table that begins at this time';
 
 CREATE FUNCTION outbox.make_days() RETURNS TABLE (problem text, remedy text)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
+LANGUAGE plpgsql SECURITY DEFINER {pinned}
+{utc}
 SET lock_timeout = '200ms'
 SET jit = off
 AS $body$
@@ -91,5 +83,3 @@ COMMENT ON FUNCTION outbox.make_days IS
 SELECT outbox.make_partition(p.parent_table, outbox.begin_of(p.span, now() - n * interval '24 hours'))
   FROM outbox.partition_policy p CROSS JOIN generate_series(1, p.premake) AS n;
 SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
-
-RESET ROLE;

@@ -1,12 +1,9 @@
 -- Owner part: hourly, daily and weekly partitions, and the change from one to another. Their
 -- bounds nest in UTC (weeks begin on Monday), so that old and new partitions meet without a gap.
 
-SET LOCAL ROLE {owner};
-
 CREATE FUNCTION outbox.missing_partitions(parent text)
 RETURNS TABLE (starts_at timestamptz, ends_at timestamptz)
-LANGUAGE sql STABLE ROWS 10
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE ROWS 10 {pinned}
 BEGIN ATOMIC
     WITH policy AS MATERIALIZED (
         SELECT q.span, q.follows, outbox.begin_of(q.span, now()) AS begins_at,
@@ -45,11 +42,8 @@ COMMENT ON FUNCTION outbox.missing_partitions IS
     'the partitions that don''t exist but should: the current and future ones of the policy, and those that a leader''s need';
 
 CREATE FUNCTION outbox.set_interval(parent text, span interval, premake integer) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
+LANGUAGE plpgsql SECURITY DEFINER {pinned}
+{utc}
 SET lock_timeout = '2s'
 SET jit = off
 AS $body$
@@ -93,5 +87,3 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.set_interval IS
     'change the width of future partitions of a table and its followers: empty ones are replaced, the others are kept until their retention is over';
-
-RESET ROLE;

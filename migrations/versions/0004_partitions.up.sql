@@ -1,7 +1,5 @@
 -- Owner part: the policy, the daily partitions, and their state.
 
-SET LOCAL ROLE {owner};
-
 CREATE TABLE outbox.partition_policy (
     parent_table text     NOT NULL,
     control      text     NOT NULL,
@@ -64,6 +62,28 @@ INSERT INTO outbox.partition_policy (parent_table, control, template, retention,
 -- The defaults: 6 days of delay, then 8 retries of 5 minutes by the relay, and by the consumer.
 UPDATE outbox.partition_policy SET minimum = '6 days 80 minutes' WHERE parent_table IN ('inbox.receipt', 'inbox.job');
 
+-- A partitioned table has no storage parameters: pg_partman copies them from its template.
+EXECUTE EACH
+SELECT format('CREATE TABLE %s (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS)%s', p.template, p.parent_table, ' WITH (' || s.settings || ')')
+  FROM outbox.partition_policy p
+ CROSS JOIN LATERAL (
+       SELECT CASE split_part(p.parent_table, '.', 2)
+              WHEN 'dead_letter' THEN NULL
+              -- Rows are never updated: freeze them early instead of all at once before a wraparound.
+              WHEN 'receipt' THEN 'autovacuum_vacuum_insert_scale_factor = 0.1'
+              WHEN 'job' THEN 'fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02'
+              -- Rows are short-lived.
+              WHEN 'suspect' THEN 'autovacuum_vacuum_scale_factor = 0.02'
+              -- Rows are only inserted, so vacuum finds nothing dead: it marks new pages all-visible, for
+              -- index-only scans. It comes often, so that it reaches pages before the next checkpoint, and
+              -- doesn't freeze early: rows are dropped before they need it, and freezing a page that was
+              -- checkpointed writes all of it to the WAL (340 bytes for a message of 300, instead of 3).
+              ELSE 'autovacuum_vacuum_insert_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05' END
+       ) AS s (settings);
+EXECUTE EACH
+SELECT format('COMMENT ON TABLE %s IS %L', p.template, 'storage parameters for new partitions of ' || p.parent_table)
+  FROM outbox.partition_policy p;
+
 CREATE TABLE outbox.upkeep (
     is_it         boolean     NOT NULL DEFAULT true,
     awaited_at    timestamptz NOT NULL DEFAULT now(),
@@ -102,8 +122,7 @@ COMMENT ON COLUMN outbox.upkeep_failure.remedy IS 'SQL or a command that removes
 -- From the catalog, since pg_partman replaces the SQLSTATE of errors by its own.
 CREATE FUNCTION outbox.in_the_way(step text, parent text, object text, state text, context text)
 RETURNS TABLE (obstacle text, remedy text)
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE {pinned}
 SET quote_all_identifiers = off
 BEGIN ATOMIC
     WITH it AS (
@@ -159,8 +178,7 @@ COMMENT ON FUNCTION outbox.in_the_way IS 'what keeps a step of the upkeep from s
 
 CREATE FUNCTION outbox.note_failure(failure text, step text DEFAULT 'upkeep', parent text DEFAULT NULL, object text DEFAULT NULL,
                                     state text DEFAULT '', context text DEFAULT '') RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER {pinned}
 AS $body$
 DECLARE
     v_object text := coalesce(object, parent, '');
@@ -181,8 +199,7 @@ $body$;
 COMMENT ON FUNCTION outbox.note_failure IS 'record a step of the upkeep that failed, with what is in its way, without changing the last success';
 
 CREATE FUNCTION outbox.accept_clock() RETURNS void
-LANGUAGE sql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql SECURITY DEFINER {pinned}
 BEGIN ATOMIC
     INSERT INTO outbox.upkeep AS u (accepted_at) VALUES (clock_timestamp())
         ON CONFLICT (is_it) DO UPDATE SET accepted_at = EXCLUDED.accepted_at;
@@ -192,8 +209,7 @@ COMMENT ON FUNCTION outbox.accept_clock IS 'confirm that the server''s clock is 
 -- As in Python's outbox.errors: the message of a data exception quotes the value. A message that contains
 -- another error may also have its DETAIL or CONTEXT.
 CREATE FUNCTION outbox.without_row(message text, state text) RETURNS text
-LANGUAGE sql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql IMMUTABLE {pinned}
 BEGIN ATOMIC
     SELECT regexp_replace(CASE WHEN starts_with(state, '22') THEN regexp_replace(message, '["«»„“‹].*["»«“”›]', '"…"') ELSE message END,
                           '[[:space:]]*' || chr(10) || '[[:space:]]*(DETAIL|CONTEXT|LINE [0-9]+):[[:space:]].*$', '');
@@ -202,11 +218,8 @@ COMMENT ON FUNCTION outbox.without_row IS 'an error''s message, without values o
 
 -- The clock decides what is dropped. Only the last success shows whether it can be trusted.
 CREATE FUNCTION outbox.clock_problem() RETURNS text
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
+LANGUAGE sql STABLE {pinned}
+{utc}
 BEGIN ATOMIC
     SELECT CASE
            WHEN l.moment > now() + interval '5 minutes' THEN
@@ -250,22 +263,19 @@ COMMENT ON COLUMN outbox.dropped_partition.newest IS
     'for receipts, jobs and suspects: the newest message_at dropped; null: the partition was empty';
 
 CREATE FUNCTION outbox.begin_of(span interval, moment timestamptz) RETURNS timestamptz
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE {pinned}
 RETURN date_trunc(CASE span WHEN interval '1 hour' THEN 'hour' WHEN interval '1 day' THEN 'day' ELSE 'week' END, moment, 'UTC');
 COMMENT ON FUNCTION outbox.begin_of IS 'the start of the hour, day or week of a time, in UTC';
 
 -- The name of a partition of any width, read by the format of another width, gives the start of its day:
 -- pg_partman 4 orders partitions by that.
 CREATE FUNCTION outbox.name_format(span interval) RETURNS text
-LANGUAGE sql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql IMMUTABLE {pinned}
 RETURN CASE WHEN span < interval '1 day' THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD' END;
 COMMENT ON FUNCTION outbox.name_format IS 'the format of the names of partitions of this width';
 
 CREATE FUNCTION outbox.partition_name(parent text, starts_at timestamptz) RETURNS text
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE {pinned}
 SET timezone = 'UTC'
 BEGIN ATOMIC
     SELECT format('%I.%I', n.nspname, c.relname || '_p' || to_char(starts_at, outbox.name_format(p.span)))
@@ -278,8 +288,7 @@ COMMENT ON FUNCTION outbox.partition_name IS 'the name of the partition of a tab
 
 -- Created again after its drop, because the clock had jumped: dropped receipts must not count as new.
 CREATE FUNCTION outbox.keep_forgotten(parent text) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql {pinned}
 AS $body$
 DECLARE
     v_has_older boolean;
@@ -311,11 +320,8 @@ COMMENT ON FUNCTION outbox.keep_forgotten IS 'refuse receipts that a partition w
 -- The one place that creates partitions: by pg_partman if a migration has installed it, which is what
 -- outbox.make_with_partman says, else by outbox.make_partition(), as relays and consumers do.
 CREATE FUNCTION outbox.make_partitions(parent text) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'  -- pg_partman computes bounds in the session's time zone
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
+LANGUAGE plpgsql SECURITY DEFINER {pinned}
+{utc}  -- pg_partman computes bounds in the session's time zone
 SET lock_timeout = '5s'
 SET jit = off  -- compilation would take longer than execution
 AS $body$
@@ -354,8 +360,7 @@ COMMENT ON FUNCTION outbox.make_partitions IS
 
 -- While the clock is behind, now() would let the first upkeep after its correction remove a new receipt.
 CREATE FUNCTION outbox.receipt_time() RETURNS timestamptz
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE {pinned}
 BEGIN ATOMIC
     SELECT greatest(now(), (SELECT u.succeeded_at FROM outbox.upkeep u));
 END;
@@ -363,8 +368,7 @@ COMMENT ON FUNCTION outbox.receipt_time IS 'the time of a new foreign receipt: n
 ALTER TABLE inbox.foreign_receipt ALTER COLUMN received_at SET DEFAULT outbox.receipt_time();
 
 CREATE FUNCTION outbox.trim_batch(of_table text) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER {pinned}
 AS $body$
 DECLARE
     v_count int := 0;
@@ -387,5 +391,3 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.trim_batch IS
     'delete up to 1,000 foreign receipts past the retention of inbox.receipt, or operations that were started more than 90 days ago; returns how many';
-
-RESET ROLE;

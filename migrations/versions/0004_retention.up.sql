@@ -1,8 +1,6 @@
 -- Owner part: retention without stalling writers: which partitions may be dropped, their detach, and
 -- their drop.
 
-SET LOCAL ROLE {owner};
-
 CREATE TABLE outbox.kept_partition (
     partition    text        NOT NULL,
     parent_table text        NOT NULL,
@@ -15,8 +13,7 @@ COMMENT ON TABLE outbox.kept_partition IS
     'detached partitions that the policy keeps (keep_table), ready to be archived: copy, move or drop them as you like; the upkeep only removes the rows here of tables that are gone';
 
 CREATE FUNCTION outbox.detach_under_way() RETURNS boolean
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE {pinned}
 BEGIN ATOMIC
     -- DETACH waits for the virtualxid of each transaction that uses the table. It holds no lock
     -- meanwhile, and its query text is hidden from other roles. Other commands that wait like this,
@@ -30,8 +27,7 @@ COMMENT ON FUNCTION outbox.detach_under_way IS
     'whether a session of this database is waiting for transactions, as DETACH PARTITION … CONCURRENTLY does';
 
 CREATE FUNCTION outbox.may_finalize(partition regclass) RETURNS boolean
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE {pinned}
 BEGIN ATOMIC
     -- FINALIZE would overtake a detach that is still waiting. And it locks the partition while it
     -- waits for all older snapshots: a transaction that still sees the partition attached could
@@ -47,8 +43,7 @@ COMMENT ON FUNCTION outbox.may_finalize IS 'whether an interrupted detach can be
 -- A row of a leader must never be seen without its followers' rows. So a follower's partition stays
 -- until the leader's partitions of that time are gone.
 CREATE FUNCTION outbox.is_followed(parent text, starts_at timestamptz, ends_at timestamptz) RETURNS boolean
-LANGUAGE plpgsql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE SECURITY DEFINER {pinned}
 AS $body$
 DECLARE
     v_leader text := (SELECT p.follows FROM outbox.partition_policy p WHERE p.parent_table = parent);
@@ -97,8 +92,7 @@ COMMENT ON VIEW outbox.partition_health IS 'for alerts: has_today false, few par
 -- for them. A reader that gets only some of the messages has no such count.
 CREATE FUNCTION outbox.unsettled_messages(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer DEFAULT 1000)
 RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, topic text, key text, tenant text, cause text, reader text)
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE {pinned}
 SET enable_seqscan = off  -- the narrow indexes instead of the rows; stale statistics can make a sequential scan look cheap
 SET enable_bitmapscan = off
 SET enable_nestloop = off  -- stale statistics can make it look cheap to read the log once per row
@@ -191,11 +185,8 @@ COMMENT ON FUNCTION outbox.unsettled_messages IS
 -- long.
 CREATE FUNCTION outbox.what_keeps(parent text, partition regclass, starts_at timestamptz, ends_at timestamptz,
                                   OUT unsettled bigint, OUT reason text)
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
+LANGUAGE plpgsql STABLE {pinned}
+{utc}
 SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
 SET jit = off  -- the estimated cost may be high enough for it
 AS $body$
@@ -234,12 +225,9 @@ COMMENT ON FUNCTION outbox.what_keeps IS
 CREATE FUNCTION outbox.upkeep_plan(parent text DEFAULT NULL)
 RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamptz, ends_at timestamptz,
                unsettled bigint, reason text, statement text)
-LANGUAGE plpgsql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE SECURITY DEFINER {pinned}
 SET quote_all_identifiers = off
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
+{utc}
 SET jit = off
 AS $body$
 DECLARE
@@ -328,12 +316,9 @@ COMMENT ON FUNCTION outbox.upkeep_plan IS
 -- `skipped`, without a partition, if another session is doing this.
 CREATE FUNCTION outbox.finish_detached(parent text)
 RETURNS TABLE (partition text, outcome text)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER {pinned}
 SET quote_all_identifiers = off
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
+{utc}
 SET lock_timeout = '100ms'
 SET jit = off
 AS $body$
@@ -450,8 +435,7 @@ COMMENT ON FUNCTION outbox.finish_detached IS
 
 -- A run that could not connect has no times: it goes with those before and after it.
 CREATE FUNCTION outbox.trim_cron_log() RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql {pinned}
 SET row_security = on  -- pg_cron's policies show each role its own jobs
 AS $body$
 DECLARE
@@ -471,8 +455,7 @@ COMMENT ON FUNCTION outbox.trim_cron_log IS 'delete what pg_cron recorded of run
 -- these name a minute of the hour, which needs no time zone (only administrators can read
 -- cron.timezone), and the next run, an hour later, unschedules them.
 CREATE FUNCTION outbox.schedule_detaches() RETURNS integer
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql {pinned}
 SET row_security = on
 SET quote_all_identifiers = off
 AS $body$
@@ -536,4 +519,3 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.schedule_detaches IS
     'schedule a pg_cron job for each expired partition, one per minute, to detach it; returns how many';
-RESET ROLE;

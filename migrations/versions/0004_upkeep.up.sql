@@ -1,13 +1,10 @@
 -- Owner part: the upkeep. It creates partitions and drops detached ones: pg_cron's jobs or pillarbox maintain detach them.
 
-SET LOCAL ROLE {owner};
-
 -- Each step of each table in a transaction of its own: whatever fails in it is recorded, and the others
 -- follow. A canceled statement ends its step alone, since statement_timeout is no reason to create no
 -- partitions. Returns `again` if there is more to do, and `skipped` if another upkeep is doing it.
 CREATE FUNCTION outbox.upkeep_step(step text, parent text) RETURNS text
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql {pinned}
 AS $body$
 DECLARE
     v_problem text := outbox.clock_problem();
@@ -43,8 +40,7 @@ COMMENT ON FUNCTION outbox.upkeep_step IS 'take one step of the upkeep, and reco
 -- Failures of this run replace those of earlier ones, except of concurrent detaches, which only their
 -- job or command tries again, within the hour.
 CREATE FUNCTION outbox.end_upkeep(began_at timestamptz, is_complete boolean) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER {pinned}
 AS $body$
 DECLARE
     v_failures text;
@@ -111,5 +107,3 @@ END
 $body$;
 COMMENT ON PROCEDURE outbox.maintain IS
     'create partitions and drop detached ones, for every table of the policy; failures since the time given, if any, are those of this run';
-
-RESET ROLE;

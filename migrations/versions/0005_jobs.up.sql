@@ -1,7 +1,5 @@
 -- Owner part: the leased receipts of handlers that run too long for one transaction, and the suspects.
 
-SET LOCAL ROLE {owner};
-
 CREATE TABLE inbox.job (
     message_id          uuid        NOT NULL,
     message_at          timestamptz NOT NULL,
@@ -38,8 +36,6 @@ COMMENT ON COLUMN inbox.job.checkpoint IS 'what the handler saved, for the next 
 CREATE INDEX job_open_idx ON inbox.job (consumer, queued_at) WHERE finished_at IS NULL;
 -- Which topics of a consumer have long handlers: inbox.job_status steps from one to the next.
 CREATE INDEX job_topic_idx ON inbox.job (consumer, topic) WHERE topic IS NOT NULL;
-CREATE TABLE inbox.job_template (LIKE inbox.job INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE inbox.job_template SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
 
 CREATE TABLE inbox.suspect (
     message_id  uuid        NOT NULL,
@@ -61,9 +57,6 @@ COMMENT ON COLUMN inbox.suspect.starts IS 'how often its handler was started; co
 COMMENT ON COLUMN inbox.suspect.started_at IS 'when it was last started';
 COMMENT ON COLUMN inbox.suspect.is_open IS 'its last start may not have ended: it is handled alone next time';
 COMMENT ON COLUMN inbox.suspect.error_reason IS 'what its handler raised last, for the dead letter; null: nothing is known';
-CREATE TABLE inbox.suspect_template (LIKE inbox.suspect INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
--- Rows are short-lived.
-ALTER TABLE inbox.suspect_template SET (autovacuum_vacuum_scale_factor = 0.02);
 
 -- A job is recorded when a worker has room for it. Until then only the postgres broker has it, as a
 -- delivery to a consumer that has had jobs of that topic.
@@ -154,5 +147,3 @@ COMMENT ON COLUMN inbox.message_life.source IS 'the table that records it';
 COMMENT ON COLUMN inbox.message_life.partition_at IS 'the moment by which that table is partitioned';
 COMMENT ON COLUMN inbox.message_life.due_at IS 'when it is delivered or retried next, or until when a worker has leased the job';
 COMMENT ON COLUMN inbox.message_life.by IS 'the worker of a job, what gave the message up, or who discarded the dead letter';
-
-RESET ROLE;

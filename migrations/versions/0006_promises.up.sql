@@ -1,14 +1,9 @@
 -- Owner part: what the migrations promise about the tables, in one place: their definitions, recorded when
 -- all migrations have run. The doctor reports what differs since, and every migration restores it.
 
-SET LOCAL ROLE {owner};
-
 CREATE FUNCTION outbox.schema_facts() RETURNS TABLE (relation text, fact text, definition text, restored_by text)
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
-SET intervalstyle = 'postgres'
+LANGUAGE sql STABLE {pinned}
+{utc}
 AS $body$
 WITH ours AS (
     SELECT c.oid, c.oid::regclass::text AS relation FROM pg_class c
@@ -48,8 +43,7 @@ $body$;
 COMMENT ON FUNCTION outbox.schema_facts IS 'the definitions of the tables and sequences, each with the statement that makes it again';
 
 CREATE FUNCTION outbox.rights() RETURNS TABLE (relation text, fact text)
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE {pinned}
 AS $body$
 SELECT DISTINCT o.name, format('right of %s to %s', r.rolname, concat_ws(' of ', a.privilege_type, o.attname))
   FROM (SELECT n.nspname::text, n.nspacl, NULL FROM pg_namespace n WHERE n.nspname IN ('outbox', 'inbox')
@@ -72,8 +66,7 @@ ALTER TABLE outbox.promise ADD CONSTRAINT promise_pkey PRIMARY KEY (relation, fa
 COMMENT ON TABLE outbox.promise IS 'what the migrations made: outbox.schema_facts() and outbox.rights() when they ended';
 
 CREATE FUNCTION outbox.schema_differences() RETURNS TABLE (object text, difference text, restored_by text, fact text)
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE {pinned}
 AS $body$
 -- The owner is that of most tables, since any of them may have been given away.
 WITH owner (oid) AS (
@@ -132,5 +125,3 @@ SELECT f.oid::regprocedure::text, 'runs with other rights or settings than the m
 $body$;
 COMMENT ON FUNCTION outbox.schema_differences IS
     'what differs from what the migrations made; restored_by: the statement that restores it, or null for a constraint that only has to be validated';
-
-RESET ROLE;

@@ -1,7 +1,5 @@
 -- Owner part: operations on many rows at once, which people started on the page.
 
-SET LOCAL ROLE {owner};
-
 CREATE TABLE outbox.operation (
     id          uuid        NOT NULL DEFAULT gen_random_uuid(),
     kind        text        NOT NULL,
@@ -37,23 +35,12 @@ CREATE INDEX operation_asked_idx ON outbox.operation (asked_at);
 
 -- Infinity in one row would hold its partition for ever, or empty every list that shows it: Python has
 -- no datetime outside of these years. No BETWEEN, which a dump would write in another form.
-DO $moments$
-DECLARE
-    v record;
-BEGIN
-    FOR v IN
-        SELECT c.oid::regclass AS on_table,
-               string_agg(format('%1$I >= ''0001-01-01 00:00:00+00'' AND %1$I <= ''9999-12-31 00:00:00+00''', a.attname),
-                          ' AND ' ORDER BY a.attnum) AS condition
-          FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-         WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
-           AND c.relkind IN ('r', 'p') AND NOT c.relispartition
-           AND a.atttypid = 'timestamptz'::regtype AND NOT a.attisdropped
-         GROUP BY c.oid
-    LOOP
-        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT moments_finite CHECK (%s) NOT VALID', v.on_table, v.condition);
-    END LOOP;
-END
-$moments$;
-
-RESET ROLE;
+EXECUTE EACH
+SELECT format('ALTER TABLE %s ADD CONSTRAINT moments_finite CHECK (%s) NOT VALID', c.oid::regclass,
+              string_agg(format('%1$I >= ''0001-01-01 00:00:00+00'' AND %1$I <= ''9999-12-31 00:00:00+00''', a.attname),
+                         ' AND ' ORDER BY a.attnum))
+  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+ WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
+   AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+   AND a.atttypid = 'timestamptz'::regtype AND NOT a.attisdropped
+ GROUP BY c.oid;

@@ -10,6 +10,9 @@ depends_on = None
 
 def upgrade() -> None:
     """Run the SQL files."""
+    run("versions/0001_shared.up.sql")
+    for schema in ("outbox", "inbox"):
+        run("versions/0001_side.up.sql", schema=schema)
     for file in (
         "versions/0002_outbox.up.sql",
         "versions/0003_inbox.up.sql",

@@ -12,12 +12,10 @@ from outbox.administration.checks.cron import check_cron
 from outbox.administration.checks.failures import check_failures
 from outbox.administration.checks.foreign import check_foreign, may_be_read
 from outbox.administration.checks.locks import check_locks
-from outbox.administration.checks.pins import check_pins, check_sessions
+from outbox.administration.checks.pins import check_pins
 from outbox.administration.checks.readers import check_readers
-from outbox.administration.checks.retention import check_receipts, check_retention
-from outbox.administration.checks.roles import check_roles
-from outbox.administration.checks.schema import check_schema
-from outbox.administration.checks.upkeep import check_standby, check_upkeep
+from outbox.administration.checks.retention import check_retention
+from outbox.administration.checks.upkeep import check_upkeep
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import Names
 from outbox.errors import PoolerError, UpkeepError
@@ -30,19 +28,19 @@ APPLICATION_NAME: Final = "pillarbox doctor"
 
 CHECKS: Final[dict[str, Check]] = {
     "foreign": check_foreign,
-    "standby": check_standby,
-    "schema": check_schema,
+    "standby": by_statement(load("outbox", "check_standby")),
+    "schema": by_statement(load("outbox", "check_schema")),
     "extensions": by_statement(load("outbox", "check_extensions")),
-    "roles": check_roles,
+    "roles": by_statement(load("outbox", "check_roles")),
     "grants": by_statement(load("outbox", "check_grants")),
     "row security": by_statement(load("outbox", "check_row_security")),
     "upkeep": check_upkeep,
     "cron": check_cron,
     "partitions": by_statement(load("outbox", "check_partitions")),
     "retention": check_retention,
-    "receipts": check_receipts,
+    "receipts": by_statement(load("outbox", "check_receipts")),
     "readers": check_readers,
-    "sessions": check_sessions,
+    "sessions": by_statement(load("outbox", "check_sessions")),
     "locks": check_locks,
 }
 OF_PROCESSES: Final = ("upkeep", "partitions", "retention")

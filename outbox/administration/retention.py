@@ -1,7 +1,7 @@
 """The policy: how long rows are kept, and how many future partitions exist."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Final
 
@@ -104,14 +104,7 @@ def change_policy(
         keep_table=old.keep_table if keep_table is None else keep_table,
     )
     _check(new)
-    values = {
-        "parent_table": new.parent_table,
-        "span": new.span,
-        "retention": new.retention,
-        "premake": new.premake,
-        "minimum": new.minimum,
-        "keep_table": new.keep_table,
-    }
+    values = asdict(new)
     with connection.transaction():
         if new.span != old.span:
             connection.execute(load("outbox", "set_interval"), values)

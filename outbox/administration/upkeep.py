@@ -90,7 +90,8 @@ def maintain(
             `outbox.upkeep_failure` also records; or a partition is to be detached, and
             this role can't SET ROLE to the tables' owner, which alone may do that.
     """
-    if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
+    lock = connection.execute("SELECT pg_try_advisory_lock(%s, %s)", _LOCK)
+    if lock.fetchone() == (False,):
         raise UpkeepError(
             "another pillarbox maintain is running: wait until it has finished; if none"
             " is, pillarbox doctor names the session that holds its lock"
@@ -105,8 +106,9 @@ def maintain(
     try:
         # It would end the whole CALL: each step has limits of its own.
         connection.execute("SET statement_timeout = 0")
-        ((owner, may_detach),) = connection.execute(load("outbox", "find_owner"))
-        began_at = _scalar(connection, "SELECT clock_timestamp()")
+        ((owner, may_detach, began_at),) = connection.execute(
+            load("outbox", "find_owner")
+        )
         problem = _run_routines(connection, began_at)
         if not may_detach and not problem and _to_detach(connection):
             problem = (
@@ -200,12 +202,3 @@ def _detach(
     finally:
         connection.execute("SET statement_timeout = 0")
     return _DETACHED
-
-
-def _scalar(
-    connection: AdministrationConnection,
-    query: str,
-    parameters: tuple[object, ...] = (),
-) -> object:
-    row = connection.execute(query.encode(), parameters or None).fetchone()
-    return row[0] if row else None

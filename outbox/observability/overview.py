@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from outbox.administration.check import Finding
-from outbox.administration.checks.upkeep import Upkeep, is_standby, read_upkeep
+from outbox.administration.checks.upkeep import Upkeep, read_upkeep
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.sides import load_sides
 from outbox.dead_letters.statement import Schema
@@ -89,7 +89,7 @@ def read_overview(
     """
     row = connection.execute(load("outbox", "read_database")).fetchone()
     assert row is not None
-    at, database, has_schema = row
+    at, database, is_standby, has_schema = row
     if not has_schema:
         raise UpkeepError(
             "this database has no table outbox.message; run pillarbox migrate"
@@ -135,7 +135,7 @@ def read_overview(
     return Overview(
         at=reading.at,
         database=database,
-        is_standby=is_standby(connection),
+        is_standby=is_standby,
         processes=processes,
         outbox=backlog,
         rate=part("rate", partial(read_rate, backlog=backlog)),

@@ -1,5 +1,5 @@
 -- Does:  Find tables whose row-level security hides rows from one of our roles.
--- Takes: owner, readers (the roles that read the tables)
+-- Takes: owner, roles, owner_role, detacher_role, application_role (the other roles read the tables)
 -- Gives: severity, finding, remedy
 -- Index: none
 -- Whoever logs in as one of our roles counts; the role itself only if nobody does.
@@ -7,7 +7,7 @@ WITH reader (oid, name) AS (
     SELECT l.oid, l.rolname
       FROM pg_roles g
       JOIN pg_roles l ON l.rolcanlogin AND pg_has_role(l.oid, g.oid, 'MEMBER') OR l.oid = g.oid
-     WHERE g.rolname = ANY (%(readers)s)
+     WHERE g.rolname = ANY (%(roles)s) AND g.rolname NOT IN (%(owner_role)s, %(detacher_role)s, %(application_role)s)
        AND NOT l.rolsuper AND NOT l.rolbypassrls
        AND (l.oid <> g.oid OR NOT EXISTS (
             SELECT FROM pg_roles o WHERE o.rolcanlogin AND NOT o.rolsuper AND o.oid <> g.oid AND pg_has_role(o.oid, g.oid, 'MEMBER')))

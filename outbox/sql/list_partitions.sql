@@ -19,14 +19,12 @@ SELECT p.parent_table, format('%I.%I', n.nspname, c.relname) AS partition,
          FROM outbox.partitions(p.parent_table) q
        UNION ALL
        SELECT to_regclass(r.partition)::oid, r.starts_at, r.ends_at, false,
-              false, true, false
-         FROM outbox.retiring_partition r
+              false, true, r.kept
+         FROM (SELECT partition, parent_table, starts_at, ends_at, false FROM outbox.retiring_partition
+                UNION ALL
+               SELECT partition, parent_table, starts_at, ends_at, true FROM outbox.kept_partition
+              ) AS r (partition, parent_table, starts_at, ends_at, kept)
         WHERE r.parent_table = p.parent_table
-       UNION ALL
-       SELECT to_regclass(k.partition)::oid, k.starts_at, k.ends_at, false,
-              false, true, true
-         FROM outbox.kept_partition k
-        WHERE k.parent_table = p.parent_table
        ) AS x (oid, starts_at, ends_at, detach_pending, is_default, detached, kept)
   JOIN pg_class c ON c.oid = x.oid AND (c.relispartition OR x.detached)
    AND NOT (c.relispartition AND x.detached)

@@ -1,5 +1,5 @@
--- Does:  Read the time, the database's name, and whether it has pillarbox's schema.
+-- Does:  Read the time, the database's name, whether this server is a standby, and whether the database has pillarbox's schema.
 -- Takes: nothing
--- Gives: now, database, whether outbox.message exists
+-- Gives: now, database, is_standby, whether outbox.message exists
 -- Index: none
-SELECT clock_timestamp(), current_database(), to_regclass('outbox.message') IS NOT NULL
+SELECT clock_timestamp(), current_database(), pg_is_in_recovery(), to_regclass('outbox.message') IS NOT NULL

@@ -7,11 +7,18 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from outbox.administration.check import Finding, Installation, Severity
+from outbox.administration.check import (
+    Finding,
+    Installation,
+    Severity,
+    error,
+    unknown,
+    warning,
+)
+from outbox.administration.checks.by_statement import by_statement
 from outbox.administration.checks.upkeep import (
     MAX_SILENCE,
     find_cron,
-    is_standby,
     read_upkeep,
 )
 from outbox.administration.connection import AdministrationConnection
@@ -19,6 +26,7 @@ from outbox.postgres.sql_files import load
 
 _UPKEEP: Final = "CALL outbox.maintain"
 _PLAN: Final = "SELECT outbox.schedule_detaches"
+_check_launcher: Final = by_statement(load("outbox", "check_launcher"))
 
 
 class _Job(NamedTuple):
@@ -43,8 +51,7 @@ def check_cron(
     cron = find_cron(connection)
     if cron.is_lost:
         here_quoted = sql.Literal(cron.here).as_string(connection)
-        yield _found(
-            Severity.ERROR,
+        yield error(
             f"pg_cron runs in the database {cron.home}, which doesn't exist: no job of"
             " this server runs",
             f"ALTER SYSTEM SET cron.database_name = {here_quoted};  -- then restart the"
@@ -69,7 +76,7 @@ def check_cron(
                 jobs |= {row[0]: _Job(*row) for row in rows}
     for job in jobs.values():
         if job.foreign is not None:
-            yield _found(Severity.WARNING, job.foreign, job.remedy)
+            yield warning(job.foreign, job.remedy)
     ran = read_upkeep(connection)
     upkeep, plan = (
         next((job for job in jobs.values() if job.task == task), None)
@@ -78,7 +85,9 @@ def check_cron(
     may_see_jobs, _ = rights[roles[0]]
     if ran.is_fresh and may_see_jobs and not (upkeep and upkeep.active):
         return  # something else drives it
-    yield from _check_launcher(connection)
+    with _acting_as(connection, None):
+        found = list(_check_launcher(connection, here))
+    yield from found
     if not ran.is_fresh:
         yield from _check_job(
             "pillarbox upkeep", upkeep, roles[0], rights[roles[0]], here
@@ -88,8 +97,7 @@ def check_cron(
     # The plan runs every hour, five minutes before the upkeep.
     is_due = not ran.is_new or (upkeep is not None and upkeep.has_run)
     if plan is not None and plan.active and not plan.has_run and is_due:
-        yield _found(
-            Severity.WARNING,
+        yield warning(
             f"the job {name!r} has never run",
             "SELECT * FROM cron.job_run_details ORDER BY runid DESC LIMIT 5;"
             "  -- do other jobs run? If it is new, wait for the next hour",
@@ -110,24 +118,6 @@ def _acting_as(
         yield
 
 
-def _check_launcher(connection: AdministrationConnection) -> Iterator[Finding]:
-    with _acting_as(connection, None):
-        launchers, orphans = connection.execute(
-            load("outbox", "count_launchers")
-        ).fetchall()[0]
-    # A standby has the jobs of its primary, but no launcher.
-    if not is_standby(connection) and (orphans or not launchers):
-        why = (
-            f": {orphans} jobs belong to roles that no longer exist" if orphans else ""
-        )
-        yield _found(
-            Severity.ERROR,
-            f"the pg_cron launcher isn't running, so no job of this server runs{why}",
-            "DELETE FROM cron.job WHERE username NOT IN (SELECT rolname FROM pg_roles);"
-            "  -- if it still isn't running, restart the server, and read its log",
-        )
-
-
 def _check_job(
     name: str,
     job: _Job | None,
@@ -137,22 +127,19 @@ def _check_job(
 ) -> Iterator[Finding]:
     may_see_jobs, may_use_cron = rights
     if not may_see_jobs:
-        yield _found(
-            Severity.UNKNOWN,
+        yield unknown(
             f"only {role} can see whether the job {name!r} runs",
             f"run pillarbox doctor as a superuser or as a member of {role}",
         )
     elif not may_use_cron:
-        yield _found(
-            Severity.ERROR,
+        yield error(
             f"{role} lacks USAGE on the schema cron: its jobs can't be seen or changed",
             f'GRANT USAGE ON SCHEMA cron TO "{role}";',
         )
     elif job is None:
-        yield _found(Severity.ERROR, f"the job {name!r} doesn't exist", here.migrate)
+        yield error(f"the job {name!r} doesn't exist", here.migrate)
     elif not job.active:
-        yield _found(
-            Severity.ERROR,
+        yield error(
             f"the job {name!r} is inactive",
             f"UPDATE cron.job SET active = true WHERE jobid = {job.jobid};",  # noqa: S608 - for a person to read
         )
@@ -162,13 +149,9 @@ def _check_job(
         if not is_late and not job.is_failing:
             return
         last = "has never succeeded" if at is None else f"last succeeded at {at:%F %R}"
-        yield _found(
+        yield Finding(
             Severity.ERROR if is_late else Severity.WARNING,
             f"the job {name!r} {last}; its last failure: {job.failure}",
             f"SELECT * FROM cron.job_run_details WHERE jobid = {job.jobid}"  # noqa: S608 - for a person to read
             " ORDER BY runid DESC LIMIT 5;",
         )
-
-
-def _found(severity: Severity, finding: str, remedy: str) -> Finding:
-    return Finding(check="cron", severity=severity, finding=finding, remedy=remedy)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from outbox.administration.check import Finding, Installation, error, hint
+from outbox.administration.check import Finding, Installation, error
+from outbox.administration.checks.by_statement import by_statement
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import ROLES
 from outbox.postgres.advisory_lock import (
@@ -20,13 +21,14 @@ def check_locks(
 ) -> Iterator[Finding]:
     """Find other clients that hold pillarbox's locks, and a database open to PUBLIC."""
     roles = [here.role(name) for name in ROLES]
+    readers = load("outbox", "list_reader_names")
     sessions = connection.execute(
         load("outbox", "list_foreign_locks"),
         {
             "class": LOCK_CLASS,
             "classes": [
                 LOCK_CLASS,
-                *(reader_class(name) for name in read_readers(connection)),
+                *(reader_class(name) for (name,) in connection.execute(readers)),
                 *(consumer_class(name) for name in read_consumers(connection)),
             ],
             "bells": [int(Lock.OUTBOX_DOORBELL), int(Lock.INBOX_DOORBELL)],
@@ -41,21 +43,7 @@ def check_locks(
             " the upkeep are waiting for it, or every insert sends a NOTIFY",
             f"SELECT pg_terminate_backend({pid});  -- and keep {role} out",
         )
-    for database, is_open in connection.execute(load("outbox", "check_public_connect")):
-        if is_open:
-            granted = ", ".join(f'"{role}"' for role in roles)
-            yield hint(
-                "every role may connect to this database, and so may take the"
-                " advisory locks that relays and the upkeep need",
-                f"REVOKE CONNECT ON DATABASE {database} FROM PUBLIC;"
-                f" GRANT CONNECT ON DATABASE {database} TO {granted};",
-            )
-
-
-def read_readers(connection: AdministrationConnection) -> list[str]:
-    """Return the readers of the outbox, by name."""
-    rows = connection.execute(load("outbox", "list_reader_names"))
-    return [name for (name,) in rows]
+    yield from by_statement(load("outbox", "check_public_connect"))(connection, here)
 
 
 def read_consumers(connection: AdministrationConnection) -> list[str]:

@@ -6,12 +6,10 @@ from typing import Final
 
 from psycopg import sql
 
-from outbox.administration.check import Finding, Installation, unknown, warning
-from outbox.administration.connection import AdministrationConnection
+from outbox.administration.check import Finding, warning
 from outbox.duration import write_duration
 from outbox.observability.measures.pins import Pin
 from outbox.observability.overview import Overview
-from outbox.postgres.sql_files import load
 
 _LONG: Final = timedelta(hours=1)
 
@@ -22,7 +20,13 @@ def check_pins(overview: Overview) -> Iterator[Finding]:
         if pin.open_for is not None and pin.open_for < _LONG:
             continue
         if pin.kind == "replication slot" and pin.state == "inactive":
-            yield _forgotten(pin)
+            # Its reader may be down, and need what is kept.
+            yield warning(
+                f"the replication slot {pin.name} ({pin.slot}) has no reader, and keeps"
+                " ever more WAL until it has one",
+                "find its owner first, which may be down: Debezium, a subscription, a"
+                " standby, a backup; what that has not read yet is lost with the slot",
+            )
             continue
         who = f"{pin.kind} {pin.name}" if pin.name else pin.kind
         role = f" of {pin.role}" if pin.role else ""
@@ -37,28 +41,6 @@ def check_pins(overview: Overview) -> Iterator[Finding]:
             " can't be detached meanwhile",
             _end(pin),
         )
-
-
-def check_sessions(
-    connection: AdministrationConnection, _here: Installation
-) -> Iterator[Finding]:
-    """Report if this role can't see how long transactions have been open."""
-    ((sees_all, role),) = connection.execute(load("outbox", "sees_all_sessions"))
-    if not sees_all:
-        yield unknown(
-            "this role can't see how long transactions of others have been open",
-            f"GRANT pg_monitor TO {role};",
-        )
-
-
-def _forgotten(pin: Pin) -> Finding:
-    """Describe a slot without a reader, which may be down and need what is kept."""
-    return warning(
-        f"the replication slot {pin.name} ({pin.slot}) has no reader, and keeps ever"
-        " more WAL until it has one",
-        "find its owner first, which may be down: Debezium, a subscription, a standby,"
-        " a backup; what that has not read yet is lost with the slot",
-    )
 
 
 def _end(pin: Pin) -> str:

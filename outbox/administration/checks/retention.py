@@ -9,7 +9,6 @@ from outbox.administration.connection import AdministrationConnection
 from outbox.administration.retention import read_policies
 from outbox.duration import exact_duration
 from outbox.limits import Limits
-from outbox.logs.printable import count
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
 
@@ -26,8 +25,7 @@ def check_retention(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find partitions past their retention, and retentions that are too short."""
-    held = by_statement(load("outbox", "check_late_partitions"))
-    yield from held(connection, here)
+    yield from by_statement(load("outbox", "check_late_partitions"))(connection, here)
     for policy in read_policies(connection):
         if (
             policy.parent_table in KEPT_FOR_LATE_MESSAGES
@@ -40,19 +38,3 @@ def check_retention(
                 " defaults of delay and retries",
                 f"pillarbox retention set {policy.parent_table} 14d",
             )
-
-
-def check_receipts(
-    connection: AdministrationConnection, _here: Installation
-) -> Iterator[Finding]:
-    """Find dead letters of the inbox whose receipts may have been dropped."""
-    lost, days = connection.execute(
-        load("outbox", "count_lost_dead_letters")
-    ).fetchone() or (0, None)
-    if lost:
-        yield warning(
-            f"{count(lost, 'dead letter')} of the inbox older than the receipts that"
-            " are kept: a retry can't find out whether the message was handled before",
-            f"pillarbox retention set inbox.receipt {days}d  # for future ones; handle"
-            " the oldest PENDING ones in inbox.dead_letter by hand, and discard them",
-        )

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from psycopg.rows import dict_row
 
-from outbox.administration.check import Finding, Installation, Severity
+from outbox.administration.check import Finding, Installation, Severity, error
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
@@ -18,28 +18,18 @@ class CronHome(NamedTuple):
     """Where pg_cron runs its jobs.
 
     Attributes:
-        installed: whether the extension exists in this database.
-        home: the database of pg_cron's jobs; None if the server doesn't load pg_cron.
-        exists: whether there is such a database.
+        is_here: whether they run in this database; the extension may exist without it.
+        is_lost: whether their database is gone, as when this one was renamed.
+        home: their database; None if the server doesn't load pg_cron.
         heeds_nodes: whether jobs connect to their node and port, instead of being run
             by background workers.
     """
 
-    installed: bool
+    is_here: bool
+    is_lost: bool
     home: str | None
     here: str
-    exists: bool
     heeds_nodes: bool
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its database is gone, as when this one was renamed."""
-        return self.installed and self.home is not None and not self.exists
-
-    @property
-    def is_here(self) -> bool:
-        """Whether pg_cron's jobs run here; the extension may exist without them."""
-        return self.installed and self.home == self.here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,49 +99,26 @@ def _next_run(now: datetime) -> datetime:
     return at if at > now else at + timedelta(hours=1)
 
 
-def is_standby(connection: AdministrationConnection) -> bool:
-    """Return whether this server is a standby."""
-    return connection.execute(load("outbox", "is_standby")).fetchone() == (True,)
-
-
-def check_standby(
-    connection: AdministrationConnection, _here: Installation
-) -> Iterator[Finding]:
-    """Report what a standby can't show, and where to run remedies."""
-    if is_standby(connection):
-        yield Finding(
-            check="standby",
-            severity=Severity.UNKNOWN,
-            finding="this server is a standby: it doesn't show pg_cron's launcher, nor"
-            " the sessions, locks and replication slots of its primary",
-            remedy="run pillarbox doctor on the primary as well, and every remedy"
-            " there: a standby is read-only",
-        )
-
-
 def check_upkeep(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find an upkeep that nothing drives, that fails, or that distrusts the clock."""
     upkeep = read_upkeep(connection)
     if upkeep.clock_problem is not None:
-        yield Finding(
-            check="upkeep",
-            severity=Severity.ERROR,
-            finding=f"{upkeep.clock_problem}. Nothing is dropped, and partitions are"
-            " created for today and tomorrow only",
-            remedy="pillarbox maintain --accept-clock  # if SELECT now() is right; if"
-            " not, set the server's clock first",
+        yield error(
+            f"{upkeep.clock_problem}. Nothing is dropped, and partitions are created"
+            " for today and tomorrow only",
+            "pillarbox maintain --accept-clock  # if SELECT now() is right; if not, set"
+            " the server's clock first",
         )
         return
     for failed_at, failure, remedy in connection.execute(
         load("outbox", "list_upkeep_failures")
     ):
         yield Finding(
-            check="upkeep",
-            severity=Severity.WARNING if upkeep.is_fresh else Severity.ERROR,
-            finding=f"the upkeep failed at {failed_at:%F %R}: {failure}",
-            remedy=remedy or "pillarbox maintain  # after you have removed the cause",
+            Severity.WARNING if upkeep.is_fresh else Severity.ERROR,
+            f"the upkeep failed at {failed_at:%F %R}: {failure}",
+            remedy or "pillarbox maintain  # after you have removed the cause",
         )
     if upkeep.is_fresh:
         return
@@ -165,9 +132,8 @@ def check_upkeep(
         last = f"{upkeep.succeeded_at:%F %R}"
         severity, finding = Severity.ERROR, f"the upkeep last succeeded at {last}"
     yield Finding(
-        check="upkeep",
-        severity=severity,
-        finding=f"{finding}: it creates future partitions and drops expired ones",
-        remedy="pillarbox maintain  # now, and every hour, by any scheduler"
+        severity,
+        f"{finding}: it creates future partitions and drops expired ones",
+        "pillarbox maintain  # now, and every hour, by any scheduler"
         + (f", or by pg_cron: {here.migrate}" if find_cron(connection).is_here else ""),
     )

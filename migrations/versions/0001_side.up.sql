@@ -1,0 +1,157 @@
+-- Owner part, run for each schema, outbox and inbox: what both have.
+
+CREATE SEQUENCE {schema}.message_seq AS bigint CACHE 1;
+COMMENT ON SEQUENCE {schema}.message_seq IS
+    'order within a lane; not an identity column, because partition tooling loses those';
+CREATE SEQUENCE {schema}.deferral_entry_seq AS bigint CACHE 1;
+COMMENT ON SEQUENCE {schema}.deferral_entry_seq IS 'order of the entries of {schema}.deferral';
+
+CREATE TABLE {schema}.process (
+    id            uuid        NOT NULL,
+    since         timestamptz NOT NULL DEFAULT now(),
+    beat_at       timestamptz NOT NULL DEFAULT now(),
+    failing_since timestamptz,
+    blocked_keys  integer     NOT NULL,
+    in_flight     integer     NOT NULL,
+    kind          text        NOT NULL,
+    name          text        NOT NULL,
+    host          text        NOT NULL,
+    broker        text        NOT NULL,
+    reason        text,
+    role          name        NOT NULL DEFAULT session_user,
+    CONSTRAINT process_pkey PRIMARY KEY (id)
+) WITH (fillfactor = 50);  -- a beat changes no indexed column: each of them is a HOT update
+COMMENT ON COLUMN {schema}.process.host IS 'the name of its host, and its process id there';
+COMMENT ON COLUMN {schema}.process.broker IS 'where it publishes to or receives from, without credentials';
+COMMENT ON COLUMN {schema}.process.failing_since IS 'since when something has kept failing; null: nothing fails';
+COMMENT ON COLUMN {schema}.process.reason IS 'the last failure, as in the process''s log';
+COMMENT ON COLUMN {schema}.process.blocked_keys IS 'keys whose first message waits for another attempt in this process';
+COMMENT ON COLUMN {schema}.process.in_flight IS 'batches that are being published, or messages that are being handled';
+COMMENT ON COLUMN {schema}.process.role IS 'the login that inserted it: no other one can change it';
+
+-- A beat must not wait for long, since the process has other work.
+CREATE FUNCTION {schema}.beat(id uuid, kind text, name text, host text, broker text, failing_since timestamptz, reason text,
+                            blocked_keys integer, in_flight integer, ends boolean) RETURNS void
+LANGUAGE sql SECURITY DEFINER {pinned}
+SET row_security = off
+SET lock_timeout = '1s'
+BEGIN ATOMIC
+    DELETE FROM {schema}.process AS p
+     WHERE p.id IN (SELECT q.id FROM {schema}.process AS q
+                     WHERE CASE WHEN q.id = beat.id THEN beat.ends AND q.role = session_user
+                                ELSE q.beat_at < now() - interval '1 minute' END
+                       FOR UPDATE SKIP LOCKED);
+    INSERT INTO {schema}.process AS p (id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight)
+    SELECT beat.id, beat.kind, beat.name, beat.host, beat.broker, beat.failing_since, beat.reason, beat.blocked_keys, beat.in_flight
+     WHERE NOT beat.ends
+        ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
+       SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,
+           blocked_keys = excluded.blocked_keys, in_flight = excluded.in_flight
+     WHERE p.role = session_user;
+END;
+COMMENT ON FUNCTION {schema}.beat IS 'record that a process runs, or with ends, that it ends; deletes the rows of processes that are gone';
+
+CREATE TABLE {schema}.base (
+    -- Without the database: its copies have the same transaction ids.
+    cluster text        NOT NULL DEFAULT split_part(outbox.cluster(), '/', 1),
+    seq     bigint      NOT NULL,
+    at      timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT base_pkey PRIMARY KEY (cluster)
+);
+COMMENT ON TABLE {schema}.base IS
+    'the clusters in which these tables have lived: one row each, written by pillarbox migrate';
+COMMENT ON COLUMN {schema}.base.cluster IS 'outbox.cluster() there, without the database';
+COMMENT ON COLUMN {schema}.base.seq IS
+    'the last seq that had been drawn when they got there: the xid of rows up to it is that of another cluster; -1: none';
+
+CREATE TABLE {schema}.position (
+    created_at    timestamptz NOT NULL,
+    ends_at       timestamptz NOT NULL,
+    settled_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    number        bigint      NOT NULL,
+    up_to         bigint      NOT NULL,
+    late_up_to    bigint,
+    messages      integer     NOT NULL,
+    deferred      integer     NOT NULL DEFAULT 0,
+    lane          smallint    NOT NULL,
+    reader        text        NOT NULL,
+    owner         uuid        NOT NULL,
+    snapshot      pg_snapshot NOT NULL,
+    late_snapshot pg_snapshot,
+    next_xid      xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    -- The fence: of two processes that both believe to own a lane, one can settle.
+    CONSTRAINT position_pkey PRIMARY KEY (reader, lane, number, created_at),
+    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
+    CONSTRAINT numbers_in_range CHECK (number > 0 AND up_to >= -1 AND deferred BETWEEN 0 AND messages),
+    CONSTRAINT late_part CHECK ((late_up_to IS NULL) = (late_snapshot IS NULL)
+                                AND (late_up_to IS NULL OR late_up_to < up_to))
+) PARTITION BY RANGE (created_at);
+COMMENT ON COLUMN {schema}.position.created_at IS 'where the partition of {schema}.message begins';
+COMMENT ON COLUMN {schema}.position.ends_at IS 'where it ends';
+COMMENT ON COLUMN {schema}.position.settled_at IS 'when the outcomes of the messages were recorded';
+COMMENT ON COLUMN {schema}.position.number IS 'counts the settlements of the lane';
+COMMENT ON COLUMN {schema}.position.up_to IS
+    'rows up to this seq are covered if their transaction is visible in the snapshot, or if {schema}.base covers them';
+COMMENT ON COLUMN {schema}.position.late_up_to IS 'the same with late_snapshot, while late rows are left for the next claim; else null';
+COMMENT ON COLUMN {schema}.position.owner IS 'the process that settled: it recognizes its own row after it lost its connection';
+COMMENT ON COLUMN {schema}.position.snapshot IS 'that of the claim';
+COMMENT ON COLUMN {schema}.position.next_xid IS
+    'an id that no transaction had when the claim looked: only earlier ones can still add rows up to that seq';
+-- When was a message settled? up_to never falls within a day.
+CREATE INDEX position_seq_idx ON {schema}.position (reader, lane, up_to, number);
+
+CREATE TABLE {schema}.dead_letter (
+    id               uuid        NOT NULL DEFAULT gen_random_uuid(),
+    created_at       timestamptz NOT NULL DEFAULT now(),
+    updated_at       timestamptz NOT NULL DEFAULT now(),
+    status           text        NOT NULL DEFAULT 'PENDING',
+    retry_count      integer     NOT NULL DEFAULT 0,
+    retry_after      timestamptz          DEFAULT now(),
+    origin           text        NOT NULL,
+    message_id       text        NOT NULL,
+    topic            text        NOT NULL,
+    key              text,
+    tenant           text,
+    attempts         integer     NOT NULL,
+    schema_version   integer     NOT NULL,
+    content_type     text        NOT NULL,
+    headers          jsonb       NOT NULL,
+    payload          bytea       NOT NULL,
+    error_reason     text        NOT NULL,
+    error_stacktrace text,
+    discard_reason   text,
+    discarded_by     text,
+    CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at),
+    CONSTRAINT status_known CHECK (status IN ('PENDING', 'SUCCEEDED', 'DISCARDED')),
+    CONSTRAINT discarded_with_a_reason CHECK (status <> 'DISCARDED' OR discard_reason IS NOT NULL)
+) PARTITION BY RANGE (created_at);
+COMMENT ON COLUMN {schema}.dead_letter.origin IS 'what gave it up: relay:<reader> or consumer:<name>';
+COMMENT ON COLUMN {schema}.dead_letter.retry_count IS 'failed retries since it was dead-lettered; attempts counts the failures before';
+COMMENT ON COLUMN {schema}.dead_letter.retry_after IS 'when the schedule may retry it; null: only by hand';
+
+CREATE INDEX dead_letter_status_idx ON {schema}.dead_letter (status, created_at);
+CREATE INDEX dead_letter_topic_idx ON {schema}.dead_letter (topic, created_at);
+CREATE INDEX dead_letter_reason_idx ON {schema}.dead_letter (left(error_reason, 80), created_at);
+CREATE INDEX dead_letter_retry_idx ON {schema}.dead_letter (retry_after) WHERE status = 'PENDING';
+-- To find out whether a message has been dead-lettered.
+CREATE INDEX dead_letter_message_idx ON {schema}.dead_letter (message_id);
+-- For {schema}.message_life, by uuid.
+CREATE INDEX dead_letter_life_idx ON {schema}.dead_letter
+    ((CASE WHEN message_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN message_id::uuid END));
+
+CREATE VIEW {schema}.readable_dead_letter AS
+SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
+       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
+       outbox.readable_headers(d.headers) AS headers,
+       outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
+       d.error_reason, d.error_stacktrace, d.discard_reason, d.discarded_by
+  FROM {schema}.dead_letter AS d;
+COMMENT ON VIEW {schema}.readable_dead_letter IS
+    'dead letters, with JSON payloads as JSON; the monitor, which may not read payloads, has no access';
+
+CREATE VIEW {schema}.dead_letter_status AS
+SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
+       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
+       d.error_reason, d.discard_reason, d.discarded_by
+  FROM {schema}.dead_letter AS d;
+COMMENT ON VIEW {schema}.dead_letter_status IS 'dead letters without payload, headers and stack trace';
