@@ -31,20 +31,20 @@ unsubscribe_app = new_app()
 @command(subscribe_app, "subscribe")
 def _subscribe(
     consumer: ConsumerName, topics: Topics, *, database: Database = None
-) -> int:
+) -> None:
     """Subscribe a consumer of the postgres broker to topics."""
 
     async def change(connection: Connection) -> str:
         await subscribe(connection, consumer, topics)
         return f"{consumer} is subscribed to {', '.join(topics)}"
 
-    return _change(consumer, topics, database, change)
+    _change(consumer, topics, database, change)
 
 
 @command(unsubscribe_app, "unsubscribe")
 def _unsubscribe(
     consumer: ConsumerName, topics: Topics, *, database: Database = None
-) -> int:
+) -> None:
     """Unsubscribe a consumer of the postgres broker from topics."""
 
     async def change(connection: Connection) -> str:
@@ -56,7 +56,7 @@ def _unsubscribe(
             "it gets no more of them, and none holds its day"
         )
 
-    return _change(consumer, topics, database, change)
+    _change(consumer, topics, database, change)
 
 
 def _change(
@@ -64,18 +64,17 @@ def _change(
     topics: Sequence[str],
     database: str | None,
     change: Callable[[Connection], Awaitable[str]],
-) -> int:
+) -> None:
     check_text("consumer", consumer)
     for topic in topics:
         check_topic(topic)
     url = database_url(database)
 
-    async def run() -> None:
+    async def run() -> str:
         with errors_explained(url, "grant the role pillarbox_consumer to its user"):
             async with await connect(
                 url, application_name="pillarbox subscribe", shared=True
             ) as connection:
-                result = await change(connection)
-        write_line(result)
+                return await change(connection)
 
-    return run_coroutine(run())
+    write_line(run_coroutine(run()))

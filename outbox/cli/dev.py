@@ -56,7 +56,7 @@ def dev(
     reset: Annotated[
         bool, typer.Option("--reset", help="Begin with an empty database.")
     ] = False,
-) -> int:
+) -> None:
     """Run PostgreSQL, a relay, the page and your Consumer while you develop."""
     if consumer is not None and find_spec("watchfiles") is None:
         raise ConfigError(
@@ -68,7 +68,7 @@ def dev(
             erase(project)
         server = choose_server(project)
         server.create()
-        return run_coroutine(_run(project, server, consumer))
+        run_coroutine(_run(project, server, consumer))
 
 
 async def _run(project: Project, server: Server, consumer: str | None) -> None:

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeAlias
 
 from outbox.logs.printable import printable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from outbox.administration.check import Finding
 
 Show: TypeAlias = Callable[[int], None]
@@ -26,18 +28,43 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     On a terminal, long cells are folded to fit. In a pipe or a file, each row is on one
     line, complete and without colours. Unprintable characters are escaped.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()
     table = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in table.columns:
         column.overflow = "fold"
         # Ids and numbers are never folded; long values are in the last column.
-        column.no_wrap = not terminal
+        column.no_wrap = not sys.stdout.isatty()
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
+    _draw(table)
+
+
+class Branch(NamedTuple):
+    """A line of a tree, with the lines below it."""
+
+    text: str
+    below: Sequence["Branch"] = ()
+
+
+def write_tree(tree: Branch) -> None:
+    """Print a tree, each branch on its line. Unprintable characters are escaped."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    def grown(branch: Branch) -> Tree:
+        made = Tree(Text(printable(branch.text)))
+        made.children += map(grown, branch.below)
+        return made
+
+    _draw(grown(tree))
+
+
+def _draw(renderable: "RenderableType") -> None:
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
     drawn = io.StringIO()
     Console(
         file=drawn,
@@ -47,7 +74,7 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         markup=False,
         highlight=False,
         emoji=False,
-    ).print(table)
+    ).print(renderable)
     sys.stdout.writelines(
         f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1]
     )

@@ -5,15 +5,14 @@ define further metrics in `relay/metrics.py` and `inbox/consuming/metrics.py`, w
 share the registry and the topic labels.
 """
 
-from collections import Counter, defaultdict
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final, cast
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.aiohttp import make_aiohttp_handler
 from prometheus_client.core import (
-    CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
@@ -59,56 +58,6 @@ class TopicLabels:
                 return OTHER
             label = self._labels[topic] = printable(topic[:_MAX_LABEL])
         return label
-
-
-class Tally:
-    """One counter; callers add to `count`."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-class Tallies(Collector):
-    """Counters with labels, cheap enough to update for every message.
-
-    For one event loop.
-
-    Args:
-        labels: the names of the labels.
-        registry: where the counters register themselves.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        labels: Sequence[str],
-        registry: CollectorRegistry,
-    ) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._labels = labels
-        self._tallies: dict[tuple[str, ...], Tally] = {}
-        registry.register(self)
-
-    def of(self, *values: str) -> Tally:
-        """Return the counter with these label values; a new one starts at 0."""
-        tally = self._tallies.get(values)
-        if tally is None:
-            tally = self._tallies[values] = Tally()
-        return tally
-
-    @override
-    def collect(self) -> Iterable[CounterMetricFamily]:
-        """Return the counters' samples."""
-        family = CounterMetricFamily(
-            self._name, self._documentation, labels=self._labels
-        )
-        for values, tally in self._tallies.items():
-            family.add_metric(values, tally.count)
-        return [family]
 
 
 class LatencyHistogram(Collector):
@@ -178,19 +127,23 @@ class PrometheusEvents:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry(auto_describe=True)
         self.topics = TopicLabels()
-        self._events = Tallies(
-            "pillarbox_events", "Events by name.", ["event", "consumer"], self.registry
+        self._events = Counter(
+            "pillarbox_events",
+            "Events by name.",
+            ["event", "consumer"],
+            registry=self.registry,
         )
-        self._by_event: dict[tuple[type[Event], str], Tally] = {}
+        # Finding a counter by its labels takes longer than counting.
+        self._by_event: dict[tuple[type[Event], str], Counter] = {}
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
         kind, consumer = type(event), getattr(event, "consumer", "")
-        tally = self._by_event.get((kind, consumer))
-        if tally is None:
-            tally = self._events.of(kind.__name__, consumer)
-            self._by_event[kind, consumer] = tally
-        tally.count += 1
+        counter = self._by_event.get((kind, consumer))
+        if counter is None:
+            counter = self._events.labels(kind.__name__, consumer)
+            self._by_event[kind, consumer] = counter
+        counter.inc()
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the handlers of scrape requests, by path."""
@@ -245,7 +198,7 @@ class DatabaseMetrics(Collector):
         yield gauge(
             "pillarbox_findings",
             "What pillarbox status finds wrong, as far as this process can see.",
-            Counter(
+            collections.Counter(
                 (it.check, it.severity)
                 for it in findings
                 if it.severity is not Severity.HINT
@@ -266,7 +219,7 @@ class DatabaseMetrics(Collector):
             "How long the oldest message that is due has waited.",
             {} if backlog is None else {(): waited.total_seconds()},
         )
-        reasons: dict[tuple[str, ...], list[Reason]] = defaultdict(list)
+        reasons: dict[tuple[str, ...], list[Reason]] = collections.defaultdict(list)
         for letters in found.overview.dead_letters if found else ():
             for reason in letters.reasons:
                 reasons[letters.side, reason.origin].append(reason)
