@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from outbox.administration.connection import administration
 from outbox.administration.sides import RetryOptions
 from outbox.cli.command import (
     Broker,
@@ -30,6 +29,7 @@ from outbox.cli.command import (
     duration_option,
     moment_option,
     new_app,
+    opened,
 )
 from outbox.cli.output import progress, write_json, write_line, write_table
 from outbox.cli.supervisor import Schedule, Watched, Watching
@@ -223,11 +223,8 @@ def replay(
         max_rows=limit,
         reader=reader,
     )
-    with administration(
-        database_url(database),
-        application_name="pillarbox replay",
-        rights="GRANT pillarbox_relay TO its role",
-    ) as connection:
+    rights = "GRANT pillarbox_relay TO its role"
+    with opened(database, "replay", rights=rights) as connection:
         found = count_published(connection, choice)
         if dry_run:
             _write(found, as_json=json)

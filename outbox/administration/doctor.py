@@ -26,8 +26,6 @@ from outbox.observability.overview import Overview, read_overview
 from outbox.postgres.pooler_check import refuse_pooler
 from outbox.postgres.sql_files import load
 
-APPLICATION_NAME: Final = "pillarbox doctor"
-
 CHECKS: Final[dict[str, Check]] = {
     "foreign": check_foreign,
     "standby": check_standby,

@@ -12,7 +12,6 @@ from uuid import UUID
 
 import typer
 
-from outbox.administration.connection import administration
 from outbox.administration.sides import RetryOptions, Side, load_sides
 from outbox.cli.command import (
     Broker,
@@ -34,6 +33,7 @@ from outbox.cli.command import (
     command,
     database_url,
     new_app,
+    opened,
 )
 from outbox.cli.output import progress, warn, write_json, write_line, write_table
 from outbox.cli.supervisor import run_coroutine
@@ -348,11 +348,7 @@ def _open_tables(database: str | None, sides: Sequence[Side]) -> Iterator[_Table
     rights = f"GRANT {roles} TO its role; pillarbox_monitor is enough to list them"
     if len(sides) > 1:
         rights += "; --side outbox or --side inbox leaves the other side out"
-    with administration(
-        database_url(database),
-        application_name="pillarbox dead letters",
-        rights=rights,
-    ) as connection:
+    with opened(database, "dead letters", rights=rights) as connection:
         yield {
             it: DeadLetterTable(connection, it.schema, it.on_discard) for it in sides
         }

