@@ -1,6 +1,5 @@
 """Shared by all commands: options, the sources of URLs, logging, and exit statuses."""
 
-import functools
 import inspect
 import logging
 import os
@@ -8,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, cast
 
 import typer
@@ -254,7 +254,7 @@ def command(
             it.name: it.annotation for it in own if is_dataclass(it.annotation)
         }
 
-        @functools.wraps(function)
+        @wraps(function)
         def run(**given: Any) -> None:
             for name, group in groups.items():
                 options = {it.name: given.pop(it.name) for it in fields(group)}
@@ -330,19 +330,16 @@ def url_of(value: str | None, option: str, variable: str) -> str:
     return url
 
 
+database_url: Final = partial(url_of, option="database", variable=DATABASE_VARIABLE)
+"""As `url_of`, for the database."""
+broker_url: Final = partial(url_of, option="broker", variable=BROKER_VARIABLE)
+"""As `url_of`, for the broker."""
+
+
 def broker_url_if_given(value: str | None) -> str | None:
     """Return the URL of the broker; None if there is none."""
     names = (BROKER_VARIABLE, f"{BROKER_VARIABLE}_FILE")
     return broker_url(value) if value or any(map(os.environ.get, names)) else None
-
-
-def database_url(value: str | None) -> str:
-    """Return the URL of the database.
-
-    Raises:
-        ConfigError: as for `url_of`.
-    """
-    return url_of(value, "database", DATABASE_VARIABLE)
 
 
 @contextmanager
@@ -365,12 +362,3 @@ def opened(
     ) as connection:
         connection.execute("SET timezone = 'UTC'")
         yield connection
-
-
-def broker_url(value: str | None) -> str:
-    """Return the URL of the broker.
-
-    Raises:
-        ConfigError: as for `url_of`.
-    """
-    return url_of(value, "broker", BROKER_VARIABLE)

@@ -78,10 +78,9 @@ async def _run(project: Project, server: Server, consumer: str | None) -> None:
     assert running is not None
 
     def stop() -> None:
-        if parts.stopping:
-            parts.kill()
-        else:
-            running.cancel()
+        running.cancel()
+        for number in _STOPS:  # a second signal ends it at once
+            loop.remove_signal_handler(number)
 
     for number in _STOPS:
         loop.add_signal_handler(number, stop)
@@ -173,10 +172,7 @@ class _Dev:
         ]
         if self._consumer is not None:
             lines.append(f"consumer  {self._consumer}, reloaded when a file changes")
-        write_line("")
-        for line in lines:
-            write_line(f"  {line}")
-        write_line("")
+        write_line("", *(f"  {line}" for line in lines), "")
 
     async def _start_own(self) -> list[Part]:
         """Start the parts that run the application's code."""

@@ -36,6 +36,5 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
             if not its_findings:
                 write_line(f"ok       {check}")
             for finding in its_findings:
-                for line in lines_of(finding):
-                    write_line(line)
+                write_line(*lines_of(finding))
     return status

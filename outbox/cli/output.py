@@ -90,9 +90,9 @@ def to_json(value: object) -> object:
     return value.total_seconds() if isinstance(value, timedelta) else str(value)
 
 
-def write_line(text: object) -> None:
-    """Print one line; escape what a terminal would interpret."""
-    sys.stdout.write(f"{printable(text)}\n")
+def write_line(*texts: object) -> None:
+    """Print each text on a line; escape what a terminal would interpret."""
+    sys.stdout.writelines(f"{printable(text)}\n" for text in texts)
 
 
 def lines_of(finding: "Finding") -> Iterator[str]:

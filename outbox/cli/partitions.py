@@ -24,6 +24,4 @@ def partitions(*, database: Database = None, json: Json = False) -> None:
         return
     write_line(legend())
     for policy, partitions in found.items():
-        write_line("")
-        for line in draw_timeline(policy, partitions):
-            write_line(line)
+        write_line("", *draw_timeline(policy, partitions))

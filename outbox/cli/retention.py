@@ -100,8 +100,7 @@ def retention(
     if json:
         write_json([policy.as_json() for policy in policies])
     else:
-        for policy in policies:
-            write_line(_line(policy))
+        write_line(*map(_line, policies))
 
 
 def _line(policy: Policy) -> str:

@@ -45,8 +45,7 @@ def status(*, database: Database = None, json: Json = False) -> int:
     _write_answer(overview, findings)
     write_line("")
     for part in (_outbox, _blocked, _processes):
-        for line in part(overview):
-            write_line(line)
+        write_line(*part(overview))
     _write_consumers(overview)
     _write_letters(overview)
     _write_tables(overview)
@@ -69,8 +68,7 @@ def _write_answer(overview: Overview, findings: Sequence[Finding]) -> None:
     answer = ", ".join(bad) or "all well"
     write_line(f"{answer}: {overview.database} at {overview.at:%F %T} UTC")
     for finding in findings:
-        for line in lines_of(finding):
-            write_line(line)
+        write_line(*lines_of(finding))
 
 
 def _write_part(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -129,11 +129,9 @@ def _show_key(
     window = f"of key {shorten(key)} since {write_moment(since)}"
     if found.lives:
         newest = f", the newest {limit}" if len(found.lives) == limit else ""
-        write_line(f"{count(len(found.lives), 'message')} {window}{newest}")
-        write_line("")
+        write_line(f"{count(len(found.lives), 'message')} {window}{newest}", "")
         write_table(_MESSAGES, list(map(_row, found.lives)))
-        write_line("")
-        write_line("pillarbox trace ID shows the life of one")
+        write_line("", "pillarbox trace ID shows the life of one")
     else:
         write_line(f"no message {window}; --since 7d searches further back")
     _write_unknown(found.unknown)
@@ -170,7 +168,6 @@ def _write_life(life: Life) -> None:
     for handling in life.handlings:
         write_line(f"{handling.consumer}: {_progress(handling)}")
     write_line("")
-    databases = {it.database for it in life.steps}
     for envelope in life.envelopes:
         about = {
             "key": envelope.key,
@@ -184,26 +181,22 @@ def _write_life(life: Life) -> None:
             if value is not None:
                 write_line(f"{name + ':':<16}{value}")
     write_line("")
-    write_table(
-        _STEPS if len(databases) < 2 else (*_STEPS[:-1], "database", _STEPS[-1]),
-        list(_step_rows(life.steps, with_database=len(databases) > 1)),
-    )
+    write_table(_STEPS, list(_step_rows(life.steps)))
 
 
-def _step_rows(
-    steps: Sequence[LifeStep], *, with_database: bool
-) -> Iterator[tuple[str | None, ...]]:
+def _step_rows(steps: Sequence[LifeStep]) -> Iterator[tuple[str | None, ...]]:
+    are_of_several = len({it.database for it in steps}) > 1
     before: datetime | None = None
     for step in steps:
-        details = "; ".join(filter(None, _details(step)))
+        details = [f"in {step.database}"] if are_of_several else []
+        details += _details(step)
         after = None if before is None else brief_duration(step.at - before)
         who = step.consumer or step.by
-        middle = (step.database,) if with_database else ()
-        yield (write_moment(step.at), after, step.text, who, *middle, details)
+        yield write_moment(step.at), after, step.text, who, "; ".join(details)
         before = step.at
 
 
-def _details(step: LifeStep) -> Iterator[str | None]:
+def _details(step: LifeStep) -> Iterator[str]:
     if step.run:
         yield f"replay {step.run}"
     if step.attempts:
@@ -281,7 +274,4 @@ def _life_as_json(life: Life) -> dict[str, Any]:
 
 def _write_unknown(unknown: Sequence[str]) -> None:
     if unknown:
-        write_line("")
-        write_line("Unknown:")
-        for text in unknown:
-            write_line(f"- {text}")
+        write_line("", "Unknown:", *(f"- {text}" for text in unknown))

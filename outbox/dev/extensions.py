@@ -7,8 +7,6 @@ import psycopg
 from outbox.postgres.connection import conninfo
 from outbox.postgres.sql_files import load
 
-__all__ = ["Extensions", "find_extensions"]
-
 
 class Extensions(NamedTuple):
     """The extensions that a migration of a database can use.

@@ -13,8 +13,6 @@ from typing import Any, Final, Self, TypeAlias
 
 from outbox.errors import OutboxError
 
-__all__ = ["Part", "Parts", "say"]
-
 Show: TypeAlias = Callable[[str, str], None]
 
 DRAIN_SECONDS: Final = 30.0
@@ -88,7 +86,6 @@ class Parts:
         self._environment = {**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
         self._running: list[tuple[Part, signal.Signals]] = []
         self._watchdog: Process
-        self.stopping = False
 
     async def start(
         self,
@@ -135,11 +132,6 @@ class Parts:
                 "above say why"
             )
 
-    def kill(self) -> None:
-        """Kill every process but the first, the server, which then stops fast."""
-        for part, _ in self._running[1:]:
-            part.send(signal.SIGKILL)
-
     async def __aenter__(self) -> Self:
         """Start the watchdog."""
         self._watchdog = await asyncio.create_subprocess_exec(
@@ -154,7 +146,6 @@ class Parts:
         traceback: TracebackType | None,
     ) -> None:
         """Stop every process."""
-        self.stopping = True
         await asyncio.gather(*(part.stop(how) for part, how in self._running[1:]))
         for part, how in self._running[:1]:
             await part.stop(how)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from outbox.dev.project import Project
 from outbox.errors import ConfigError, OutboxError
@@ -19,8 +19,6 @@ from outbox.testing.cluster import (
 )
 from outbox.testing.lifetime import unprivileged_user
 
-__all__ = ["Server", "choose_server", "erase"]
-
 IMAGE: Final = "pillarbox-postgres"
 _SETTINGS: Final = {
     **SETTINGS,
@@ -31,22 +29,7 @@ _SETTINGS: Final = {
 }
 
 
-class Server(Protocol):
-    """A server that a process of ours runs in the foreground; SIGINT stops it."""
-
-    name: str
-    """What it is, for a person."""
-    process: dict[str, Any]
-    """The arguments of `Popen` besides the command."""
-
-    def create(self) -> None:
-        """Create what it needs to start, unless that is there."""
-
-    def command(self) -> Sequence[str | Path]:
-        """Return the program and its arguments."""
-
-
-def choose_server(project: Project) -> Server:
+def choose_server(project: Project) -> "Server":
     """Return the kind of server that made a project's data.
 
     For a new project, prefer programs of this machine that have both extensions, then
@@ -57,8 +40,6 @@ def choose_server(project: Project) -> Server:
         ConfigError: there is none.
     """
     docker = shutil.which("docker")
-    if project.data.exists():
-        return Programs(find_binaries(), project)
     if project.volume.exists():
         if docker is None:
             raise ConfigError(
@@ -66,15 +47,14 @@ def choose_server(project: Project) -> Server:
                 "found; start Docker, or begin anew with --reset"
             )
         return Container(docker, project)
-    try:
-        binaries = find_binaries()
-    except ConfigError:
-        if docker is None or not _has_image(docker):
-            raise
-        return Container(docker, project)
-    if missing_extensions(binaries) and docker is not None and _has_image(docker):
-        return Container(docker, project)
-    return Programs(binaries, project)
+    if not project.data.exists() and docker is not None and _has_image(docker):
+        try:
+            lacks = missing_extensions(find_binaries())
+        except ConfigError:
+            return Container(docker, project)
+        if lacks:
+            return Container(docker, project)
+    return Programs(find_binaries(), project)
 
 
 def erase(project: Project) -> None:
@@ -86,7 +66,12 @@ def erase(project: Project) -> None:
 
 
 class Programs:
-    """A server that the programs in a directory run, with its data in the project."""
+    """A server that the programs in a directory run, with its data in the project.
+
+    Attributes:
+        name: what it is, for a person.
+        process: the arguments of `Popen` besides the command.
+    """
 
     def __init__(self, binaries: Path, project: Project) -> None:
         self.name = f"PostgreSQL in {binaries}"
@@ -143,7 +128,11 @@ class Programs:
 
 
 class Container:
-    """A container of the project's image, with its data in a volume."""
+    """A container of the project's image, with its data in a volume.
+
+    Attributes:
+        name, process: as for `Programs`.
+    """
 
     def __init__(self, docker: str, project: Project) -> None:
         self.name = f"PostgreSQL in a container of {IMAGE}"
@@ -182,6 +171,10 @@ class Container:
             capture_output=True,
             check=False,
         )
+
+
+Server: TypeAlias = Programs | Container
+"""A server that a process of ours runs in the foreground; SIGINT stops it."""
 
 
 def _has_image(docker: str) -> bool:

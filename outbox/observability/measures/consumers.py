@@ -1,12 +1,11 @@
 """The consumers: their deliveries, their rates, and how many are running."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 
 from outbox.administration.checks.locks import read_consumers as list_consumers
-from outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
+from outbox.observability.measures.backlog import Backlog, Rate, Tally
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
 from outbox.postgres.sql_files import load
@@ -79,25 +78,15 @@ def _read_lags(reading: Reading) -> dict[str, Backlog]:
     used = reading.connection.execute(load("outbox", "find_deliveries")).fetchone()
     if used == (False,):
         return {}
-    rows = reading.rows(load("outbox", "count_deliveries"), most=reading.scope.per_lane)
-    lags = {}
-    for consumer, of_consumer in groupby(rows, lambda row: str(row["consumer"])):
-        total, *topics = of_consumer
-        lags[consumer] = Backlog(
-            messages=total["messages"],
-            is_complete=not total["more"],
-            estimated=None if total["more"] else total["messages"],
-            ready=total["ready"],
-            refused=total["waiting"],
-            blocked=total["blocked"],
-            waited=total["waited"],
-            topics=tuple(
-                BacklogGroup(
-                    name=row["topic"],
-                    messages=row["messages"],
-                    waited=row["waited"],
-                )
-                for row in topics[: reading.scope.groups]
-            ),
-        )
-    return lags
+    tallies: dict[str, Tally] = defaultdict(lambda: Tally("topic"))
+    statement = load("outbox", "count_deliveries")
+    for row in reading.rows(statement, most=reading.scope.per_lane):
+        tallies[row.pop("consumer")].add(row)
+    lags = {
+        consumer: tally.sum(reading.scope.groups, reading.at)
+        for consumer, tally in tallies.items()
+    }
+    return {
+        consumer: replace(it, estimated=it.messages if it.is_complete else None)
+        for consumer, it in lags.items()
+    }
