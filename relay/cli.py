@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -259,7 +258,7 @@ def replay(
 
 def _write(found: Sequence[Published], *, as_json: bool) -> None:
     if as_json:
-        write_json([asdict(topic) for topic in found])
+        write_json(found)
         return
     if not found:
         write_line("no published message matches")

@@ -1,6 +1,5 @@
 """`pillarbox jobs` and `cancel`: the jobs of long handlers."""
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeAlias
 
@@ -66,7 +65,7 @@ def jobs(
     with opened(database, "jobs", rights=_RIGHTS) as connection:
         rows = read_jobs(connection, consumer, states, limit or _MOST)
     if json:
-        write_json([asdict(job) for job in rows])
+        write_json(rows)
     else:
         now = datetime.now(UTC)
         write_table(_COLUMNS, [_row(job, now) for job in rows])

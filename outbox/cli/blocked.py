@@ -81,7 +81,7 @@ def blocked(
             {
                 **asdict(counted),
                 "messages": [{"side": s, **asdict(it)} for it, s in messages],
-                "processes": [asdict(it) for it in running],
+                "processes": running,
             }
         )
         return

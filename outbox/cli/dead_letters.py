@@ -35,7 +35,14 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import progress, warn, write_json, write_line, write_table
+from outbox.cli.output import (
+    progress,
+    to_json,
+    warn,
+    write_json,
+    write_line,
+    write_table,
+)
 from outbox.cli.supervisor import run_coroutine
 from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.events import DeadLetterFailed
@@ -222,7 +229,7 @@ def export(
         candidates.sort(key=lambda it: it[0])
         for _, its_side, table, id in candidates[:limit]:
             letter = {"side": its_side.schema, **table.read(id).as_json()}
-            sys.stdout.write(f"{json_module.dumps(letter)}\n")
+            sys.stdout.write(f"{json_module.dumps(letter, default=to_json)}\n")
 
 
 @command(

@@ -123,11 +123,11 @@ class _Dev:
             "postgres", *server.command(), stop=signal.SIGINT, **server.process
         )
         await self._wait_for(database)
-        extensions = await asyncio.to_thread(find_extensions, self._project.url)
+        partman, cron = await asyncio.to_thread(find_extensions, self._project.url)
         await parts.run(
             "migrate",
-            *([] if extensions.partman else ["--without-partman"]),
-            *([] if extensions.cron else ["--without-cron"]),
+            *([] if partman else ["--without-partman"]),
+            *([] if cron else ["--without-cron"]),
         )
         self._introduce()
         # The last run may have been longer ago than the upkeep accepts.

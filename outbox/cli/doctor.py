@@ -1,7 +1,5 @@
 """`pillarbox doctor`: what is wrong, and what to run to fix it."""
 
-from dataclasses import asdict
-
 from outbox.administration.check import status_of
 from outbox.administration.doctor import check_pooler, examine
 from outbox.cli.command import Database, Json, command, database_url, new_app, opened
@@ -28,7 +26,7 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
             {
                 "status": status,
                 "checks": list(found),
-                "findings": [asdict(finding) for finding in findings],
+                "findings": findings,
             }
         )
     else:

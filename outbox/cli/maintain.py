@@ -1,7 +1,6 @@
 """`pillarbox maintain`: the upkeep, started by any scheduler."""
 
 import sys
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -44,7 +43,7 @@ def _maintain(
         if dry_run:
             steps = plan_upkeep(connection)
             if json:
-                write_json([asdict(step) for step in steps])
+                write_json(steps)
             else:
                 sys.stdout.write("".join(map(_line, steps)) or "nothing to do\n")
         else:

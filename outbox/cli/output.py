@@ -6,7 +6,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from dataclasses import asdict, is_dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from outbox.logs.printable import printable
@@ -86,8 +87,15 @@ def write_json(value: Any) -> None:
 
 
 def to_json(value: object) -> object:
-    """Return a duration in seconds, and a moment or an id as text."""
-    return value.total_seconds() if isinstance(value, timedelta) else str(value)
+    """Return a dataclass as its fields, a duration in seconds, and the rest as text.
+
+    Moments are in ISO 8601.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def write_line(*texts: object) -> None:

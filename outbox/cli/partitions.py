@@ -17,7 +17,7 @@ def partitions(*, database: Database = None, json: Json = False) -> None:
     if json:
         write_json(
             [
-                {**policy.as_json(), "partitions": [asdict(p) for p in partitions]}
+                {**asdict(policy), "partitions": partitions}
                 for policy, partitions in found.items()
             ]
         )

@@ -1,6 +1,5 @@
 """`pillarbox readers`: who reads the outbox, and publishes it where."""
 
-from dataclasses import asdict
 from typing import Annotated, TypeAlias
 
 import typer
@@ -36,7 +35,7 @@ def _list(*, database: Database = None, json: Json = False) -> None:
     with opened(database, "readers", rights=_RIGHTS) as connection:
         readers = list_readers(connection)
     if json:
-        write_json([asdict(reader) for reader in readers])
+        write_json(readers)
         return
     write_table(
         ("reader", "state", "to publish", "oldest", "topics", "broker"),

@@ -98,7 +98,7 @@ def retention(
                 )
             ]
     if json:
-        write_json([policy.as_json() for policy in policies])
+        write_json(policies)
     else:
         write_line(*map(_line, policies))
 

@@ -39,8 +39,7 @@ def status(*, database: Database = None, json: Json = False) -> int:
         overview, findings = examine_quickly(connection)
     code = status_of(findings)
     if json:
-        of_findings = [asdict(finding) for finding in findings]
-        write_json({"status": code, **asdict(overview), "findings": of_findings})
+        write_json({"status": code, **asdict(overview), "findings": findings})
         return code
     _write_answer(overview, findings)
     write_line("")

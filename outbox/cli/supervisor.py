@@ -112,9 +112,8 @@ class Schedule:
         Raises:
             ConfigError: a value is invalid.
         """
-        if not self.dead_letter_interval:
-            return None
-        return RetrySchedule(interval=self.dead_letter_interval)
+        interval = self.dead_letter_interval
+        return RetrySchedule(interval=interval) if interval else None
 
 
 class Watched:
@@ -144,15 +143,13 @@ class Watched:
     ) -> None:
         self._watching = watching
         self._health = Health(started)
-        self._served = dict(self._health.handlers())
         reported: list[Observer] = [LogEvents()]
-        exported = watching.metrics()
+        self._exported = exported = watching.metrics()
         if exported is not None:
             from outbox.observability.prometheus import DatabaseMetrics
 
             own = metrics(exported)
             reported += [exported, own, DatabaseMetrics(exported.registry)]
-            self._served |= exported.handlers()
         self.notify = Observers(reported).notify
         self.observers: list[Observer] = [*reported, self._health, counts]
         self._background: list[Background] = [
@@ -212,8 +209,10 @@ class Watched:
                 await stack.enter_async_context(Heartbeat.from_environment().beating())
                 if watchdog is not None:
                     await stack.enter_async_context(watchdog.watching())
-                if (address := self._watching.listen) is not None:
-                    await stack.enter_async_context(listening(address, self._served))
+                address, exported = self._watching.listen, self._exported
+                if address is not None and exported is not None:
+                    served = {**self._health.handlers(), **exported.handlers()}
+                    await stack.enter_async_context(listening(address, served))
                 await supervise(process, stop, self._background)
 
         run_coroutine(run())
