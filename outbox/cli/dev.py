@@ -222,6 +222,5 @@ class _Dev:
 
 def _ended(part: Part) -> OutboxError:
     return OutboxError(
-        f"{part.name} ended with {part.ended.result()}: its last lines above say why; "
-        "--reset begins with an empty database"
+        f"{part.name} ended with {part.ended.result()}: its last lines above say why"
     )

