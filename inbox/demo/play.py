@@ -95,6 +95,7 @@ def show(url: str, broker: str, options: Options) -> int:
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
         tokens = Path(folder, "tokens")
+        tokens.touch(mode=0o600)
         tokens.write_text(f"you {token} act payloads\n")
         page = ("--tokens", str(tokens), "--consumer", _BILLING)
         try:
