@@ -2,14 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from outbox.administration.connection import administration
 from outbox.administration.sides import RetryOptions
 from outbox.cli.command import (
     Broker,
@@ -30,19 +28,12 @@ from outbox.cli.command import (
     duration_option,
     moment_option,
     new_app,
+    opened,
 )
 from outbox.cli.output import progress, write_json, write_line, write_table
-from outbox.cli.supervisor import (
-    Schedule,
-    Watching,
-    run_until_stopped,
-)
-from outbox.dead_letters import Scheduler
-from outbox.events import Observer, Observers
-from outbox.observability.activity import Activity
-from outbox.observability.database_measure import RELAY, DatabaseMeasure
-from outbox.observability.health import Health
-from outbox.observability.logging import LogEvents
+from outbox.cli.supervisor import Schedule, Watched, Watching
+from outbox.events import Observer
+from outbox.observability.database_measure import RELAY
 from outbox.payload.payload_codec import load_codec
 from outbox.postgres.advisory_lock import MAIN
 from outbox.retry import RetryPolicy
@@ -54,6 +45,9 @@ from relay.events import RelayStarted
 from relay.relay import Relay
 from relay.renewed_publisher import publisher_of
 from relay.replay import Published, ReplayCriteria, count_published, replay_published
+
+if TYPE_CHECKING:
+    from outbox.observability.prometheus import PrometheusEvents
 
 _DEFAULT: Final = RelayConfig()
 _BATCH: Final = 1000
@@ -148,11 +142,12 @@ def relay(
     ] = False,
     schedule: Schedule,
     watching: Watching,
-) -> int:
+) -> None:
     """Publish committed messages until SIGTERM; then drain and exit."""
+    url = broker_url(broker)
     options = RetryOptions(
         database=database_url(database),
-        broker=broker_url(broker),
+        broker=url,
         codec=codec,
         consumer=None,
         schedule=schedule.read(),
@@ -168,61 +163,38 @@ def relay(
         retry=RetryPolicy(max_attempts=max_attempts),
         codec=load_codec(codec) if codec else None,
     )
-    return _run(options, config, watching, reader, switch_broker=switch_broker)
-
-
-def _run(
-    options: RetryOptions,
-    config: RelayConfig,
-    watching: Watching,
-    reader: str,
-    *,
-    switch_broker: bool,
-) -> int:
-    broker = broker_url(options.broker)
-    health = Health(RelayStarted)
     counts = RelayCounts()
-    metrics = watching.metrics()
-    observers: list[Observer] = [LogEvents()]
-    if metrics is not None:
-        from outbox.observability.prometheus import DatabaseMetrics
+
+    def metrics(exported: "PrometheusEvents") -> Observer:
         from relay.metrics import RelayMetrics
 
-        observers += [
-            metrics,
-            RelayMetrics(metrics.registry, metrics.topics, counts),
-            DatabaseMetrics(metrics.registry),
-        ]
-    notify = Observers(observers).notify
+        return RelayMetrics(exported.registry, exported.topics, counts)
+
+    watched = Watched(
+        watching,
+        started=RelayStarted,
+        counts=counts,
+        metrics=metrics,
+        scope=RELAY,
+        database=lambda: options.database,
+    )
+    watched.retry(
+        options.schedule,
+        partial(SIDE.open_retrier, options, watched.notify),
+        schema="outbox",
+        origin=f"relay:{reader}",
+    )
     process = Relay(
         options.database,
-        publisher_of(broker),
+        publisher_of(url),
         config,
-        observers=[*observers, health, counts],
-        name=scheme_of(broker),
+        observers=watched.observers,
+        name=scheme_of(url),
         reader=reader,
-        broker=broker,
+        broker=url,
         switch_broker=switch_broker,
     )
-    background = [Activity(counts, watching.log_interval, notify).run]
-    if options.schedule is not None:
-        scheduler = Scheduler(
-            partial(SIDE.open_retrier, options, notify),
-            options.schedule,
-            schema="outbox",
-            origin=f"relay:{reader}",
-            notify=notify,
-        )
-        background.append(scheduler.run)
-    if metrics is not None:
-        measure = DatabaseMeasure(
-            lambda: options.database,
-            RELAY,
-            seconds=watching.metrics_interval.total_seconds(),
-            notify=notify,
-        )
-        background.append(measure.run)
-    return run_until_stopped(process, background, watching, health, metrics)
+    watched.run(process.run, process.stop)
 
 
 @command(replay_app)
@@ -250,11 +222,8 @@ def replay(
         max_rows=limit,
         reader=reader,
     )
-    with administration(
-        database_url(database),
-        application_name="pillarbox replay",
-        rights="GRANT pillarbox_relay TO its role",
-    ) as connection:
+    rights = "GRANT pillarbox_relay TO its role"
+    with opened(database, "replay", rights=rights) as connection:
         found = count_published(connection, choice)
         if dry_run:
             _write(found, as_json=json)
@@ -289,7 +258,7 @@ def replay(
 
 def _write(found: Sequence[Published], *, as_json: bool) -> None:
     if as_json:
-        write_json([asdict(topic) for topic in found])
+        write_json(found)
         return
     if not found:
         write_line("no published message matches")

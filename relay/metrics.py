@@ -1,19 +1,14 @@
 """The metrics of a relay, for Prometheus; needs the extra `metrics`."""
 
-from collections import Counter
+import collections
 from collections.abc import Callable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from outbox.events import Event, ProcessMeasured
 from outbox.observability.latency import LONG, SHORT
-from outbox.observability.prometheus import (
-    LatencyHistogram,
-    Tallies,
-    Tally,
-    TopicLabels,
-)
+from outbox.observability.prometheus import LatencyHistogram, TopicLabels
 from relay.activity import RelayCounts
 from relay.events import (
     BatchClaimed,
@@ -40,8 +35,11 @@ class RelayMetrics:
     ) -> None:
         self._topics = topics
         self._by_topic = [
-            Tallies(
-                f"pillarbox_relay_messages_{name}", documentation, ["topic"], registry
+            Counter(
+                f"pillarbox_relay_messages_{name}",
+                documentation,
+                ["topic"],
+                registry=registry,
             )
             for name, documentation in (
                 ("published", "Messages that the broker accepted."),
@@ -86,7 +84,7 @@ class RelayMetrics:
             "1 while the broker is unavailable and nothing is claimed.",
             registry=registry,
         )
-        self._counters: dict[str, list[Tally]] = {}
+        self._counters: dict[str, list[Counter]] = {}
         self._learn: dict[type[Event], Callable[[Any], None]] = {
             BatchClaimed: lambda event: self._claims.of().add(event.seconds),
             BatchPublished: self._record_published,
@@ -108,24 +106,24 @@ class RelayMetrics:
 
     def _record_published(self, event: BatchPublished) -> None:
         self._publishes.of().add(event.seconds)
-        for topic, count in Counter(event.topics).items():
+        for topic, count in collections.Counter(event.topics).items():
             published, _, _ = self._of(topic)
-            published.count += count
+            published.inc(count)
 
     def _record_refused(self, event: KeyBlocked | MessageDelayed) -> None:
         _, refused, _ = self._of(event.topic)
-        refused.count += 1
+        refused.inc()
 
     def _record_dead_lettered(self, event: MessageDeadLettered) -> None:
         _, _, dead_lettered = self._of(event.topic)
-        dead_lettered.count += 1
+        dead_lettered.inc()
 
-    def _of(self, topic: str) -> list[Tally]:
+    def _of(self, topic: str) -> list[Counter]:
         label = self._topics.of(topic)
         counters = self._counters.get(label)
         if counters is None:
             # All start at 0: Prometheus sees no increase in a series that is new.
-            counters = [tallies.of(label) for tallies in self._by_topic]
+            counters = [it.labels(label) for it in self._by_topic]
             self._counters[label] = counters
         return counters
 

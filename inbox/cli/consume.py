@@ -5,27 +5,20 @@ import os
 import threading
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from inbox.consumer import Consumer
 from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.load import load_consumer, queues_of
 from inbox.events import ConsumerStarted, HandlersAbandoned, MessageDeadLettered
 from outbox.cli.command import command, new_app
-from outbox.cli.supervisor import (
-    Background,
-    Schedule,
-    Watching,
-    run_until_stopped,
-)
-from outbox.dead_letters import RetrySchedule, Scheduler
-from outbox.events import Event, Observer, Observers
-from outbox.observability.activity import Activity
-from outbox.observability.database_measure import CONSUMER, DatabaseMeasure
-from outbox.observability.health import Health
-from outbox.observability.logging import LogEvents
+from outbox.cli.supervisor import Schedule, Watched, Watching
+from outbox.events import Event, Observer
+from outbox.observability.database_measure import CONSUMER
+
+if TYPE_CHECKING:
+    from outbox.observability.prometheus import PrometheusEvents
 
 GAVE_UP: Final = 1
 """The exit status with `--once` when a message was dead-lettered."""
@@ -76,87 +69,37 @@ def consume(
     found = load_consumer(consumer)
     if queues:
         found.serve(queues)
-    process = Once(found, IDLE if once else None)
-    status = _run(found, process, schedule.read(), watching)
-    if once and process.dead_lettered:
-        status = GAVE_UP
+    counts = ConsumerCounts(found.name)
+    dead_lettered = False
+
+    def metrics(exported: "PrometheusEvents") -> Observer:
+        from inbox.consuming.metrics import ConsumerMetrics
+
+        return ConsumerMetrics(exported.registry, exported.topics, counts)
+
+    def watch(event: Event) -> None:
+        nonlocal dead_lettered
+        dead_lettered |= isinstance(event, MessageDeadLettered)
+
+    watched = Watched(
+        watching,
+        started=ConsumerStarted,
+        counts=counts,
+        metrics=metrics,
+        scope=CONSUMER,
+        database=found.database_url,
+    )
+    for observer in (*watched.observers, watch):
+        found.observe(observer)
+    retries = schedule.read()
+    if retries is not None:
+        open_retrier = partial(found.retrier, retries, watched.notify)
+        origin = f"consumer:{found.name}"
+        watched.retry(retries, open_retrier, schema="inbox", origin=origin)
+    watched.run(partial(found.run, idle=IDLE if once else None), found.stop)
+    status = GAVE_UP if once and dead_lettered else 0
     _leave_stuck_handlers(found.name, status, found.notify)
     return status
-
-
-def _run(
-    consumer: Consumer,
-    process: "Once",
-    schedule: RetrySchedule | None,
-    watching: Watching,
-) -> int:
-    health = Health(ConsumerStarted)
-    counts = ConsumerCounts(consumer.name)
-    metrics = watching.metrics()
-    observers: list[Observer] = [LogEvents()]
-    if metrics is not None:
-        from inbox.consuming.metrics import ConsumerMetrics
-        from outbox.observability.prometheus import DatabaseMetrics
-
-        observers += [
-            metrics,
-            ConsumerMetrics(metrics.registry, metrics.topics, counts),
-            DatabaseMetrics(metrics.registry),
-        ]
-    notify = Observers(observers).notify
-    everybody: list[Observer] = [*observers, health, counts]
-    for observer in everybody:
-        consumer.observe(observer)
-    background: list[Background] = [Activity(counts, watching.log_interval, notify).run]
-    if schedule is not None:
-        background.append(scheduler_of(consumer, schedule, notify).run)
-    if metrics is not None:
-        measure = DatabaseMeasure(
-            consumer.database_url,
-            CONSUMER,
-            seconds=watching.metrics_interval.total_seconds(),
-            notify=notify,
-        )
-        background.append(measure.run)
-    return run_until_stopped(process, background, watching, health, metrics)
-
-
-def scheduler_of(
-    consumer: Consumer, schedule: RetrySchedule, notify: Observer
-) -> Scheduler:
-    """Create the scheduler that retries a consumer's dead letters."""
-    return Scheduler(
-        partial(consumer.retrier, schedule, notify),
-        schedule,
-        schema="inbox",
-        origin=f"consumer:{consumer.name}",
-        notify=notify,
-    )
-
-
-class Once:
-    """Runs a consumer until it is stopped or, with `idle`, has been idle that long.
-
-    Attributes:
-        dead_lettered: whether a message was dead-lettered.
-    """
-
-    def __init__(self, consumer: Consumer, idle: timedelta | None) -> None:
-        self.dead_lettered = False
-        self._consumer = consumer
-        self._idle = idle
-        consumer.observe(self._watch)
-
-    def stop(self) -> None:
-        """Stop the consumer."""
-        self._consumer.stop()
-
-    async def run(self) -> None:
-        """Run the consumer."""
-        await self._consumer.run(idle=self._idle)
-
-    def _watch(self, event: Event) -> None:
-        self.dead_lettered |= isinstance(event, MessageDeadLettered)
 
 
 def _leave_stuck_handlers(consumer: str, status: int, notify: Observer) -> None:

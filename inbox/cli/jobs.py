@@ -1,13 +1,8 @@
 """`pillarbox jobs` and `cancel`: the jobs of long handlers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeAlias
-from uuid import UUID
 
-import psycopg
 import typer
 
 from inbox.jobs.control import (
@@ -15,11 +10,9 @@ from inbox.jobs.control import (
     consumer_of_job,
     find_jobs,
     job_message_id,
-    no_partition,
     read_jobs,
 )
 from inbox.jobs.store import OPEN, JobState
-from outbox.administration.connection import AdministrationConnection, errors_explained
 from outbox.administration.sides import JobRow
 from outbox.cli.command import (
     Database,
@@ -27,15 +20,14 @@ from outbox.cli.command import (
     Limit,
     Reason,
     command,
-    database_url,
     new_app,
+    opened,
 )
 from outbox.cli.output import warn, write_json, write_line, write_table
 from outbox.duration import write_duration
-from outbox.postgres.connection import PIN_SESSION_LOCALLY, conninfo
 
 _COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
-
+_RIGHTS = "grant the role pillarbox_consumer to its user"
 _MOST = 100
 _State: TypeAlias = Literal[
     "open",
@@ -70,10 +62,10 @@ def jobs(
 ) -> None:
     """List the jobs of long handlers."""
     states = {"open": OPEN, "any": tuple(JobState)}.get(state, (state,))
-    with _connected(database) as connection:
+    with opened(database, "jobs", rights=_RIGHTS) as connection:
         rows = read_jobs(connection, consumer, states, limit or _MOST)
     if json:
-        write_json([asdict(job) for job in rows])
+        write_json(rows)
     else:
         now = datetime.now(UTC)
         write_table(_COLUMNS, [_row(job, now) for job in rows])
@@ -97,7 +89,7 @@ def cancel(
 ) -> int:
     """Cancel a message's job, whether it is running or queued."""
     message_id = job_message_id(id)
-    with _connected(database, id=message_id) as connection:
+    with opened(database, "jobs", rights=_RIGHTS) as connection:
         known = find_jobs(connection, message_id)
         name = consumer or consumer_of_job(message_id, known)
         state, worker = cancel_job(connection, message_id, name, reason or None)
@@ -119,24 +111,6 @@ def cancel(
             "handles it anyway"
         )
     return 0
-
-
-@contextmanager
-def _connected(
-    database: str | None, id: UUID | None = None
-) -> Iterator[AdministrationConnection]:
-    url = database_url(database)
-    with (
-        errors_explained(url, "grant the role pillarbox_consumer to its user"),
-        psycopg.connect(conninfo(url), application_name="pillarbox jobs") as connection,
-    ):
-        connection.execute(PIN_SESSION_LOCALLY)
-        # JIT compilation of a plan for many partitions would take seconds.
-        connection.execute("SET LOCAL jit = off")
-        try:
-            yield connection
-        except psycopg.errors.CheckViolation as error:
-            raise no_partition(id) from error
 
 
 def _row(job: JobRow, now: datetime) -> tuple[str | None, ...]:

@@ -1,7 +1,7 @@
 """`pillarbox subscribe` and `unsubscribe`, for the postgres broker."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, TypeAlias
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
@@ -14,6 +14,7 @@ from outbox.cli.output import write_line
 from outbox.cli.supervisor import run_coroutine
 from outbox.postgres.connection import Connection, connect
 
+T = TypeVar("T")
 ConsumerName: TypeAlias = Annotated[
     str, typer.Argument(metavar="CONSUMER", help="Name of the consumer.")
 ]
@@ -31,51 +32,43 @@ unsubscribe_app = new_app()
 @command(subscribe_app, "subscribe")
 def _subscribe(
     consumer: ConsumerName, topics: Topics, *, database: Database = None
-) -> int:
+) -> None:
     """Subscribe a consumer of the postgres broker to topics."""
-
-    async def change(connection: Connection) -> str:
-        await subscribe(connection, consumer, topics)
-        return f"{consumer} is subscribed to {', '.join(topics)}"
-
-    return _change(consumer, topics, database, change)
+    _change(subscribe, consumer, topics, database)
+    write_line(f"{consumer} is subscribed to {', '.join(topics)}")
 
 
 @command(unsubscribe_app, "unsubscribe")
 def _unsubscribe(
     consumer: ConsumerName, topics: Topics, *, database: Database = None
-) -> int:
+) -> None:
     """Unsubscribe a consumer of the postgres broker from topics."""
-
-    async def change(connection: Connection) -> str:
-        ended = await unsubscribe(connection, consumer, topics)
-        if not ended:
-            return f"{consumer} was subscribed to none of {', '.join(topics)}"
-        return (
+    ended = _change(unsubscribe, consumer, topics, database)
+    if ended:
+        write_line(
             f"{consumer} is no longer subscribed to {', '.join(ended)}; "
             "it gets no more of them, and none holds its day"
         )
-
-    return _change(consumer, topics, database, change)
+    else:
+        write_line(f"{consumer} was subscribed to none of {', '.join(topics)}")
 
 
 def _change(
+    change: Callable[[Connection, str, Sequence[str]], Coroutine[Any, Any, T]],
     consumer: str,
     topics: Sequence[str],
     database: str | None,
-    change: Callable[[Connection], Awaitable[str]],
-) -> int:
+) -> T:
     check_text("consumer", consumer)
     for topic in topics:
         check_topic(topic)
     url = database_url(database)
 
-    async def run() -> None:
+    async def run() -> T:
         with errors_explained(url, "grant the role pillarbox_consumer to its user"):
             async with await connect(
                 url, application_name="pillarbox subscribe", shared=True
             ) as connection:
-                result = await change(connection)
-        write_line(result)
+                return await change(connection, consumer, topics)
 
     return run_coroutine(run())

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from inbox.consuming.activity import ConsumerCounts
 from inbox.events import (
@@ -18,24 +18,18 @@ from inbox.events import (
 )
 from outbox.events import Event, ProcessMeasured
 from outbox.observability.latency import LONG, Latencies
-from outbox.observability.prometheus import (
-    OTHER,
-    LatencyHistogram,
-    Tallies,
-    Tally,
-    TopicLabels,
-)
+from outbox.observability.prometheus import OTHER, LatencyHistogram, TopicLabels
 
 
 class _OfTopic(NamedTuple):
     """The counters and histogram of one topic."""
 
     handler_duration: Latencies
-    handled: Tally
-    failed: Tally
-    duplicate: Tally
-    retried: Tally
-    dead_lettered: Tally
+    handled: Counter
+    failed: Counter
+    duplicate: Counter
+    retried: Counter
+    dead_lettered: Counter
 
 
 class ConsumerMetrics:
@@ -50,11 +44,11 @@ class ConsumerMetrics:
     ) -> None:
         self._topics = topics
         self._by_topic = [
-            Tallies(
+            Counter(
                 f"pillarbox_consumer_messages_{name}",
                 documentation,
                 ["consumer", "topic"],
-                registry,
+                registry=registry,
             )
             for name, documentation in (
                 ("handled", "Messages whose effects and receipt are committed."),
@@ -142,7 +136,7 @@ class ConsumerMetrics:
             # All start at 0: Prometheus sees no increase in a series that is new.
             known = self._known[labels] = _OfTopic(
                 self._handler_duration.of(*labels),
-                *(tallies.of(*labels) for tallies in self._by_topic),
+                *(it.labels(*labels) for it in self._by_topic),
             )
         if label != OTHER:
             self._by_name[consumer, topic] = known
@@ -155,25 +149,25 @@ class ConsumerMetrics:
 
     def _record_handled(self, event: MessageHandled) -> None:
         known = self._of(event.consumer, event.topic)
-        known.handled.count += 1
+        known.handled.inc()
         known.handler_duration.add(event.seconds)
         if event.published_at is not None:
             waited = time.time() - event.seconds - event.published_at
             self._publish_to_handle.of(event.consumer).add(waited)
 
     def _record_duplicate(self, event: DuplicateSkipped) -> None:
-        self._of(event.consumer, event.topic).duplicate.count += 1
+        self._of(event.consumer, event.topic).duplicate.inc()
 
     def _record_retry(self, event: RetryRequested) -> None:
-        self._of(event.consumer, event.topic).retried.count += 1
+        self._of(event.consumer, event.topic).retried.inc()
 
     def _record_dead_lettered(self, event: MessageDeadLettered) -> None:
-        self._of(event.consumer, event.topic).dead_lettered.count += 1
+        self._of(event.consumer, event.topic).dead_lettered.inc()
 
     def _record_failed(self, event: HandlerFailed) -> None:
         known = self._of(event.consumer, event.topic)
-        known.failed.count += 1
-        known.retried.count += 1
+        known.failed.inc()
+        known.retried.inc()
 
     def _record_measured(self, event: ProcessMeasured) -> None:
         self._in_flight.labels(event.name).set(event.in_flight)

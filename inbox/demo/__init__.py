@@ -2,5 +2,5 @@
 
 `orders` is an application that adds messages, `consumers` one that handles them, and
 `model` has their tables. The rest runs and checks the demo: `play` is the script,
-`processes` starts and kills processes, and `tally` counts.
+and `tally` counts.
 """

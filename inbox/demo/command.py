@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from inbox.demo.broker import Broker
 from inbox.demo.play import Options, say, show
 from outbox.cli.command import FAILED, command, new_app
 from outbox.cli.main import INTERRUPTED
@@ -32,15 +31,13 @@ def run(
     options: Options,
     *,
     database: str | None = None,
-    broker: Callable[[str], AbstractContextManager[Broker]] = lambda url: nullcontext(
-        Broker(url)
-    ),
+    broker: Callable[[str], AbstractContextManager[str]] = nullcontext,
 ) -> int:
     """Run the demo, and return its exit status.
 
     Args:
         database: the URL of a database to use instead of a private server.
-        broker: opens the broker, given the database's URL.
+        broker: opens the broker, given the database's URL; returns its URL.
     """
     try:
         with (

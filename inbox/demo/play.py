@@ -1,44 +1,50 @@
 """The demo: place, publish and handle orders despite failures, and count them."""
 
+import asyncio
 import re
 import secrets
+import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.demo import tally
-from inbox.demo.broker import Broker
 from inbox.demo.model import Base, Outage
-from inbox.demo.orders import CONSUMERS, Shop
-from inbox.demo.processes import Processes
+from inbox.demo.orders import CONSUMERS, TENANT_VARIABLE, Shop
 from outbox.administration.migrate import migrate
+from outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE
 from outbox.dev.extensions import find_extensions
+from outbox.dev.parts import Part, Parts
 from outbox.errors import OutboxError
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.url import without_password
 from pillarbox import uuid7
 
 PAGE_PORT: Final = 8380
-SKIPPED: Final = "DuplicateSkipped"
 
 _CUSTOMERS: Final = 50
 _REFUSED: Final = 5
 """The ledger refuses the invoices of so many; in 100 orders, some are theirs."""
 _BEFORE_KILL: Final = 5
-_REPLAYED: Final = 6
 _RELAY: Final = ("relay", "--lease", "3s")
 _BILLING: Final = "inbox.demo.consumers:billing"
 _TICK: Final = 0.5
+_START_SECONDS: Final = 60.0
+_LAST_LINES: Final = 15
 _BETWEEN_LINES: Final = 2.0
 _PATIENCE: Final = 120.0
 _PAUSE: Final = 0.05
 _ADDRESS: Final = re.compile(r"http://[\d.]+:\d+")
+
+Logs: TypeAlias = defaultdict[str, list[str]]
+"""What processes printed, by their names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +66,7 @@ def say(line: str = "") -> None:
     print(line, flush=True)
 
 
-def show(url: str, chosen: Broker, options: Options) -> int:
+def show(url: str, broker: str, options: Options) -> int:
     """Set up the database, run the demo, and count.
 
     Returns:
@@ -69,7 +75,7 @@ def show(url: str, chosen: Broker, options: Options) -> int:
     engine = create_engine(sqlalchemy_url(url))
     partman, cron = find_extensions(url)
     say(f"database   {without_password(url)}")
-    say(f"broker     {without_password(chosen.url)}")
+    say(f"broker     {without_password(broker)}")
     migrate(url, with_cron=cron, partman_schema="partman" if partman else None)
     say(
         "schema     migrated: outbox, inbox, daily partitions by "
@@ -81,116 +87,152 @@ def show(url: str, chosen: Broker, options: Options) -> int:
         connection.execute(text("CREATE SCHEMA pillarbox_demo"))
         Base.metadata.create_all(connection)
     tenant = f"demo-{uuid7().hex[-8:]}"
+    environment = {
+        DATABASE_VARIABLE: url,
+        BROKER_VARIABLE: broker,
+        TENANT_VARIABLE: tenant,
+    }
+    token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
-        logs = Path(folder)
-        processes = Processes(url, chosen, logs, tenant=tenant)
-        # Separate from the others, which are stopped before the count.
-        pages = Processes(url, chosen, logs, tenant=tenant)
+        tokens = Path(folder, "tokens")
+        tokens.touch(mode=0o600)
+        tokens.write_text(f"you {token} act payloads\n")
+        page = ("--tokens", str(tokens), "--consumer", _BILLING)
         try:
-            if options.web is not None:
-                _serve_page(pages, options.web)
-            return _Play(engine, processes, tenant, chosen, options).run()
+            return asyncio.run(_play(engine, environment, options, page, token))
         finally:
-            processes.stop_all()
-            pages.stop_all()
             engine.dispose()
 
 
-def _serve_page(processes: Processes, port: int) -> None:
-    token = secrets.token_hex(16)
-    tokens = processes.write("tokens", f"you {token} act payloads\n")
-    options = ("--listen", f"127.0.0.1:{port}", "--tokens", str(tokens))
-    processes.start("web", "web", *options, "--consumer", _BILLING)
-    processes.wait_for("web", "WebStarted")
-    found = _ADDRESS.search(processes.log("web"))
-    assert found is not None
-    say(f"page       {found[0]}/login#{token}")
+async def _play(
+    engine: Engine,
+    environment: Mapping[str, str],
+    options: Options,
+    page: Sequence[str],
+    token: str,
+) -> int:
+    logs: Logs = defaultdict(list)
+    async with Parts(environment, lambda name, it: logs[name].append(it)) as parts:
+        play = _Play(engine, parts, logs, environment[TENANT_VARIABLE], options)
+        if options.web is not None:
+            address = await play.serve_page(options.web, page)
+            say(f"page       {address}/login#{token}")
+        return await play.run()
 
 
 class _Play:
     """One run: orders are placed while processes fail and die, then counted."""
 
     def __init__(
-        self,
-        engine: Engine,
-        processes: Processes,
-        tenant: str,
-        chosen: Broker,
-        options: Options,
+        self, engine: Engine, parts: Parts, logs: Logs, tenant: str, options: Options
     ) -> None:
         self._engine = engine
-        self._processes = processes
+        self._parts = parts
+        self._logs = logs
         self._tenant = tenant
-        self._chosen = chosen
         self._options = options
+        self._running: dict[str, Part] = {}
         self._shop = Shop(sessionmaker(engine), tenant=tenant, customers=_CUSTOMERS)
         self._good = True
 
-    def run(self) -> int:
+    async def serve_page(self, port: int, options: Sequence[str]) -> str:
+        """Serve the page until the end, and return its address."""
+        listen = ("--listen", f"127.0.0.1:{port}")
+        web = await self._parts.pillarbox("web", "web", *listen, *options)
+        found = _ADDRESS.search(await self._logged(web, "WebStarted"))
+        assert found is not None
+        return found[0]
+
+    async def run(self) -> int:
         """Return the exit status."""
-        processes, orders = self._processes, self._options.orders
-        self._start_all("relay-1")
+        orders = self._options.orders
+        await self._start_all("relay-1")
         say()
         with Session(self._engine) as session, session.begin():
             refused = self._shop.customers[:_REFUSED]
             session.add_all(Outage(customer=customer) for customer in refused)
         say(f"  ⚠ the ledger is down for {_REFUSED} of {_CUSTOMERS} customers")
         with self._shop.ordering(orders) as placing:
-            self._watch(lambda p: p.committed > orders * 2 // 5)
-            processes.kill("relay-1")
+            await self._watch(lambda p: p.committed > orders * 2 // 5)
+            await self._kill("relay-1")
             say("  ✂ SIGKILL relay-1, with messages in flight")
-            self._start("relay-2", *_RELAY)
-            self._watch(
+            await self._start("relay-2", *_RELAY)
+            await self._watch(
                 lambda p: (
                     p.failed >= _BEFORE_KILL or (p.settled and not placing.is_alive())
                 )
             )
-            processes.kill("billing")
+            await self._kill("billing")
             say("  ✂ SIGKILL billing: what it was handling is rolled back")
-            self._start("billing", *_consume("billing"))
-            self._watch(lambda p: p.published > orders * 3 // 5)
+            await self._start("billing", *_consume("billing"))
+            await self._watch(lambda p: p.published > orders * 3 // 5)
             with Session(self._engine) as session, session.begin():
                 session.query(Outage).delete()
             say("  ☀ the ledger is back: billing recovers, its dead letters remain")
-        self._watch(lambda p: p.settled)
+            await self._watch(lambda p: p.settled and not placing.is_alive())
         say()
         which = ("--side", "inbox", "--tenant", self._tenant)
-        self._show("dead-letters", "list", *which, "--limit", "3")
-        self._show("dead-letters", "retry", *which, "--consumer", _BILLING)
-        self._replay()
-        say()
+        await self._show("dead-letters", "list", *which, "--limit", "3")
+        await self._show("dead-letters", "retry", *which, "--consumer", _BILLING)
         self._report()
-        for name, status in processes.stop_all().items():
-            self._verdict(f"{name} stopped with exit status", status, status == 0)
+        await self._stop_all()
         if not self._good:
-            say(processes.last_lines())
+            say(self._last_lines())
         say()
         say("everything holds" if self._good else "SOMETHING IS WRONG")
         if self._options.web is not None:
-            self._keep_open()
+            await self._keep_open()
         return 0 if self._good else 1
 
-    def _start_all(self, relay: str) -> None:
+    async def _start_all(self, relay: str) -> None:
         for name in CONSUMERS:
-            self._start(name, *_consume(name))
+            await self._start(name, *_consume(name))
         for name in CONSUMERS:
             # Otherwise a consumer would miss what is published before its first start.
-            self._processes.wait_for(name, "ConsumerStarted")
-        self._start(relay, *_RELAY)
+            await self._logged(self._running[name], "ConsumerStarted")
+        await self._start(relay, *_RELAY)
 
-    def _start(self, name: str, *arguments: str) -> None:
-        pid = self._processes.start(name, *arguments)
-        say(f"  ↻ started {name} (pid {pid})")
+    async def _start(self, name: str, *arguments: str) -> None:
+        part = self._running[name] = await self._parts.pillarbox(name, *arguments)
+        say(f"  ↻ started {name} (pid {part.pid})")
 
-    def _show(self, *arguments: str) -> str:
+    async def _logged(self, part: Part, text: str) -> str:
+        """Return the first line with this text, once it is there."""
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            for line in self._logs[part.name]:
+                if text in line:
+                    return line
+            if part.ended.done() or time.monotonic() > deadline:
+                raise OutboxError(f"{part.name} doesn't start: {self._last_lines()}")
+            await asyncio.sleep(_TICK)
+
+    async def _kill(self, name: str) -> None:
+        """End a process with SIGKILL: it can't clean up."""
+        part = self._running.pop(name)
+        part.send(signal.SIGKILL)
+        await part.ended
+
+    async def _stop_all(self) -> None:
+        await asyncio.gather(*(part.stop() for part in self._running.values()))
+        for name, part in self._running.items():
+            status = part.ended.result()
+            self._verdict(f"{name} stopped with exit status", status, status == 0)
+        self._running.clear()
+
+    async def _show(self, *arguments: str) -> None:
         """Run a command, and show it with its output."""
         say(f"$ pillarbox {' '.join(arguments)}")
-        shown = self._processes.run(*arguments)
-        say("\n".join(f"  {line}" for line in shown.splitlines()))
+        name = " ".join(arguments[:2])
+        part = await self._parts.pillarbox(name, *arguments, "--log-level", "error")
+        status = await part.ended
+        for line in self._logs[name]:
+            say(f"  {line}")
         say()
-        return shown
+        if status != 0:
+            raise OutboxError(f"pillarbox {name} ended with {status}")
 
-    def _watch(self, reached: Callable[[tally.Progress], bool]) -> None:
+    async def _watch(self, reached: Callable[[tally.Progress], bool]) -> None:
         """Show the progress until `reached` is true.
 
         Raises:
@@ -208,34 +250,20 @@ class _Play:
                 say(f"  {now}")
             if done:
                 return
-            ended = self._processes.ended()
+            ended = [name for name, it in self._running.items() if it.ended.done()]
             if ended or time.monotonic() - moved > _PATIENCE:
                 raise OutboxError(
                     f"no progress; ended processes: {', '.join(ended) or 'none'}\n"
-                    f"{self._processes.last_lines()}"
+                    f"{self._last_lines()}"
                 )
-            time.sleep(_TICK)
+            await asyncio.sleep(_TICK)
 
-    def _replay(self) -> None:
-        """Publish messages a second time; each consumer has to skip them."""
-        count = {name: self._processes.logged(name, SKIPPED) for name in CONSUMERS}
-        which = ("--since", "1h", "--tenant", self._tenant)
-        limit = str(self._options.orders // _REPLAYED)
-        replayed = int(self._show("replay", *which, "--limit", limit).split()[0])
-        if not self._chosen.repeats:
-            say("  (this broker deduplicates what is published twice)")
-            replayed = 0
-
-        def all_skipped() -> bool:
-            return all(
-                self._processes.logged(name, SKIPPED) >= count[name] + replayed
-                for name in CONSUMERS
-            )
-
-        self._watch(lambda p: p.finished and all_skipped())
-        for name in CONSUMERS:
-            skipped = self._processes.logged(name, SKIPPED) - count[name]
-            self._verdict(f"duplicates that {name} skipped", skipped, True)
+    def _last_lines(self) -> str:
+        ends = (
+            "\n".join([f"--- {name}", *lines[-_LAST_LINES:]])
+            for name, lines in sorted(self._logs.items())
+        )
+        return "\n".join(ends)
 
     def _report(self) -> None:
         """Print every count with its verdict."""
@@ -258,18 +286,18 @@ class _Play:
         say(f"  {'✔' if right else '✘'} {what:<45} {count:>7,}")
         self._good &= right
 
-    def _keep_open(self) -> None:
+    async def _keep_open(self) -> None:
         """Keep placing orders until Ctrl-C, so that the page has something to show."""
         try:
-            self._start_all("relay-3")
+            await self._start_all("relay-3")
             say()
             say("The shop goes on, and the page stays open. Press Ctrl-C to end both.")
             with self._shop.ordering(None, _PAUSE):
-                pass
-        except KeyboardInterrupt:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
             say()
             say("stopping")
 
 
 def _consume(name: str) -> tuple[str, ...]:
-    return "--log-level", "debug", "consume", f"inbox.demo.consumers:{name}"
+    return "consume", f"inbox.demo.consumers:{name}"

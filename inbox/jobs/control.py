@@ -86,13 +86,8 @@ def cancel_job(
     try:
         ((state, worker),) = connection.execute(load("inbox", "cancel_job"), values)
     except psycopg.errors.CheckViolation as error:
-        raise no_partition(id) from error
+        raise ConfigError(
+            f"id {id}: inbox.job has no partition for its day: it is too old, or of a "
+            "clock that is ahead"
+        ) from error
     return str(state), worker
-
-
-def no_partition(id: UUID | None) -> ConfigError:
-    """Return the error for a message whose day has no partition."""
-    return ConfigError(
-        f"id {id}: inbox.job has no partition for its day: it is too old, or of a "
-        "clock that is ahead"
-    )

@@ -24,8 +24,6 @@ from outbox.observability.overview import Overview, read_overview
 from outbox.postgres.pooler_check import refuse_pooler
 from outbox.postgres.sql_files import load
 
-APPLICATION_NAME: Final = "pillarbox doctor"
-
 CHECKS: Final[dict[str, Check]] = {
     "foreign": check_foreign,
     "standby": by_statement(load("outbox", "check_standby")),

@@ -48,19 +48,6 @@ class Policy:
     keep_table: bool
     follows: str | None
 
-    def as_json(self) -> dict[str, object]:
-        """Return it for JSON, with durations in seconds."""
-        minimum = self.minimum
-        return {
-            "table": self.parent_table,
-            "interval_seconds": int(self.span.total_seconds()),
-            "retention_seconds": int(self.retention.total_seconds()),
-            "premake": self.premake,
-            "minimum_seconds": minimum and int(minimum.total_seconds()),
-            "keep_table": self.keep_table,
-            "follows": self.follows,
-        }
-
 
 def read_policies(connection: AdministrationConnection) -> list[Policy]:
     """Return the policy of every table, each followed by those that follow it."""

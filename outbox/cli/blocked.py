@@ -5,7 +5,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
 
-from outbox.administration.connection import administration
 from outbox.administration.sides import Blocked, BlockedCount, load_sides
 from outbox.cli.command import (
     Database,
@@ -13,14 +12,18 @@ from outbox.cli.command import (
     Limit,
     SideOption,
     command,
-    database_url,
     new_app,
+    opened,
 )
 from outbox.cli.output import write_json, write_line, write_table
 from outbox.duration import write_duration
 from outbox.logs.printable import count
 from outbox.observability.measures.processes import Process, list_processes
 
+_RIGHTS: Final = (
+    "GRANT pillarbox_monitor TO its role; for one side, with --side, pillarbox_relay "
+    "or pillarbox_consumer is enough"
+)
 _MAX_REASON: Final = 80
 _MOST: Final = 50
 _COLUMNS: Final = (
@@ -55,12 +58,7 @@ def blocked(
 ) -> None:
     """List refused messages that wait for a retry, and the keys that they block."""
     sides = load_sides(side)
-    with administration(
-        database_url(database),
-        application_name="pillarbox blocked",
-        rights="GRANT pillarbox_monitor TO its role; for one side, with --side, "
-        "pillarbox_relay or pillarbox_consumer is enough",
-    ) as connection:
+    with opened(database, "blocked", rights=_RIGHTS) as connection:
         found = {s.schema: s.read_blocked(connection, limit or _MOST) for s in sides}
         counts = [s.read_blocked_count(connection) for s in sides]
         running = [
@@ -83,7 +81,7 @@ def blocked(
             {
                 **asdict(counted),
                 "messages": [{"side": s, **asdict(it)} for it, s in messages],
-                "processes": [asdict(it) for it in running],
+                "processes": running,
             }
         )
         return

@@ -1,13 +1,14 @@
 """Shared by all commands: options, the sources of URLs, logging, and exit statuses."""
 
-import functools
 import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, cast
 
 import typer
 from typing_extensions import override
@@ -23,6 +24,9 @@ from outbox.observability.logging import (
 from outbox.observability.standard_error import StandardErrorHandler
 from outbox.url import FileUrl
 
+if TYPE_CHECKING:
+    from outbox.administration.connection import AdministrationConnection
+
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
 FAILED: Final = 2
@@ -30,30 +34,6 @@ FAILED: Final = 2
 LOGGING: Final = "Logging"
 """The help panel for the options that every command has."""
 
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
-LogFormat: TypeAlias = Literal["text", "json"]
-
-LogLevelOption: TypeAlias = Annotated[
-    LogLevel | None,
-    typer.Option(
-        "--log-level",
-        envvar="PILLARBOX_LOG_LEVEL",
-        help="How much to log to standard error. Debug is for pillarbox alone: "
-        "libraries log payloads at that level.",
-        show_default="info",
-        rich_help_panel=LOGGING,
-    ),
-]
-LogFormatOption: TypeAlias = Annotated[
-    LogFormat | None,
-    typer.Option(
-        "--log-format",
-        envvar="PILLARBOX_LOG_FORMAT",
-        help="One line of text, or one JSON object, for each record.",
-        show_default="text",
-        rich_help_panel=LOGGING,
-    ),
-]
 Database: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -127,6 +107,49 @@ ConsumerPath: TypeAlias = Annotated[
 Reason: TypeAlias = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; stored with it.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logging:
+    """The options of every command."""
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(
+            "--log-level",
+            envvar="PILLARBOX_LOG_LEVEL",
+            help="How much to log to standard error. Debug is for pillarbox alone: "
+            "libraries log payloads at that level.",
+            rich_help_panel=LOGGING,
+        ),
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(
+            "--log-format",
+            envvar="PILLARBOX_LOG_FORMAT",
+            help="One line of text, or one JSON object, for each record.",
+            rich_help_panel=LOGGING,
+        ),
+    ] = "text"
+
+    def set_up(self) -> None:
+        """Log to standard error."""
+        level = self.log_level
+        handler = StandardErrorHandler()
+        handler.setFormatter(
+            _json_formatter()
+            if self.log_format == "json"
+            else PrintableFormatter("%(asctime)s %(levelname)s %(message)s")
+        )
+        handler.addFilter(TraceContext())
+        if level == "debug":
+            # At DEBUG, the brokers' clients log whole requests, including payloads.
+            logging.getLogger("pillarbox").setLevel(logging.DEBUG)
+            level = "info"
+        logging.basicConfig(level=level.upper(), handlers=[handler])
+        # At INFO, Alembic logs each plug-in that it sets up.
+        logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
 
 
 class Duration(timedelta):
@@ -221,36 +244,22 @@ def command(
     """
 
     def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
-        own = inspect.signature(function, eval_str=True).parameters.values()
+        own = [
+            *inspect.signature(function, eval_str=True).parameters.values(),
+            inspect.Parameter(
+                "logging", inspect.Parameter.KEYWORD_ONLY, annotation=Logging
+            ),
+        ]
         groups: dict[str, Any] = {
             it.name: it.annotation for it in own if is_dataclass(it.annotation)
         }
-        shared = [
-            inspect.Parameter(
-                parameter, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None
-            )
-            for parameter, kind in (
-                ("log_level", LogLevelOption),
-                ("log_format", LogFormatOption),
-                ("context", typer.Context),
-            )
-        ]
 
-        @functools.wraps(function)
-        def run(
-            *,
-            context: typer.Context,
-            log_level: LogLevel | None,
-            log_format: LogFormat | None,
-            **given: Any,
-        ) -> None:
-            _set_up_logging(
-                _chosen(context, "log_level", log_level) or "info",
-                _chosen(context, "log_format", log_format) or "text",
-            )
+        @wraps(function)
+        def run(**given: Any) -> None:
             for name, group in groups.items():
                 options = {it.name: given.pop(it.name) for it in fields(group)}
                 given[name] = group(**options)
+            given.pop("logging").set_up()
             try:
                 status = function(**given)
             finally:
@@ -258,7 +267,7 @@ def command(
                     handler.flush()
             raise typer.Exit(status or 0)
 
-        parameters = [each for it in own for each in _parameters_of(it)] + shared
+        parameters = [each for it in own for each in _parameters_of(it)]
         documented: Any = run
         documented.__signature__ = inspect.Signature(parameters)
         documented.__annotations__ = {it.name: it.annotation for it in parameters}
@@ -282,39 +291,8 @@ def _parameters_of(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         )
 
 
-def _chosen(context: typer.Context, name: str, value: str | None) -> str | None:
-    """Return an option that may precede or follow the command; the latter wins."""
-    source = context.get_parameter_source(name)
-    if source is not None and source.name == "COMMANDLINE":
-        return value
-    return cast("str | None", context.find_root().params.get(name)) or value
-
-
-def _set_up_logging(level: str, form: str) -> None:
-    handler = StandardErrorHandler()
-    handler.setFormatter(_json_formatter() if form == "json" else _text_formatter())
-    handler.addFilter(TraceContext())
-    if level == "debug":
-        # At DEBUG, the brokers' clients log whole requests, including payloads.
-        logging.getLogger("pillarbox").setLevel(logging.DEBUG)
-        level = "info"
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    # At INFO, Alembic logs each plug-in that it sets up.
-    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
-
-
-def _text_formatter() -> logging.Formatter:
-    return PrintableFormatter("%(asctime)s %(levelname)s %(message)s")
-
-
 def _json_formatter() -> logging.Formatter:
-    try:
-        from pythonjsonlogger.json import JsonFormatter
-    except ImportError as error:
-        raise ConfigError(
-            "--log-format json: python-json-logger is not installed; "
-            "pip install 'pillarbox[cli]'"
-        ) from error
+    from pythonjsonlogger.json import JsonFormatter
 
     class EventFormatter(JsonFormatter):
         @override
@@ -352,25 +330,35 @@ def url_of(value: str | None, option: str, variable: str) -> str:
     return url
 
 
+database_url: Final = partial(url_of, option="database", variable=DATABASE_VARIABLE)
+"""As `url_of`, for the database."""
+broker_url: Final = partial(url_of, option="broker", variable=BROKER_VARIABLE)
+"""As `url_of`, for the broker."""
+
+
 def broker_url_if_given(value: str | None) -> str | None:
     """Return the URL of the broker; None if there is none."""
     names = (BROKER_VARIABLE, f"{BROKER_VARIABLE}_FILE")
     return broker_url(value) if value or any(map(os.environ.get, names)) else None
 
 
-def database_url(value: str | None) -> str:
-    """Return the URL of the database.
+@contextmanager
+def opened(
+    database: str | None, command: str, **rights: str
+) -> Iterator["AdministrationConnection"]:
+    """Open the database for one command, whose moments are in UTC.
+
+    Args:
+        rights: as for `administration`.
 
     Raises:
-        ConfigError: as for `url_of`.
+        ConfigError, OutboxError: as for `url_of` and `administration`.
     """
-    return url_of(value, "database", DATABASE_VARIABLE)
+    from outbox.administration.connection import administration
 
-
-def broker_url(value: str | None) -> str:
-    """Return the URL of the broker.
-
-    Raises:
-        ConfigError: as for `url_of`.
-    """
-    return url_of(value, "broker", BROKER_VARIABLE)
+    name = f"pillarbox {command}"
+    with administration(
+        database_url(database), application_name=name, **rights
+    ) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        yield connection

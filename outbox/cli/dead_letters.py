@@ -4,7 +4,7 @@ import json as json_module
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
@@ -33,12 +33,20 @@ from outbox.cli.command import (
     command,
     database_url,
     new_app,
+    opened,
 )
-from outbox.cli.output import progress, warn, write_json, write_line, write_table
+from outbox.cli.output import (
+    progress,
+    to_json,
+    warn,
+    write_json,
+    write_line,
+    write_table,
+)
 from outbox.cli.supervisor import run_coroutine
 from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.events import DeadLetterFailed
-from outbox.dead_letters.inspect import DeadLetterTable, open_dead_letters
+from outbox.dead_letters.inspect import DeadLetterTable
 from outbox.dead_letters.letter import Letter, Status, Summary, decode_json
 from outbox.dead_letters.retry import (
     Candidate,
@@ -47,9 +55,8 @@ from outbox.dead_letters.retry import (
     RetryCounts,
     retry_all,
 )
-from outbox.dead_letters.statement import Schema
 from outbox.duration import write_duration
-from outbox.errors import ConfigError, UpkeepError, shorten
+from outbox.errors import ConfigError, shorten
 from outbox.events import Event
 from outbox.logs.printable import printable
 
@@ -66,6 +73,10 @@ _COLUMNS: Final = (
     "retries",
     "reason",
 )
+
+_ROLES: Final = {"outbox": "pillarbox_relay", "inbox": "pillarbox_consumer"}
+
+_Tables: TypeAlias = Mapping[Side, DeadLetterTable]
 
 app = new_app("List, show, retry, discard or export dead letters of both sides.")
 
@@ -155,7 +166,7 @@ def show(
     """Show one dead letter with everything that was stored."""
     with _open_tables(database, load_sides(side)) as tables:
         found = _find(id, tables)
-        letter = dict(tables)[found.side].read(found.letter.id)
+        letter = tables[found.side].read(found.letter.id)
     if json:
         write_json({"side": found.side.schema, **letter.as_json()})
     else:
@@ -187,15 +198,8 @@ def discard(
             _write(chosen, as_json=json)
             return
         discarded = sum(
-            table.discard(
-                [
-                    Candidate(it.letter.id, it.letter.created_at)
-                    for it in chosen
-                    if it.side is its_side
-                ],
-                reason,
-            )
-            for its_side, table in tables
+            table.discard(_candidates(chosen, its_side), reason)
+            for its_side, table in tables.items()
         )
     settled = len(chosen) - discarded
     if json:
@@ -219,13 +223,13 @@ def export(
     with _open_tables(database, load_sides(side)) as tables:
         candidates = [
             (candidate.created_at, its_side, table, candidate.id)
-            for its_side, table in tables
+            for its_side, table in tables.items()
             for candidate in table.find(criteria)
         ]
         candidates.sort(key=lambda it: it[0])
         for _, its_side, table, id in candidates[:limit]:
             letter = {"side": its_side.schema, **table.read(id).as_json()}
-            sys.stdout.write(f"{json_module.dumps(letter)}\n")
+            sys.stdout.write(f"{json_module.dumps(letter, default=to_json)}\n")
 
 
 @command(
@@ -257,23 +261,18 @@ def retry(
     )
     criteria = filters.criteria(Status.PENDING)
     _check_choice(ids, filters, limit)
+    sides = _sides_to_retry(side, options)
     failures: list[DeadLetterFailed] = []
 
     def on_event(event: Event) -> None:
         if isinstance(event, DeadLetterFailed):
             failures.append(event)
 
-    sides = _sides_to_retry(side, options)
-    counts: RetryCounts | None = None
-
-    async def retry_chosen() -> None:
-        nonlocal counts
+    async def retry_chosen() -> RetryCounts | None:
         async with AsyncExitStack() as stack:
             # They connect only when there is something to retry.
             retriers = {
-                it.schema: await stack.enter_async_context(
-                    it.open_retrier(options, on_event)
-                )
+                it: await stack.enter_async_context(it.open_retrier(options, on_event))
                 for it in sides
             }
             with _open_tables(options.database, sides) as tables:
@@ -281,15 +280,15 @@ def retry(
             chosen = [
                 it
                 for it in found
-                if ids or retriers[it.side.schema].origin in {None, it.letter.origin}
+                if ids or retriers[it.side].origin in {None, it.letter.origin}
             ][:limit]
             if dry_run:
                 _write(chosen, as_json=json)
-            else:
-                counts = await _retry_chosen(chosen, retriers, rate)
+                return None
+            return await _retry_chosen(chosen, retriers, rate)
 
     try:
-        run_coroutine(retry_chosen())
+        counts = run_coroutine(retry_chosen())
     finally:
         # Also print what failed before the broker or the database became unavailable.
         if not json:
@@ -300,7 +299,7 @@ def retry(
 
 
 async def _retry_chosen(
-    chosen: Sequence[_Found], retriers: Mapping[Schema, Retrier], rate: float | None
+    chosen: Sequence[_Found], retriers: Mapping[Side, Retrier], rate: float | None
 ) -> RetryCounts:
     counts: Counter[str] = Counter()
     with progress(len(chosen)) as show_progress:
@@ -310,20 +309,26 @@ async def _retry_chosen(
             show_progress(counts.total())
 
         try:
-            for schema, retrier in retriers.items():
-                candidates = [
-                    Candidate(it.letter.id, it.letter.created_at)
-                    for it in chosen
-                    if it.side.schema == schema
-                ]
+            for side, retrier in retriers.items():
                 await retry_all(
-                    retrier, candidates, max_per_second=rate, on_outcome=show
+                    retrier,
+                    _candidates(chosen, side),
+                    max_per_second=rate,
+                    on_outcome=show,
                 )
         finally:
             left = len(chosen) - counts.total()
             if left:
                 sys.stderr.write(f"{left} of {len(chosen)} were not tried\n")
     return RetryCounts(**counts)
+
+
+def _candidates(chosen: Sequence[_Found], side: Side) -> list[Candidate]:
+    return [
+        Candidate(it.letter.id, it.letter.created_at)
+        for it in chosen
+        if it.side is side
+    ]
 
 
 def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
@@ -344,42 +349,27 @@ def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
 
 
 @contextmanager
-def _open_tables(
-    database: str | None, sides: Sequence[Side]
-) -> Iterator[list[tuple[Side, DeadLetterTable]]]:
-    """Open the dead letters of these sides.
-
-    Raises:
-        UpkeepError: a statement failed; if both sides were asked for, the message says
-            how to ask for one.
-    """
-    url = database_url(database)
-    try:
-        with ExitStack() as stack:
-            yield [
-                (
-                    side,
-                    stack.enter_context(
-                        open_dead_letters(url, side.schema, side.on_discard)
-                    ),
-                )
-                for side in sides
-            ]
-    except UpkeepError as error:
-        if len(sides) == 1:
-            raise
-        raise UpkeepError(
-            f"{error}; --side outbox or --side inbox leaves the other side out"
-        ) from error
+def _open_tables(database: str | None, sides: Sequence[Side]) -> Iterator[_Tables]:
+    """Open the dead letters of these sides."""
+    roles = " and ".join(_ROLES[side.schema] for side in sides)
+    rights = f"GRANT {roles} TO its role; pillarbox_monitor is enough to list them"
+    if len(sides) > 1:
+        rights += "; --side outbox or --side inbox leaves the other side out"
+    with opened(database, "dead letters", rights=rights) as connection:
+        yield {
+            it: DeadLetterTable(connection, it.schema, it.on_discard) for it in sides
+        }
 
 
-def _select(
-    tables: Sequence[tuple[Side, DeadLetterTable]], criteria: Criteria
-) -> list[_Found]:
-    return [_Found(s, it) for s, table in tables for it in table.summaries(criteria)]
+def _select(tables: _Tables, criteria: Criteria) -> list[_Found]:
+    return [
+        _Found(side, it)
+        for side, table in tables.items()
+        for it in table.summaries(criteria)
+    ]
 
 
-def _find(id: str, tables: Sequence[tuple[Side, DeadLetterTable]]) -> _Found:
+def _find(id: str, tables: _Tables) -> _Found:
     """Find the only dead letter with this id, or whose message has it.
 
     Raises:
@@ -392,7 +382,7 @@ def _find(id: str, tables: Sequence[tuple[Side, DeadLetterTable]]) -> _Found:
             f"dead letter {shorten(id)}: isn't an id; list shows them"
         ) from None
     if not found:
-        names = " or ".join(f"{side.schema}.dead_letter" for side, _ in tables)
+        names = " or ".join(f"{side.schema}.dead_letter" for side in tables)
         raise ConfigError(f"dead letter {id}: not found in {names}; list shows them")
     if len(found) > 1:
         ids = ", ".join(str(it.letter.id) for it in found)
@@ -401,7 +391,7 @@ def _find(id: str, tables: Sequence[tuple[Side, DeadLetterTable]]) -> _Found:
 
 
 def _choose(
-    tables: Sequence[tuple[Side, DeadLetterTable]],
+    tables: _Tables,
     ids: Sequence[str] | None,
     criteria: Criteria,
     limit: int | None,
@@ -463,16 +453,8 @@ def _report(
     counts: RetryCounts, failures: Sequence[DeadLetterFailed], *, as_json: bool
 ) -> int:
     if as_json:
-        reasons = [
-            {
-                "id": str(failure.id),
-                "message_id": failure.message_id,
-                "topic": failure.topic,
-                "retry_count": failure.retry_count,
-                "reason": failure.reason,
-            }
-            for failure in failures
-        ]
+        names = ("id", "message_id", "topic", "retry_count", "reason")
+        reasons = [{name: getattr(it, name) for name in names} for it in failures]
         write_json({**asdict(counts), "failures": reasons})
     else:
         text = ", ".join(f"{count} {name}" for name, count in asdict(counts).items())

@@ -56,7 +56,7 @@ def dev(
     reset: Annotated[
         bool, typer.Option("--reset", help="Begin with an empty database.")
     ] = False,
-) -> int:
+) -> None:
     """Run PostgreSQL, a relay, the page and your Consumer while you develop."""
     if consumer is not None and find_spec("watchfiles") is None:
         raise ConfigError(
@@ -68,7 +68,7 @@ def dev(
             erase(project)
         server = choose_server(project)
         server.create()
-        return run_coroutine(_run(project, server, consumer))
+        run_coroutine(_run(project, server, consumer))
 
 
 async def _run(project: Project, server: Server, consumer: str | None) -> None:
@@ -78,10 +78,9 @@ async def _run(project: Project, server: Server, consumer: str | None) -> None:
     assert running is not None
 
     def stop() -> None:
-        if parts.stopping:
-            parts.kill()
-        else:
-            running.cancel()
+        running.cancel()
+        for number in _STOPS:  # a second signal ends it at once
+            loop.remove_signal_handler(number)
 
     for number in _STOPS:
         loop.add_signal_handler(number, stop)
@@ -124,11 +123,11 @@ class _Dev:
             "postgres", *server.command(), stop=signal.SIGINT, **server.process
         )
         await self._wait_for(database)
-        extensions = await asyncio.to_thread(find_extensions, self._project.url)
+        partman, cron = await asyncio.to_thread(find_extensions, self._project.url)
         await parts.run(
             "migrate",
-            *([] if extensions.partman else ["--without-partman"]),
-            *([] if extensions.cron else ["--without-cron"]),
+            *([] if partman else ["--without-partman"]),
+            *([] if cron else ["--without-cron"]),
         )
         self._introduce()
         # The last run may have been longer ago than the upkeep accepts.
@@ -173,10 +172,7 @@ class _Dev:
         ]
         if self._consumer is not None:
             lines.append(f"consumer  {self._consumer}, reloaded when a file changes")
-        write_line("")
-        for line in lines:
-            write_line(f"  {line}")
-        write_line("")
+        write_line("", *(f"  {line}" for line in lines), "")
 
     async def _start_own(self) -> list[Part]:
         """Start the parts that run the application's code."""

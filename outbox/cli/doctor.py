@@ -1,11 +1,8 @@
 """`pillarbox doctor`: what is wrong, and what to run to fix it."""
 
-from dataclasses import asdict
-
 from outbox.administration.check import status_of
-from outbox.administration.connection import administration
-from outbox.administration.doctor import APPLICATION_NAME, check_pooler, examine
-from outbox.cli.command import Database, Json, command, database_url, new_app
+from outbox.administration.doctor import check_pooler, examine
+from outbox.cli.command import Database, Json, command, database_url, new_app, opened
 from outbox.cli.output import lines_of, write_json, write_line
 
 app = new_app()
@@ -18,11 +15,9 @@ app = new_app()
 )
 def doctor(*, database: Database = None, json: Json = False) -> int:
     """Check the schema, its upkeep and the server; name a remedy for each finding."""
-    url = database_url(database)
-    found = {"pooler": check_pooler(url)}
+    found = {"pooler": check_pooler(database_url(database))}
     if not found["pooler"]:
-        with administration(url, application_name=APPLICATION_NAME) as connection:
-            connection.execute("SET timezone = 'UTC'")
+        with opened(database, "doctor") as connection:
             found |= dict(examine(connection))
     findings = [finding for check in found.values() for finding in check]
     status = status_of(findings)
@@ -31,7 +26,7 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
             {
                 "status": status,
                 "checks": list(found),
-                "findings": [asdict(finding) for finding in findings],
+                "findings": findings,
             }
         )
     else:
@@ -39,6 +34,5 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
             if not its_findings:
                 write_line(f"ok       {check}")
             for finding in its_findings:
-                for line in lines_of(finding):
-                    write_line(line)
+                write_line(*lines_of(finding))
     return status

@@ -14,7 +14,7 @@ import typer
 import typer.core
 from typing_extensions import override
 
-from outbox.cli.command import FAILED, LogFormatOption, LogLevelOption
+from outbox.cli.command import FAILED
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
@@ -127,8 +127,6 @@ def _print_version(wanted: bool) -> None:
 )
 def _root(
     *,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
     version: Annotated[
         bool,
         typer.Option(
@@ -141,7 +139,7 @@ def _root(
     ] = False,
 ) -> None:
     """Transactional outbox and inbox on PostgreSQL."""
-    del log_level, log_format, version  # read by each command, and by the callback
+    del version  # read by the callback
 
 
 def main(argv: Sequence[str] | None = None) -> int:

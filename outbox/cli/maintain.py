@@ -1,21 +1,18 @@
 """`pillarbox maintain`: the upkeep, started by any scheduler."""
 
 import sys
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from psycopg.errors import Diagnostic
 
-from outbox.administration.connection import administration
 from outbox.administration.upkeep import (
-    APPLICATION_NAME,
     UpkeepStep,
     accept_clock,
     maintain,
     plan_upkeep,
 )
-from outbox.cli.command import Database, command, database_url, new_app
+from outbox.cli.command import Database, DryRun, Json, command, new_app, opened
 from outbox.cli.output import warn, write_json, write_line
 from outbox.errors import ConfigError
 from outbox.logs.printable import count, printable
@@ -27,9 +24,7 @@ app = new_app()
 def _maintain(
     *,
     database: Database = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print each step with its reason.")
-    ] = False,
+    dry_run: DryRun = False,
     accept_the_clock: Annotated[
         bool,
         typer.Option(
@@ -39,20 +34,16 @@ def _maintain(
             "in the future. Use it once the server's clock is right.",
         ),
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: print JSON.")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Create future partitions and drop expired ones, where pg_cron doesn't."""
     if json and not dry_run:
         raise ConfigError("--json: only --dry-run has a list to print; add it")
-    with administration(
-        database_url(database), application_name=APPLICATION_NAME
-    ) as connection:
+    with opened(database, "maintain") as connection:
         if dry_run:
             steps = plan_upkeep(connection)
             if json:
-                write_json([asdict(step) for step in steps])
+                write_json(steps)
             else:
                 sys.stdout.write("".join(map(_line, steps)) or "nothing to do\n")
         else:

@@ -6,12 +6,15 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
+from dataclasses import asdict, is_dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from outbox.logs.printable import printable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from outbox.administration.check import Finding
 
 Show: TypeAlias = Callable[[int], None]
@@ -26,18 +29,43 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     On a terminal, long cells are folded to fit. In a pipe or a file, each row is on one
     line, complete and without colours. Unprintable characters are escaped.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()
     table = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in table.columns:
         column.overflow = "fold"
         # Ids and numbers are never folded; long values are in the last column.
-        column.no_wrap = not terminal
+        column.no_wrap = not sys.stdout.isatty()
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
+    _draw(table)
+
+
+class Branch(NamedTuple):
+    """A line of a tree, with the lines below it."""
+
+    text: str
+    below: Sequence["Branch"] = ()
+
+
+def write_tree(tree: Branch) -> None:
+    """Print a tree, each branch on its line. Unprintable characters are escaped."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    def grown(branch: Branch) -> Tree:
+        made = Tree(Text(printable(branch.text)))
+        made.children += map(grown, branch.below)
+        return made
+
+    _draw(grown(tree))
+
+
+def _draw(renderable: "RenderableType") -> None:
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
     drawn = io.StringIO()
     Console(
         file=drawn,
@@ -47,7 +75,7 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         markup=False,
         highlight=False,
         emoji=False,
-    ).print(table)
+    ).print(renderable)
     sys.stdout.writelines(
         f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1]
     )
@@ -59,13 +87,20 @@ def write_json(value: Any) -> None:
 
 
 def to_json(value: object) -> object:
-    """Return a duration in seconds, and a moment or an id as text."""
-    return value.total_seconds() if isinstance(value, timedelta) else str(value)
+    """Return a dataclass as its fields, a duration in seconds, and the rest as text.
+
+    Moments are in ISO 8601.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-def write_line(text: object) -> None:
-    """Print one line; escape what a terminal would interpret."""
-    sys.stdout.write(f"{printable(text)}\n")
+def write_line(*texts: object) -> None:
+    """Print each text on a line; escape what a terminal would interpret."""
+    sys.stdout.writelines(f"{printable(text)}\n" for text in texts)
 
 
 def lines_of(finding: "Finding") -> Iterator[str]:
@@ -84,22 +119,17 @@ def _cell(value: object) -> str:
 
 
 @contextmanager
-def progress(total: int, output: TextIO | None = None) -> Iterator[Show]:
-    """Show on a terminal how much of a long command is done; nothing elsewhere.
+def progress(total: int) -> Iterator[Show]:
+    """Show on a terminal how much of a long command is done; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
 
-    Args:
-        output: by default standard error.
-    """
-    output = output or sys.stderr
-    if not output.isatty() or total <= 0:
-        yield lambda done: None
-        return
-
-    def show(done: int) -> None:
-        output.write(f"\r{done:,} of {total:,}")
-        output.flush()
-
-    try:
-        yield show
-    finally:
-        output.write("\n")
+    with Progress(
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=total <= 0 or not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)

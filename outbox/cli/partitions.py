@@ -2,9 +2,8 @@
 
 from dataclasses import asdict
 
-from outbox.administration.connection import administration
 from outbox.administration.partitions import draw_timeline, legend, read_partitions
-from outbox.cli.command import Database, Json, command, database_url, new_app
+from outbox.cli.command import Database, Json, command, new_app, opened
 from outbox.cli.output import write_json, write_line
 
 app = new_app()
@@ -13,21 +12,16 @@ app = new_app()
 @command(app)
 def partitions(*, database: Database = None, json: Json = False) -> None:
     """Show partitions: past, today, premade, and any that retention is holding."""
-    with administration(
-        database_url(database), application_name="pillarbox partitions"
-    ) as connection:
-        connection.execute("SET timezone = 'UTC'")
+    with opened(database, "partitions") as connection:
         found = read_partitions(connection)
     if json:
         write_json(
             [
-                {**policy.as_json(), "partitions": [asdict(p) for p in partitions]}
+                {**asdict(policy), "partitions": partitions}
                 for policy, partitions in found.items()
             ]
         )
         return
     write_line(legend())
     for policy, partitions in found.items():
-        write_line("")
-        for line in draw_timeline(policy, partitions):
-            write_line(line)
+        write_line("", *draw_timeline(policy, partitions))

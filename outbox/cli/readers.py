@@ -1,11 +1,9 @@
 """`pillarbox readers`: who reads the outbox, and publishes it where."""
 
-from dataclasses import asdict
 from typing import Annotated, TypeAlias
 
 import typer
 
-from outbox.administration.connection import administration
 from outbox.administration.readers import (
     add_reader,
     count_of,
@@ -17,8 +15,8 @@ from outbox.cli.command import (
     Json,
     broker_url,
     command,
-    database_url,
     new_app,
+    opened,
 )
 from outbox.cli.output import write_json, write_line, write_table
 
@@ -34,12 +32,10 @@ Name: TypeAlias = Annotated[
 @command(app, "list")
 def _list(*, database: Database = None, json: Json = False) -> None:
     """List the readers, with what each has still to publish."""
-    with administration(
-        database_url(database), application_name="pillarbox readers", rights=_RIGHTS
-    ) as connection:
+    with opened(database, "readers", rights=_RIGHTS) as connection:
         readers = list_readers(connection)
     if json:
-        write_json([asdict(reader) for reader in readers])
+        write_json(readers)
         return
     write_table(
         ("reader", "state", "to publish", "oldest", "topics", "broker"),
@@ -100,9 +96,7 @@ def _add(
 ) -> None:
     """Add a reader, whose relays run with --reader NAME."""
     url = None if discard else broker_url(broker)
-    with administration(
-        database_url(database), application_name="pillarbox readers", rights=_RIGHTS
-    ) as connection:
+    with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
             connection, name, topics or ["*"], broker=url, from_oldest=from_oldest
         )
@@ -124,9 +118,7 @@ def _drop(
     database: Database = None,
 ) -> None:
     """Drop a reader for good; its messages no longer hold their days."""
-    with administration(
-        database_url(database), application_name="pillarbox readers", rights=_RIGHTS
-    ) as connection:
+    with opened(database, "readers", rights=_RIGHTS) as connection:
         dropped = drop_reader(connection, name, discard=discard)
     left = f"; {count_of(dropped)} not published by it" if dropped.messages else ""
     write_line(f"{name} is dropped{left}")

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from outbox.administration.connection import administration
 from outbox.administration.retention import (
     INTERVALS,
     Policy,
@@ -16,9 +15,9 @@ from outbox.cli.command import (
     Database,
     Json,
     command,
-    database_url,
     duration_option,
     new_app,
+    opened,
 )
 from outbox.cli.output import write_json, write_line
 from outbox.duration import exact_duration, read_duration
@@ -82,9 +81,7 @@ def retention(
         )
     if action == "show" and table:
         raise ConfigError("show takes no table: write pillarbox retention show")
-    with administration(
-        database_url(database), application_name="pillarbox retention"
-    ) as connection:
+    with opened(database, "retention") as connection:
         if action == "show" or table is None:
             policies = read_policies(connection)
         else:
@@ -101,10 +98,9 @@ def retention(
                 )
             ]
     if json:
-        write_json([policy.as_json() for policy in policies])
+        write_json(policies)
     else:
-        for policy in policies:
-            write_line(_line(policy))
+        write_line(*map(_line, policies))
 
 
 def _line(policy: Policy) -> str:

@@ -1,29 +1,27 @@
 """`pillarbox status`: whether all is well, and what waits, fails and runs."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
 
 from outbox.administration.check import Finding, Severity, status_of
-from outbox.administration.connection import administration
+from outbox.administration.checks.upkeep import Upkeep
 from outbox.administration.doctor import examine_quickly
 from outbox.cli.command import (
     Database,
     Json,
     command,
-    database_url,
     new_app,
+    opened,
 )
 from outbox.cli.output import lines_of, write_json, write_line, write_table
 from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.logs.printable import count
 from outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
 from outbox.observability.measures.processes import Process
+from outbox.observability.measures.reading import Scope
 from outbox.observability.overview import Overview
-
-APPLICATION_NAME: Final = "pillarbox status"
-"""The application_name of its session in `pg_stat_activity`."""
 
 app = new_app()
 
@@ -37,58 +35,45 @@ app = new_app()
 )
 def status(*, database: Database = None, json: Json = False) -> int:
     """Show whether all is well, and what waits, fails and runs, on one screen."""
-    url = database_url(database)
-    with administration(url, application_name=APPLICATION_NAME) as connection:
-        connection.execute("SET timezone = 'UTC'")
+    with opened(database, "status") as connection:
         overview, findings = examine_quickly(connection)
     code = status_of(findings)
     if json:
-        of_findings = [asdict(finding) for finding in findings]
-        write_json({"status": code, **asdict(overview), "findings": of_findings})
+        write_json({"status": code, **asdict(overview), "findings": findings})
         return code
-    for block in _blocks(overview, findings):
-        if isinstance(block, _Table):
-            write_line("")
-            write_table(block.columns, block.rows)
-        else:
-            write_line(block)
+    _write_answer(overview, findings)
+    write_line("")
+    for part in (_outbox, _blocked, _processes):
+        write_line(*part(overview))
+    _write_consumers(overview)
+    _write_letters(overview)
+    _write_tables(overview)
+    write_line("")
+    _write_upkeep(overview.upkeep)
     return code
 
 
-class _Table(NamedTuple):
-    columns: Sequence[str]
-    rows: Sequence[Sequence[object]]
-
-
-def _blocks(overview: Overview, findings: Sequence[Finding]) -> Iterator[str | _Table]:
-    yield from _answer(overview, findings)
-    yield ""
-    yield from _outbox(overview)
-    yield from _blocked(overview)
-    yield from _processes(overview)
-    yield from _consumers(overview)
-    yield from _letters(overview)
-    yield from _tables(overview)
-    yield ""
-    yield from _upkeep(overview)
-
-
-def _answer(overview: Overview, findings: Sequence[Finding]) -> Iterator[str]:
-    moment = f"{overview.database} at {overview.at:%F %T} UTC"
-    counts = [
-        (sum(it.severity is severity for it in findings), one, many)
-        for severity, one, many in (
-            (Severity.ERROR, "error", "errors"),
-            (Severity.WARNING, "warning", "warnings"),
-            (Severity.UNKNOWN, "part unknown", "parts unknown"),
+def _write_answer(overview: Overview, findings: Sequence[Finding]) -> None:
+    counts = Counter(it.severity for it in findings)
+    bad = [
+        count(counts[severity], name)
+        for severity, name in (
+            (Severity.ERROR, "error"),
+            (Severity.WARNING, "warning"),
+            (Severity.UNKNOWN, "unknown part"),
         )
+        if counts[severity]
     ]
-    bad = ", ".join(
-        f"{count} {one if count == 1 else many}" for count, one, many in counts if count
-    )
-    yield f"{bad or 'all well'}: {moment}"
+    answer = ", ".join(bad) or "all well"
+    write_line(f"{answer}: {overview.database} at {overview.at:%F %T} UTC")
     for finding in findings:
-        yield from lines_of(finding)
+        write_line(*lines_of(finding))
+
+
+def _write_part(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    if rows:
+        write_line("")
+        write_table(columns, rows)
 
 
 def _outbox(overview: Overview) -> Iterator[str]:
@@ -103,7 +88,8 @@ def _outbox(overview: Overview) -> Iterator[str]:
             if backlog.messages:
                 yield from _groups(name, groups)
     if overview.rate is not None:
-        yield f"published  {_rate(overview.rate)} in the last {_window(overview.rate)}"
+        window = exact_duration(overview.rate.window)
+        yield f"published  {_rate(overview.rate)} in the last {window}"
 
 
 def _backlog(backlog: Backlog) -> str:
@@ -119,11 +105,10 @@ def _backlog(backlog: Backlog) -> str:
         )
         if count
     )
-    return f"{backlog.size} wait: {counts}{_oldest(backlog.waited)}"
-
-
-def _oldest(waited: timedelta | None) -> str:
-    return "" if waited is None else f"; the oldest for {write_duration(waited)}"
+    text = f"{backlog.size} wait: {counts}"
+    if backlog.waited is not None:
+        text += f"; the oldest for {write_duration(backlog.waited)}"
+    return text
 
 
 def _groups(name: str, groups: Sequence[BacklogGroup]) -> Iterator[str]:
@@ -133,7 +118,7 @@ def _groups(name: str, groups: Sequence[BacklogGroup]) -> Iterator[str]:
             + ("" if it.waited is None else f" ({write_duration(it.waited)})")
             for it in groups
         )
-        yield f"  by {name:<8}{text}"
+        yield f"  by {name:<9}{text}"
 
 
 def _rate(rate: Rate) -> str:
@@ -144,10 +129,6 @@ def _rate(rate: Rate) -> str:
     if rate.dead_lettered:
         text += f", dead letters {_number(rate.dead_lettered)}/s"
     return text
-
-
-def _window(rate: Rate) -> str:
-    return exact_duration(rate.window)
 
 
 def _number(value: float) -> str:
@@ -181,30 +162,24 @@ def _process(it: Process, now: datetime) -> str:
     return text
 
 
-def _consumers(overview: Overview) -> Iterator[_Table]:
-    if not overview.consumers:
-        return
+def _write_consumers(overview: Overview) -> None:
     jobs = {it.consumer: it for it in overview.jobs}
     rows = []
     for it in overview.consumers:
-        running = jobs.get(it.name)
+        rate, lag, running = it.rate, it.lag, jobs.get(it.name)
         rows.append(
             (
                 it.name,
                 it.replicas,
-                None if it.rate is None else f"{_number(it.rate.per_second)}/s",
-                None
-                if it.rate is None or it.rate.slow is None
-                else brief_duration(it.rate.slow),
-                None if it.lag is None else it.lag.size,
-                None
-                if it.lag is None or it.lag.waited is None
-                else write_duration(it.lag.waited),
-                None if running is None else running.queued,
-                None if running is None else running.running + running.cancelling,
+                rate and f"{_number(rate.per_second)}/s",
+                rate and _or_none(brief_duration, rate.slow),
+                lag and lag.size,
+                lag and _or_none(write_duration, lag.waited),
+                running and running.queued,
+                running and running.running + running.cancelling,
             )
         )
-    yield _Table(
+    _write_part(
         (
             "consumer",
             "replicas",
@@ -219,6 +194,12 @@ def _consumers(overview: Overview) -> Iterator[_Table]:
     )
 
 
+def _or_none(
+    write: Callable[[timedelta], str], duration: timedelta | None
+) -> str | None:
+    return None if duration is None else write(duration)
+
+
 def _blocked(overview: Overview) -> Iterator[str]:
     for it in overview.blocked:
         if it.oldest:
@@ -227,7 +208,7 @@ def _blocked(overview: Overview) -> Iterator[str]:
             yield f"{it.side:<11}{keys}, {alone} without a key: pillarbox blocked"
 
 
-def _letters(overview: Overview) -> Iterator[_Table]:
+def _write_letters(overview: Overview) -> None:
     letters = [
         (
             reason.pending,
@@ -243,9 +224,9 @@ def _letters(overview: Overview) -> Iterator[_Table]:
         for side in overview.dead_letters
         for reason in side.reasons
     ]
-    if letters:
-        window = exact_duration(overview.dead_letters[0].window)
-        names = (
+    window = exact_duration(Scope().letters_window)
+    _write_part(
+        (
             "dead letters",
             f"new in {window}",
             "oldest",
@@ -253,11 +234,12 @@ def _letters(overview: Overview) -> Iterator[_Table]:
             "origin",
             "topic",
             "reason",
-        )
-        yield _Table(names, letters)
+        ),
+        letters,
+    )
 
 
-def _tables(overview: Overview) -> Iterator[_Table]:
+def _write_tables(overview: Overview) -> None:
     rows = [
         (
             it.table,
@@ -271,13 +253,11 @@ def _tables(overview: Overview) -> Iterator[_Table]:
         for it in overview.tables
         if it.follows is None
     ]
-    if rows:
-        columns = ("table", "partitions", "since", "ahead", "gaps", "expired", "held")
-        yield _Table(columns, rows)
+    columns = ("table", "partitions", "since", "ahead", "gaps", "expired", "held")
+    _write_part(columns, rows)
 
 
-def _upkeep(overview: Overview) -> Iterator[str]:
-    upkeep = overview.upkeep
+def _write_upkeep(upkeep: Upkeep | None) -> None:
     if upkeep is None:
         return
     if upkeep.succeeded_at is None or upkeep.age is None:
@@ -288,4 +268,4 @@ def _upkeep(overview: Overview) -> Iterator[str]:
         text += f"; next at {upkeep.next_at:%R} UTC, by pg_cron"
     elif upkeep.late_at is not None:
         text += f"; late if not again by {upkeep.late_at:%R} UTC"
-    yield f"upkeep     {text}"
+    write_line(f"upkeep     {text}")

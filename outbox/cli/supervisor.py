@@ -2,49 +2,39 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-    Protocol,
-    TypeAlias,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 import typer
 
 from outbox.cli.command import Duration, duration_option
-from outbox.dead_letters.schedule import RetrySchedule
+from outbox.dead_letters.retry import Retrier
+from outbox.dead_letters.schedule import RetrySchedule, Scheduler
+from outbox.dead_letters.statement import Schema
 from outbox.errors import ConfigError, OutboxError
+from outbox.events import Event, Observer, Observers
 from outbox.gather import end
+from outbox.observability.activity import Activity, Counts
+from outbox.observability.database_measure import DatabaseMeasure
 from outbox.observability.endpoints import FORMS, listening
 from outbox.observability.health import Health
 from outbox.observability.heartbeat import Heartbeat
+from outbox.observability.logging import LogEvents
+from outbox.observability.measures.reading import Scope
 from outbox.observability.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from outbox.observability.prometheus import PrometheusEvents
 
+T = TypeVar("T")
 Background: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 _WATCHING: Final = "Watching"
 _SCHEDULE: Final = "Dead letters"
 _DEFAULT: Final = RetrySchedule()
-
-
-class Stoppable(Protocol):
-    """A process that runs until it is stopped."""
-
-    def stop(self) -> None:
-        """Ask it to finish its current work and stop."""
-
-    async def run(self) -> None:
-        """Run until it is stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +80,15 @@ class Watching:
         if self.listen is None:
             return None
         try:
+            from prometheus_client import disable_created_metrics
+
             from outbox.observability.prometheus import PrometheusEvents
         except ImportError as error:
             raise ConfigError(
                 f"listen={self.listen}: {error}; pip install 'pillarbox[cli]'"
             ) from error
+        # They would double the number of series.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         return PrometheusEvents()
 
 
@@ -118,92 +112,142 @@ class Schedule:
         Raises:
             ConfigError: a value is invalid.
         """
-        if not self.dead_letter_interval:
-            return None
-        return RetrySchedule(interval=self.dead_letter_interval)
+        interval = self.dead_letter_interval
+        return RetrySchedule(interval=interval) if interval else None
 
 
-class Supervisor:
-    """Runs a process with background tasks, which don't end on their own.
+class Watched:
+    """A relay or consumer with what watches it: log, health, watchdog and metrics.
+
+    Args:
+        started: the event after which it is ready.
+        counts: an observer that counts what it does.
+        metrics: creates its own metrics beside those that all processes have.
+        scope: what is measured in the database.
+        database: returns the URL of that database.
+
+    Attributes:
+        observers: its observers.
+        notify: passes an event of a background task to the log and to the metrics.
+    """
+
+    def __init__(
+        self,
+        watching: Watching,
+        *,
+        started: type[Event],
+        counts: Counts,
+        metrics: "Callable[[PrometheusEvents], Observer]",
+        scope: Scope,
+        database: Callable[[], str],
+    ) -> None:
+        self._watching = watching
+        self._health = Health(started)
+        reported: list[Observer] = [LogEvents()]
+        self._exported = exported = watching.metrics()
+        if exported is not None:
+            from outbox.observability.prometheus import DatabaseMetrics
+
+            own = metrics(exported)
+            reported += [exported, own, DatabaseMetrics(exported.registry)]
+        self.notify = Observers(reported).notify
+        self.observers: list[Observer] = [*reported, self._health, counts]
+        self._background: list[Background] = [
+            Activity(counts, watching.log_interval, self.notify).run
+        ]
+        if exported is not None:
+            measure = DatabaseMeasure(
+                database,
+                scope,
+                seconds=watching.metrics_interval.total_seconds(),
+                notify=self.notify,
+            )
+            self._background.append(measure.run)
+
+    def retry(
+        self,
+        schedule: RetrySchedule | None,
+        open_retrier: Callable[[], AbstractAsyncContextManager[Retrier]],
+        *,
+        schema: Schema,
+        origin: str,
+    ) -> None:
+        """Also retry dead letters in the background, if there is a schedule."""
+        if schedule is not None:
+            scheduler = Scheduler(
+                open_retrier,
+                schedule,
+                schema=schema,
+                origin=origin,
+                notify=self.notify,
+            )
+            self._background.append(scheduler.run)
+
+    def run(
+        self, process: Callable[[], Awaitable[None]], stop: Callable[[], None]
+    ) -> None:
+        """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
+
+        Args:
+            process: runs it until it has drained.
+            stop: makes it drain.
+        """
+        limit = self._watching.watchdog.total_seconds()
+        watchdog = Watchdog(limit) if limit else None
+
+        def drain(number: int) -> None:
+            self._health.stopping()
+            stop()
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+        async def run() -> None:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, drain, number)
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(Heartbeat.from_environment().beating())
+                if watchdog is not None:
+                    await stack.enter_async_context(watchdog.watching())
+                address, exported = self._watching.listen, self._exported
+                if address is not None and exported is not None:
+                    served = {**self._health.handlers(), **exported.handlers()}
+                    await stack.enter_async_context(listening(address, served))
+                await supervise(process, stop, self._background)
+
+        run_coroutine(run())
+
+
+async def supervise(
+    process: Callable[[], Awaitable[None]],
+    stop: Callable[[], None],
+    background: Sequence[Background],
+) -> None:
+    """Run a process with background tasks, which don't end on their own.
 
     They are cancelled when the process has ended. If one fails, the process is stopped,
     and the error is raised once it has drained.
     """
-
-    def __init__(self, process: Stoppable, background: Sequence[Background]) -> None:
-        self._process = process
-        self._background = background
-
-    def stop(self) -> None:
-        """Stop the process."""
-        self._process.stop()
-
-    async def run(self) -> None:
-        """Run the process until it ends."""
-        tasks = [asyncio.create_task(start()) for start in self._background]
-        for task in tasks:
-            task.add_done_callback(self._on_end)
-        try:
-            await self._process.run()
-        finally:
-            failed = [task for task in tasks if task.done()]
-            await end(tasks)
-        for task in failed:
-            task.result()
-
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self.stop()
+    tasks = [asyncio.create_task(start()) for start in background]
+    for task in tasks:
+        task.add_done_callback(lambda it: None if it.cancelled() else stop())
+    try:
+        await process()
+    finally:
+        failed = [task for task in tasks if task.done()]
+        await end(tasks)
+    for task in failed:
+        task.result()
 
 
-def run_until_stopped(
-    process: Stoppable,
-    background: Sequence[Background],
-    watching: Watching,
-    health: Health,
-    metrics: "PrometheusEvents | None" = None,
-) -> int:
-    """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
-
-    Args:
-        background: run as long as the process does.
-        health: an observer of the process.
-        metrics: another observer of the process.
-    """
-    supervisor = Supervisor(process, background)
-    limit = watching.watchdog.total_seconds()
-    watchdog = Watchdog(limit) if limit else None
-    served = {**health.handlers(), **(metrics.handlers() if metrics else {})}
-
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop, number)
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(Heartbeat.from_environment().beating())
-            if watchdog is not None:
-                await stack.enter_async_context(watchdog.watching())
-            if watching.listen is not None:
-                await stack.enter_async_context(listening(watching.listen, served))
-            await supervisor.run()
-
-    def stop(number: int) -> None:
-        health.stopping()
-        process.stop()
-        asyncio.get_running_loop().remove_signal_handler(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    return run_coroutine(run())
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> int:
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end; unwrap an `OutboxError` from a task group's error.
 
     Raises:
         OutboxError: the first one that the tasks raised.
     """
     try:
-        asyncio.run(coroutine)
+        return asyncio.run(coroutine)
     except BaseExceptionGroup as group:
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):
@@ -211,4 +255,3 @@ def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> int:
         if isinstance(first, OutboxError):
             raise first from group
         raise
-    return 0

@@ -18,10 +18,10 @@ from outbox.cli.command import (
     database_url,
     new_app,
 )
-from outbox.cli.output import write_json, write_line, write_table
+from outbox.cli.output import Branch, write_json, write_line, write_table, write_tree
 from outbox.duration import brief_duration
 from outbox.errors import ConfigError, shorten
-from outbox.logs.printable import count, printable
+from outbox.logs.printable import count
 from outbox.observability.message_life import (
     MOST_MESSAGES,
     Databases,
@@ -33,7 +33,9 @@ from outbox.observability.message_life import (
     read_id,
     read_lives_of_key,
     read_trace,
+    write_moment,
 )
+from outbox.url import without_password
 
 _STATUS: Final = {Found.FOUND: 0, Found.NOT_FOUND: 1, Found.NOT_KNOWABLE: 4}
 _STEPS: Final = ("at (UTC)", "after", "step", "who", "details")
@@ -94,25 +96,17 @@ def trace(
 
 @contextmanager
 def _opened(urls: Sequence[str]) -> Iterator[Databases]:
-    """Open the databases, by name; a name that occurs twice gets its host added."""
+    """Open databases, each named by its URL if there are several."""
+    rights = "GRANT pillarbox_monitor TO its role"
     with ExitStack() as stack:
-        connections = [
-            stack.enter_context(
-                administration(
-                    url,
-                    application_name="pillarbox trace",
-                    rights="GRANT pillarbox_monitor TO its role",
-                )
+        databases = {
+            without_password(url): stack.enter_context(
+                administration(url, application_name="pillarbox trace", rights=rights)
             )
             for url in urls
-        ]
-        names: list[str] = []
-        for connection in connections:
-            name = connection.info.dbname
-            if name in names:
-                name = f"{name}@{connection.info.host}:{connection.info.port}"
-            names.append(name if name not in names else f"{name} ({len(names) + 1})")
-        yield dict(zip(names, connections, strict=True))
+        }
+        names = [it.info.dbname for it in databases.values()]
+        yield databases if len(names) > 1 else {names[0]: databases.popitem()[1]}
 
 
 def _show_message(found: Trace, *, as_json: bool) -> int:
@@ -128,34 +122,24 @@ def _show_key(
 ) -> int:
     found = read_lives_of_key(databases, key, since=since, max_messages=limit)
     if as_json:
-        write_json(
-            {
-                "found": found.found,
-                "key": key,
-                "since": since,
-                "messages": [_life_as_json(life) for life in found.lives],
-                "unknown": found.unknown,
-            }
-        )
+        values = found._asdict()
+        values["lives"] = [_life_as_json(life) for life in found.lives]
+        write_json({"key": key, "since": since, **values})
         return _STATUS[found.found]
-    window = f"of key {shorten(key)} since {_moment(since)}"
+    window = f"of key {shorten(key)} since {write_moment(since)}"
     if found.lives:
         newest = f", the newest {limit}" if len(found.lives) == limit else ""
-        write_line(f"{count(len(found.lives), 'message')} {window}{newest}")
-        write_line("")
-        write_table(
-            _MESSAGES,
-            [
-                (life.id, _moment(life.added_at), life.topic, _state(life), _who(life))
-                for life in found.lives
-            ],
-        )
-        write_line("")
-        write_line("pillarbox trace ID shows the life of one")
+        write_line(f"{count(len(found.lives), 'message')} {window}{newest}", "")
+        write_table(_MESSAGES, list(map(_row, found.lives)))
+        write_line("", "pillarbox trace ID shows the life of one")
     else:
         write_line(f"no message {window}; --since 7d searches further back")
     _write_unknown(found.unknown)
     return _STATUS[found.found]
+
+
+def _row(life: Life) -> Sequence[str | None]:
+    return life.id, write_moment(life.added_at), life.topic, _state(life), _who(life)
 
 
 def _write_trace(found: Trace) -> None:
@@ -168,12 +152,11 @@ def _write_trace(found: Trace) -> None:
         case Found.FOUND:
             _write_life(life)
             for it in found.failing:
-                since = f"fails since {_moment(it.failing_since)}"
+                since = f"fails since {write_moment(it.failing_since)}"
                 write_line(f"{it.name} on {it.host} {since}: {it.reason}")
             if found.causes or life.caused:
                 write_line("")
-                for line in _tree(found):
-                    write_line(line)
+                write_tree(_tree(found))
             if found.is_cut:
                 write_line("… more: --limit raises how many are read")
     _write_unknown(found.unknown)
@@ -185,7 +168,6 @@ def _write_life(life: Life) -> None:
     for handling in life.handlings:
         write_line(f"{handling.consumer}: {_progress(handling)}")
     write_line("")
-    databases = {it.database for it in life.steps}
     for envelope in life.envelopes:
         about = {
             "key": envelope.key,
@@ -199,32 +181,28 @@ def _write_life(life: Life) -> None:
             if value is not None:
                 write_line(f"{name + ':':<16}{value}")
     write_line("")
-    write_table(
-        _STEPS if len(databases) < 2 else (*_STEPS[:-1], "database", _STEPS[-1]),
-        list(_step_rows(life.steps, with_database=len(databases) > 1)),
-    )
+    write_table(_STEPS, list(_step_rows(life.steps)))
 
 
-def _step_rows(
-    steps: Sequence[LifeStep], *, with_database: bool
-) -> Iterator[tuple[str | None, ...]]:
+def _step_rows(steps: Sequence[LifeStep]) -> Iterator[tuple[str | None, ...]]:
+    are_of_several = len({it.database for it in steps}) > 1
     before: datetime | None = None
     for step in steps:
-        details = "; ".join(filter(None, _details(step)))
+        details = [f"in {step.database}"] if are_of_several else []
+        details += _details(step)
         after = None if before is None else brief_duration(step.at - before)
         who = step.consumer or step.by
-        middle = (step.database,) if with_database else ()
-        yield (_moment(step.at), after, step.text, who, *middle, details)
+        yield write_moment(step.at), after, step.text, who, "; ".join(details)
         before = step.at
 
 
-def _details(step: LifeStep) -> Iterator[str | None]:
+def _details(step: LifeStep) -> Iterator[str]:
     if step.run:
         yield f"replay {step.run}"
     if step.attempts:
         yield count(step.attempts, "attempt")
     if step.due_at is not None:
-        yield f"{_DUE.get(step.what, 'due')} {_moment(step.due_at)}"
+        yield f"{_DUE.get(step.what, 'due')} {write_moment(step.due_at)}"
     if step.consumer is not None and step.by not in (None, f"consumer:{step.consumer}"):
         yield f"by {step.by}"
     if step.reason:
@@ -239,19 +217,14 @@ _DUE: Final = {
 
 
 def _state(life: Life) -> str:
-    replays = f", replayed {life.replays} times" if life.replays > 1 else ""
-    if life.replays == 1:
-        replays = ", replayed once"
     if life.state is None:
         return "not found in any outbox"
-    added, published = life.added_at, life.published_at
-    took = ""
-    if life.state is State.PUBLISHED and added is not None and published is not None:
-        took = f" after {brief_duration(published - added)}"
-    return f"{_STATES.get(life.state, life.state)}{took}{replays}"
-
-
-_STATES: Final = {State.DEAD_LETTERED: "dead letter"}
+    text = life.state.replace("_", " ")
+    if life.state is State.PUBLISHED and life.added_at and life.published_at:
+        text += f" after {brief_duration(life.published_at - life.added_at)}"
+    if life.replays:
+        text += f", replayed {count(life.replays, 'time')}"
+    return text
 
 
 def _who(life: Life) -> str | None:
@@ -260,80 +233,45 @@ def _who(life: Life) -> str | None:
 
 
 def _progress(step: LifeStep) -> str:
-    text = f"{step.text} {_moment(step.at)}"
+    text = f"{step.text} {write_moment(step.at)}"
     if step.attempts:
         text += f", {count(step.attempts, 'attempt')}"
     if step.due_at is not None:
-        text += f", next {_moment(step.due_at)}"
+        text += f", next {write_moment(step.due_at)}"
     return f"{text}: {step.reason}" if step.reason else text
 
 
-def _tree(found: Trace) -> Iterator[str]:
-    """Draw what led to the message, and what it caused."""
-    depth = 0
-    for life in found.causes:
-        yield _indented(depth, _line(life))
-        depth += 1
-    indent = "   " * max(depth - 1, 0)
-    yield f"{_indented(depth, _line(found.life))}  ◀ this one"
-    yield from _drawn_below(found.life, f"{indent}{'   ' if depth else ''}")
+def _tree(found: Trace) -> Branch:
+    """Return what led to the message, and what it caused."""
+    tree = _grown(found.life)
+    tree = tree._replace(text=f"{tree.text}  ◀ this one")
+    for life in reversed(found.causes):
+        tree = Branch(_line(life), [tree])
+    return tree
 
 
-def _indented(depth: int, text: str) -> str:
-    return text if depth == 0 else f"{'   ' * (depth - 1)}└─ {text}"
-
-
-def _drawn_below(life: Life, indent: str) -> Iterator[str]:
-    for number, child in enumerate(life.caused, 1):
-        is_last = number == len(life.caused)
-        yield f"{indent}{'└─ ' if is_last else '├─ '}{_line(child)}"
-        yield from _drawn_below(child, indent + ("   " if is_last else "│  "))
+def _grown(life: Life) -> Branch:
+    return Branch(_line(life), [_grown(it) for it in life.caused])
 
 
 def _line(life: Life) -> str:
     parts = [life.topic, life.id, _state(life), _who(life)]
-    return "  ".join(printable(it) for it in parts if it)
+    return "  ".join(filter(None, parts))
 
 
 def _as_json(found: Trace) -> dict[str, Any]:
-    return {
-        "found": found.found,
-        "causes": [_life_as_json(life) for life in found.causes],
-        "message": _life_as_json(found.life),
-        "is_cut": found.is_cut,
-        "failing": [asdict(it) for it in found.failing],
-        "unknown": found.unknown,
-    }
+    causes = [_life_as_json(life) for life in found.causes]
+    return {**asdict(found), "causes": causes, "life": _life_as_json(found.life)}
 
 
 def _life_as_json(life: Life) -> dict[str, Any]:
-    added = life.added_at
     return {
-        "id": life.id,
-        "state": life.state,
-        "waits": life.waits,
-        "added_at": added,
-        "published_at": life.published_at,
-        "replays": life.replays,
-        "messages": [asdict(it) for it in life.envelopes],
+        **asdict(life),
         "consumers": [asdict(it) for it in life.handlings],
-        "steps": [
-            {**asdict(it), "since_added": None if added is None else it.at - added}
-            for it in life.steps
-        ],
         "caused": [_life_as_json(it) for it in life.caused],
     }
 
 
 def _write_unknown(unknown: Sequence[str]) -> None:
     if unknown:
-        write_line("")
-        write_line("Unknown:")
-        for text in unknown:
-            write_line(f"- {text}")
-
-
-def _moment(at: datetime | None) -> str:
-    if at is None:
-        return "unknown"
-    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        write_line("", "Unknown:", *(f"- {text}" for text in unknown))

@@ -1,7 +1,6 @@
 """`pillarbox web`: serve the page."""
 
 import asyncio
-import getpass
 import secrets
 import signal
 import socket
@@ -73,7 +72,7 @@ def web(
     token = None
     if tokens is None:
         token = secrets.token_urlsafe(24)
-        viewers = {token: Viewer(name=_login())}
+        viewers = {token: Viewer(name="operator")}
     else:
         viewers = read_tokens(tokens)
     made = web_app(
@@ -132,10 +131,3 @@ def _announce(made: "Starlette", where: str, token: str | None) -> None:
         # In a pipe or a file, the link would otherwise appear only when the server
         # ends.
         sys.stdout.flush()
-
-
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "operator"

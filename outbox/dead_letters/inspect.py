@@ -1,11 +1,10 @@
 """List, read and discard dead letters, on behalf of a person."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 from uuid import UUID
 
-from outbox.administration.connection import AdministrationConnection, administration
+from outbox.administration.connection import AdministrationConnection
 from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.letter import Letter, Summary
 from outbox.dead_letters.retry import Candidate
@@ -17,8 +16,6 @@ OnDiscard: TypeAlias = Callable[[AdministrationConnection, str, str], None]
 
 It may raise `ConfigError` to refuse the discard.
 """
-
-_ROLES: Final = {"outbox": "pillarbox_relay", "inbox": "pillarbox_consumer"}
 
 
 class DeadLetterTable:
@@ -99,23 +96,3 @@ class DeadLetterTable:
             if row is not None and self._on_discard is not None:
                 self._on_discard(self._connection, *row)
         return row is not None
-
-
-@contextmanager
-def open_dead_letters(
-    url: str, schema: Schema, on_discard: OnDiscard | None = None
-) -> Iterator[DeadLetterTable]:
-    """Open one side's dead letters for one command.
-
-    Raises:
-        DatabaseUnavailableError: the database is unreachable, or the connection was
-            lost.
-        UpkeepError: a statement failed; the message names the remedy.
-    """
-    rights = (
-        f"GRANT {_ROLES[schema]} TO its role; pillarbox_monitor is enough to list them"
-    )
-    with administration(
-        url, application_name="pillarbox dead letters", rights=rights
-    ) as connection:
-        yield DeadLetterTable(connection, schema, on_discard)

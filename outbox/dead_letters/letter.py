@@ -68,8 +68,8 @@ class Summary:
         return cls(**{**values, "status": Status(values["status"])})
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        """Return the fields, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +164,3 @@ def _loads(text: str | bytes) -> tuple[Any] | None:
         if not level:
             return (decoded,)
     return None
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case datetime():
-            return value.isoformat()
-        case UUID():
-            return str(value)
-        case _:
-            return value

@@ -3,8 +3,6 @@
 import socket
 from typing import Final
 
-__all__ = ["open_page"]
-
 PORT: Final = 8380
 
 

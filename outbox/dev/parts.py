@@ -5,15 +5,15 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from outbox.errors import OutboxError
 
-__all__ = ["Part", "Parts", "say"]
+Show: TypeAlias = Callable[[str, str], None]
 
 DRAIN_SECONDS: Final = 30.0
 _LONGEST_LINE: Final = 1 << 24
@@ -31,14 +31,19 @@ def say(name: str, text: str) -> None:
 class Part:
     """A running process.
 
+    Args:
+        show: is given its name and each line that it prints.
+
     Attributes:
-        ended: its exit status, once its last line is printed.
+        ended: its exit status, once its last line is shown.
     """
 
-    def __init__(self, name: str, process: Process) -> None:
+    def __init__(self, name: str, process: Process, show: Show) -> None:
         self.name = name
+        self.pid = process.pid
         self._process = process
-        self.ended = asyncio.create_task(self._show())
+        self._show = show
+        self.ended = asyncio.create_task(self._follow())
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
@@ -50,14 +55,15 @@ class Part:
         self.send(how)
         done, _ = await asyncio.wait([self.ended], timeout=DRAIN_SECONDS)
         if not done:
-            say(self.name, f"still runs after {DRAIN_SECONDS:g} s, and is killed")
+            text = f"still runs after {DRAIN_SECONDS:g} s, and is killed"
+            self._show(self.name, text)
             self.send(signal.SIGKILL)
         await self.ended
 
-    async def _show(self) -> int:
+    async def _follow(self) -> int:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            say(self.name, line.decode(errors="backslashreplace").rstrip())
+            self._show(self.name, line.decode(errors="backslashreplace").rstrip())
         return await self._process.wait()
 
 
@@ -69,13 +75,17 @@ class Parts:
 
     Args:
         environment: variables of every process.
+        show: is given the name of a process and each line that it prints; prints them
+            by default.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], show: Show | None = None
+    ) -> None:
+        self._show = show or say
         self._environment = {**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
         self._running: list[tuple[Part, signal.Signals]] = []
         self._watchdog: Process
-        self.stopping = False
 
     async def start(
         self,
@@ -99,7 +109,7 @@ class Parts:
             process_group=self._watchdog.pid,
             **{"env": self._environment, **settings},
         )
-        part = Part(name, process)
+        part = Part(name, process, self._show)
         self._running.append((part, stop))
         return part
 
@@ -122,11 +132,6 @@ class Parts:
                 "above say why"
             )
 
-    def kill(self) -> None:
-        """Kill every process but the first, the server, which then stops fast."""
-        for part, _ in self._running[1:]:
-            part.send(signal.SIGKILL)
-
     async def __aenter__(self) -> Self:
         """Start the watchdog."""
         self._watchdog = await asyncio.create_subprocess_exec(
@@ -141,7 +146,6 @@ class Parts:
         traceback: TracebackType | None,
     ) -> None:
         """Stop every process."""
-        self.stopping = True
         await asyncio.gather(*(part.stop(how) for part, how in self._running[1:]))
         for part, how in self._running[:1]:
             await part.stop(how)

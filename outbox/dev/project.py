@@ -13,8 +13,6 @@ from outbox.errors import ConfigError
 from outbox.testing.lifetime import free_port, unprivileged_user
 from outbox.testing.wheel import everybody_can_enter
 
-__all__ = ["Project"]
-
 _FOLDER: Final = ".pillarbox"
 _FOR_ROOT: Final = Path("/var/lib/pillarbox")
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from outbox.dev.project import Project
 from outbox.errors import ConfigError, OutboxError
@@ -21,8 +21,6 @@ from outbox.testing.cluster import (
 )
 from outbox.testing.lifetime import unprivileged_user
 
-__all__ = ["Server", "choose_server", "erase"]
-
 IMAGE: Final = "pillarbox-postgres"
 _SETTINGS: Final = {
     **SETTINGS,
@@ -33,22 +31,7 @@ _SETTINGS: Final = {
 }
 
 
-class Server(Protocol):
-    """A server that a process of ours runs in the foreground; SIGINT stops it."""
-
-    name: str
-    """What it is, for a person."""
-    process: dict[str, Any]
-    """The arguments of `Popen` besides the command."""
-
-    def create(self) -> None:
-        """Create what it needs to start, unless that is there."""
-
-    def command(self) -> Sequence[str | Path]:
-        """Return the program and its arguments."""
-
-
-def choose_server(project: Project) -> Server:
+def choose_server(project: Project) -> "Server":
     """Return the server that made a project's data.
 
     For a new project, prefer programs of this machine that have both extensions, then
@@ -68,15 +51,14 @@ def choose_server(project: Project) -> Server:
                 "found; start Docker, or begin anew with --reset"
             )
         return Container(docker, project)
-    try:
-        binaries = find_binaries()
-    except ConfigError:
-        if docker is None or not _has_image(docker):
-            raise
-        return Container(docker, project)
-    if missing_extensions(binaries) and docker is not None and _has_image(docker):
-        return Container(docker, project)
-    return Programs(binaries, project)
+    if docker is not None and _has_image(docker):
+        try:
+            lacks = missing_extensions(find_binaries())
+        except ConfigError:
+            return Container(docker, project)
+        if lacks:
+            return Container(docker, project)
+    return Programs(find_binaries(), project)
 
 
 def erase(project: Project) -> None:
@@ -88,10 +70,15 @@ def erase(project: Project) -> None:
 
 
 class Programs:
-    """A server that the programs in a directory run, with its data in the project."""
+    """A server that the programs in a directory run, with its data in the project.
+
+    Attributes:
+        name: what it is, for a person.
+        process: the arguments of `Popen` besides the command.
+    """
 
     def __init__(self, binaries: Path, project: Project) -> None:
-        self.name = f"PostgreSQL {_major(binaries)}, {binaries}"
+        self.name = f"PostgreSQL in {binaries}"
         self._binaries = binaries
         self._project = project
         self._user = unprivileged_user()
@@ -145,7 +132,11 @@ class Programs:
 
 
 class Container:
-    """A container of the project's image, with its data in a volume."""
+    """A container of the project's image, with its data in a volume.
+
+    Attributes:
+        name, process: as for `Programs`.
+    """
 
     def __init__(self, docker: str, project: Project) -> None:
         self.name = f"PostgreSQL in a container of {IMAGE}"
@@ -186,25 +177,23 @@ class Container:
         )
 
 
+Server: TypeAlias = Programs | Container
+"""A server that a process of ours runs in the foreground; SIGINT stops it."""
+
+
 def _binaries_for(project: Project) -> Path:
     made_by = (project.data / "PG_VERSION").read_text().strip()
-    found = [d for d in server_directories() if (d / "postgres").exists()]
-    for binaries in found:
-        if _major(binaries) == made_by:
-            return usable(binaries)
+    for binaries in server_directories():
+        program = binaries / "postgres"
+        if program.exists():
+            # postgres (PostgreSQL) 15.19 (Debian 15.19-0+deb12u1)
+            version = subprocess.check_output([program, "--version"], text=True)
+            if version.split()[2].partition(".")[0] == made_by:
+                return usable(binaries)
     raise ConfigError(
         f"the data of {project.folder} were made by PostgreSQL {made_by}, which is not "
         "found any more; install it again, or begin anew with --reset"
     )
-
-
-def _major(binaries: Path) -> str:
-    """Return the major version of a server's programs."""
-    said = subprocess.run(
-        [binaries / "postgres", "--version"], capture_output=True, text=True, check=True
-    )
-    # postgres (PostgreSQL) 15.19 (Debian 15.19-0+deb12u1)
-    return said.stdout.split()[2].partition(".")[0]
 
 
 def _has_image(docker: str) -> bool:

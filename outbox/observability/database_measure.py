@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Final, TypeAlias
+from typing import Final
 
 import psycopg
 
@@ -20,7 +20,7 @@ from outbox.administration.check import Finding
 from outbox.administration.connection import AdministrationConnection, errors_explained
 from outbox.administration.doctor import OF_PROCESSES, find_quickly
 from outbox.errors import OutboxError, one_line
-from outbox.events import Event
+from outbox.events import Event, Observer
 from outbox.observability.measures.pins import Pin
 from outbox.observability.measures.reading import Scope
 from outbox.observability.overview import Overview, read_overview
@@ -70,9 +70,6 @@ class DatabaseNotMeasured(Event):
     reason: str
 
 
-Notify: TypeAlias = Callable[[Event], None]
-
-
 class DatabaseMeasure:
     """Measures the database. For one event loop; it measures in a separate thread.
 
@@ -89,7 +86,7 @@ class DatabaseMeasure:
         scope: Scope,
         *,
         seconds: float,
-        notify: Notify,
+        notify: Observer,
     ) -> None:
         self._url = url
         self._scope = scope

@@ -79,15 +79,10 @@ async def listening(
         handlers: the handlers of GET and HEAD requests, by path.
 
     Raises:
-        ConfigError: the address is malformed, the process can't listen on it, or
-            aiohttp isn't installed.
+        ConfigError: the address is malformed, or the process can't listen on it.
     """
-    try:
-        from outbox.observability.http_server import serve
-    except ImportError as error:
-        raise ConfigError(
-            f"listen={address}: {error}; pip install 'pillarbox[cli]'"
-        ) from error
+    from outbox.observability.http_server import serve
+
     opened = listen(address)
     logging.getLogger("pillarbox").info("listening on %s", address_of(opened))
     async with serve(opened, handlers):

@@ -14,8 +14,6 @@ from typing import Final
 
 from outbox.errors import ConfigError
 
-__all__ = ["HEARTBEAT_VARIABLE", "Heartbeat"]
-
 HEARTBEAT_VARIABLE: Final = "PILLARBOX_HEARTBEAT_FILE"
 SYSTEMD_VARIABLE: Final = "NOTIFY_SOCKET"
 INTERVAL_SECONDS: Final = 5.0

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, LiteralString, TypeAlias
+from typing import Any, Final, LiteralString, NamedTuple, TypeAlias
 from uuid import UUID
 
 from psycopg.rows import class_row, dict_row
@@ -56,6 +56,7 @@ _PLAN: Final = (
 )
 
 _Bound: TypeAlias = datetime | str
+_Row: TypeAlias = dict[str, Any]
 
 
 class Found(StrEnum):
@@ -77,9 +78,6 @@ class State(StrEnum):
     DEAD_LETTERED = "dead_lettered"
     UNROUTED = "unrouted"
     DISCARDED = "discarded"
-
-
-_SETTLED: Final = (State.PUBLISHED, State.DEAD_LETTERED, State.DISCARDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,27 +145,6 @@ class LifeStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """A row of `outbox.message_status`.
-
-    Attributes:
-        run: the number of its replays.
-        attempts: how often the broker refused it in this run.
-        available_at: when it is next due; None if it is due at once, or never again.
-        published_at: when its first publication was recorded.
-        reader: which reader is to publish it, or has; None: no reader gets it.
-    """
-
-    state: str
-    run: int
-    attempts: int
-    available_at: datetime | None
-    published_at: datetime | None
-    last_error: str | None
-    reader: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
     """What is known about one message.
 
@@ -175,7 +152,10 @@ class Life:
         envelopes: the message as it was added; more than one if its id was used again,
             none if its day was dropped or it was added elsewhere.
         steps: what happened to it, in chronological order.
-        status: its state in the outbox; None if no outbox that was read contains it.
+        state: its state in the outbox; None if no outbox that was read contains it.
+        published_at: when its first publication was recorded; a replay doesn't change
+            it.
+        replays: how often it was replayed.
         waits: why it isn't published yet, in a sentence; None if it doesn't wait.
         caused: the messages that its handlers added.
     """
@@ -183,14 +163,11 @@ class Life:
     id: str
     envelopes: tuple[Envelope, ...] = ()
     steps: tuple[LifeStep, ...] = ()
-    status: Status | None = None
+    state: State | None = None
+    published_at: datetime | None = None
+    replays: int = 0
     waits: str | None = None
     caused: tuple["Life", ...] = ()
-
-    @property
-    def state(self) -> State | None:
-        """Its state in the outbox."""
-        return None if self.status is None else State(self.status.state)
 
     @property
     def topic(self) -> str:
@@ -203,16 +180,6 @@ class Life:
         if self.envelopes:
             return self.envelopes[0].created_at
         return _moment_in(_uuid(self.id))
-
-    @property
-    def published_at(self) -> datetime | None:
-        """When its first publication was recorded; a replay doesn't change it."""
-        return None if self.status is None else self.status.published_at
-
-    @property
-    def replays(self) -> int:
-        """How often it was replayed."""
-        return 0 if self.status is None else self.status.run
 
     @property
     def handlings(self) -> tuple[LifeStep, ...]:
@@ -246,21 +213,12 @@ class Trace:
     unknown: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lives:
-    """Messages of a key, newest first.
+class Lives(NamedTuple):
+    """Messages of a key, newest first; the rest is as in `Trace`."""
 
-    Attributes:
-        unknown: as in `Trace`.
-    """
-
+    found: Found
     lives: tuple[Life, ...]
-    unknown: tuple[str, ...] = ()
-
-    @property
-    def found(self) -> Found:
-        """Whether there is any."""
-        return _found(bool(self.lives), may_be_gone=bool(self.unknown))
+    unknown: tuple[str, ...]
 
 
 Databases: TypeAlias = Mapping[str, AdministrationConnection]
@@ -309,17 +267,14 @@ def read_lives_of_key(
     with _planned_for_one_message(databases):
         reader = _Reader(databases)
         reader.find_key(key, since, max_messages)
-        lives = reader.read_lives(list(reader.envelopes))
+        lives = tuple(reader.read_lives(list(reader.envelopes)).values())
         unknown = tuple(
-            f"messages before: {table} of {name} begins {_moment(begins_at)}"
+            f"messages before: {table} of {name} begins {write_moment(begins_at)}"
             for name, connection in databases.items()
             for table, begins_at in _low_water(connection, ["outbox.message"])
             if begins_at is None or since < begins_at
         )
-    newest = sorted(
-        lives.values(), key=lambda life: life.added_at or since, reverse=True
-    )
-    return Lives(lives=tuple(newest), unknown=unknown)
+    return Lives(_found(bool(lives), may_be_gone=bool(unknown)), lives, unknown)
 
 
 def _found(is_found: bool, *, may_be_gone: bool) -> Found:
@@ -404,7 +359,7 @@ class _Reader:
     def read_lives(self, ids: Sequence[UUID]) -> dict[UUID, Life]:
         """Read the lives of messages that were looked up before."""
         steps: dict[UUID, list[LifeStep]] = {id: [] for id in ids}
-        statuses: dict[tuple[UUID, datetime], Status] = {}
+        statuses: dict[tuple[UUID, datetime], _Row] = {}
         moments = {id: self._moments(id) for id in steps}
         known = [it for each in moments.values() for it in each]
         values = {
@@ -422,8 +377,7 @@ class _Reader:
                     id, what = row.pop("message_id"), row.pop("step")
                     steps[id].append(LifeStep(what=what, database=name, **row))
             for row in _rows(connection, load("outbox", "read_statuses"), values):
-                place = row.pop("id"), row.pop("created_at")
-                statuses[place] = Status(**row)
+                statuses[row["id"], row["created_at"]] = row
         return {id: self._life(id, steps[id], statuses) for id in steps}
 
     def _find_caused(
@@ -457,7 +411,7 @@ class _Reader:
         self,
         id: UUID,
         steps: list[LifeStep],
-        statuses: Mapping[tuple[UUID, datetime], Status],
+        statuses: Mapping[tuple[UUID, datetime], _Row],
     ) -> Life:
         # A discard writes a receipt, to keep the message from its handler.
         discards = {(it.consumer, it.at) for it in steps if it.what == "discarded"}
@@ -469,50 +423,54 @@ class _Reader:
         steps.sort(key=_order)
         envelopes = tuple(self.envelopes.get(id, ()))
         life = Life(id=str(id), envelopes=envelopes, steps=tuple(steps))
-        if not envelopes:
+        status = statuses.get((id, envelopes[0].created_at)) if envelopes else None
+        if status is None:
             return life
-        status = statuses.get((id, envelopes[0].created_at))
-        waits = None
-        if status is not None and status.state not in _SETTLED:
-            database = self._databases[envelopes[0].database]
-            waits = _why(database, status, envelopes[0])
-        return replace(life, status=status, waits=waits)
+        return replace(
+            life,
+            state=State(status["state"]),
+            published_at=status["published_at"],
+            replays=status["run"],
+            waits=_why(self._databases[envelopes[0].database], status, envelopes[0]),
+        )
 
 
 def _rows(
     connection: AdministrationConnection,
     statement: LiteralString,
     values: Mapping[str, Any],
-) -> list[dict[str, Any]]:
+) -> list[_Row]:
     with connection.cursor(row_factory=dict_row) as cursor:
         # Planned for these values, so that other days are pruned.
         return cursor.execute(statement, values, prepare=False).fetchall()
 
 
 def _why(
-    connection: AdministrationConnection, status: Status, envelope: Envelope
-) -> str:
-    due = _moment(status.available_at)
-    match status.state:
+    connection: AdministrationConnection, status: _Row, envelope: Envelope
+) -> str | None:
+    """Say why a message isn't published yet; None if it is settled."""
+    due = write_moment(status["available_at"])
+    match status["state"]:
+        case State.PUBLISHED | State.DEAD_LETTERED | State.DISCARDED:
+            return None
         case State.SCHEDULED:
-            return f"scheduled for {due}"
+            return f"scheduled for {due} UTC"
         case State.WAITING:
-            reason = status.last_error or "no reason is known"
-            times = many(status.attempts, "time")
-            return f"refused {times}, next attempt at {due}: {reason}"
+            reason = status["last_error"] or "no reason is known"
+            times = many(status["attempts"], "time")
+            return f"refused {times}, next attempt at {due} UTC: {reason}"
         case State.BLOCKED:
             values = {
-                "reader": status.reader,
+                "reader": status["reader"],
                 "lane": envelope.lane,
                 "key": envelope.key,
                 "seq": envelope.seq,
             }
-            for it in _rows(
-                connection, load("outbox", "find_blocking_message"), values
-            ):
+            statement = load("outbox", "find_blocking_message")
+            for it in _rows(connection, statement, values):
                 return (
                     f"waits behind {it['id']} of its key, whose next attempt is at"
-                    f" {_moment(it['due_at'])}"
+                    f" {write_moment(it['due_at'])} UTC"
                 )
             return "its key is no longer blocked: it is next"
         case State.UNROUTED:
@@ -572,7 +530,9 @@ def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
             if table == "outbox.message" and life.envelopes:
                 continue
             may_be_gone = may_be_gone or table == "outbox.message"
-            begins = "is empty" if begins_at is None else f"begins {_moment(begins_at)}"
+            begins = (
+                "is empty" if begins_at is None else f"begins {write_moment(begins_at)}"
+            )
             texts.append(
                 f"{table}{where} {begins}, after this message; what was before was"
                 " dropped, or never was"
@@ -637,9 +597,6 @@ def _moment_in(id: UUID | None) -> datetime | None:
         return None  # after the year 9999
 
 
-def _moment(at: datetime | None) -> str:
-    return (
-        "an unknown time"
-        if at is None
-        else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    )
+def write_moment(at: datetime | None) -> str:
+    """Write a moment in UTC, to the millisecond."""
+    return "unknown" if at is None else f"{at.astimezone(UTC):%F %T.%f}"[:-3]

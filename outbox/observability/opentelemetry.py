@@ -14,7 +14,8 @@ nothing is recorded.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar, Token
+from contextlib import ExitStack
+from contextvars import ContextVar
 from functools import wraps
 from importlib.metadata import version
 from types import TracebackType
@@ -356,9 +357,8 @@ class _Processing:
         self._decisions = decisions
         self._outcome = "handled"
         self._span: Span | None = None
-        self._context: Any = None
         self._outer: _Processing | None = None
-        self._token: Token[_Processing | None] | None = None
+        self._exits = ExitStack()
 
     def __enter__(self) -> Self:
         self._start()
@@ -383,7 +383,7 @@ class _Processing:
         parent = None  # the current context
         if len(self._messages) == 1 and known and not ambient.is_valid:
             parent = parent_of(known[0], otel_context.get_current())
-        self._span = self.tracing.start(
+        self._span = span = self.tracing.start(
             "process",
             "process",
             SpanKind.CONSUMER,
@@ -393,8 +393,10 @@ class _Processing:
             links=[Link(origin) for origin in known],
             attributes={"messaging.consumer.group.name": self._consumer},
         )
-        self._token = _processing.set(self)
-        self._context = otel_context.attach(trace.set_span_in_context(self._span))
+        self._exits.callback(self._end, span)
+        self._exits.callback(_processing.reset, _processing.set(self))
+        token = otel_context.attach(trace.set_span_in_context(span))
+        self._exits.callback(otel_context.detach, token)
 
     def _ids(self) -> frozenset[str]:
         return frozenset(str(message.id) for message in self._messages)
@@ -428,21 +430,15 @@ class _Processing:
     ) -> None:
         if error is not None:
             self.failed(error)
-        self._leave()
-        self._end()
+        self._close()
 
     @_safely
-    def _leave(self) -> None:
-        if self._context is not None:
-            otel_context.detach(self._context)
-        if self._token is not None:
-            _processing.reset(self._token)
+    def _close(self) -> None:
+        self._exits.close()
 
-    @_safely
-    def _end(self) -> None:
-        if self._span is not None:
-            self._span.set_attribute("pillarbox.outcome", self._outcome)
-            self._span.end()
+    def _end(self, span: Span) -> None:
+        span.set_attribute("pillarbox.outcome", self._outcome)
+        span.end()
 
 
 def context_of(message: Traced) -> SpanContext | None:

@@ -5,30 +5,23 @@ define further metrics in `relay/metrics.py` and `inbox/consuming/metrics.py`, w
 share the registry and the topic labels.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final, cast
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.aiohttp import make_aiohttp_handler
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from typing_extensions import override
 
-from outbox.administration.check import Severity
+from outbox.administration.check import Finding, Severity
 from outbox.events import Event
 from outbox.logs.printable import printable
 from outbox.observability.database_measure import DatabaseMeasured, DatabaseNotMeasured
 from outbox.observability.http_server import Handler
 from outbox.observability.latency import Latencies
-from outbox.observability.measures.failures import Reason
 from outbox.observability.overview import Overview
 
 OTHER: Final = "other"
@@ -59,56 +52,6 @@ class TopicLabels:
                 return OTHER
             label = self._labels[topic] = printable(topic[:_MAX_LABEL])
         return label
-
-
-class Tally:
-    """One counter; callers add to `count`."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-class Tallies(Collector):
-    """Counters with labels, cheap enough to update for every message.
-
-    For one event loop.
-
-    Args:
-        labels: the names of the labels.
-        registry: where the counters register themselves.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        labels: Sequence[str],
-        registry: CollectorRegistry,
-    ) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._labels = labels
-        self._tallies: dict[tuple[str, ...], Tally] = {}
-        registry.register(self)
-
-    def of(self, *values: str) -> Tally:
-        """Return the counter with these label values; a new one starts at 0."""
-        tally = self._tallies.get(values)
-        if tally is None:
-            tally = self._tallies[values] = Tally()
-        return tally
-
-    @override
-    def collect(self) -> Iterable[CounterMetricFamily]:
-        """Return the counters' samples."""
-        family = CounterMetricFamily(
-            self._name, self._documentation, labels=self._labels
-        )
-        for values, tally in self._tallies.items():
-            family.add_metric(values, tally.count)
-        return [family]
 
 
 class LatencyHistogram(Collector):
@@ -178,19 +121,23 @@ class PrometheusEvents:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry(auto_describe=True)
         self.topics = TopicLabels()
-        self._events = Tallies(
-            "pillarbox_events", "Events by name.", ["event", "consumer"], self.registry
+        self._events = Counter(
+            "pillarbox_events",
+            "Events by name.",
+            ["event", "consumer"],
+            registry=self.registry,
         )
-        self._by_event: dict[tuple[type[Event], str], Tally] = {}
+        # Finding a counter by its labels takes longer than counting.
+        self._by_event: dict[tuple[type[Event], str], Counter] = {}
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
         kind, consumer = type(event), getattr(event, "consumer", "")
-        tally = self._by_event.get((kind, consumer))
-        if tally is None:
-            tally = self._events.of(kind.__name__, consumer)
-            self._by_event[kind, consumer] = tally
-        tally.count += 1
+        counter = self._by_event.get((kind, consumer))
+        if counter is None:
+            counter = self._events.labels(kind.__name__, consumer)
+            self._by_event[kind, consumer] = counter
+        counter.inc()
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the handlers of scrape requests, by path."""
@@ -199,7 +146,7 @@ class PrometheusEvents:
         return {"/metrics": cast("Handler", handler)}
 
 
-class DatabaseMetrics(Collector):
+class DatabaseMetrics:
     """An observer that exports the last measurement, labelled with the database's name.
 
     Before the first one and after a failed one only its time is left, 0 for never,
@@ -207,83 +154,67 @@ class DatabaseMetrics(Collector):
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._measured: DatabaseMeasured | None = None
-        self._last: Overview | None = None
-        registry.register(self)
+        def gauge(name: str, documentation: str, *labels: str) -> Gauge:
+            names = ["database", *labels]
+            return Gauge(name, documentation, names, registry=registry)
+
+        self._at = gauge(
+            "pillarbox_database_measured_timestamp_seconds",
+            "When this process last measured the database; 0: never.",
+        )
+        self._findings = gauge(
+            "pillarbox_findings",
+            "What pillarbox status finds wrong, as far as this process can see.",
+            *("check", "severity"),
+        )
+        self._backlog = gauge(
+            "pillarbox_outbox_backlog_messages",
+            "Messages that are not settled, estimated if there are many.",
+        )
+        self._oldest = gauge(
+            "pillarbox_outbox_oldest_waiting_seconds",
+            "How long the oldest message that is due has waited.",
+        )
+        self._letters = gauge(
+            "dead_letter_total",
+            "PENDING dead letters, of the newest 10,000.",
+            *("schema", "origin"),
+        )
+        self._letter_age = gauge(
+            "dead_letter_age_seconds",
+            "Age of the oldest PENDING dead letter, of the newest 10,000.",
+            *("schema", "origin"),
+        )
+        self._at.labels("").set(0)
 
     def __call__(self, event: Event) -> None:
         """Keep the measurement that an event reports."""
+        if isinstance(event, DatabaseMeasured | DatabaseNotMeasured):
+            for gauge in (self._findings, self._backlog, self._oldest):
+                gauge.clear()
+            self._letters.clear()
+            self._letter_age.clear()
         if isinstance(event, DatabaseMeasured):
-            self._measured = event
-            self._last = event.overview
-        elif isinstance(event, DatabaseNotMeasured):
-            self._measured = None
+            self._record(event.overview, event.findings)
 
-    @override
-    def collect(self) -> Iterable[Metric]:
-        """Return the samples."""
-        found, last = self._measured, self._last
-
-        def gauge(
-            name: str,
-            documentation: str,
-            samples: Mapping[tuple[str, ...], float],
-            *labels: str,
-        ) -> Metric:
-            names = ["database", *labels]
-            family = GaugeMetricFamily(name, documentation, labels=names)
-            for values, value in samples.items():
-                family.add_metric([last.database if last else "", *values], value)
-            return family
-
-        yield gauge(
-            "pillarbox_database_measured_timestamp_seconds",
-            "When this process last measured the database; 0: never.",
-            {(): last.at.timestamp() if last else 0},
-        )
-        findings = found.findings if found else ()
-        yield gauge(
-            "pillarbox_findings",
-            "What pillarbox status finds wrong, as far as this process can see.",
-            Counter(
-                (it.check, it.severity)
-                for it in findings
-                if it.severity is not Severity.HINT
-            ),
-            "check",
-            "severity",
-        )
-        backlog = found.overview.outbox if found else None
-        estimated = None if backlog is None else backlog.estimated
-        yield gauge(
-            "pillarbox_outbox_backlog_messages",
-            "Messages that are not settled, estimated if there are many.",
-            {} if estimated is None else {(): estimated},
-        )
-        waited = (backlog.waited if backlog else None) or timedelta(0)
-        yield gauge(
-            "pillarbox_outbox_oldest_waiting_seconds",
-            "How long the oldest message that is due has waited.",
-            {} if backlog is None else {(): waited.total_seconds()},
-        )
-        reasons: dict[tuple[str, ...], list[Reason]] = defaultdict(list)
-        for letters in found.overview.dead_letters if found else ():
-            for reason in letters.reasons:
-                reasons[letters.side, reason.origin].append(reason)
-        yield gauge(
-            "dead_letter_total",
-            "PENDING dead letters, of the newest 10,000.",
-            {of: sum(it.pending for it in each) for of, each in reasons.items()},
-            "schema",
-            "origin",
-        )
-        yield gauge(
-            "dead_letter_age_seconds",
-            "Age of the oldest PENDING dead letter, of the newest 10,000.",
-            {
-                of: max(it.age for it in each).total_seconds()
-                for of, each in reasons.items()
-            },
-            "schema",
-            "origin",
-        )
+    def _record(self, overview: Overview, findings: Sequence[Finding]) -> None:
+        name = overview.database
+        self._at.clear()
+        self._at.labels(name).set(overview.at.timestamp())
+        for it in findings:
+            if it.severity is not Severity.HINT:
+                self._findings.labels(name, it.check, it.severity).inc()
+        backlog = overview.outbox
+        if backlog is not None:
+            if backlog.estimated is not None:
+                self._backlog.labels(name).set(backlog.estimated)
+            waited = backlog.waited or timedelta(0)
+            self._oldest.labels(name).set(waited.total_seconds())
+        ages: dict[tuple[str, ...], timedelta] = {}
+        for side in overview.dead_letters:
+            for reason in side.reasons:
+                labels = name, side.side, reason.origin
+                self._letters.labels(*labels).inc(reason.pending)
+                ages[labels] = max(reason.age, ages.get(labels, reason.age))
+        for of, age in ages.items():
+            self._letter_age.labels(*of).set(age.total_seconds())

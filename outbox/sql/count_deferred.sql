@@ -13,18 +13,14 @@ WITH deferred AS MATERIALIZED (
             WHERE q.id = e.id AND q.created_at = e.created_at AND q.created_at BETWEEN %(first)s AND %(last)s
             LIMIT 1
            ) AS m
-), counted AS (
-    SELECT grouping(d.lane / 16, d.topic, d.tenant) AS part, d.lane / 16 AS priority, d.topic, d.tenant,
-           count(*) AS messages,
-           count(*) FILTER (WHERE d.cause NOT IN ('refused', 'postponed', 'blocked') AND d.is_due) AS ready,
-           count(*) FILTER (WHERE d.cause NOT IN ('refused', 'postponed', 'blocked') AND NOT d.is_due) AS scheduled,
-           count(*) FILTER (WHERE d.cause IN ('refused', 'postponed')) AS waiting,
-           count(*) FILTER (WHERE d.cause = 'blocked') AS blocked,
-           min(d.waits_since) FILTER (WHERE d.is_due) AS oldest
-      FROM deferred AS d
-     GROUP BY GROUPING SETS ((), (d.lane / 16), (d.topic), (d.tenant))
 )
-SELECT CASE c.part WHEN 7 THEN 'total' WHEN 3 THEN 'priority' WHEN 5 THEN 'topic' ELSE 'tenant' END AS part,
-       CASE c.part WHEN 3 THEN (ARRAY['realtime', 'default', 'bulk'])[c.priority + 1] WHEN 5 THEN c.topic WHEN 6 THEN c.tenant END AS name,
-       c.messages, c.ready, c.scheduled, c.waiting, c.blocked, c.oldest, c.messages AS estimated
-  FROM counted AS c
+SELECT (ARRAY['realtime', 'default', 'bulk'])[d.lane / 16 + 1] AS priority, d.topic, d.tenant,
+       count(*) AS messages,
+       count(*) FILTER (WHERE d.cause NOT IN ('refused', 'postponed', 'blocked') AND d.is_due) AS ready,
+       count(*) FILTER (WHERE d.cause NOT IN ('refused', 'postponed', 'blocked') AND NOT d.is_due) AS scheduled,
+       count(*) FILTER (WHERE d.cause IN ('refused', 'postponed')) AS waiting,
+       count(*) FILTER (WHERE d.cause = 'blocked') AS blocked,
+       min(d.waits_since) FILTER (WHERE d.is_due) AS oldest,
+       count(*) AS estimated
+  FROM deferred AS d
+ GROUP BY d.lane / 16, d.topic, d.tenant

@@ -1,6 +1,6 @@
 -- Does:  Count the deliveries of the postgres broker that are not acked, by consumer and topic, up to a number of each lane of a day.
 -- Takes: most (the number of each lane of a day that is counted, and of those that wait after their first claim)
--- Gives: consumer, topic (null: all), messages, ready, waiting, blocked, waited (the oldest one that is due), more (lanes with more)
+-- Gives: consumer, topic, messages, ready, waiting, blocked, oldest (when the oldest one that is due became due), more (lanes with more)
 -- Index: message_lane_idx above the positions; deferral_delivery_idx
 WITH fresh AS MATERIALIZED (
     SELECT p.consumer, f.topic, f.created_at,
@@ -35,12 +35,11 @@ WITH fresh AS MATERIALIZED (
        FROM inbox.waiting_delivery AS w
       LIMIT %(most)s + 1)
 )
-SELECT u.consumer, CASE WHEN grouping(u.topic) = 0 THEN u.topic END AS topic, count(*) AS messages,
+SELECT u.consumer, u.topic, count(*) AS messages,
        count(*) FILTER (WHERE u.state = 'ready') AS ready,
        count(*) FILTER (WHERE u.state = 'waiting') AS waiting,
        count(*) FILTER (WHERE u.state = 'blocked') AS blocked,
-       now() - min(u.since) FILTER (WHERE u.since <= now()) AS waited,
+       min(u.since) FILTER (WHERE u.since <= now()) AS oldest,
        count(*) FILTER (WHERE u.is_more) AS more
   FROM unsettled AS u
- GROUP BY GROUPING SETS ((u.consumer), (u.consumer, u.topic))
- ORDER BY u.consumer, grouping(u.topic) DESC, messages DESC, topic
+ GROUP BY u.consumer, u.topic

@@ -1,6 +1,6 @@
 -- Does:  Count the messages that no position covers, by priority, topic and tenant, up to a number of each lane.
 -- Takes: lanes, since (where a partition begins), most (of each lane)
--- Gives: part (total, priority, topic or tenant), name (null: no tenant), messages, ready, scheduled, oldest (when the oldest one that is due became due), and in the total: more (lanes that have more messages), estimated (how many there are)
+-- Gives: priority, topic, tenant, messages, ready, scheduled, oldest (when the oldest one that is due became due), and in one row, else 0: more (lanes that have more messages), estimated (how many there are)
 -- Index: message_lane_idx above the positions, message_xid_idx
 WITH last AS MATERIALIZED (
     SELECT p.* FROM outbox.last_positions(%(since)s) AS p WHERE p.lane = ANY (%(lanes)s::smallint[])
@@ -48,19 +48,13 @@ WITH last AS MATERIALIZED (
             ORDER BY m.seq DESC
             LIMIT 1
            ) AS last ON s.messages > %(most)s
-), counted AS (
-    SELECT grouping(u.lane / 16, u.topic, u.tenant) AS part, u.lane / 16 AS priority, u.topic, u.tenant,
-           count(*) AS messages,
-           count(*) FILTER (WHERE u.is_due) AS ready,
-           count(*) FILTER (WHERE NOT u.is_due) AS scheduled,
-           min(u.due_at) FILTER (WHERE u.is_due) AS oldest
-      FROM uncovered AS u
-     GROUP BY GROUPING SETS ((), (u.lane / 16), (u.topic), (u.tenant))
 )
-SELECT CASE c.part WHEN 7 THEN 'total' WHEN 3 THEN 'priority' WHEN 5 THEN 'topic' ELSE 'tenant' END AS part,
-       CASE c.part WHEN 3 THEN (ARRAY['realtime', 'default', 'bulk'])[c.priority + 1] WHEN 5 THEN c.topic WHEN 6 THEN c.tenant END AS name,
-       c.messages, c.ready, c.scheduled, c.oldest,
-       CASE WHEN c.part = 7 THEN e.more ELSE 0 END AS more,
-       CASE WHEN c.part = 7 THEN coalesce(e.estimated, 0) ELSE 0 END AS estimated
-  FROM counted AS c
- CROSS JOIN estimate AS e
+SELECT (ARRAY['realtime', 'default', 'bulk'])[u.lane / 16 + 1] AS priority, u.topic, u.tenant,
+       count(*) AS messages,
+       count(*) FILTER (WHERE u.is_due) AS ready,
+       count(*) FILTER (WHERE NOT u.is_due) AS scheduled,
+       min(u.due_at) FILTER (WHERE u.is_due) AS oldest,
+       CASE row_number() OVER () WHEN 1 THEN (SELECT e.more FROM estimate AS e) ELSE 0 END AS more,
+       CASE row_number() OVER () WHEN 1 THEN (SELECT e.estimated FROM estimate AS e) ELSE 0 END AS estimated
+  FROM uncovered AS u
+ GROUP BY u.lane / 16, u.topic, u.tenant

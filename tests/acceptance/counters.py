@@ -67,7 +67,7 @@ class Counters:
         if broker is not None:
             environment["PILLARBOX_BROKER_URL"] = broker
         counter = RunningProcess(
-            command_line("pillarbox", "--log-level=debug", "consume", consumer),
+            command_line("pillarbox", "consume", consumer, "--log-level=debug"),
             self._directory / f"{name}.log",
             environment,
         )

@@ -13,7 +13,6 @@ import pytest
 
 from examples.shop.brokers import NAMES
 from examples.shop.brokers import broker as chosen
-from inbox.demo.broker import Broker
 from inbox.demo.command import run
 from inbox.demo.orders import TENANT_VARIABLE, TOPIC, is_ours
 from inbox.demo.play import Options
@@ -109,27 +108,6 @@ def test_the_error_for_a_broker_that_the_demo_cannot_use_has_a_remedy(
 ) -> None:
     with pytest.raises(ConfigError, match=said), chosen(broker, "postgresql://"):
         pass
-
-
-def test_consumers_read_from_the_relays_broker_with_their_own_options() -> None:
-    for url, expected in (
-        ("redis://h", "redis://h?a=1"),
-        ("n://h?b=2", "n://h?b=2&a=1"),
-    ):
-        assert Broker(url, options="a=1").source_url == expected
-    with chosen(None, "postgresql://db") as default:
-        assert default.source_url == default.url == "postgresql://db"
-
-
-@pytest.mark.parametrize(
-    ("url", "repeats"),
-    [("sns://eu-west-1/?fifo=true", False), ("nats://h", False), ("redis://h", True)],
-)
-def test_the_demo_knows_which_brokers_deliver_duplicates(
-    url: str, repeats: bool
-) -> None:
-    with chosen(url, "postgresql://") as given:
-        assert given.repeats is repeats
 
 
 def test_orders_of_an_earlier_demo_are_left_alone(

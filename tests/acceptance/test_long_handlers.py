@@ -40,7 +40,7 @@ class Printers:
     def start(self, kind: str = "printer") -> RunningProcess:
         """Start another process, and return once it has reached its database."""
         printer = self._command(
-            "--log-level=debug", "consume", f"tests.acceptance.printer:{kind}"
+            "consume", f"tests.acceptance.printer:{kind}", "--log-level=debug"
         )
         printer.wait_for_log("ConsumerStarted")
         return printer

@@ -60,7 +60,7 @@ class Supervisor:
             assert self._starts <= 20, "it ends again and again"
             self._process = RunningProcess(
                 command_line(
-                    "pillarbox", "--log-level=debug", "consume", self._consumer
+                    "pillarbox", "consume", self._consumer, "--log-level=debug"
                 ),
                 self._log,
                 self._environment,

@@ -190,7 +190,7 @@ def broker_variables(name: str, database: str) -> Iterator[Mapping[str, str]]:
         }
     else:
         with broker(name, database) as chosen:
-            yield {"PILLARBOX_BROKER_URL": chosen.url}
+            yield {"PILLARBOX_BROKER_URL": chosen}
 
 
 def ways(extras: Sequence[str]) -> Iterator[tuple[str, str, str]]:

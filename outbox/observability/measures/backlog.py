@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from outbox.observability.measures.processes import read_held_lanes
 from outbox.observability.measures.reading import Reading, limit
@@ -12,6 +12,10 @@ from outbox.postgres.sql_files import load
 
 _RECENT: Final = timedelta(days=1)
 _DEFERRED_SHARE: Final = 4
+_ALL: Final = ("", None)
+
+_Place: TypeAlias = tuple[str, str | None]
+"""A column and one of its values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +50,14 @@ class Backlog:
         tenants: the tenants; empty if no message has one.
     """
 
-    messages: int
-    is_complete: bool
-    estimated: int | None
-    ready: int
-    scheduled: int
-    refused: int
-    blocked: int
-    waited: timedelta | None
+    messages: int = 0
+    is_complete: bool = True
+    estimated: int | None = 0
+    ready: int = 0
+    scheduled: int = 0
+    refused: int = 0
+    blocked: int = 0
+    waited: timedelta | None = None
     priorities: tuple[BacklogGroup, ...] = ()
     topics: tuple[BacklogGroup, ...] = ()
     tenants: tuple[BacklogGroup, ...] = ()
@@ -89,7 +93,7 @@ class Rate:
 
 def read_backlog(reading: Reading) -> Backlog:
     """Count the unsettled messages of the outbox."""
-    tally = _Tally()
+    tally = Tally("priority", "topic", "tenant")
     for since, lanes in _find_days(reading):
         if lanes:
             for row in reading.rows(
@@ -105,7 +109,7 @@ def read_backlog(reading: Reading) -> Backlog:
     limit(reading.connection, reading.scope.patience)
     if entries:
         if len(entries) > most:
-            tally.add({"part": "total", "name": None, "oldest": None, "more": 1})
+            tally.is_complete = False
         moments = [it["created_at"] for it in entries]
         for row in reading.rows(
             load("outbox", "count_deferred"),
@@ -173,54 +177,67 @@ def read_rate(reading: Reading, backlog: Backlog | None) -> Rate:
     )
 
 
-class _Tally:
-    """Adds up the counts of several statements."""
+class Tally:
+    """Adds up counted rows, in all and for each value of some columns.
 
-    def __init__(self) -> None:
-        self._parts: dict[str, dict[str | None, Counter[str]]] = defaultdict(
-            lambda: defaultdict(Counter)
-        )
-        self._oldest: dict[tuple[str, str | None], datetime] = {}
+    Attributes:
+        is_complete: whether everything was counted, unless a row says otherwise.
+    """
+
+    def __init__(self, *columns: str) -> None:
+        self.is_complete = True
+        self._columns = columns
+        self._counts: dict[_Place, Counter[str]] = defaultdict(Counter)
+        self._oldest: dict[_Place, datetime] = {}
 
     def add(self, row: dict[str, Any]) -> None:
-        part, name, oldest = (row.pop(it) for it in ("part", "name", "oldest"))
-        self._parts[part][name].update(row)
-        if oldest is not None:
-            place = part, name
-            self._oldest[place] = min(oldest, self._oldest.get(place, oldest))
+        """Add a row of count_uncovered.sql, count_deferred.sql or count_deliveries.sql.
+
+        It is changed.
+        """
+        oldest = row.pop("oldest")
+        places = [_ALL, *((column, row.pop(column)) for column in self._columns)]
+        for place in places:
+            self._counts[place].update(row)
+            if oldest is not None:
+                self._oldest[place] = min(oldest, self._oldest.get(place, oldest))
 
     def sum(self, most: int, now: datetime) -> Backlog:
-        total = self._parts["total"][None]
+        """Return the sums, with at most so many groups of each column."""
+        total = self._counts[_ALL]
+        priorities, topics, tenants = (
+            self._groups(column, most, now)
+            for column in ("priority", "topic", "tenant")
+        )
         return Backlog(
             messages=total["messages"],
-            is_complete=not total["more"],
+            is_complete=self.is_complete and not total["more"],
             estimated=total["estimated"],
             ready=total["ready"],
             scheduled=total["scheduled"],
             refused=total["waiting"],
             blocked=total["blocked"],
-            waited=self._waited("total", None, now),
-            priorities=self._groups("priority", most, now),
-            topics=self._groups("topic", most, now),
-            tenants=self._groups("tenant", most, now)
-            if any(name is not None for name in self._parts["tenant"])
-            else (),
+            waited=self._waited(_ALL, now),
+            priorities=priorities,
+            topics=topics,
+            tenants=tenants if any(it.name is not None for it in tenants) else (),
         )
 
-    def _groups(self, part: str, most: int, now: datetime) -> tuple[BacklogGroup, ...]:
-        groups = sorted(
-            self._parts[part].items(),
-            key=lambda it: (-it[1]["messages"], it[0] or ""),
-        )
-        return tuple(
+    def _groups(
+        self, column: str, most: int, now: datetime
+    ) -> tuple[BacklogGroup, ...]:
+        groups = [
             BacklogGroup(
-                name=name,
-                messages=counted["messages"],
-                waited=self._waited(part, name, now),
+                name=place[1],
+                messages=counts["messages"],
+                waited=self._waited(place, now),
             )
-            for name, counted in groups[:most]
-        )
+            for place, counts in self._counts.items()
+            if place[0] == column
+        ]
+        groups.sort(key=lambda it: (-it.messages, it.name or ""))
+        return tuple(groups[:most])
 
-    def _waited(self, part: str, name: str | None, now: datetime) -> timedelta | None:
-        oldest = self._oldest.get((part, name))
+    def _waited(self, place: _Place, now: datetime) -> timedelta | None:
+        oldest = self._oldest.get(place)
         return None if oldest is None else max(now - oldest, timedelta(0))

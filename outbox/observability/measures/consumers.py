@@ -1,13 +1,12 @@
 """The consumers: their deliveries, their rates, and how many are running."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 from typing import Final
 
 from outbox.administration.checks.locks import read_consumers as list_consumers
-from outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
+from outbox.observability.measures.backlog import Backlog, Rate, Tally
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
 from outbox.postgres.advisory_lock import Lock, consumer_class
@@ -37,17 +36,6 @@ class ConsumerStatus:
 
 _UNSIGNED: Final = 0xFFFFFFFF
 """pg_locks shows a lock's class as an unsigned number."""
-
-_NOTHING: Final = Backlog(
-    messages=0,
-    is_complete=True,
-    estimated=0,
-    ready=0,
-    scheduled=0,
-    refused=0,
-    blocked=0,
-    waited=None,
-)
 
 
 def read_consumers(
@@ -84,7 +72,7 @@ def read_consumers(
             name=name,
             is_subscribed=is_subscribed,
             replicas=replicas[name] if is_subscribed or name in recorded else None,
-            lag=lags.get(name, _NOTHING) if is_subscribed else None,
+            lag=lags.get(name, Backlog()) if is_subscribed else None,
             rate=rates.get(name),
         )
         for name in sorted({*subscribed, *rates, *lags, *replicas})
@@ -101,26 +89,15 @@ def _count_members(reading: Reading, names: Collection[str]) -> Counter[str]:
 
 
 def _read_lags(reading: Reading) -> dict[str, Backlog]:
-    rows = reading.rows(load("outbox", "count_deliveries"), most=reading.scope.per_lane)
-    lags = {}
-    for consumer, of_consumer in groupby(rows, lambda row: str(row["consumer"])):
-        total, *topics = of_consumer
-        lags[consumer] = Backlog(
-            messages=total["messages"],
-            is_complete=not total["more"],
-            estimated=None if total["more"] else total["messages"],
-            ready=total["ready"],
-            scheduled=0,
-            refused=total["waiting"],
-            blocked=total["blocked"],
-            waited=total["waited"],
-            topics=tuple(
-                BacklogGroup(
-                    name=row["topic"],
-                    messages=row["messages"],
-                    waited=row["waited"],
-                )
-                for row in topics[: reading.scope.groups]
-            ),
-        )
-    return lags
+    tallies: dict[str, Tally] = defaultdict(lambda: Tally("topic"))
+    statement = load("outbox", "count_deliveries")
+    for row in reading.rows(statement, most=reading.scope.per_lane):
+        tallies[row.pop("consumer")].add(row)
+    lags = {
+        consumer: tally.sum(reading.scope.groups, reading.at)
+        for consumer, tally in tallies.items()
+    }
+    return {
+        consumer: replace(it, estimated=it.messages if it.is_complete else None)
+        for consumer, it in lags.items()
+    }

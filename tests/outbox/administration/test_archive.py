@@ -185,7 +185,7 @@ def test_kept_tables_are_shown_until_the_policy_drops_partitions_again(
         for p in next(
             t["partitions"]
             for t in json.loads(capsys.readouterr().out)
-            if t["table"] == "outbox.message"
+            if t["parent_table"] == "outbox.message"
         )
         if p["partition"] == first
         for k, v in p.items()

@@ -206,10 +206,10 @@ def test_the_policy_of_messages_applies_to_their_positions(
     assert len(execute(database_url, POLICIES)) == 1
     assert len(set(execute(database_url, BOUNDS))) == 1
     assert main(["retention", "--database", database_url, "--json"]) == 0
-    policies = {p["table"]: p for p in json.loads(capsys.readouterr().out)}
+    policies = {p["parent_table"]: p for p in json.loads(capsys.readouterr().out)}
     for follower in FOLLOWERS:
         assert policies[follower]["follows"] == "outbox.message"
-        assert policies[follower]["retention_seconds"] == 21 * 86400
+        assert policies[follower]["retention"] == 21 * 86400
         assert policies[follower]["premake"] == 48
     assert main(["retention", "--database", database_url]) == 0
     assert capsys.readouterr().out.count("follows outbox.message") == len(FOLLOWERS)

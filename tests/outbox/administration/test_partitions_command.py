@@ -58,9 +58,9 @@ def test_the_timeline_as_json_shows_the_same(
 
     tables = json.loads(outbox(database_url, capsys, "partitions", "--json"))
 
-    assert [table["table"] for table in tables] == TABLES
-    (messages,) = (t for t in tables if t["table"] == "outbox.message")
-    assert messages["retention_seconds"] == 7 * 86400
+    assert [table["parent_table"] for table in tables] == TABLES
+    (messages,) = (t for t in tables if t["parent_table"] == "outbox.message")
+    assert messages["retention"] == 7 * 86400
     held, detached = messages["partitions"][:2]
     assert (held["place"], held["unsettled"], held["rows"]) == ("held", 1, 1)
     assert (detached["place"], detached["partition"]) == ("detached", name)
@@ -84,7 +84,7 @@ def test_a_default_partition_is_shown(database_url: str, capsys: Capture) -> Non
     start = lines.index("outbox.message: kept 7d, 7 ahead")
     assert re.fullmatch(r"  ·*#o+D", lines[start + 1])
     assert any(line.startswith("  DEFAULT     default ") for line in lines)
-    (messages,) = (t for t in tables if t["table"] == "outbox.message")
+    (messages,) = (t for t in tables if t["parent_table"] == "outbox.message")
     found = messages["partitions"][-1]
     assert (found["partition"], found["place"]) == ("outbox.message_default", "default")
     assert found["starts_at"] is found["ends_at"] is None
@@ -130,7 +130,7 @@ def test_the_policy_is_shown_and_set(database_url: str, capsys: Capture) -> None
     assert "kept 21d" in changed
 
     policies = json.loads(outbox(database_url, capsys, "retention", "--json"))
-    kept = {p["table"]: p["retention_seconds"] for p in policies}["outbox.message"]
+    kept = {p["parent_table"]: p["retention"] for p in policies}["outbox.message"]
     assert kept == 21 * 86400
 
 

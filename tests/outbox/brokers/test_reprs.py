@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from inbox.demo.broker import Broker
 from outbox.brokers.http import HttpOptions
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.brokers.sqs.connection import SqsSettings
@@ -35,7 +34,6 @@ SETTINGS: dict[type[object], list[Callable[[], object]]] = {
             options=HttpOptions(),
         )
     ],
-    Broker: [lambda: Broker(f"redis://me:{SECRET}@host", options="host_wait=1s")],
     # These hold no secret: the name of a variable, and an address without a user.
     HttpOptions: [lambda: HttpOptions(secret_env="HOST_SECRET_ENV", ca_file="host")],
     SqsOptions: [lambda: SqsOptions(endpoint_url="https://host:1")],

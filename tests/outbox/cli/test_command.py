@@ -200,14 +200,13 @@ def test_the_error_for_an_unknown_command_suggests_a_known_one(
     ("arguments", "level"),
     [
         (["jobs"], "INFO"),
-        (["--log-level=error", "jobs"], "ERROR"),
         (["jobs", "--log-level=error"], "ERROR"),
-        (["--log-level=error", "jobs", "--log-level=debug"], "DEBUG"),
+        (["jobs", "--log-level=debug"], "DEBUG"),
     ],
     ids=" ".join,
 )
 @pytest.mark.parametrize("variable", [None, "warning"])
-def test_the_log_level_can_be_given_before_or_after_the_command(
+def test_the_log_level_is_that_of_the_option_or_the_variable(
     arguments: list[str],
     level: str,
     variable: str | None,
@@ -225,26 +224,6 @@ def test_the_log_level_can_be_given_before_or_after_the_command(
         assert logging.getLogger("pillarbox").level == logging.DEBUG
         expected = "INFO"
     assert chosen == [expected]
-
-
-def test_the_error_for_json_logs_without_their_library_names_the_extra() -> None:
-    program = (
-        "import sys\n"
-        "sys.modules['pythonjsonlogger'] = None\n"
-        "from pillarbox import main\n"
-        "sys.exit(main())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--log-format=json", "brokers"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
-        "pillarbox: --log-format json: python-json-logger is not installed; "
-        "pip install 'pillarbox[cli]'\n"
-    )
 
 
 def test_logs_are_json_on_request() -> None:

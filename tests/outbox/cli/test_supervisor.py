@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from outbox.cli.supervisor import Supervisor
+from outbox.cli.supervisor import supervise
 from outbox.errors import ConfigError
 
 
@@ -33,10 +33,8 @@ async def test_background_tasks_end_once_the_process_has_drained() -> None:
         finally:
             ended.append(process.drained)
 
-    supervisor = Supervisor(process, [background])
-    running = asyncio.create_task(supervisor.run())
-    asyncio.get_running_loop().call_soon(supervisor.stop)
-    await running
+    asyncio.get_running_loop().call_soon(process.stop)
+    await supervise(process.run, process.stop, [background])
     assert ended == [True]
 
 
@@ -47,5 +45,5 @@ async def test_a_failing_background_task_stops_the_process_and_is_raised() -> No
         raise ConfigError("no")
 
     with pytest.raises(ConfigError, match="no"):
-        await Supervisor(process, [background]).run()
+        await supervise(process.run, process.stop, [background])
     assert process.drained

@@ -5,7 +5,6 @@ import json
 import re
 import resource
 import socket
-import sys
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -231,16 +230,4 @@ async def test_a_port_in_use_is_reported(health: Health, port: int) -> None:
     address = f"127.0.0.1:{port}"
     with pytest.raises(ConfigError, match=rf"listen={address}: .*free port"):
         async with listening(address, health.handlers()):
-            pass
-
-
-async def test_the_error_for_a_missing_library_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delitem(sys.modules, "outbox.observability.http_server")
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
-    with pytest.raises(
-        ConfigError, match=r"listen=8080: .*pip install 'pillarbox\[cli\]'"
-    ):
-        async with listening("8080", {}):
             pass
