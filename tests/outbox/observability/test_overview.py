@@ -75,21 +75,40 @@ def test_a_message_that_committed_late_belongs_to_the_backlog(
     assert (backlog.messages, backlog.estimated, backlog.is_complete) == (1, 1, True)
 
 
-def test_beyond_its_limit_the_backlog_is_estimated(
+def test_beyond_their_limits_numbers_are_estimated_or_said_to_be_incomplete(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     insert(database_url, *(Message("orders", b"", key="k") for _ in range(40)))
+    execute(
+        database_url,
+        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('billing', 'orders')",
+    )
+    execute(
+        database_url,
+        "INSERT INTO inbox.message (created_at, message_id, lane, schema_version,"
+        " topic, content_type, headers, payload)"
+        " SELECT now(), outbox.uuid7(), 0, 1, 'orders', 'text/plain',"
+        " '{}', '' FROM generate_series(1, 40)",
+    )
+    give_up(database_url, *(Message("orders", b"") for _ in range(3)))
+    parts = ["backlogs", "consumers", "dead_letters"]
 
-    backlog = read_overview(monitor, Scope(parts=["backlogs"], per_lane=10)).outbox
+    overview = read_overview(monitor, Scope(parts=parts, per_lane=10, rows=2))
 
+    backlog = overview.outbox
     assert backlog is not None
-    assert not backlog.is_complete
-    assert backlog.messages == 11
+    assert (backlog.is_complete, backlog.messages) == (False, 11)
     assert backlog.estimated is not None
     assert 35 <= backlog.estimated <= 45
+    (billing,) = overview.consumers
+    assert billing.lag is not None
+    assert (billing.lag.is_complete, billing.lag.estimated) == (False, None)
+    assert backlog_text(billing.lag).startswith("more than 11 wait, ")
+    letters, _ = overview.dead_letters
+    assert (letters.pending, letters.is_complete) == (2, False)
 
 
-def test_times_are_in_utc_whatever_the_time_zone_of_the_session(
+def test_an_overview_is_json_with_times_in_utc_whatever_the_time_zone_of_the_session(
     monitor: psycopg.Connection,
 ) -> None:
     monitor.execute("SET timezone = 'Europe/Berlin'")
@@ -100,11 +119,6 @@ def test_times_are_in_utc_whatever_the_time_zone_of_the_session(
     days = [table.oldest for table in overview.tables or () if table.oldest]
     assert days
     assert {day.utcoffset() for day in days} == {timedelta(0)}
-
-
-def test_an_overview_can_be_written_as_json(monitor: psycopg.Connection) -> None:
-    overview = read_overview(monitor)
-
     assert json.loads(json.dumps(asdict(overview), default=to_json))["missing"] == []
 
 
@@ -156,29 +170,6 @@ def test_the_monitor_sees_what_holds_a_partition(
     assert "unsettled" in held.reason
 
 
-def test_beyond_its_limit_a_lag_is_more_than_what_was_counted(
-    database_url: str, monitor: psycopg.Connection
-) -> None:
-    execute(
-        database_url,
-        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('billing', 'orders')",
-    )
-    execute(
-        database_url,
-        "INSERT INTO inbox.message (created_at, message_id, lane, schema_version,"
-        " topic, content_type, headers, payload)"
-        " SELECT now(), outbox.uuid7(), 0, 1, 'orders', 'text/plain',"
-        " '{}', '' FROM generate_series(1, 40)",
-    )
-
-    overview = read_overview(monitor, Scope(parts=["consumers"], per_lane=10))
-
-    (billing,) = overview.consumers
-    assert billing.lag is not None
-    assert (billing.lag.is_complete, billing.lag.estimated) == (False, None)
-    assert backlog_text(billing.lag).startswith("more than 11 wait, ")
-
-
 def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
@@ -209,11 +200,13 @@ def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
     )
 
 
-def test_a_refused_message_is_listed_with_its_key(
+def test_a_refused_message_is_listed_with_its_key_and_dead_letters_by_reason(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     insert(database_url, Message("orders", b"", key="7"), Message("orders", b""))
     defer(database_url, "refused", "key = '7'", attempts=2, reason="no such exchange")
+    for reason in ("down", "down", "bad"):
+        give_up(database_url, Message("orders", b""), schema="outbox", reason=reason)
 
     overview = read_overview(monitor)
 
@@ -224,25 +217,10 @@ def test_a_refused_message_is_listed_with_its_key(
     (message,) = outbox.oldest
     assert (message.key, message.attempts) == ("7", 2)
     assert message.last_error == "no such exchange"
-
-
-def test_dead_letters_are_counted_by_reason_and_up_to_a_limit(
-    database_url: str, monitor: psycopg.Connection
-) -> None:
-    for reason in ("down", "down", "bad"):
-        give_up(database_url, Message("orders", b""), schema="outbox", reason=reason)
-
-    (outbox, _) = read_overview(monitor, Scope(parts=["dead_letters"])).dead_letters
-    (limited, _) = read_overview(
-        monitor, Scope(parts=["dead_letters"], rows=2)
-    ).dead_letters
-
-    assert (outbox.pending, outbox.new, outbox.is_complete) == (3, 3, True)
-    assert [(it.reason, it.pending) for it in outbox.reasons] == [
-        ("down", 2),
-        ("bad", 1),
-    ]
-    assert (limited.pending, limited.is_complete) == (2, False)
+    letters, _ = overview.dead_letters
+    assert (letters.pending, letters.new, letters.is_complete) == (3, 3, True)
+    by_reason = [(it.reason, it.pending) for it in letters.reasons]
+    assert by_reason == [("down", 2), ("bad", 1)]
 
 
 def test_a_transaction_that_stays_open_is_listed(database_url: str) -> None:
