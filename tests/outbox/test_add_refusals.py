@@ -1,6 +1,5 @@
 """`add` refuses invalid arguments, and a refusal leaves nothing behind."""
 
-import datetime
 from typing import Any
 
 import pytest
@@ -38,18 +37,11 @@ def test_one_bad_message_prevents_its_whole_call(session: AnySession) -> None:
 
     assert list(session.new) == []
     pillarbox.add(session, GOOD)
-    assert len(session.new) == 1
-
-
-def test_a_refusal_keeps_messages_added_earlier() -> None:
-    session = Session()
-    pillarbox.add(session, GOOD)
+    pillarbox.add(session)
     (waiting,) = session.new
-
     with pytest.raises(InvalidMessageError):
         pillarbox.add(session, GOOD, BAD)
-
-    assert list(session.new) == [waiting]
+    assert list(session.new) == [waiting], "messages added earlier are kept"
 
 
 @pytest.mark.parametrize(
@@ -106,14 +98,6 @@ def test_an_argument_that_is_not_a_message_is_refused_with_a_remedy(thing: Any) 
     assert list(session.new) == []
 
 
-def test_adding_nothing_does_nothing() -> None:
-    session = Session()
-
-    pillarbox.add(session)
-
-    assert list(session.new) == []
-
-
 def test_the_limits_of_the_call_apply() -> None:
     session = Session()
     small = Limits(max_payload_bytes=3)
@@ -127,13 +111,6 @@ def test_the_limits_of_the_call_apply() -> None:
 def test_a_statement_without_messages_is_refused() -> None:
     with pytest.raises(InvalidMessageError, match=r"messages \(\): is empty; pass at"):
         pillarbox.insert_statement()
-
-
-def test_a_statement_checks_its_messages() -> None:
-    naive = datetime.datetime(2030, 1, 1)  # noqa: DTZ001
-
-    with pytest.raises(InvalidMessageError, match="naive"):
-        pillarbox.insert_statement(GOOD, Message("t", b"", available_at=naive))
 
 
 def test_the_statement_text_does_not_depend_on_the_number_of_messages() -> None:
