@@ -3,7 +3,7 @@
 import enum
 from collections import deque
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
@@ -90,24 +90,19 @@ ENCODED = (
 )
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
+def test_each_kind_of_class_gives_the_same_bytes() -> None:
+    for order in (
         Model(**PLACED),
         Validated(**PLACED),
         Plain(**PLACED),
         Attrs(**PLACED),
         Struct(**PLACED),
         Typed(id=ID, at=AT, amount=Decimal("1.10"), status=Status.PAID),
-    ],
-    ids=lambda order: type(order).__name__,
-)
-def test_each_kind_of_class_gives_the_same_bytes(order: object) -> None:
-    message = Message("orders.placed", order)
-
-    assert message.payload == ENCODED
-    assert message.content_type == "application/json"
-    assert Message("orders.placed", [order]).payload == b"[" + ENCODED + b"]"
+    ):
+        message = Message("orders.placed", order)
+        assert (order, message.payload) == (order, ENCODED)
+        assert message.content_type == "application/json"
+        assert Message("orders.placed", [order]).payload == b"[" + ENCODED + b"]"
 
 
 zones = st.none() | st.integers(-14 * 60, 14 * 60).map(
@@ -146,10 +141,11 @@ def test_what_is_encoded_is_what_pydantic_encodes(value: object) -> None:
     assert encode(value) == to_json(value)
 
 
-def test_sets_become_lists() -> None:
+def test_sets_become_lists_and_a_text_stays_a_text_whatever_it_contains() -> None:
     assert encode({"a": {1}, "b": frozenset({AT})}) == (
         b'{"a":[1],"b":["2026-01-31T12:30:00Z"]}'
     )
+    assert Message("t", '{"a": 1}').payload == b'"{\\"a\\": 1}"'
 
 
 class Item(NamedTuple):
@@ -198,14 +194,3 @@ def test_an_application_registers_how_its_own_classes_are_encoded() -> None:
         b'"01890000-0000-7000-8000-000000000000":1}'
     )
     assert encode([Struct(ID, AT, Money(1))])  # type: ignore[arg-type]
-
-
-def test_a_text_is_encoded_as_json_text_whatever_it_contains() -> None:
-    assert Message("t", '{"a": 1}').payload == b'"{\\"a\\": 1}"'
-
-
-@pytest.mark.parametrize(
-    "value", [date(2026, 1, 1), time(1, 2), timedelta(seconds=90)], ids=str
-)
-def test_a_scalar_can_be_a_payload(value: object) -> None:
-    assert encode(value) == to_json(value)
