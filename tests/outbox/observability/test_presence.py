@@ -40,28 +40,24 @@ async def recorded(url: str, side: str, condition: str = "true") -> Process:
     return process
 
 
-async def test_a_relay_is_recorded_while_it_runs(database_url: str) -> None:
-    url = as_role(database_url, "pillarbox_relay")
-    async with running(url, ScriptedPublisher()):
-        process = await recorded(database_url, "outbox")
-    assert (process.kind, process.name) == ("relay", "main")
-    assert process.broker == "ScriptedPublisher"
-    assert (process.failing_since, process.reason) == (None, None)
-    assert processes(database_url, "outbox") == ()
-
-
-async def test_a_relay_without_its_broker_fails_until_it_is_back(
+async def test_a_relay_is_recorded_while_it_runs_and_while_its_broker_is_away(
     database_url: str,
 ) -> None:
     publisher = ScriptedPublisher()
-    async with running(database_url, publisher) as relay:
+    async with running(as_role(database_url, "pillarbox_relay"), publisher) as relay:
+        process = await recorded(database_url, "outbox")
+        assert (process.kind, process.name) == ("relay", "main")
+        assert process.broker == "ScriptedPublisher"
+        assert (process.failing_since, process.reason) == (None, None)
+
         publisher.away = "connection refused"
         insert(database_url, Message("orders", b""))
         await relay.events.wait_for(BrokerLost)
         process = await recorded(database_url, "outbox", "failing_since IS NOT NULL")
+        assert process.reason == "connection refused"
         publisher.away = None
         await recorded(database_url, "outbox", "failing_since IS NULL")
-    assert process.reason == "connection refused"
+    assert processes(database_url, "outbox") == ()
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
