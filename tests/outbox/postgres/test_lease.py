@@ -99,19 +99,14 @@ def terminate(url: str, name: str) -> None:
     )
 
 
-async def test_a_single_member_takes_all_lanes(database_url: str) -> None:
+async def test_two_replicas_share_each_group_until_one_leaves(
+    database_url: str,
+) -> None:
     async with member(database_url, "one") as one:
         assert await one.has(32) == set(range(32))
         assert one.lease.lanes == set(range(32))
         assert one.lease.holds(range(32))
         assert not one.lease.holds([32])
-
-
-async def test_two_replicas_share_each_group_until_one_leaves(
-    database_url: str,
-) -> None:
-    async with member(database_url, "one") as one:
-        await one.has(32)
         async with member(database_url, "other") as other:
             ours, theirs = await one.has(16), await other.has(16)
             assert ours | theirs == set(range(32))
@@ -120,18 +115,6 @@ async def test_two_replicas_share_each_group_until_one_leaves(
         assert other.held == set()
         assert other.lease.lanes == frozenset()
         await one.has(32)
-
-
-async def test_many_members_hold_every_lane_once(database_url: str) -> None:
-    async with AsyncExitStack() as stack:
-        members = [
-            await stack.enter_async_context(member(database_url, f"m{n}"))
-            for n in range(8)
-        ]
-        for each in members:
-            await each.has(4)
-        lanes = [lane for each in members for lane in each.held]
-        assert sorted(lanes) == list(range(32))
 
 
 async def test_more_members_than_lanes_leave_no_lane_alone(database_url: str) -> None:
@@ -221,16 +204,6 @@ async def test_a_lease_expires_locally_before_the_server_ends_it(
                 taken = watcher.execute(try_lane).fetchone() == (True,)
                 believed = frozen.lease.holds([0])
                 assert not (taken and believed)
-
-
-async def test_priority_classes_share_no_lane(database_url: str) -> None:
-    async with member(database_url, "one") as one:
-        await one.has(32)
-        with psycopg.connect(database_url, autocommit=True) as other:
-            for lock in (CLASS + 1, -CLASS):
-                query = f"SELECT pg_try_advisory_lock({lock}, 0)"
-                assert other.execute(query).fetchone() == (True,)
-        assert one.lease.lanes == set(range(32))
 
 
 def test_a_limit_below_a_second_is_refused() -> None:
