@@ -32,15 +32,11 @@ def test_a_reserved_name_is_refused_when_it_is_added(name: str) -> None:
     with pytest.raises(InvalidMessageError, match="is a reserved name"):
         insert_statement(message)
 
-    assert it.value.field == "headers"
-    assert it.value.value == name
+    assert (it.value.field, it.value.value) == ("headers", name)
     assert not session.new
 
 
-@pytest.mark.parametrize("name", FREE)
-def test_other_names_are_free(name: str) -> None:
-    insert_statement(Message("t", b"", headers={name: "1"}))
-
-
-def test_a_codecs_headers_are_reserved() -> None:
+def test_other_names_are_free_but_not_a_codecs() -> None:
+    for name in FREE:
+        insert_statement(Message("t", b"", headers={name: "1"}))
     assert all(reserved_header([name]) for name in STORED_HEADERS)

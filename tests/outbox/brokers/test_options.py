@@ -96,40 +96,28 @@ def test_an_invalid_value_is_refused_by_name(broker: str, text: str) -> None:
             assert name in str(error)  # noqa: PT017
 
 
-@pytest.mark.parametrize(
-    ("group", "broker"),
-    [
-        *(("relay.publishers", broker) for broker in BROKERS),
-        *(("inbox.sources", broker) for broker in BROKERS if broker != "http"),
-    ],
-)
-def test_all_schemes_of_a_broker_find_the_same_adapter(group: str, broker: str) -> None:
-    first, *others = (
-        implementation(group, f"{scheme}://h") for scheme in BROKERS[broker].schemes
-    )
-    assert others == [first] * len(others)
+SIDES: list[tuple[str, dict[str, Any]]] = [
+    ("relay.publishers", {}),
+    ("inbox.sources", {"consumer": "c", "topics": ["t"]}),
+]
 
 
 @pytest.mark.parametrize("scheme", ONE_URL)
-async def test_one_url_serves_the_relay_and_the_consumer(scheme: str) -> None:
-    url = ONE_URL[scheme]
-    implementation("relay.publishers", url)(url)
-    implementation("inbox.sources", url)(url, consumer="c", topics=["t"])
-
-
-@pytest.mark.parametrize("scheme", ONE_URL)
-@pytest.mark.parametrize("group", ["relay.publishers", "inbox.sources"])
-async def test_the_error_for_an_unknown_option_lists_the_known_ones(
-    scheme: str, group: str
+async def test_one_url_serves_both_sides_and_an_unknown_option_is_refused(
+    scheme: str,
 ) -> None:
     url = ONE_URL[scheme]
-    url += f"{'&' if '?' in url else '?'}nonsense=1"
-    side = {} if group == "relay.publishers" else {"consumer": "c", "topics": ["t"]}
-    with pytest.raises(ConfigError, match="unknown option 'nonsense'") as refusal:
-        implementation(group, url)(url, **side)
+    unknown = url + f"{'&' if '?' in url else '?'}nonsense=1"
     kind = options_of(scheme)
-    for name in (*declared_forms(kind), *kind.client):
-        assert name in str(refusal.value)
+    for group, side in SIDES:
+        found = implementation(group, url)
+        for other in kind.schemes:
+            assert implementation(group, f"{other}://h") == found, other
+        found(url, **side)
+        with pytest.raises(ConfigError, match="unknown option 'nonsense'") as refusal:
+            found(unknown, **side)
+        for name in (*declared_forms(kind), *kind.client):
+            assert name in str(refusal.value), "the known options are listed"
 
 
 @pytest.mark.parametrize(
@@ -176,9 +164,9 @@ def test_a_refusal_names_option_value_and_form(url: str, refusal: str) -> None:
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-@pytest.mark.parametrize(
-    "tail",
-    [
+def test_no_password_is_in_an_error(broker: str) -> None:
+    kind = BROKERS[broker]
+    tails = (
         "me:{0}@host/?nonsense=1",
         "me:a?{0}=1@host",
         "me:a?maxlen={0}@host",
@@ -187,31 +175,26 @@ def test_a_refusal_names_option_value_and_form(url: str, refusal: str) -> None:
         "host/?endpoint_url=https://me:{0}@host",
         "me:{0}@host/?max_payload_bytes=0",
         "me:{0}@host/?max_payload_bytes=1&max_payload_bytes=1",
-    ],
-)
-def test_no_password_is_in_an_error(broker: str, tail: str) -> None:
-    kind = BROKERS[broker]
-    for scheme in kind.schemes:
+    )
+    for url in (f"{scheme}://{tail}" for scheme in kind.schemes for tail in tails):
         try:
-            _, read = kind.parse(f"{scheme}://{tail.format(PASSWORD)}")
+            _, read = kind.parse(url.format(PASSWORD))
         except ConfigError as error:
-            assert PASSWORD not in str(error)  # noqa: PT017
+            assert PASSWORD not in str(error), url  # noqa: PT017
         else:
-            assert PASSWORD not in repr(read)
+            assert PASSWORD not in repr(read), url
 
 
-@pytest.mark.parametrize("broker", BROKERS)
-def test_the_page_of_a_broker_links_to_its_options(broker: str) -> None:
-    page = (DOCS / f"{broker}.md").read_text()
-    assert BROKERS[broker].table() == [] or f"reference/brokers.md#{broker})" in page
-
-
-def test_every_scheme_has_options() -> None:
+def test_every_scheme_has_options_and_the_page_of_its_broker_links_to_them() -> None:
     groups = ("relay.publishers", "inbox.sources")
     schemes = {entry.name for group in groups for entry in entry_points(group=group)}
     assert schemes == {s for kind in BROKERS.values() for s in kind.schemes}
     for scheme in schemes:
         assert scheme in options_of(scheme).schemes
+    for broker, kind in BROKERS.items():
+        page = (DOCS / f"{broker}.md").read_text()
+        link = f"reference/brokers.md#{broker})"
+        assert kind.table() == [] or link in page, broker
 
 
 def test_options_are_found_by_the_name_of_a_broker() -> None:
