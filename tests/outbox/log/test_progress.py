@@ -1,4 +1,8 @@
-"""The positions of a lane advance day by day, and one of two owners can settle."""
+"""The positions of a lane advance day by day.
+
+That no row is skipped, and that only one of two owners can settle, is proved by the
+models of a log.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -32,53 +36,6 @@ def test_days_with_the_same_position_are_read_as_one() -> None:
     (part,) = progress.parts()
     assert (part.oldest, part.newest) == (FIRST.starts_at, SECOND.ends_at)
     assert part.position == Position(9, NEW)
-
-
-def test_a_settlement_stores_the_days_of_its_messages() -> None:
-    progress = take_over(UNREAD, [Stored(SECOND, 4, Position(7, OLD))])
-    _, rows = progress.claimed(9, NEW, 20, is_cut=False).settle([SECOND])
-    assert rows == [Stored(SECOND, 5, Position(9, NEW))]
-
-
-def test_two_owners_cannot_both_settle_even_messages_of_different_days() -> None:
-    stored: list[Stored] = []
-    for _ in range(2):
-        former, owner = (take_over(UNREAD, stored) for _ in range(2))
-        _, late = former.claimed(9, OLD, 10, is_cut=True).settle([FIRST])
-        _, rows = owner.claimed(8, NEW, 20, is_cut=True).settle([SECOND])
-        assert {(row.day, row.number) for row in late} & {
-            (row.day, row.number) for row in rows
-        }
-        stored = rows
-
-
-def test_a_late_part_is_stored_until_it_is_complete() -> None:
-    progress = take_over(
-        UNREAD,
-        [Stored(FIRST, 1, Position(9, OLD)), Stored(SECOND, 1, Position(9, OLD))],
-    )
-    cut = progress.claimed(5, NEW, 20, is_cut=True)
-    progress, rows = cut.settle([FIRST])
-    assert rows[0] == Stored(FIRST, 2, Position(9, OLD, 5, NEW))
-    # Claims go on as of the same snapshot.
-    progress, rows = progress.claimed(7, NEWEST, 30, is_cut=True).settle([SECOND])
-    assert {row.position for row in rows} == {Position(9, OLD, 7, NEW)}
-    assert take_over(UNREAD, rows).as_of == NEW
-    progress, rows = progress.claimed(8, NEWEST, 30, is_cut=False).settle([SECOND])
-    assert {row.position for row in rows} == {Position(9, NEW)}
-    assert progress.as_of is None
-
-
-def test_claims_start_at_a_late_row_until_one_has_looked_as_of_now() -> None:
-    stored = [Stored(FIRST, 1, Position(9, OLD, 5, NEW))]
-    progress = take_over(
-        UNREAD | {SECOND: Position(8, OLD)}, stored, {FIRST: 10, SECOND: 7}
-    )
-    assert [part.start for part in progress.parts()] == [5, 6]
-    progress = progress.claimed(-1, NEWEST, 30, is_cut=False)
-    assert [part.start for part in progress.parts()] == [6]
-    progress = progress.claimed(-1, NEWEST, 30, is_cut=False)
-    assert [part.start for part in progress.parts()] == [9]
 
 
 def test_days_without_an_uncovered_row_continue_together() -> None:
@@ -123,23 +80,13 @@ def at(seq: int) -> Place:
     return seq, FIRST.starts_at
 
 
-def test_a_delivery_that_is_held_blocks_the_others_only_so_long() -> None:
+def test_deliveries_that_are_held_are_known_with_those_that_wait_behind() -> None:
     window = Window(take_over(UNREAD))
     window.claimed(map(at, range(6)), 257, OLD, 10, is_cut=False)
     for seq in (2, 4):
         window.ended(at(seq))
     assert window.passed_by == [at(0), at(1), at(3)]
     assert [window.count_behind(at(seq)) for seq in (0, 3)] == [2, 1]
-    assert window.settle() is None
-    # The second one is held as well, so the position stops below it.
-    assert window.settle([at(1)]) is None
-    result = window.settle([at(0)])
-    assert result is not None
-    stored, rows, covered = result
-    assert {row.position for row in rows} == {Position(0, OLD)}
-    assert covered == {FIRST: 1}
-    window.settled(stored, [at(0)])
-    assert window.passed_by == [at(1), at(3)]
 
 
 def test_a_repeated_takeover_changes_only_the_days_that_are_read() -> None:
@@ -163,17 +110,3 @@ def test_the_positions_of_all_days_are_stored_on_request() -> None:
         (FIRST, Position(9, NEW)),
         (SECOND, Position(9, NEW)),
     ]
-
-
-def test_a_position_waits_rather_than_take_a_third_part() -> None:
-    late = Position(9, OLD, 6, NEW)
-    window = Window(take_over(UNREAD, [Stored(FIRST, 1, late)]))
-    window.claimed([at(7)], 7, NEWEST, 30, is_cut=False)
-    window.claimed([at(3), at(4)], 4, NEWEST, 30, is_cut=False)
-    window.ended(at(3))
-    assert window.settle() is None
-    window.ended(at(4))
-    window.ended(at(7))
-    result = window.settle()
-    assert result is not None
-    assert result[1] == [Stored(FIRST, 2, Position(9, NEWEST))]
