@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
 import psycopg
 import pytest
 
-from outbox.postgres.advisory_lock import Lock
+from outbox.lane import PRIORITIES, lanes_of
+from outbox.postgres.advisory_lock import Lock, LockHolder
 from outbox.postgres.lease import Lease
 from pillarbox import ConfigError
 from tests.fixtures.sessions import execute
@@ -31,6 +32,7 @@ class Member:
     ) -> None:
         self.name = name
         self.held: set[int] = set()
+        self.told: asyncio.Queue[Sequence[LockHolder]] = asyncio.Queue()
         self._changed = changed or asyncio.Event()
         self.lease = Lease(
             url,
@@ -40,6 +42,7 @@ class Member:
             application_name=name,
             on_take=self._take,
             on_lose=self._lose,
+            on_obstruct=self.told.put_nowait,
         )
 
     def _take(self, lanes: Collection[int]) -> None:
@@ -176,6 +179,21 @@ async def test_the_lanes_of_a_session_that_ends_go_to_the_other_member(
             await one.has(32)
 
 
+async def test_a_foreign_session_among_the_members_gets_no_share_and_is_named(
+    database_url: str,
+) -> None:
+    execute(database_url, "DROP ROLE IF EXISTS trudy")
+    execute(database_url, "CREATE ROLE trudy LOGIN")
+    with psycopg.connect(database_url.replace("postgres@", "trudy@")) as session:
+        session.execute(f"SELECT pg_advisory_lock_shared({CLASS}, {int(Lock.MEMBER)})")
+        async with member(database_url, "one") as one, asyncio.timeout(60):
+            await one.has(32)
+            assert [each.role for each in await one.told.get()] == ["trudy"]
+            session.close()
+            assert await one.told.get() == ()
+    execute(database_url, "DROP ROLE trudy")
+
+
 async def test_the_server_ends_the_lease_of_a_member_without_heartbeats(
     database_url: str,
 ) -> None:
@@ -209,3 +227,11 @@ async def test_a_lease_expires_locally_before_the_server_ends_it(
 def test_a_limit_below_a_second_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lease=.*must be at least 1s"):
         Member("postgresql://unused", "short", timedelta(milliseconds=999))
+
+
+def test_the_numbers_of_locks_are_unique_and_none_is_a_lane() -> None:
+    # An Enum turns equal values into aliases of one member.
+    values = [member.value for member in Lock.__members__.values()]
+    lanes = [int(lane) for priority in PRIORITIES for lane in lanes_of(priority)]
+
+    assert len({*values, *lanes}) == len(values) + len(lanes)
