@@ -82,11 +82,6 @@ def test_without_arguments_the_help_shows_the_commands_in_their_groups(
     ]
     places = [said.index(f"{name} ", said.index("The database")) for name in names]
     assert places == sorted(places)
-
-
-def test_the_version_is_the_version_of_the_distribution(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"pillarbox {version('pillarbox')}\n"
 
@@ -140,7 +135,7 @@ def test_an_option_overrides_its_environment_variable(
     assert "batch_size=-7: must be at least 1" in capsys.readouterr().err
 
 
-def test_the_error_for_an_invalid_duration_names_option_value_and_formats(
+def test_an_invalid_argument_is_named_with_what_is_valid_and_without_a_password(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["relay", "--lease", "30m1h"]) == 2
@@ -149,14 +144,9 @@ def test_the_error_for_an_invalid_duration_names_option_value_and_formats(
         "pillarbox relay: Invalid value for '--lease': '30m1h': write 90s, 15m, 6h, "
         "7d, 2w or 1h30m; see pillarbox relay --help"
     )
-
-
-def test_an_argument_in_the_wrong_place_shows_no_password_and_a_typo_is_recognized(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     assert main(["doctor", URL]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "(postgresql://***@db/app)" in line
+    assert "(postgresql://***@db/app)" in line, "an argument in the wrong place"
     assert main(["partition"]) == 2
     assert "Did you mean 'partitions'" in capsys.readouterr().err
 

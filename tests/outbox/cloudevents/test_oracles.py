@@ -119,15 +119,13 @@ def test_the_sdk_reads_any_text_in_our_requests(text: str) -> None:
     check_sdk_event(read_as_request(message), message)
 
 
-def test_we_read_the_requests_of_the_sdk(sdk_event: CloudEvent) -> None:
+def test_we_read_the_requests_and_records_of_the_sdk(sdk_event: CloudEvent) -> None:
     request = http.to_binary(sdk_event, JSON)
     headers = {name.lower(): value for name, value in request.headers.items()}
     message = from_request(headers, request.body)
     check_our_message(message)
     assert dict(message.headers) == {"ce-subject": ATTRIBUTES["subject"]}
 
-
-def test_we_read_the_records_of_the_sdk(sdk_event: CloudEvent) -> None:
     record = kafka.to_binary(sdk_event, JSON)
     headers = {name: value.decode() for name, value in record.headers.items()}
     message = from_headers(headers, record.value, KAFKA)
