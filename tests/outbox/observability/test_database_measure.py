@@ -117,7 +117,11 @@ async def test_held_and_missing_partitions_are_counted(
     async with measuring(database_url) as events:
         measured, *_ = await events.wait_for(DatabaseMeasured)
 
-    assert len(table(measured, "outbox.message").held) == 1
+    messages = table(measured, "outbox.message")
+    (held,) = messages.held
+    assert held.unsettled == 1
+    assert "unsettled" in held.reason
+    assert messages.expired > 1
     assert not table(measured, "inbox.suspect").has_today
     assert {("partitions", "error"), ("retention", "warning")} <= found_by(measured)
     assert measured.overview.missing == ()
@@ -131,15 +135,15 @@ async def test_a_pinned_transaction_of_another_role_is_timed(
         async with measuring(database_url) as events:
             await events.wait_for(DatabaseMeasured, count=2)
 
-        ages = [
-            it.open_for
+        first, *_, last = [
+            it
             for measured in events.of(DatabaseMeasured)
             for it in measured.overview.pins
             if it.pid == pin.info.backend_pid
         ]
-        assert ages[0] is not None
-        assert ages[-1] is not None
-        assert ages[-1] > ages[0]
+        assert first.open_for is not None
+        assert last.open_for is not None
+        assert last.open_for > first.open_for
 
 
 @pytest.mark.week

@@ -4,11 +4,8 @@ import asyncio
 import json
 import re
 import resource
-import socket
 import sys
-import urllib.request
 from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -137,19 +134,6 @@ async def test_a_handler_that_fails_is_logged_and_the_others_are_served(
     assert "ValueError: no such metric" in caplog.text
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
-@pytest.mark.parametrize("host", ["[::1]", ""])
-async def test_health_is_served_over_ipv6(
-    health: Health, caplog: pytest.LogCaptureFixture, host: str
-) -> None:
-    caplog.set_level("INFO", "pillarbox")
-    async with listening(f"{host}:0", health.handlers()):
-        url = f"http://[::1]:{port_of(caplog)}/live"
-        answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=60)
-        with answer:
-            assert answer.status == 200
-
-
 async def test_an_invalid_request_does_no_harm(
     port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,18 +196,6 @@ async def test_no_task_and_no_port_is_left_open_at_the_end(
     assert asyncio.all_tasks() <= server
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
-
-
-async def test_a_blocked_event_loop_answers_no_probe(port: int) -> None:
-    def probe() -> object:
-        url = f"http://127.0.0.1:{port}/live"
-        return urllib.request.urlopen(url, timeout=0.2)
-
-    with ThreadPoolExecutor() as threads:
-        # Blocks the loop by waiting in its thread, as a blocking handler does.
-        error = threads.submit(probe).exception()
-    assert isinstance(error, TimeoutError)
-    assert await get(port, "/live") == (200, {"live": True})
 
 
 async def test_the_error_for_a_missing_library_says_what_to_install(

@@ -99,22 +99,19 @@ async def test_a_consumer_that_fails_is_recorded_with_the_reason(
 async def test_a_relay_that_cannot_record_itself_publishes_regardless(
     database_url: str,
 ) -> None:
-    execute(database_url, f"REVOKE EXECUTE ON {FUNCTION} FROM pillarbox_relay")
     publisher = ScriptedPublisher()
-    url = as_role(database_url, "pillarbox_relay")
-    async with running(url, publisher) as relay:
-        await relay.events.wait_for(PresenceNotRecorded)
-        insert(database_url, Message("orders", b""))
-        await publisher.until(lambda: len(publisher.acked) == 1)
-
-
-async def test_a_beat_does_not_wait_long_for_a_lock(database_url: str) -> None:
     with psycopg.connect(database_url) as other:
         other.execute("LOCK TABLE outbox.process")
-        async with running(database_url, ScriptedPublisher()) as relay:
-            (missed,) = await relay.events.wait_for(PresenceNotRecorded)
-        other.rollback()
-    assert "lock timeout" in missed.reason
+        async with running(as_role(database_url, "pillarbox_relay"), publisher) as it:
+            (missed,) = await it.events.wait_for(PresenceNotRecorded)
+            assert "lock timeout" in missed.reason
+            other.rollback()
+            revoke = f"REVOKE EXECUTE ON {FUNCTION} FROM pillarbox_relay"
+            execute(database_url, revoke)
+            *_, missed = await it.events.wait_for(PresenceNotRecorded, 2)
+            assert "permission denied" in missed.reason
+            insert(database_url, Message("orders", b""))
+            await publisher.until(lambda: len(publisher.acked) == 1)
 
 
 def beat(
