@@ -94,9 +94,8 @@ def test_the_error_for_a_violated_limit_names_field_value_and_remedy(
     assert len(text) < 400
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_values_just_within_the_limits_pass() -> None:
+    within: list[dict[str, Any]] = [
         {"topic": "t" * 255, "key": "k" * 512, "tenant": "t" * 255},
         {"topic": "\x01 ä😀\U0010ffff", "key": " ", "tenant": "\u2028"},
         {"payload": b""},
@@ -108,11 +107,9 @@ def test_the_error_for_a_violated_limit_names_field_value_and_remedy(
         {"available_at": NOW - timedelta(days=365)},
         {"available_at": NOW + timedelta(days=6)},
         {"id": id_of(NOW - timedelta(hours=23))},
-    ],
-    ids=lambda fields: ", ".join(fields),
-)
-def test_values_just_within_the_limits_pass(fields: dict[str, Any]) -> None:
-    Limits().check(message(**fields))
+    ]
+    for fields in within:
+        Limits().check(message(**fields))
 
 
 def test_the_causation_id_is_indexed_and_so_bounded() -> None:
@@ -121,26 +118,15 @@ def test_the_causation_id_is_indexed_and_so_bounded() -> None:
         Limits().check(message(headers={"causation-id": "x" * 2049}))
 
 
-def test_limits_can_be_raised_and_lowered() -> None:
+def test_limits_can_be_raised_and_lowered_within_bounds() -> None:
     Limits(max_payload_bytes=2**21).check(message(payload=b"x" * 2**21))
     Limits(max_delay=timedelta(days=30)).check(
         message(available_at=NOW + timedelta(days=29))
     )
     with pytest.raises(InvalidMessageError, match="over the limit of 3 bytes"):
         Limits(max_payload_bytes=3).check(message(payload=b"four"))
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"max_payload_bytes": 0},
-        {"max_payload_bytes": 64 * 2**20 + 1},
-        {"max_delay": timedelta(seconds=-1)},
-    ],
-    ids=str,
-)
-def test_limits_that_make_no_sense_are_invalid(
-    setting: dict[str, Any],
-) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.*must"):
-        Limits(**setting)
+    for size in (0, 64 * 2**20 + 1):
+        with pytest.raises(ConfigError, match=r"max_payload_bytes=.*must"):
+            Limits(max_payload_bytes=size)
+    with pytest.raises(ConfigError, match=r"max_delay=.*must"):
+        Limits(max_delay=timedelta(seconds=-1))

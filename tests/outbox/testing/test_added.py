@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
 import pillarbox
 from outbox.errors import NotASessionError
@@ -17,20 +17,9 @@ from pillarbox import Message
 A, B, C = (Message(topic, b"") for topic in "abc")
 
 
-class Base(DeclarativeBase):
-    pass
-
-
-class Order(Base):
-    __tablename__ = "announced_order"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-
-
 @pytest.fixture
 def session(database_url: str) -> Iterator[Session]:
     engine: Engine = create_engine(sqlalchemy_url(database_url))
-    Base.metadata.create_all(engine)
     with Session(engine) as session:
         yield session
     engine.dispose()
