@@ -7,35 +7,27 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-import pytest
 
 from outbox.administration.connection import AdministrationConnection, administration
-from outbox.errors import ConfigError
 from outbox.lane import Priority
 from outbox.observability.message_life import (
-    Databases,
     Found,
     Life,
     State,
     Trace,
-    read_id,
     read_lives_of_key,
     read_trace,
 )
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
 from tests.acceptance.relays import as_role
 from tests.fixtures import positions
 from tests.fixtures.dead_letters import give_up
+from tests.fixtures.deliveries import COVER
+from tests.fixtures.family import RECEIVE, handle
 from tests.fixtures.positions import defer, publish, replay
-from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
-HANDLE = """
-    INSERT INTO inbox.receipt (message_id, message_at, consumer)
-    SELECT %s::uuid, inbox.moment_of(%s::uuid), %s
-"""
 DELIVER = """
     WITH subscribed AS (
         INSERT INTO inbox.subscription (consumer, topic, since, since_seq)
@@ -45,14 +37,6 @@ DELIVER = """
                                content_type, headers, payload)
     SELECT m.id, m.lane %% 16, 1, m.topic, m.key, m.content_type, m.headers, m.payload
       FROM outbox.message AS m WHERE m.id = %s
-"""
-ACK = """
-    INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane,
-                                reader, owner, snapshot)
-    SELECT date_trunc('day', created_at, 'UTC'),
-           date_trunc('day', created_at, 'UTC') + interval '24 hours', 1, seq, 1, lane,
-           'billing', gen_random_uuid(), pg_current_snapshot()
-      FROM inbox.message WHERE message_id = %s
 """
 REDELIVER = """
     INSERT INTO inbox.deferral (created_at, due_at, seq, attempts, lane, cause,
@@ -94,10 +78,6 @@ def steps(life: Life) -> list[str]:
     return [it.what for it in life.steps]
 
 
-def handle(url: str, id: UUID, consumer: str = "billing") -> None:
-    execute(url, HANDLE, (id, id, consumer))
-
-
 def caused_by(cause: Message, topic: str) -> Message:
     return Message(topic, b"", headers={"causation-id": str(cause.id)})
 
@@ -112,8 +92,8 @@ def test_a_message_waits_for_a_relay_and_is_published_delivered_handled_and_acke
     assert "no relay is running" in (life.waits or "")
     publish(database_url)
     execute(database_url, DELIVER, ("billing", message.id))
-    handle(database_url, message.id)
-    execute(database_url, ACK, (message.id,))
+    handle(database_url, message)
+    execute(database_url, COVER.format(which="true"))
 
     found = trace(database_url, message.id)
 
@@ -210,7 +190,7 @@ def test_a_dead_letter_of_a_consumer_is_shown_until_it_is_discarded(
     give_up(database_url, message, schema="inbox", reason="ValueError: no")
     pending = trace(database_url, message.id).life
     with psycopg.connect(database_url) as connection:
-        connection.execute(HANDLE, (message.id, message.id, "billing"))
+        connection.execute(RECEIVE, (message.id, message.id, "billing"))
         connection.execute(
             "UPDATE inbox.dead_letter SET status = 'DISCARDED', updated_at = now(),"
             " discard_reason = 'was a test', discarded_by = 'ann'"
@@ -355,7 +335,7 @@ def test_a_message_that_is_not_stored_is_not_found_or_not_knowable(
 
 def test_a_receipt_and_a_dead_letter_outlive_their_messages(database_url: str) -> None:
     handled, refused = Message("t", b""), Message("t", b"")
-    handle(database_url, handled.id)
+    handle(database_url, handled)
     give_up(database_url, refused)
 
     found = trace(database_url, handled.id)
@@ -363,35 +343,6 @@ def test_a_receipt_and_a_dead_letter_outlive_their_messages(database_url: str) -
     assert (found.life.state, found.life.envelopes) == (None, ())
     found = trace(database_url, refused.id)
     assert (found.found, steps(found.life)) == (Found.FOUND, ["dead_letter"])
-
-
-def test_an_id_of_another_producer_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'evt_1': isn't a UUID.*foreign_receipt"):
-        read_id("evt_1")
-
-
-def test_the_databases_of_outbox_and_consumer_show_one_life(
-    database_url: str, server: PostgresServer, template: Template
-) -> None:
-    message = Message("t", b"")
-    effect = caused_by(message, "effect")
-    insert(database_url, message)
-    publish(database_url)
-    with new_database(server, "pillarbox_other", template) as name:
-        other_url = server.database_url(name)
-        handle(other_url, message.id)
-        insert(other_url, effect)
-        with opened(database_url) as shop, opened(other_url) as billing:
-            databases: Databases = {"shop": shop, "billing": billing}
-            found = read_trace(databases, message.id)
-
-    assert [(it.what, it.database) for it in found.life.steps] == [
-        ("added", "shop"),
-        ("published", "shop"),
-        ("handled", "billing"),
-    ]
-    (caused,) = found.life.caused
-    assert [it.database for it in caused.envelopes] == ["billing"]
 
 
 def test_the_messages_of_a_key_are_found_whatever_their_priority(
@@ -423,7 +374,7 @@ def test_the_views_show_the_same_steps_as_the_reader(database_url: str) -> None:
     replay(database_url)
     execute(database_url, DELIVER, ("billing", message.id))
     execute(database_url, REDELIVER, (message.id,))
-    handle(database_url, message.id, "shipping")
+    handle(database_url, message, "shipping")
     give_up(database_url, message, schema="inbox")
     execute(database_url, "UPDATE inbox.dead_letter SET retry_count = 1")
 

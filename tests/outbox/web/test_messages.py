@@ -3,32 +3,16 @@
 import pytest
 
 from pillarbox import Message
-from tests.fixtures.positions import defer, publish
-from tests.fixtures.relay import insert
-from tests.fixtures.sessions import execute
+from tests.fixtures.family import insert_family
 from tests.fixtures.web import BOB, as_role, browsing
 from tests.outbox.web.test_dead_letters import HOSTILE, shown
 
-HANDLE = """
-    INSERT INTO inbox.receipt (message_id, message_at, consumer)
-    SELECT m.id, inbox.moment_of(m.id), 'billing' FROM outbox.message AS m
-     WHERE m.topic = 'orders.placed'
-"""
 SECRET = {"card": "4111"}
 
 
 @pytest.fixture
 def family(database_url: str) -> list[Message]:
-    """Insert a message that is published and handled, and two effects, one refused."""
-    first = Message("orders.placed", SECRET, key="customer 7", tenant="acme")
-    cause = {"causation-id": str(first.id)}
-    second = Message("payments.requested", b"", tenant="acme", headers=cause)
-    third = Message(HOSTILE, b"", key=HOSTILE, tenant=HOSTILE, headers=cause)
-    insert(database_url, first, second, third)
-    publish(database_url, "topic <> 'payments.requested'")
-    defer(database_url, "refused", attempts=2, reason=HOSTILE)
-    execute(database_url, HANDLE)
-    return [first, second, third]
+    return insert_family(database_url, SECRET, HOSTILE)
 
 
 def found(text: str, family: list[Message]) -> list[int]:
