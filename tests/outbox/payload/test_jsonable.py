@@ -1,4 +1,4 @@
-"""Objects as payloads: encoded as Pydantic's JSON mode encodes them."""
+"""Objects as payloads: encoded as Pydantic's JSON mode encodes them, or refused."""
 
 import enum
 from collections import deque
@@ -18,9 +18,9 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import to_json
 
 from outbox.errors import CodecError
-from outbox.payload.json_codec import encode
+from outbox.payload.json_codec import decode, encode
 from outbox.payload.jsonable import jsonable
-from pillarbox import Message
+from pillarbox import InvalidMessageError, Message
 
 AT = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 ID = UUID("01890000-0000-7000-8000-000000000000")
@@ -194,3 +194,52 @@ def test_an_application_registers_how_its_own_classes_are_encoded() -> None:
         b'"01890000-0000-7000-8000-000000000000":1}'
     )
     assert encode([Struct(ID, AT, Money(1))])  # type: ignore[arg-type]
+
+
+def circle() -> list[Any]:
+    inside: list[Any] = []
+    inside.append(inside)
+    return inside
+
+
+def well() -> list[Any]:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
+
+
+def test_the_error_for_an_unencodable_payload_has_a_remedy() -> None:
+    payloads = (
+        *(object(), {"at": 1j}, float("nan"), {"a": [float("inf")]}),
+        *("lone \ud800 surrogate", {("a", "b"): 1}, bytearray(b"not quite bytes")),
+        *(circle(), well()),
+    )
+    for payload in payloads:
+        with pytest.raises(CodecError) as refusal:
+            Message("orders.placed", payload)
+
+        assert isinstance(refusal.value, InvalidMessageError)
+        assert refusal.value.field == "payload"
+        assert type(payload).__name__ in str(refusal.value)
+        assert "can't be encoded as JSON" in str(refusal.value)
+        assert "@jsonable.register, or pass bytes" in str(refusal.value)
+
+
+def test_an_encoded_value_is_decoded_again_and_other_text_is_refused() -> None:
+    values: tuple[object, ...] = (
+        *(None, True, 0, -1.5, "", "ä😀\u2028", [], {}),
+        {"a": [{"b": None}]},
+    )
+    for value in values:
+        assert decode(encode(value)) == value
+    for text in (b"", b"{", b"\xff\xfe\xfd", b"[" * 100_000):
+        with pytest.raises(CodecError, match="isn't JSON"):
+            decode(text)
+
+
+def test_an_error_does_not_show_a_long_value_in_full() -> None:
+    error = InvalidMessageError("key", "k" * 1000, "is long", "shorten it")
+
+    assert len(str(error)) < 120
+    assert "…" in str(error)
