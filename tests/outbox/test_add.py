@@ -1,16 +1,24 @@
 """Messages in the caller's own transaction, with each session and driver."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeAlias
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
     Session,
     mapped_column,
+    scoped_session,
+    sessionmaker,
 )
 
 import pillarbox
@@ -190,3 +198,50 @@ def test_a_refused_message_leaves_the_transaction_usable(
 
     assert topics(database_url) == ["before", "after"]
     assert execute(database_url, "SELECT id FROM shop_order") == [(7,)]
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+async def async_sessions(
+    request: pytest.FixtureRequest, database_url: str
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    engine = create_async_engine(
+        sqlalchemy_url(database_url).replace("+psycopg", f"+{request.param}")
+    )
+    yield async_sessionmaker(engine)
+    await engine.dispose()
+
+
+async def test_every_field_arrives_by_an_async_session_and_by_its_connection(
+    database_url: str, async_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    async with async_sessions.begin() as session:
+        pillarbox.add(session, FULL)
+    assert execute(database_url, STORED) == [fields(FULL)]
+
+    async with async_sessions.begin() as session:
+        pillarbox.add(session, *MESSAGES, FULL)
+    assert topics(database_url)[1:] == ["t0", "t1", "t2", "orders.placed"]
+    assert execute(database_url, STORED) == [fields(FULL)]
+
+    async with async_sessions.begin() as session:
+        connection = await session.connection()
+        await connection.execute(pillarbox.insert_statement(*MESSAGES, FULL))
+    assert topics(database_url)[5:] == ["t0", "t1", "t2", "orders.placed"]
+    assert execute(database_url, STORED) == [fields(FULL)]
+
+
+async def test_scoped_sessions_are_sessions(
+    database_url: str,
+    engine: Engine,
+    async_sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    scoped = scoped_session(sessionmaker(engine))
+    pillarbox.add(scoped, Message("sync", b""))
+    scoped.commit()
+    scoped.remove()
+    async_scoped = async_scoped_session(async_sessions, scopefunc=lambda: 1)
+    pillarbox.add(async_scoped, Message("async", b""))
+    await async_scoped.commit()
+    await async_scoped.remove()
+
+    assert topics(database_url) == ["sync", "async"]

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, inspect
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
@@ -171,22 +173,6 @@ def test_a_listener_of_a_flush_or_a_commit_can_add_messages(
     assert sorted(middle) == ["order 1", "order 2"]
 
 
-def test_one_object_holds_the_messages_of_a_flush(engine: Engine) -> None:
-    first, second, third = (Message("t", b"") for _ in range(3))
-
-    with Session(engine) as session, session.begin():
-        pillarbox.add(session, first)
-        pillarbox.add(session, second)
-        [one] = session.new
-        session.flush()
-        pillarbox.add(session, third)
-        [other] = session.new
-
-        assert isinstance(one, AddedMessages)
-        assert isinstance(other, AddedMessages)
-        assert (one.messages, other.messages) == ([first, second], [third])
-
-
 @pytest.mark.parametrize("moment", ["before_insert", "after_insert"])
 def test_a_mapper_event_adds_its_messages_after_those_that_wait(
     database_url: str, engine: Engine, moment: str
@@ -293,3 +279,27 @@ def test_the_table_takes_rows_of_other_statements(
         connection.execute(statement, row | {"payload": b""})
 
     assert topics(database_url) == ["t"]
+
+
+async def test_a_session_of_several_databases_needs_to_know_the_shard_of_a_message(
+    database_url: str, engine: Engine
+) -> None:
+    options: dict[str, Any] = {
+        "shards": {"eu": engine},
+        "shard_chooser": lambda mapper, instance, clause=None: instance.country,
+        "identity_chooser": lambda *_, **__: ["eu"],
+        "execute_chooser": lambda _: ["eu"],
+    }
+    with ShardedSession(**options) as session:
+        with pytest.raises(ConfigError, match=r"bind_arguments=\{'shard_id': …\}"):
+            pillarbox.add(session, Message("t", b""))
+        session.execute(
+            pillarbox.insert_statement(Message("t", b"")),
+            bind_arguments={"shard_id": "eu"},
+        )
+        session.commit()
+    assert topics(database_url) == ["t"]
+
+    asynchronous = AsyncSession(sync_session_class=ShardedSession, **options)
+    with pytest.raises(ConfigError, match="is a ShardedSession"):
+        pillarbox.add(asynchronous, Message("t", b""))
