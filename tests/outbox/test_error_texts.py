@@ -1,10 +1,9 @@
 """The texts of database errors that our processes write contain no value of a row."""
 
-import asyncio
 import json
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import asyncpg
 import psycopg
@@ -302,21 +301,6 @@ async def test_a_session_that_needs_a_rollback_quotes_no_row(
     assert SECRET not in traceback_of(error)
 
 
-async def test_the_errors_of_a_group_quote_no_row(people: str) -> None:
-    async def both() -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(by_session_of_psycopg(people, TAKEN))
-            group.create_task(by_session_of_asyncpg(people, TAKEN))
-
-    with pytest.raises(ExceptionGroup) as it:
-        await both()
-
-    said = traceback_of(it.value)
-    assert "unhandled errors in a TaskGroup" in said
-    assert "person_pkey" in said
-    assert SECRET not in said
-
-
 def test_a_traceback_without_a_database_error_is_the_same_as_pythons() -> None:
     def fail() -> None:
         try:
@@ -329,36 +313,3 @@ def test_a_traceback_without_a_database_error_is_the_same_as_pythons() -> None:
         fail()
 
     assert traceback_of(it.value) == "".join(traceback.format_exception(it.value))
-
-
-@pytest.mark.parametrize(
-    ("driver", "age", "said"),
-    [
-        ("psycopg", 1, "person_pkey"),
-        ("asyncpg", 1, "person_pkey"),
-        ("asyncpg", SECRET, "invalid input for query argument $2 (SQLSTATE 22000)"),
-    ],
-)
-async def test_a_handlers_failure_shows_no_row_in_dead_letter_and_events(
-    people: str, driver: str, age: Any, said: str
-) -> None:
-    async with async_sessions_of(people, driver) as sessions:
-        consumer = Consumer(
-            MemorySource(Message("t", b"")), sessions, name="c", retry=QUICK
-        )
-
-        @consumer.handles("t")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            session.add(Person(email=SECRET, age=age))
-
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-
-    ((reason, trace),) = execute(
-        people, "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"
-    )
-    assert said in reason
-    assert "Traceback" in trace
-    assert SECRET not in reason + trace
-    assert SECRET not in repr(events.events)
-    assert any(isinstance(event, HandlerFailed) for event in events.events)

@@ -9,16 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
 
-import pillarbox
 from outbox.errors import CodecError
 from outbox.lane import Priority
 from outbox.message_id import is_uuid7
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import InvalidMessageError, Message, uuid7
-from tests.fixtures.sessions import execute
 
 
 def test_bytes_are_accepted_unchanged_and_keep_a_given_content_type() -> None:
@@ -59,18 +54,15 @@ def test_every_message_gets_its_own_id() -> None:
     assert one.id != other.id
 
 
-def test_one_dict_of_headers_serves_many_messages(database_url: str) -> None:
-    engine = create_engine(sqlalchemy_url(database_url))
+def test_one_dict_of_headers_serves_many_messages() -> None:
     headers: dict[str, str] = {}
-    with Session(engine) as session, session.begin():
-        for item in "abc":
-            headers["item"] = item
-            pillarbox.add(session, Message("t", b"", headers=headers))
-        headers["nats-later"] = "a name that add refuses"
-    engine.dispose()
+    made = []
+    for item in "abc":
+        headers["item"] = item
+        made.append(Message("t", b"", headers=headers))
+    headers["nats-later"] = "a name that add refuses"
 
-    stored = execute(database_url, "SELECT headers FROM outbox.message ORDER BY seq")
-    assert stored == [({"item": "a"},), ({"item": "b"},), ({"item": "c"},)]
+    assert [message.headers for message in made] == [{"item": it} for it in "abc"]
 
 
 def test_a_mutable_payload_is_encoded_at_once() -> None:
@@ -82,10 +74,11 @@ def test_a_mutable_payload_is_encoded_at_once() -> None:
     assert message.json() == {"lines": [1]}
 
 
-@pytest.mark.parametrize("headers", [None, [("a", "b")], "ab"])
-def test_headers_that_are_no_mapping_are_refused_at_once(headers: Any) -> None:
-    with pytest.raises(InvalidMessageError, match=r"headers .* isn't a mapping"):
-        Message("t", b"", headers=headers)
+def test_headers_that_are_no_mapping_are_refused_at_once() -> None:
+    others: list[Any] = [None, [("a", "b")], "ab"]
+    for headers in others:
+        with pytest.raises(InvalidMessageError, match=r"headers .* isn't a mapping"):
+            Message("t", b"", headers=headers)
 
 
 @pytest.mark.parametrize("headers", [{}, {"a": "b"}])

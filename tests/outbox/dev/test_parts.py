@@ -56,7 +56,9 @@ async def test_a_process_is_asked_to_stop_and_waited_for(
     async with Parts({}) as parts:
         part = await parts.start("one", "sh", "-c", PATIENT)
         assert await lines.get() == "one: started"
+        assert not parts.stopping
 
+    assert parts.stopping
     assert part.ended.result() == 3
     assert lines.get_nowait() == "one: asked"
 
@@ -85,13 +87,6 @@ async def test_a_process_that_does_not_stop_is_killed(
 
     assert part.ended.result() == -signal.SIGKILL
     assert "still runs after 0.1 s" in lines.get_nowait()
-
-
-async def test_they_stop_when_the_block_ends_and_not_before() -> None:
-    async with Parts({}) as parts:
-        assert not parts.stopping
-
-    assert parts.stopping
 
 
 async def test_impatience_kills_all_but_the_first(lines: asyncio.Queue[str]) -> None:

@@ -190,10 +190,7 @@ def test_a_failing_exporter_does_not_fail_messages_and_is_reported_once(
 def test_a_failing_attributes_function_does_not_fail_messages(
     record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def describe(message: Message) -> dict[str, str]:
-        return {"order": message.json()["order"]}
-
-    record(attributes=describe)
+    record(attributes=lambda message: {"order": message.json()["order"]})
     assert added(ONE) == [ONE]
     assert "KeyError" in caplog.text
 
@@ -257,25 +254,22 @@ def test_no_process_imports_opentelemetry_on_its_own() -> None:
     assert said == "[]\n"
 
 
-@pytest.mark.parametrize("module", ["outbox/writer.py", "inbox/guard.py"])
-def test_the_hot_path_checks_once_for_a_tracer(module: str) -> None:
-    tree = ast.parse((ROOT / module).read_text())
-    functions = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    asked = {
-        function.name: sum(
-            isinstance(node, ast.Compare) and "tracing.tracer" in ast.unparse(node)
-            for node in ast.walk(function)
-        )
-        for function in functions
-    }
-    assert {name for name, count in asked.items() if count} == (
-        {"_checked"} if "writer" in module else {"__enter__", "__aenter__"}
-    )
-    assert max(asked.values()) == 1
+def test_the_hot_path_checks_once_for_a_tracer() -> None:
+    for module, where in (
+        ("outbox/writer.py", {"_checked"}),
+        ("inbox/guard.py", {"__enter__", "__aenter__"}),
+    ):
+        tree = ast.parse((ROOT / module).read_text())
+        asked = {
+            function.name: sum(
+                isinstance(node, ast.Compare) and "tracing.tracer" in ast.unparse(node)
+                for node in ast.walk(function)
+            )
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert {name for name, count in asked.items() if count} == where
+        assert max(asked.values()) == 1, module
 
 
 def test_a_third_party_adapter_is_named_after_its_class() -> None:

@@ -81,13 +81,6 @@ def test_a_histogram_has_cumulative_buckets() -> None:
     assert value(registry, "wait_seconds_sum", who="a") == pytest.approx(9.65)
 
 
-def test_two_metrics_with_one_name_are_refused() -> None:
-    registry = PrometheusEvents().registry
-    LatencyHistogram("wait_seconds", "Waits.", [], (1,), registry)
-    with pytest.raises(ValueError, match="Duplicated"):
-        LatencyHistogram("wait_seconds", "Waits.", [], (1,), registry)
-
-
 async def test_metrics_are_served_on_the_given_address(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

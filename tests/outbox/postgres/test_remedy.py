@@ -73,8 +73,6 @@ async def test_a_server_that_accepts_no_writes_has_a_remedy(
     ("sqlstate", "words"),
     [
         ("25006", "not to a standby"),
-        ("28P01", "user and password"),
-        ("3D000", "the name of the database"),
         ("3F000", DOCTOR),
         ("42501", DOCTOR),
         ("42P01", DOCTOR),
@@ -84,7 +82,6 @@ async def test_a_server_that_accepts_no_writes_has_a_remedy(
         ("57014", "statement_timeout"),
         ("57P01", "restarted"),
         ("57P03", "restarted"),
-        ("08006", "that this host can reach it"),
         ("XX001", "log of the database's server"),
     ],
 )
