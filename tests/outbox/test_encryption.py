@@ -101,20 +101,6 @@ async def test_the_relay_decodes_before_it_publishes_and_dead_letters_the_undeco
     assert "names a key that codec 'aes-gcm' doesn't have; give it" in reason
 
 
-async def test_a_relay_without_a_codec_publishes_the_stored_payload(
-    database_url: str,
-) -> None:
-    add(database_url, message())
-    publisher = ScriptedPublisher()
-
-    async with running(database_url, publisher) as relay:
-        await relay.events.wait_for(BatchSettled)
-
-    ((_, payload, _, headers),) = execute(database_url, STORED)
-    (published,) = publisher.acked
-    assert (published.payload, published.headers) == (payload, headers)
-
-
 @dataclass
 class Clinic:
     """A handler that records what it read."""
@@ -125,20 +111,36 @@ class Clinic:
         self.read.append((message.payload, message.content_type))
 
 
-async def test_a_consumer_decodes_for_its_handler_and_dead_letters_the_undecodable(
+async def test_a_consumer_decodes_before_it_upcasts_and_dead_letters_the_undecodable(
     database_url: str,
 ) -> None:
+    registry = SchemaRegistry()
+    registry.register("names", {"type": "object", "required": ["name"]}, version=2)
     lost, kept = encoded(message(), forgetful), encoded(message(), codec)
-    source = MemorySource(lost, kept, message())
+    old = encoded(Message("names", {"nam": "x"}), codec)
+    source = MemorySource(lost, kept, message(), old)
     clinic = Clinic([])
+    names = []
     with sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="clinic", codec=codec)
+        consumer = Consumer(
+            source, sessions, name="clinic", codec=codec, registry=registry
+        )
         consumer.handles("patients")(clinic)
+
+        @consumer.upcasts("names", to=2)
+        def rename(message: Message) -> dict[str, str]:
+            return {"name": message.json()["nam"]}
+
+        @consumer.handles("names", version=2)
+        def handle(_: Session, message: Message) -> None:
+            names.append(message.json())
+
         async with consuming(consumer) as events:
-            await events.wait_for(MessageHandled, 2)
+            await events.wait_for(MessageHandled, 3)
             await events.wait_for(MessageDeadLettered)
 
     assert clinic.read == [(SECRET, "text/plain")] * 2
+    assert names == [{"name": "x"}]
     ((payload, headers, reason),) = execute(
         database_url, "SELECT payload, headers, error_reason FROM inbox.dead_letter"
     )
@@ -163,32 +165,6 @@ async def test_a_dead_letter_can_be_retried_once_the_key_is_available(
     assert clinic.read == [(SECRET, "text/plain")]
     ((status, _, _),) = states(database_url, "inbox")
     assert status == "SUCCEEDED"
-
-
-async def test_a_consumer_decodes_before_it_checks_schemas_and_upcasts(
-    database_url: str,
-) -> None:
-    registry = SchemaRegistry()
-    registry.register("patients", {"type": "object", "required": ["name"]}, version=2)
-    source = MemorySource(encoded(Message("patients", {"nam": "x"}), codec))
-    read = []
-    with sessions_of(database_url) as sessions:
-        consumer = Consumer(
-            source, sessions, name="clinic", codec=codec, registry=registry
-        )
-
-        @consumer.upcasts("patients", to=2)
-        def rename(message: Message) -> dict[str, str]:
-            return {"name": message.json()["nam"]}
-
-        @consumer.handles("patients", version=2)
-        def handle(_: Session, message: Message) -> None:
-            read.append(message.json())
-
-        async with consuming(consumer) as events:
-            await events.wait_for(MessageHandled)
-
-    assert read == [{"name": "x"}]
 
 
 async def test_the_guard_decodes_in_any_consumer(database_url: str) -> None:

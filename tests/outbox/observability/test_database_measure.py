@@ -23,6 +23,7 @@ from outbox.observability.database_measure import (
 )
 from outbox.observability.measures.reading import Scope
 from outbox.observability.measures.tables import Table
+from outbox.observability.overview import read_overview
 from outbox.observability.prometheus import DatabaseMetrics
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
@@ -122,6 +123,10 @@ async def test_held_and_missing_partitions_are_counted(
     assert held.unsettled == 1
     assert "unsettled" in held.reason
     assert messages.expired > 1
+    with psycopg.connect(as_role(database_url, "pillarbox_monitor")) as monitor:
+        seen = read_overview(monitor, Scope(parts=["tables"]))
+    of_monitor = {it.table: it.held for it in seen.tables}
+    assert of_monitor["outbox.message"] == messages.held
     assert not table(measured, "inbox.suspect").has_today
     assert {("partitions", "error"), ("retention", "warning")} <= found_by(measured)
     assert measured.overview.missing == ()
@@ -130,7 +135,7 @@ async def test_held_and_missing_partitions_are_counted(
 async def test_a_pinned_transaction_of_another_role_is_timed(
     database_url: str,
 ) -> None:
-    with psycopg.connect(database_url) as pin:
+    with psycopg.connect(database_url, application_name="report") as pin:
         pin.execute("SELECT pg_current_xact_id()")
         async with measuring(database_url) as events:
             await events.wait_for(DatabaseMeasured, count=2)
@@ -144,6 +149,12 @@ async def test_a_pinned_transaction_of_another_role_is_timed(
         assert first.open_for is not None
         assert last.open_for is not None
         assert last.open_for > first.open_for
+        with psycopg.connect(database_url, autocommit=True) as superuser:
+            scope = Scope(parts=["pins"], pins_from=timedelta(0))
+            pins = read_overview(superuser, scope).pins
+        (named,) = [it for it in pins if it.name == "report"]
+        assert named.is_writing
+        assert named.xid is not None
 
 
 @pytest.mark.week

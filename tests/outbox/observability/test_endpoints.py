@@ -39,13 +39,18 @@ def test_an_invalid_address_or_that_of_another_host_is_refused() -> None:
             listen(text)
 
 
-def test_only_the_given_address_is_listened_on() -> None:
+def test_only_the_given_address_is_listened_on_and_all_without_one() -> None:
     with listen("127.0.0.2:0") as listening:
         port = listening.getsockname()[1]
         with socket.create_connection(("127.0.0.2", port), timeout=60):
             pass
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=60)
+    with listen(":0") as everywhere:
+        port = everywhere.getsockname()[1]
+        for host in ("127.0.0.1", *["::1"] * socket.has_ipv6):
+            with socket.create_connection((host, port), timeout=60):
+                pass
 
 
 def test_an_inherited_socket_is_used_as_it_is() -> None:

@@ -135,7 +135,7 @@ def test_if_each_connection_gets_its_own_session_notify_decides(
     if mode == "session":
         refuse_pooler(pooled(mode))
         return
-    monkeypatch.setattr(pooler, "RING_LIMIT", 2.0)
+    monkeypatch.setattr(pooler, "RING_LIMIT", 0.5)
     with pytest.raises(PoolerError):
         refuse_pooler(pooled(mode))
 
@@ -152,7 +152,7 @@ def test_session_mode_and_no_pooler_both_pass(
 def test_a_pool_with_a_single_session_is_reported_as_too_small(
     pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pooler, "LIMIT", 2.0)
+    monkeypatch.setattr(pooler, "LIMIT", 0.5)
     with pytest.raises(DatabaseUnavailableError, match="two connections at once"):
         refuse_pooler(pooled("session", default_pool_size=1))
 
