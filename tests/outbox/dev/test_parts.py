@@ -56,9 +56,9 @@ async def test_a_process_is_asked_to_stop_and_waited_for(
     async with Parts({}) as parts:
         part = await parts.start("one", "sh", "-c", PATIENT)
         assert await lines.get() == "one: started"
-        assert not parts.stopping
+        was_stopping = parts.stopping
 
-    assert parts.stopping
+    assert (was_stopping, parts.stopping) == (False, True)
     assert part.ended.result() == 3
     assert lines.get_nowait() == "one: asked"
 

@@ -80,13 +80,23 @@ def at(seq: int) -> Place:
     return seq, FIRST.starts_at
 
 
-def test_deliveries_that_are_held_are_known_with_those_that_wait_behind() -> None:
+def test_a_delivery_that_is_held_blocks_the_others_only_so_long() -> None:
     window = Window(take_over(UNREAD))
     window.claimed(map(at, range(6)), 257, OLD, 10, is_cut=False)
     for seq in (2, 4):
         window.ended(at(seq))
     assert window.passed_by == [at(0), at(1), at(3)]
     assert [window.count_behind(at(seq)) for seq in (0, 3)] == [2, 1]
+    assert window.settle() is None
+    # The second one is held as well, so the position stops below it.
+    assert window.settle([at(1)]) is None
+    result = window.settle([at(0)])
+    assert result is not None
+    stored, rows, covered = result
+    assert {row.position for row in rows} == {Position(0, OLD)}
+    assert covered == {FIRST: 1}
+    window.settled(stored, [at(0)])
+    assert window.passed_by == [at(1), at(3)]
 
 
 def test_a_repeated_takeover_changes_only_the_days_that_are_read() -> None:
@@ -110,3 +120,17 @@ def test_the_positions_of_all_days_are_stored_on_request() -> None:
         (FIRST, Position(9, NEW)),
         (SECOND, Position(9, NEW)),
     ]
+
+
+def test_a_position_waits_rather_than_take_a_third_part() -> None:
+    late = Position(9, OLD, 6, NEW)
+    window = Window(take_over(UNREAD, [Stored(FIRST, 1, late)]))
+    window.claimed([at(7)], 7, NEWEST, 30, is_cut=False)
+    window.claimed([at(3), at(4)], 4, NEWEST, 30, is_cut=False)
+    window.ended(at(3))
+    assert window.settle() is None
+    window.ended(at(4))
+    window.ended(at(7))
+    result = window.settle()
+    assert result is not None
+    assert result[1] == [Stored(FIRST, 2, Position(9, NEWEST))]
