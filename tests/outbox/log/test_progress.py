@@ -38,6 +38,35 @@ def test_days_with_the_same_position_are_read_as_one() -> None:
     assert part.position == Position(9, NEW)
 
 
+def test_a_late_part_is_stored_until_it_is_complete() -> None:
+    progress = take_over(
+        UNREAD,
+        [Stored(FIRST, 1, Position(9, OLD)), Stored(SECOND, 1, Position(9, OLD))],
+    )
+    cut = progress.claimed(5, NEW, 20, is_cut=True)
+    progress, rows = cut.settle([FIRST])
+    assert rows[0] == Stored(FIRST, 2, Position(9, OLD, 5, NEW))
+    # Claims go on as of the same snapshot.
+    progress, rows = progress.claimed(7, NEWEST, 30, is_cut=True).settle([SECOND])
+    assert {row.position for row in rows} == {Position(9, OLD, 7, NEW)}
+    assert take_over(UNREAD, rows).as_of == NEW
+    progress, rows = progress.claimed(8, NEWEST, 30, is_cut=False).settle([SECOND])
+    assert {row.position for row in rows} == {Position(9, NEW)}
+    assert progress.as_of is None
+
+
+def test_claims_start_at_a_late_row_until_one_has_looked_as_of_now() -> None:
+    stored = [Stored(FIRST, 1, Position(9, OLD, 5, NEW))]
+    progress = take_over(
+        UNREAD | {SECOND: Position(8, OLD)}, stored, {FIRST: 10, SECOND: 7}
+    )
+    assert [part.start for part in progress.parts()] == [5, 6]
+    progress = progress.claimed(-1, NEWEST, 30, is_cut=False)
+    assert [part.start for part in progress.parts()] == [6]
+    progress = progress.claimed(-1, NEWEST, 30, is_cut=False)
+    assert [part.start for part in progress.parts()] == [9]
+
+
 def test_days_without_an_uncovered_row_continue_together() -> None:
     days = {FIRST: Position(), SECOND: Position(), THIRD: Position()}
     stored = [
