@@ -1,16 +1,24 @@
 """Messages in the caller's own transaction, with each session and driver."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeAlias
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
     Session,
     mapped_column,
+    scoped_session,
+    sessionmaker,
 )
 
 import pillarbox
@@ -39,13 +47,12 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def inserts(engine: Engine) -> list[str]:
-    """List the statements on outbox.message that this engine executes."""
+def statements(engine: Engine) -> list[str]:
+    """List the statements that this engine executes."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "outbox.message" in statement:
-            seen.append(statement)
+        seen.append(statement)
 
     event.listen(engine, "before_cursor_execute", note)
     return seen
@@ -55,21 +62,20 @@ Work: TypeAlias = Callable[[Session], None]
 
 
 @pytest.mark.parametrize("messages", [[FULL], [*MESSAGES, FULL]], ids=["one", "many"])
-def test_every_field_arrives_by_a_session(
-    database_url: str, engine: Engine, messages: list[Message]
+def test_every_field_arrives_by_one_insert_without_returning(
+    database_url: str, engine: Engine, statements: list[str], messages: list[Message]
 ) -> None:
     with Session(engine) as session, session.begin():
         pillarbox.add(session, *messages)
 
-    row = execute(
-        database_url,
-        STORED,
-    )
-    assert row == [fields(FULL)]
+    (insert,) = statements
+    assert "INSERT INTO outbox.message" in insert
+    assert "RETURNING" not in insert
+    assert execute(database_url, STORED) == [fields(FULL)]
 
 
 def test_many_calls_make_one_insert_without_returning(
-    database_url: str, engine: Engine, inserts: list[str]
+    database_url: str, engine: Engine, statements: list[str]
 ) -> None:
     with Session(engine) as session, session.begin():
         session.add(Order(id=1))
@@ -77,19 +83,9 @@ def test_many_calls_make_one_insert_without_returning(
             pillarbox.add(session, message)
         pillarbox.add(session, FULL, Message("last", b""))
 
-    assert len(inserts) == 1
-    assert "RETURNING" not in inserts[0]
+    (insert,) = [it for it in statements if "outbox.message" in it]
+    assert "RETURNING" not in insert
     assert topics(database_url) == ["t0", "t1", "t2", "orders.placed", "last"]
-
-
-def test_one_message_makes_one_insert_without_returning(
-    engine: Engine, inserts: list[str]
-) -> None:
-    with Session(engine) as session, session.begin():
-        pillarbox.add(session, FULL)
-
-    assert len(inserts) == 1
-    assert "RETURNING" not in inserts[0]
 
 
 def test_seq_follows_the_order_of_adding(database_url: str, engine: Engine) -> None:
@@ -123,26 +119,23 @@ def undo_by_expunging_and_rollback(session: Session) -> None:
     session.rollback()
 
 
-@pytest.mark.parametrize(
-    "undo",
-    [
+def test_after_a_rollback_nothing_is_added_and_the_session_is_usable(
+    database_url: str, engine: Engine
+) -> None:
+    undoings: list[Work] = [
         undo_by_rollback,
         undo_by_flush_and_rollback,
         undo_by_close,
         undo_by_expunging_and_rollback,
-    ],
-)
-def test_after_a_rollback_nothing_is_added_and_the_session_is_usable(
-    database_url: str, engine: Engine, undo: Work
-) -> None:
-    with Session(engine) as session:
-        pillarbox.add(session, Message("undone", b""))
-        undo(session)
-        session.commit()
-        pillarbox.add(session, Message("kept", b""))
-        session.commit()
-
-    assert topics(database_url) == ["kept"]
+    ]
+    for number, undo in enumerate(undoings, start=1):
+        with Session(engine) as session:
+            pillarbox.add(session, Message("undone", b""))
+            undo(session)
+            session.commit()
+            pillarbox.add(session, Message("kept", b""))
+            session.commit()
+        assert topics(database_url) == ["kept"] * number
 
 
 @pytest.mark.filterwarnings("ignore:New instance <Order")
@@ -187,17 +180,10 @@ def test_flushed_messages_are_visible_only_in_their_transaction(
         pillarbox.add(session, *MESSAGES)
         with session.no_autoflush:
             assert session.scalar(count) == 0
-        session.flush()
+        session.query(Order).all()  # flushes
         assert session.scalar(count) == 3
         assert topics(database_url) == []
     assert len(topics(database_url)) == 3
-
-
-def test_an_orm_query_flushes_pending_messages(engine: Engine) -> None:
-    with Session(engine) as session, session.begin():
-        pillarbox.add(session, *MESSAGES)
-        session.query(Order).all()
-        assert session.scalar(text("SELECT count(*) FROM outbox.message")) == 3
 
 
 def test_a_refused_message_leaves_the_transaction_usable(
@@ -212,3 +198,50 @@ def test_a_refused_message_leaves_the_transaction_usable(
 
     assert topics(database_url) == ["before", "after"]
     assert execute(database_url, "SELECT id FROM shop_order") == [(7,)]
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+async def async_sessions(
+    request: pytest.FixtureRequest, database_url: str
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    engine = create_async_engine(
+        sqlalchemy_url(database_url).replace("+psycopg", f"+{request.param}")
+    )
+    yield async_sessionmaker(engine)
+    await engine.dispose()
+
+
+async def test_every_field_arrives_by_an_async_session_and_by_its_connection(
+    database_url: str, async_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    async with async_sessions.begin() as session:
+        pillarbox.add(session, FULL)
+    assert execute(database_url, STORED) == [fields(FULL)]
+
+    async with async_sessions.begin() as session:
+        pillarbox.add(session, *MESSAGES, FULL)
+    assert topics(database_url)[1:] == ["t0", "t1", "t2", "orders.placed"]
+    assert execute(database_url, STORED) == [fields(FULL)]
+
+    async with async_sessions.begin() as session:
+        connection = await session.connection()
+        await connection.execute(pillarbox.insert_statement(*MESSAGES, FULL))
+    assert topics(database_url)[5:] == ["t0", "t1", "t2", "orders.placed"]
+    assert execute(database_url, STORED) == [fields(FULL)]
+
+
+async def test_scoped_sessions_are_sessions(
+    database_url: str,
+    engine: Engine,
+    async_sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    scoped = scoped_session(sessionmaker(engine))
+    pillarbox.add(scoped, Message("sync", b""))
+    scoped.commit()
+    scoped.remove()
+    async_scoped = async_scoped_session(async_sessions, scopefunc=lambda: 1)
+    pillarbox.add(async_scoped, Message("async", b""))
+    await async_scoped.commit()
+    await async_scoped.remove()
+
+    assert topics(database_url) == ["sync", "async"]

@@ -40,14 +40,6 @@ def test_the_error_for_an_invalid_duration_names_the_option(text: str) -> None:
         read_duration("--age", text)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-5, "0s"), (59, "59s"), (60, "1m"), (7199, "1h"), (86400 * 3, "3d")],
-)
-def test_a_duration_is_written_in_its_largest_unit(seconds: int, text: str) -> None:
-    assert write_duration(timedelta(seconds=seconds)) == text
-
-
 @given(st.timedeltas(timedelta(0), timedelta(seconds=999_999)))
 @example(timedelta(weeks=2))
 @example(timedelta(seconds=0.5))
@@ -88,8 +80,21 @@ def test_the_error_for_an_invalid_rate_names_the_option(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0.0384, "38ms"), (1.25, "1.2s"), (61, "1m"), (7300, "2h"), (-0.5, "-500ms")],
+    ("seconds", "written", "said"),
+    [
+        (-5, "0s", "-5.0s"),
+        (-0.5, "0s", "-500ms"),
+        (0.0384, "0s", "38ms"),
+        (1.25, "1s", "1.2s"),
+        (59, "59s", "59.0s"),
+        (61, "1m", "1m"),
+        (7199, "1h", "1h"),
+        (7300, "2h", "2h"),
+        (86400 * 3, "3d", "3d"),
+    ],
 )
-def test_a_brief_duration_is_rounded_to_one_unit(seconds: float, said: str) -> None:
+def test_a_duration_is_written_in_its_largest_unit_and_a_brief_one_rounded(
+    seconds: float, written: str, said: str
+) -> None:
+    assert write_duration(timedelta(seconds=seconds)) == written
     assert brief_duration(timedelta(seconds=seconds)) == said

@@ -49,23 +49,17 @@ def add(url: str, *messages: Message, with_codec: AesGcm = codec) -> None:
 
 def test_the_table_contains_no_plain_text(database_url: str) -> None:
     add(database_url, message(), message(headers={"traceparent": "00"}))
-
-    rows = execute(database_url, STORED)
-    assert [content_type for _, _, content_type, _ in rows] == [
-        "application/octet-stream"
-    ] * 2
-    assert {headers[CODEC_HEADER] for *_, headers in rows} == {"aes-gcm:new"}
-    assert not any(SECRET in payload for _, payload, _, _ in rows)
-
-
-def test_insert_statement_encodes_the_payload(database_url: str) -> None:
     engine = create_engine(sqlalchemy_url(database_url))
     with engine.begin() as connection:
         connection.execute(pillarbox.insert_statement(message(), codec=codec))
     engine.dispose()
 
-    ((_, payload, _, _),) = execute(database_url, STORED)
-    assert SECRET not in payload
+    rows = execute(database_url, STORED)
+    assert [content_type for _, _, content_type, _ in rows] == [
+        "application/octet-stream"
+    ] * 3
+    assert {headers[CODEC_HEADER] for *_, headers in rows} == {"aes-gcm:new"}
+    assert not any(SECRET in payload for _, payload, _, _ in rows)
 
 
 def test_schemas_apply_before_the_codec_and_limits_before_and_after_it(
@@ -85,45 +79,21 @@ def test_schemas_apply_before_the_codec_and_limits_before_and_after_it(
     engine.dispose()
 
 
-async def test_the_relay_decodes_before_it_publishes(database_url: str) -> None:
-    plain = message(headers={"traceparent": "00"})
-    add(database_url, plain)
-    publisher = ScriptedPublisher()
-
-    async with running(database_url, publisher, codec=codec) as relay:
-        await relay.events.wait_for(BatchSettled)
-
-    assert [(m.payload, m.content_type, m.headers) for m in publisher.acked] == [
-        (plain.payload, plain.content_type, plain.headers)
-    ]
-
-
-async def test_a_relay_without_a_codec_publishes_the_stored_payload(
-    database_url: str,
-) -> None:
-    add(database_url, message())
-    publisher = ScriptedPublisher()
-
-    async with running(database_url, publisher) as relay:
-        await relay.events.wait_for(BatchSettled)
-
-    ((_, payload, _, headers),) = execute(database_url, STORED)
-    (published,) = publisher.acked
-    assert (published.payload, published.headers) == (payload, headers)
-
-
-async def test_a_message_encrypted_with_an_unknown_key_is_dead_lettered_as_stored(
+async def test_the_relay_decodes_before_it_publishes_and_dead_letters_the_undecodable(
     database_url: str,
 ) -> None:
     add(database_url, message("lost"), with_codec=forgetful)
-    add(database_url, message("kept"))
+    plain = message("kept", headers={"traceparent": "00"})
+    add(database_url, plain)
     publisher = ScriptedPublisher()
 
     async with running(database_url, publisher, codec=codec) as relay:
         await relay.events.wait_for(BatchSettled)
         await relay.events.wait_for(RelayDeadLettered)
 
-    assert [m.topic for m in publisher.acked] == ["kept"]
+    assert [
+        (m.topic, m.payload, m.content_type, m.headers) for m in publisher.acked
+    ] == [("kept", plain.payload, plain.content_type, plain.headers)]
     ((topic, payload, reason),) = execute(
         database_url, "SELECT topic, payload, error_reason FROM outbox.dead_letter"
     )
@@ -141,20 +111,36 @@ class Clinic:
         self.read.append((message.payload, message.content_type))
 
 
-async def test_a_consumer_decodes_for_its_handler_and_dead_letters_the_undecodable(
+async def test_a_consumer_decodes_before_it_upcasts_and_dead_letters_the_undecodable(
     database_url: str,
 ) -> None:
+    registry = SchemaRegistry()
+    registry.register("names", {"type": "object", "required": ["name"]}, version=2)
     lost, kept = encoded(message(), forgetful), encoded(message(), codec)
-    source = MemorySource(lost, kept, message())
+    old = encoded(Message("names", {"nam": "x"}), codec)
+    source = MemorySource(lost, kept, message(), old)
     clinic = Clinic([])
+    names = []
     with sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="clinic", codec=codec)
+        consumer = Consumer(
+            source, sessions, name="clinic", codec=codec, registry=registry
+        )
         consumer.handles("patients")(clinic)
+
+        @consumer.upcasts("names", to=2)
+        def rename(message: Message) -> dict[str, str]:
+            return {"name": message.json()["nam"]}
+
+        @consumer.handles("names", version=2)
+        def handle(_: Session, message: Message) -> None:
+            names.append(message.json())
+
         async with consuming(consumer) as events:
-            await events.wait_for(MessageHandled, 2)
+            await events.wait_for(MessageHandled, 3)
             await events.wait_for(MessageDeadLettered)
 
     assert clinic.read == [(SECRET, "text/plain")] * 2
+    assert names == [{"name": "x"}]
     ((payload, headers, reason),) = execute(
         database_url, "SELECT payload, headers, error_reason FROM inbox.dead_letter"
     )
@@ -181,33 +167,7 @@ async def test_a_dead_letter_can_be_retried_once_the_key_is_available(
     assert status == "SUCCEEDED"
 
 
-async def test_a_consumer_decodes_before_it_checks_schemas_and_upcasts(
-    database_url: str,
-) -> None:
-    registry = SchemaRegistry()
-    registry.register("patients", {"type": "object", "required": ["name"]}, version=2)
-    source = MemorySource(encoded(Message("patients", {"nam": "x"}), codec))
-    read = []
-    with sessions_of(database_url) as sessions:
-        consumer = Consumer(
-            source, sessions, name="clinic", codec=codec, registry=registry
-        )
-
-        @consumer.upcasts("patients", to=2)
-        def rename(message: Message) -> dict[str, str]:
-            return {"name": message.json()["nam"]}
-
-        @consumer.handles("patients", version=2)
-        def handle(_: Session, message: Message) -> None:
-            read.append(message.json())
-
-        async with consuming(consumer) as events:
-            await events.wait_for(MessageHandled)
-
-    assert read == [{"name": "x"}]
-
-
-def test_the_guard_decodes_in_any_consumer(database_url: str) -> None:
+async def test_the_guard_decodes_in_any_consumer(database_url: str) -> None:
     clinic = Clinic([])
     guarded = idempotent(consumer="clinic", codec=codec)(clinic)
     stored, lost = encoded(message(), codec), encoded(message(), forgetful)
@@ -226,8 +186,6 @@ def test_the_guard_decodes_in_any_consumer(database_url: str) -> None:
     receipts = execute(database_url, "SELECT message_id FROM inbox.receipt")
     assert receipts == [(stored.id,)]
 
-
-async def test_the_guard_decodes_for_async_handlers(database_url: str) -> None:
     read = []
 
     @idempotent(consumer="clinic", codec=codec)
@@ -235,9 +193,8 @@ async def test_the_guard_decodes_for_async_handlers(database_url: str) -> None:
         read.append(message.payload)
 
     async with (
-        async_sessions_of(database_url) as sessions,
-        sessions.begin() as session,
+        async_sessions_of(database_url) as async_sessions,
+        async_sessions.begin() as async_session,
     ):
-        await handle(session, encoded(message(), codec))
-
+        await handle(async_session, encoded(message(), codec))
     assert read == [SECRET]

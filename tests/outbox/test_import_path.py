@@ -36,23 +36,21 @@ def test_an_invalid_path_is_refused(path: str) -> None:
 
 def test_a_missing_module_is_distinguished_from_one_that_fails(folder: Path) -> None:
     (folder / "import_missing.py").write_text("import os\n\nimport import_nowhere\n")
-
-    not_there = refusal("import_nowhere:consumer")
-    fails = refusal("import_missing:consumer")
-
-    assert f"No module named 'import_nowhere' in {folder}" in not_there
-    assert "set PYTHONPATH" in not_there
-    assert "can't import 'import_missing': ModuleNotFoundError" in fails
-    assert fails.endswith(f"({folder / 'import_missing.py'}, line 3)")
-
-
-def test_a_package_without_the_module_is_reported(folder: Path) -> None:
+    (folder / "import_outer.py").write_text("import import_inner\n")
+    (folder / "import_inner.py").write_text("\n1 / 0\n")
     (folder / "import_package").mkdir()
     (folder / "import_package" / "__init__.py").write_text("")
 
-    said = refusal("import_package.app:consumer")
-
-    assert "No module named 'import_package.app' in" in said
+    not_there = refusal("import_nowhere:consumer")
+    assert f"No module named 'import_nowhere' in {folder}" in not_there
+    assert "set PYTHONPATH" in not_there
+    in_a_package = refusal("import_package.app:consumer")
+    assert "No module named 'import_package.app' in" in in_a_package
+    fails = refusal("import_missing:consumer")
+    assert "can't import 'import_missing': ModuleNotFoundError" in fails
+    assert fails.endswith(f"({folder / 'import_missing.py'}, line 3)")
+    inside = refusal("import_outer:consumer")
+    assert inside.endswith(f"({folder / 'import_inner.py'}, line 2)")
 
 
 @pytest.mark.parametrize(
@@ -76,30 +74,16 @@ def test_the_error_names_the_line_where_an_import_fails(
     assert said.endswith(f"({folder / name}.py, line {line})")
 
 
-def test_the_error_names_the_line_in_an_imported_module(folder: Path) -> None:
-    (folder / "import_outer.py").write_text("import import_inner\n")
-    (folder / "import_inner.py").write_text("\n1 / 0\n")
-
-    said = refusal("import_outer:consumer")
-
-    assert said.endswith(f"({folder / 'import_inner.py'}, line 2)")
-
-
-def test_the_error_for_a_missing_name_names_the_file(folder: Path) -> None:
-    (folder / "import_named.py").write_text("consumers = 1\n")
+def test_the_error_for_a_missing_name_or_a_factory_that_fails_names_the_file(
+    folder: Path,
+) -> None:
+    code = "consumers = 1\n\ndef make():\n    raise KeyError('URL')\n"
+    (folder / "import_named.py").write_text(code)
 
     assert refusal("import_named:consumer").endswith(
         f"'consumer' is not in import_named ({folder / 'import_named.py'})"
     )
     assert "is a int, and should be a Consumer" in refusal("import_named:consumers")
-
-
-def test_a_factory_that_fails_is_reported_with_its_line(
-    folder: Path,
-) -> None:
-    (folder / "import_made.py").write_text("def make():\n    raise KeyError('URL')\n")
-
-    said = refusal("import_made:make")
-
+    said = refusal("import_named:make")
     assert "'make' raised KeyError: 'URL'" in said
-    assert said.endswith(f"({folder / 'import_made.py'}, line 2)")
+    assert said.endswith(f"({folder / 'import_named.py'}, line 4)")

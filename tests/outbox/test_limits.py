@@ -27,26 +27,17 @@ NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - a naive time is refused
 REFUSED: list[tuple[str, Any, str, str]] = [
     ("topic", "", "is empty", "give it a name"),
     ("topic", None, "isn't text", "pass a str"),
-    ("topic", b"bytes", "isn't text", "pass a str"),
     ("topic", "t" * 256, "256 characters, the limit is 255", "shorten it"),
     ("topic", "nul\0", "NUL", "remove it"),
     ("topic", "\udcff", "lone surrogate", "errors='replace'"),
     ("key", "", "is empty", "give it a name"),
     ("key", 7, "isn't text", "pass a str"),
     ("key", "k" * 513, "513 characters, the limit is 512", "shorten it"),
-    ("key", "\0", "NUL", "remove it"),
-    ("key", "a\ud83d", "lone surrogate", "errors='replace'"),
     ("tenant", "", "is empty", "give it a name"),
     ("tenant", "t" * 256, "the limit is 255", "shorten it"),
-    ("tenant", "\0", "NUL", "remove it"),
     ("content_type", 1, "isn't text", "pass a str"),
     ("content_type", "c" * 256, "the limit is 255", "shorten it"),
-    ("content_type", "\0", "NUL", "remove it"),
-    ("headers", None, "isn't a mapping", "dict of str to str"),
-    ("headers", [("a", "b")], "isn't a mapping", "dict of str to str"),
     ("headers", {"a": 1}, "isn't a mapping of str to str", "pass str for both"),
-    ("headers", {"a": b"b"}, "isn't a mapping of str to str", "pass str for both"),
-    ("headers", {"a": None}, "isn't a mapping of str to str", "pass str for both"),
     ("headers", {1: "a"}, "isn't a mapping of str to str", "pass str for both"),
     ("headers", {"": "a"}, "empty name", "name the header"),
     ("headers", {"a\0": "b"}, "NUL", "remove it"),
@@ -54,23 +45,19 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("headers", {"a": "\ud800"}, "lone surrogate", "errors='replace'"),
     ("headers", {"a": "ä" * 9000}, "over the limit of 16384 bytes", "payload"),
     ("payload", b"x" * (1024 * 1024 + 1), "over the limit of 1048576", "a reference"),
-    ("payload", {"a": "ä" * 600_000}, "over the limit of 1048576", "a reference"),
     ("id", uuid4(), "isn't a UUIDv7", "outbox.uuid7()"),
-    ("id", UUID(int=0), "isn't a UUIDv7", "outbox.uuid7()"),
     ("id", str(uuid7()), "isn't a UUIDv7", "outbox.uuid7()"),
     ("id", UUID(int=uuid7().int ^ 1 << 63), "isn't a UUIDv7", "outbox.uuid7()"),
     ("id", id_of(NOW - timedelta(days=2)), "was made 2d", "make a new one"),
     ("id", id_of(NOW + timedelta(days=2)), "ahead of this clock", "make a new one"),
     ("schema_version", 0, "isn't a whole number from 1", "pass 1, 2"),
     ("schema_version", True, "isn't a whole number from 1", "pass 1, 2"),
-    ("schema_version", 1.0, "isn't a whole number from 1", "pass 1, 2"),
     ("schema_version", "2", "isn't a whole number from 1", "pass 1, 2"),
     ("schema_version", 2**31, "isn't a whole number from 1", "pass 1, 2"),
     ("priority", "default", "isn't a Priority", "Priority.DEFAULT"),
     ("priority", 1, "isn't a Priority", "Priority.BULK"),
     ("available_at", NAIVE, "naive datetime", "datetime.now(UTC)"),
     ("available_at", "2030-01-01", "isn't a datetime", "aware datetime"),
-    ("available_at", NOW.date(), "isn't a datetime", "aware datetime"),
     ("available_at", NOW + timedelta(days=7), "more than 6d", "add it later"),
 ]
 
@@ -94,9 +81,8 @@ def test_the_error_for_a_violated_limit_names_field_value_and_remedy(
     assert len(text) < 400
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_values_just_within_the_limits_pass() -> None:
+    within: list[dict[str, Any]] = [
         {"topic": "t" * 255, "key": "k" * 512, "tenant": "t" * 255},
         {"topic": "\x01 ä😀\U0010ffff", "key": " ", "tenant": "\u2028"},
         {"payload": b""},
@@ -108,11 +94,9 @@ def test_the_error_for_a_violated_limit_names_field_value_and_remedy(
         {"available_at": NOW - timedelta(days=365)},
         {"available_at": NOW + timedelta(days=6)},
         {"id": id_of(NOW - timedelta(hours=23))},
-    ],
-    ids=lambda fields: ", ".join(fields),
-)
-def test_values_just_within_the_limits_pass(fields: dict[str, Any]) -> None:
-    Limits().check(message(**fields))
+    ]
+    for fields in within:
+        Limits().check(message(**fields))
 
 
 def test_the_causation_id_is_indexed_and_so_bounded() -> None:
@@ -121,26 +105,15 @@ def test_the_causation_id_is_indexed_and_so_bounded() -> None:
         Limits().check(message(headers={"causation-id": "x" * 2049}))
 
 
-def test_limits_can_be_raised_and_lowered() -> None:
+def test_limits_can_be_raised_and_lowered_within_bounds() -> None:
     Limits(max_payload_bytes=2**21).check(message(payload=b"x" * 2**21))
     Limits(max_delay=timedelta(days=30)).check(
         message(available_at=NOW + timedelta(days=29))
     )
     with pytest.raises(InvalidMessageError, match="over the limit of 3 bytes"):
         Limits(max_payload_bytes=3).check(message(payload=b"four"))
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"max_payload_bytes": 0},
-        {"max_payload_bytes": 64 * 2**20 + 1},
-        {"max_delay": timedelta(seconds=-1)},
-    ],
-    ids=str,
-)
-def test_limits_that_make_no_sense_are_invalid(
-    setting: dict[str, Any],
-) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.*must"):
-        Limits(**setting)
+    for size in (0, 64 * 2**20 + 1):
+        with pytest.raises(ConfigError, match=r"max_payload_bytes=.*must"):
+            Limits(max_payload_bytes=size)
+    with pytest.raises(ConfigError, match=r"max_delay=.*must"):
+        Limits(max_delay=timedelta(seconds=-1))

@@ -1,11 +1,15 @@
-"""Backoff: which policies are refused, and when the attempts are used up."""
+"""Backoff: which policies are refused, how long it lasts, and when it is used up."""
 
 from datetime import timedelta
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from outbox.retry import RetryPolicy
 from pillarbox import ConfigError
+
+DELAYS = st.timedeltas(timedelta(milliseconds=1), timedelta(days=30))
 
 
 def seconds(count: float) -> timedelta:
@@ -26,23 +30,27 @@ def test_invalid_delays_are_refused(first: int, longest: int) -> None:
         RetryPolicy(first_delay=seconds(first), max_delay=seconds(longest))
 
 
-def test_attempts_are_used_up_after_the_last_one() -> None:
-    policy = RetryPolicy(max_attempts=3)
-
-    assert [policy.spent(n) for n in (1, 2, 3, 4)] == [False, False, True, True]
-
-
-def test_a_policy_can_allow_a_single_attempt() -> None:
-    assert RetryPolicy(max_attempts=1).spent(1)
-
-
 def test_messages_that_failed_together_are_retried_at_different_times() -> None:
     policy = RetryPolicy()
 
     assert len({policy.delay(4) for _ in range(20)}) > 10
 
 
-def test_equal_delays_give_exactly_that_delay() -> None:
-    policy = RetryPolicy(first_delay=seconds(2), max_delay=seconds(2))
+@given(DELAYS, DELAYS, st.integers(1, 100_000))
+@example(seconds(2), seconds(2), 1000)
+def test_a_delay_lies_between_the_first_and_the_longest(
+    one: timedelta, other: timedelta, attempts: int
+) -> None:
+    policy = RetryPolicy(first_delay=min(one, other), max_delay=max(one, other))
 
-    assert policy.delay(1) == policy.delay(1000) == seconds(2)
+    delay = policy.delay(attempts)
+
+    assert policy.first_delay <= delay <= policy.max_delay
+    ceiling = policy.first_delay.total_seconds() * 3.0 ** min(attempts, 64)
+    assert delay.total_seconds() <= ceiling + 1e-6
+
+
+@given(st.integers(1, 1000), st.integers(0, 2000))
+@example(1, 1)
+def test_attempts_are_used_up_at_the_limit(limit: int, attempts: int) -> None:
+    assert RetryPolicy(max_attempts=limit).spent(attempts) == (attempts >= limit)

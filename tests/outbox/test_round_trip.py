@@ -89,8 +89,8 @@ def expected(message: Message) -> tuple[object, Mapping[str, str]]:
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=5))
-@settings(max_examples=200, deadline=None)
-def test_messages_added_by_a_session_arrive_unchanged(
+@settings(max_examples=100, deadline=None)
+def test_messages_added_by_a_session_or_a_statement_arrive_unchanged(
     engine: Engine, messages: list[Message]
 ) -> None:
     with Session(engine) as session:
@@ -98,13 +98,5 @@ def test_messages_added_by_a_session_arrive_unchanged(
         session.flush()
         assert rows_and_headers(session, messages) == [expected(m) for m in messages]
         session.rollback()
-
-
-@given(st.lists(MESSAGES, min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None)
-def test_messages_added_by_a_statement_arrive_unchanged(
-    engine: Engine, messages: list[Message]
-) -> None:
-    with Session(engine) as session:
         session.execute(pillarbox.insert_statement(*messages))
         assert rows_and_headers(session, messages) == [expected(m) for m in messages]

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, inspect
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
@@ -20,6 +22,7 @@ from outbox.postgres.connection import sqlalchemy_url
 from outbox.writer import AddedMessages
 from pillarbox import ConfigError, Message
 from tests.fixtures.added import topics
+from tests.fixtures.sessions import execute
 
 
 class Base(DeclarativeBase):
@@ -99,25 +102,23 @@ def add_beside_a_lost_savepoint(session: Session) -> None:
     lost.rollback()
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
+def test_a_transaction_of_messages_alone_is_seen_as_a_write(
+    database_url: str, engine: Engine
+) -> None:
+    works: list[Callable[[Session], None]] = [
         lambda session: pillarbox.add(session, Message("t", b"")),
         add_and_flush,
         add_in_savepoint,
         add_beside_a_lost_savepoint,
-    ],
-)
-def test_a_transaction_of_messages_alone_is_seen_as_a_write(
-    database_url: str, engine: Engine, work: Callable[[Session], None]
-) -> None:
-    session = Session(engine)
-    manager = Manager(session)
+    ]
+    for number, work in enumerate(works, start=1):
+        session = Session(engine)
+        manager = Manager(session)
 
-    work(session)
-    manager.commit()
+        work(session)
+        manager.commit()
 
-    assert topics(database_url) == ["t"]
+        assert topics(database_url) == ["t"] * number
 
 
 @pytest.mark.parametrize("moment", ["before_flush", "after_flush"])
@@ -133,7 +134,6 @@ def test_a_listener_of_every_flush_sees_mapped_rows(
             seen.append(f"{new.__tablename__} {mapper.primary_key_from_instance(new)}")
 
     order, message = Order(id=7), Message("t", {"a": 1})
-    # As if it were registered before this package was imported.
     event.listen(Session, moment, audit, insert=True)
     try:
         with Session(engine) as session, session.begin():
@@ -147,20 +147,30 @@ def test_a_listener_of_every_flush_sees_mapped_rows(
     assert topics(database_url) == ["t", "u"]
 
 
-def test_one_object_holds_the_messages_of_a_flush(engine: Engine) -> None:
-    first, second, third = (Message("t", b"") for _ in range(3))
+def add_for_each_order(session: Session, *_: Any) -> None:
+    for order in session.new:
+        if isinstance(order, Order):
+            pillarbox.add(session, Message(f"order {order.id}", b""))
+
+
+@pytest.mark.parametrize("moment", ["before_flush", "after_flush"])
+def test_a_listener_of_a_flush_or_a_commit_can_add_messages(
+    database_url: str, engine: Engine, moment: str
+) -> None:
+    def add_at_last(session: Session) -> None:
+        pillarbox.add(session, Message("at last", b""))
 
     with Session(engine) as session, session.begin():
-        pillarbox.add(session, first)
-        pillarbox.add(session, second)
-        [one] = session.new
+        # As if it were registered before this package was imported.
+        event.listen(session, moment, add_for_each_order, insert=True)
+        event.listen(session, "before_commit", add_at_last)
+        session.add_all([Order(id=1), Order(id=2)])
+        pillarbox.add(session, Message("by hand", b""))
         session.flush()
-        pillarbox.add(session, third)
-        [other] = session.new
 
-        assert isinstance(one, AddedMessages)
-        assert isinstance(other, AddedMessages)
-        assert (one.messages, other.messages) == ([first, second], [third])
+    first, *middle, last = topics(database_url)
+    assert (first, last) == ("by hand", "at last")
+    assert sorted(middle) == ["order 1", "order 2"]
 
 
 @pytest.mark.parametrize("moment", ["before_insert", "after_insert"])
@@ -227,18 +237,26 @@ def test_a_session_reads_no_message_back(engine: Engine) -> None:
         session.commit()
 
 
-def test_a_missing_bind_is_named_before_anything_is_written(
-    database_url: str, engine: Engine
+@pytest.mark.parametrize("bound", [AddedMessages, outbox.schema.message_table])
+def test_a_session_with_several_binds_needs_a_bind_for_the_message_table(
+    database_url: str, engine: Engine, bound: Any
 ) -> None:
-    with Session(binds={Base: engine}) as session:
+    elsewhere = create_engine("sqlite://")
+    Base.metadata.create_all(elsewhere)
+    with Session(binds={Base: elsewhere}) as session:
         session.add(Order(id=1))
         pillarbox.add(session, Message("t", b""))
         with pytest.raises(ConfigError, match=r"outbox\.schema\.message_table: engine"):
             session.flush()
-        session.bind_table(outbox.schema.message_table, engine)
+    with Session(binds={Base: elsewhere, bound: engine}) as session:
+        session.add(Order(id=1))
+        pillarbox.add(session, Message("t", b""))
         session.commit()
+        assert session.get(Order, 1)
+    elsewhere.dispose()
 
     assert topics(database_url) == ["t"]
+    assert execute(database_url, "SELECT count(*) FROM watched_order") == [(0,)]
 
 
 @pytest.mark.parametrize("drop", [Session.rollback, Session.expunge_all])
@@ -261,3 +279,27 @@ def test_the_table_takes_rows_of_other_statements(
         connection.execute(statement, row | {"payload": b""})
 
     assert topics(database_url) == ["t"]
+
+
+async def test_a_session_of_several_databases_needs_to_know_the_shard_of_a_message(
+    database_url: str, engine: Engine
+) -> None:
+    options: dict[str, Any] = {
+        "shards": {"eu": engine},
+        "shard_chooser": lambda mapper, instance, clause=None: instance.country,
+        "identity_chooser": lambda *_, **__: ["eu"],
+        "execute_chooser": lambda _: ["eu"],
+    }
+    with ShardedSession(**options) as session:
+        with pytest.raises(ConfigError, match=r"bind_arguments=\{'shard_id': …\}"):
+            pillarbox.add(session, Message("t", b""))
+        session.execute(
+            pillarbox.insert_statement(Message("t", b"")),
+            bind_arguments={"shard_id": "eu"},
+        )
+        session.commit()
+    assert topics(database_url) == ["t"]
+
+    asynchronous = AsyncSession(sync_session_class=ShardedSession, **options)
+    with pytest.raises(ConfigError, match="is a ShardedSession"):
+        pillarbox.add(asynchronous, Message("t", b""))

@@ -43,14 +43,26 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[MessagesUnsent]:
     return reported
 
 
-def test_a_session_that_is_closed_without_a_commit_is_reported(
+def test_a_session_that_is_closed_without_a_commit_is_reported_each_time(
     reported: list[MessagesUnsent],
 ) -> None:
     with Session() as session:
         pillarbox.add(session, ORDER, REFUND)
         pillarbox.add(session, ORDER)
-
     assert reported == [CLOSED]
+
+    pillarbox.add(session, ORDER)
+    session.close()
+    assert reported == [CLOSED, ONE]
+
+    scoped = scoped_session(sessionmaker())
+    pillarbox.add(scoped, ORDER)
+    scoped.remove()
+    assert reported == [CLOSED, ONE, ONE]
+
+    pillarbox.add(Session(), ORDER)
+    gc.collect()
+    assert reported == [CLOSED, ONE, ONE], "of a session that is only collected"
 
 
 async def test_an_async_session_that_is_closed_without_a_commit_is_logged(
@@ -85,26 +97,6 @@ async def test_an_exception_in_an_async_transaction_is_not_reported(
     assert reported == []
 
 
-def test_a_scoped_session_is_reported_when_it_is_removed(
-    reported: list[MessagesUnsent],
-) -> None:
-    scoped = scoped_session(sessionmaker())
-    pillarbox.add(scoped, ORDER)
-
-    scoped.remove()
-
-    assert reported == [ONE]
-
-
-def test_a_session_that_is_collected_is_not_reported(
-    reported: list[MessagesUnsent],
-) -> None:
-    pillarbox.add(Session(), ORDER)
-    gc.collect()
-
-    assert reported == []
-
-
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
     engine = create_engine(sqlalchemy_url(database_url))
@@ -112,28 +104,19 @@ def engine(database_url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-@pytest.mark.parametrize(
-    "send",
-    [
+def test_a_flush_hides_no_loss(engine: Engine, reported: list[MessagesUnsent]) -> None:
+    sendings: list[Callable[[Session], Any]] = [
         Session.flush,
         lambda session: session.scalars(select(AddedMessages)).all(),
         Session.begin_nested,
-    ],
-    ids=["flush", "query", "savepoint"],
-)
-def test_a_flush_hides_no_loss(
-    engine: Engine, send: Callable[[Session], Any], reported: list[MessagesUnsent]
-) -> None:
-    with Session(engine) as session:
-        pillarbox.add(session, ORDER)
-        send(session)
+    ]
+    for send in sendings:
+        with Session(engine) as session:
+            pillarbox.add(session, ORDER)
+            send(session)
+    assert reported == [ONE, ONE, ONE]
 
-    assert reported == [ONE]
-
-
-def test_only_what_no_savepoint_rolled_back_is_reported(
-    engine: Engine, reported: list[MessagesUnsent]
-) -> None:
+    reported.clear()
     with Session(engine) as session:
         pillarbox.add(session, ORDER)
         outer = session.begin_nested()
@@ -142,8 +125,8 @@ def test_only_what_no_savepoint_rolled_back_is_reported(
         outer.rollback()
         with session.begin_nested():
             pillarbox.add(session, ORDER)
-
-    assert reported == [MessagesUnsent(messages=2, topics=("orders.placed",))]
+    two = MessagesUnsent(messages=2, topics=("orders.placed",))
+    assert reported == [two], "those that no savepoint rolled back"
 
 
 def test_a_session_that_committed_or_failed_to_is_not_reported(
@@ -157,13 +140,6 @@ def test_a_session_that_committed_or_failed_to_is_not_reported(
         pillarbox.add(session, ORDER)
         with pytest.raises(InternalError):
             session.commit()
-
-    assert reported == []
-
-
-def test_a_commit_that_the_server_refuses_is_not_reported_as_a_loss(
-    engine: Engine, reported: list[MessagesUnsent]
-) -> None:
     with Session(engine) as session:
         session.execute(
             text("CREATE TEMP TABLE once (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
@@ -172,41 +148,29 @@ def test_a_commit_that_the_server_refuses_is_not_reported_as_a_loss(
         session.execute(text("INSERT INTO once VALUES (1), (1)"))
         with pytest.raises(IntegrityError):
             session.commit()
-
     assert reported == []
 
-
-def test_messages_that_a_commit_leaves_out_are_reported(
-    engine: Engine, reported: list[MessagesUnsent]
-) -> None:
     with Session(engine) as session:
         pillarbox.add(session, REFUND)
         session.flush()
         pillarbox.add(session, ORDER)
         session.expunge_all()
         session.commit()
+    assert reported == [ONE], "the message that the commit leaves out"
 
-    assert reported == [ONE]
 
-
-def test_a_session_that_is_used_again_after_a_close_is_reported_each_time(
+def test_a_rollback_or_a_look_of_a_test_is_no_loss(
     reported: list[MessagesUnsent],
 ) -> None:
-    session = Session()
-    for _ in range(2):
-        pillarbox.add(session, ORDER)
-        session.close()
-
-    assert len(reported) == 2
-
-
-def test_a_rollback_is_not_reported_as_a_loss(reported: list[MessagesUnsent]) -> None:
     with Session() as session:
         pillarbox.add(session, ORDER)
         session.rollback()
     with sessionmaker().begin() as session:
         pillarbox.add(session, ORDER)
         session.rollback()
+    with Session() as session:
+        pillarbox.add(session, ORDER)
+        assert added(session) == [ORDER]
     gc.collect()
 
     assert reported == []
@@ -234,27 +198,24 @@ def add_and_fail(session: Session) -> None:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("leave", [close_in_finally, leave_block, leave_transaction])
+def leave_generator(session: Session) -> None:
+    def sessions() -> Iterator[Session]:
+        with session:
+            yield session
+
+    generator: Any = sessions()
+    with closing(generator):
+        add_and_fail(next(generator))
+
+
+@pytest.mark.parametrize(
+    "leave", [close_in_finally, leave_block, leave_transaction, leave_generator]
+)
 def test_an_exception_is_not_reported_as_a_loss(
     leave: Callable[[Session], None], reported: list[MessagesUnsent]
 ) -> None:
     with pytest.raises(ZeroDivisionError):
         leave(Session())
-
-    assert reported == []
-
-
-def sessions_of_a_generator() -> Iterator[Session]:
-    with Session() as session:
-        yield session
-
-
-def test_a_generator_that_is_closed_by_an_exception_is_not_reported(
-    reported: list[MessagesUnsent],
-) -> None:
-    generator: Any = sessions_of_a_generator()
-    with pytest.raises(ZeroDivisionError), closing(generator):
-        add_and_fail(next(generator))
 
     assert reported == []
 
@@ -287,16 +248,6 @@ async def test_a_request_that_fails_is_not_reported(
 
     assert sent[0]["status"] == (409 if failure else 200)
     assert reported == ([] if failure else [ONE])
-
-
-def test_messages_that_a_test_read_are_not_reported_as_a_loss(
-    reported: list[MessagesUnsent],
-) -> None:
-    with Session() as session:
-        pillarbox.add(session, ORDER)
-        assert added(session) == [ORDER]
-
-    assert reported == []
 
 
 def test_a_loss_is_logged_and_warned_about_with_topic_and_remedy(

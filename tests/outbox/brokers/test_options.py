@@ -96,89 +96,70 @@ def test_an_invalid_value_is_refused_by_name(broker: str, text: str) -> None:
             assert name in str(error)  # noqa: PT017
 
 
-@pytest.mark.parametrize(
-    ("group", "broker"),
-    [
-        *(("relay.publishers", broker) for broker in BROKERS),
-        *(("inbox.sources", broker) for broker in BROKERS if broker != "http"),
-    ],
-)
-def test_all_schemes_of_a_broker_find_the_same_adapter(group: str, broker: str) -> None:
-    first, *others = (
-        implementation(group, f"{scheme}://h") for scheme in BROKERS[broker].schemes
-    )
-    assert others == [first] * len(others)
+SIDES: list[tuple[str, dict[str, Any]]] = [
+    ("relay.publishers", {}),
+    ("inbox.sources", {"consumer": "c", "topics": ["t"]}),
+]
 
 
 @pytest.mark.parametrize("scheme", ONE_URL)
-async def test_one_url_serves_the_relay_and_the_consumer(scheme: str) -> None:
-    url = ONE_URL[scheme]
-    implementation("relay.publishers", url)(url)
-    implementation("inbox.sources", url)(url, consumer="c", topics=["t"])
-
-
-@pytest.mark.parametrize("scheme", ONE_URL)
-@pytest.mark.parametrize("group", ["relay.publishers", "inbox.sources"])
-async def test_the_error_for_an_unknown_option_lists_the_known_ones(
-    scheme: str, group: str
+async def test_one_url_serves_both_sides_and_an_unknown_option_is_refused(
+    scheme: str,
 ) -> None:
     url = ONE_URL[scheme]
-    url += f"{'&' if '?' in url else '?'}nonsense=1"
-    side = {} if group == "relay.publishers" else {"consumer": "c", "topics": ["t"]}
-    with pytest.raises(ConfigError, match="unknown option 'nonsense'") as refusal:
-        implementation(group, url)(url, **side)
+    unknown = url + f"{'&' if '?' in url else '?'}nonsense=1"
     kind = options_of(scheme)
-    for name in (*declared_forms(kind), *kind.client):
-        assert name in str(refusal.value)
+    for group, side in SIDES:
+        found = implementation(group, url)
+        for other in kind.schemes:
+            assert implementation(group, f"{other}://h") == found, other
+        found(url, **side)
+        with pytest.raises(ConfigError, match="unknown option 'nonsense'") as refusal:
+            found(unknown, **side)
+        for name in (*declared_forms(kind), *kind.client):
+            assert name in str(refusal.value), "the known options are listed"
 
 
-@pytest.mark.parametrize(
-    ("url", "meant"),
-    [
-        ("redis://h?reclaim_afer=5s", "reclaim_after"),
-        ("redis://h?health_check_intervall=5", "health_check_interval"),
-        ("amqp://h?heart_beat=5", "heartbeat"),
-        ("kafka://h/?hand_over=5s", "handover"),
-        ("nats://h?ackwait=5s", "ack_wait"),
-        ("postgresql://h/x?ssl_mode=require", "sslmode"),
-        ("sqs://eu-west-1/?visibilty=5s", "visibility"),
-    ],
-)
-def test_the_error_for_a_misspelled_option_suggests_the_right_one(
-    url: str, meant: str
-) -> None:
-    publisher = implementation("relay.publishers", url)
-    with pytest.raises(ConfigError, match=f"; did you mean {meant}[?] the options are"):
-        publisher(url)
+MISSPELLED = {
+    "redis://h?reclaim_afer=5s": "reclaim_after",
+    "redis://h?health_check_intervall=5": "health_check_interval",
+    "amqp://h?heart_beat=5": "heartbeat",
+    "kafka://h/?hand_over=5s": "handover",
+    "nats://h?ackwait=5s": "ack_wait",
+    "postgresql://h/x?ssl_mode=require": "sslmode",
+    "sqs://eu-west-1/?visibilty=5s": "visibility",
+}
+REFUSED = {
+    "redis://h?maxlen=many": "option maxlen='many': write a whole number from 1",
+    "redis://h?reclaim_after=5": "reclaim_after='5': write a duration above 0",
+    "redis://h?maxlen=1&maxlen=2": "option maxlen: given twice",
+    "redis://h?maxlen=": "option maxlen='': write",
+    "redis://h?ssl_ca_certs=/x": "ssl_ca_certs needs rediss://",
+    "amqp://h?unroutable=lose": "unroutable='lose': write one of keep, drop",
+    "amqp://h?prefetch=65536": "a whole number from 1 to 65535",
+    "sqs://r/?wait=21s": "wait='21s': write whole seconds from 0s to 20s",
+    "sqs://r/?account=12": "account='12': write its 12 digits",
+    "nats://h?create=a": "option create: needs stream=NAME",
+    "nats://h?stream=a.b": "stream='a.b': write a name of letters",
+    "memory://?a=1": "unknown option 'a'; it has no options",
+}
 
 
-@pytest.mark.parametrize(
-    ("url", "refusal"),
-    [
-        ("redis://h?maxlen=many", "option maxlen='many': write a whole number from 1"),
-        ("redis://h?reclaim_after=5", "reclaim_after='5': write a duration above 0"),
-        ("redis://h?maxlen=1&maxlen=2", "option maxlen: given twice"),
-        ("redis://h?maxlen=", "option maxlen='': write"),
-        ("redis://h?ssl_ca_certs=/x", "ssl_ca_certs needs rediss://"),
-        ("amqp://h?unroutable=lose", "unroutable='lose': write one of keep, drop"),
-        ("amqp://h?prefetch=65536", "a whole number from 1 to 65535"),
-        ("sqs://r/?wait=21s", "wait='21s': write whole seconds from 0s to 20s"),
-        ("sqs://r/?account=12", "account='12': write its 12 digits"),
-        ("nats://h?create=a", "option create: needs stream=NAME"),
-        ("nats://h?stream=a.b", "stream='a.b': write a name of letters"),
-        ("memory://?a=1", "unknown option 'a'; it has no options"),
-    ],
-)
-def test_a_refusal_names_option_value_and_form(url: str, refusal: str) -> None:
-    with pytest.raises(ConfigError) as told:
-        implementation("relay.publishers", url)(url)
-    assert refusal in str(told.value)
+def test_a_refusal_names_option_value_and_form_or_what_was_meant() -> None:
+    refused = {
+        url: f"; did you mean {meant}? the options are"
+        for url, meant in MISSPELLED.items()
+    }
+    for url, refusal in (refused | REFUSED).items():
+        with pytest.raises(ConfigError) as told:
+            implementation("relay.publishers", url)(url)
+        assert refusal in str(told.value), url
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-@pytest.mark.parametrize(
-    "tail",
-    [
+def test_no_password_is_in_an_error(broker: str) -> None:
+    kind = BROKERS[broker]
+    tails = (
         "me:{0}@host/?nonsense=1",
         "me:a?{0}=1@host",
         "me:a?maxlen={0}@host",
@@ -187,31 +168,26 @@ def test_a_refusal_names_option_value_and_form(url: str, refusal: str) -> None:
         "host/?endpoint_url=https://me:{0}@host",
         "me:{0}@host/?max_payload_bytes=0",
         "me:{0}@host/?max_payload_bytes=1&max_payload_bytes=1",
-    ],
-)
-def test_no_password_is_in_an_error(broker: str, tail: str) -> None:
-    kind = BROKERS[broker]
-    for scheme in kind.schemes:
+    )
+    for url in (f"{scheme}://{tail}" for scheme in kind.schemes for tail in tails):
         try:
-            _, read = kind.parse(f"{scheme}://{tail.format(PASSWORD)}")
+            _, read = kind.parse(url.format(PASSWORD))
         except ConfigError as error:
-            assert PASSWORD not in str(error)  # noqa: PT017
+            assert PASSWORD not in str(error), url  # noqa: PT017
         else:
-            assert PASSWORD not in repr(read)
+            assert PASSWORD not in repr(read), url
 
 
-@pytest.mark.parametrize("broker", BROKERS)
-def test_the_page_of_a_broker_links_to_its_options(broker: str) -> None:
-    page = (DOCS / f"{broker}.md").read_text()
-    assert BROKERS[broker].table() == [] or f"reference/brokers.md#{broker})" in page
-
-
-def test_every_scheme_has_options() -> None:
+def test_every_scheme_has_options_and_the_page_of_its_broker_links_to_them() -> None:
     groups = ("relay.publishers", "inbox.sources")
     schemes = {entry.name for group in groups for entry in entry_points(group=group)}
     assert schemes == {s for kind in BROKERS.values() for s in kind.schemes}
     for scheme in schemes:
         assert scheme in options_of(scheme).schemes
+    for broker, kind in BROKERS.items():
+        page = (DOCS / f"{broker}.md").read_text()
+        link = f"reference/brokers.md#{broker})"
+        assert kind.table() == [] or link in page, broker
 
 
 def test_options_are_found_by_the_name_of_a_broker() -> None:

@@ -7,8 +7,6 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-import pytest
-
 from outbox.brokers.http import HttpOptions
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.brokers.sqs.connection import SqsSettings
@@ -82,33 +80,23 @@ def holds_a_url(kind: type[Any]) -> bool:
     )
 
 
-def test_every_settings_class_is_tested() -> None:
+def test_settings_show_no_password() -> None:
     kinds = all_dataclasses()
     assert len(kinds) > 50
     assert {kind for kind in kinds if holds_a_url(kind)} == SETTINGS.keys()
+    for kind, ways in SETTINGS.items():
+        for make in ways:
+            made = make()
+            for said in (repr(made), str(made), f"{[made]}"):
+                assert kind.__name__ in said
+                assert "host" in said or "eu-west-1" in said, kind
+                assert SECRET not in said, kind
 
 
-@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
-def test_settings_show_no_password(kind: type[object]) -> None:
-    for make in SETTINGS[kind]:
-        made = make()
-        for said in (repr(made), str(made), f"{[made]}"):
-            assert kind.__name__ in said
-            assert "host" in said or "eu-west-1" in said
-            assert SECRET not in said
-
-
-@pytest.mark.parametrize("scheme", URLS)
-def test_publishers_and_sources_hide_passwords(scheme: str) -> None:
-    for entry in entry_points(group="relay.publishers", name=scheme):
-        publisher = entry.load()(URLS[scheme])
-        assert SECRET not in f"{publisher!r} {publisher}"
-    for entry in entry_points(group="inbox.sources", name=scheme):
-        source = entry.load()(URLS[scheme], consumer="c", topics=["t"])
-        assert SECRET not in f"{source!r} {source}"
-
-
-def test_every_scheme_is_tested() -> None:
-    groups = ("relay.publishers", "inbox.sources")
-    names = {entry.name for group in groups for entry in entry_points(group=group)}
-    assert names <= URLS.keys()
+async def test_publishers_and_sources_hide_passwords() -> None:
+    for entry in entry_points(group="relay.publishers"):
+        publisher = entry.load()(URLS[entry.name])
+        assert SECRET not in f"{publisher!r} {publisher}", entry.name
+    for entry in entry_points(group="inbox.sources"):
+        source = entry.load()(URLS[entry.name], consumer="c", topics=["t"])
+        assert SECRET not in f"{source!r} {source}", entry.name

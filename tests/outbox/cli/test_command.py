@@ -41,6 +41,8 @@ def _no_url_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_option_overrides_the_variable_and_the_variable_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    with pytest.raises(ConfigError, match=f"--database URL.*{VARIABLE}.*_FILE"):
+        url_of(None, "database", VARIABLE)
     file = tmp_path / "url"
     file.write_text(f"{URL}\n")
     monkeypatch.setenv(f"{VARIABLE}_FILE", str(file))
@@ -48,11 +50,6 @@ def test_the_option_overrides_the_variable_and_the_variable_the_file(
     monkeypatch.setenv(VARIABLE, "postgresql://variable")
     assert url_of(None, "database", VARIABLE) == "postgresql://variable"
     assert url_of("postgresql://option", "database", VARIABLE) == "postgresql://option"
-
-
-def test_the_error_for_a_missing_url_names_all_three_ways() -> None:
-    with pytest.raises(ConfigError, match=f"--database URL.*{VARIABLE}.*_FILE"):
-        url_of(None, "database", VARIABLE)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
@@ -78,75 +75,25 @@ def test_without_arguments_the_help_shows_the_commands_in_their_groups(
     assert main([]) == 0
     said = without_boxes(capsys.readouterr().out)
     names = [
-        *(
-            "The database",
-            "migrate",
-            "doctor",
-            "status",
-            "partitions",
-            "retention",
-            "maintain",
-        ),
-        *("The relay", "relay", "The consumer", "consume", "subscribe", "unsubscribe"),
-        *(
-            "jobs",
-            "cancel",
-            "Brokers",
-            "brokers",
-            "Repair",
-            "dead-letters",
-            "blocked",
-            "replay",
-        ),
+        *("The database", "migrate", "doctor", "status", "partitions", "retention"),
+        *("maintain", "The relay", "relay", "The consumer", "consume", "subscribe"),
+        *("unsubscribe", "jobs", "cancel", "Brokers", "brokers", "Repair"),
+        *("dead-letters", "blocked", "replay"),
     ]
     places = [said.index(f"{name} ", said.index("The database")) for name in names]
     assert places == sorted(places)
-
-
-def test_the_version_is_the_version_of_the_distribution(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"pillarbox {version('pillarbox')}\n"
 
 
-def every_command() -> Iterator[Any]:
+def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
     waiting: list[tuple[tuple[str, ...], Any]] = [((), get_command(app))]
     while waiting:
         words, command = waiting.pop()
         inner = getattr(command, "commands", {})
         waiting += [((*words, name), inner[name]) for name in inner]
         if not inner:
-            yield pytest.param(words, command, id=" ".join(words))
-
-
-@pytest.mark.parametrize(("words", "command"), list(every_command()))
-def test_every_option_has_an_environment_variable_that_its_help_names(
-    words: tuple[str, ...],
-    command: Any,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TERMINAL_WIDTH", "200")
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
-    assert main([*words, "--help"]) == 0
-    said = without_boxes(capsys.readouterr().out)
-    prefix = "_".join(["PILLARBOX", *words]).replace("-", "_").upper()
-    for option in command.params:
-        if option.param_type_name == "option":
-            own = f"{prefix}_{option.name.upper()}"
-            assert f"[env var: {option.envvar or own}]" in said
-            assert option.opts[0] in said
-
-
-@pytest.mark.parametrize(("words", "command"), list(every_command()))
-def test_every_command_has_the_logging_options_and_every_report_has_json(
-    words: tuple[str, ...], command: Any
-) -> None:
-    options = {name for option in command.params for name in option.opts}
-    assert {"--log-level", "--log-format", "--json"} <= options | {
-        "--json" if words[-1] in WITHOUT_REPORT else ""
-    }
+            yield words, command
 
 
 WITHOUT_REPORT = {
@@ -156,6 +103,25 @@ WITHOUT_REPORT = {
     *("add", "drop"),
     "export",  # its output is JSON lines anyway
 }
+
+
+def test_every_option_has_an_environment_variable_that_its_help_names(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
+    for words, command in every_command():
+        assert main([*words, "--help"]) == 0
+        said = without_boxes(capsys.readouterr().out)
+        prefix = "_".join(["PILLARBOX", *words]).replace("-", "_").upper()
+        options = [it for it in command.params if it.param_type_name == "option"]
+        for option in options:
+            own = f"{prefix}_{option.name.upper()}"
+            assert f"[env var: {option.envvar or own}]" in said, words
+            assert option.opts[0] in said, words
+        names = {name for option in options for name in option.opts}
+        assert {"--log-level", "--log-format"} <= names, words
+        assert "--json" in names or words[-1] in WITHOUT_REPORT, words
 
 
 def test_an_option_overrides_its_environment_variable(
@@ -169,29 +135,18 @@ def test_an_option_overrides_its_environment_variable(
     assert "batch_size=-7: must be at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("value", ["10", "soon", "5 m", "30m1h"])
-def test_the_error_for_an_invalid_duration_names_option_value_and_formats(
-    value: str, capsys: pytest.CaptureFixture[str]
+def test_an_invalid_argument_is_named_with_what_is_valid_and_without_a_password(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["relay", "--lease", value]) == 2
+    assert main(["relay", "--lease", "30m1h"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        f"pillarbox relay: Invalid value for '--lease': {value!r}: write 90s, 15m, 6h, "
+        "pillarbox relay: Invalid value for '--lease': '30m1h': write 90s, 15m, 6h, "
         "7d, 2w or 1h30m; see pillarbox relay --help"
     )
-
-
-def test_a_url_in_the_wrong_place_is_shown_without_its_password(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     assert main(["doctor", URL]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "(postgresql://***@db/app)" in line
-
-
-def test_the_error_for_an_unknown_command_suggests_a_known_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    assert "(postgresql://***@db/app)" in line, "an argument in the wrong place"
     assert main(["partition"]) == 2
     assert "Did you mean 'partitions'" in capsys.readouterr().err
 
@@ -226,57 +181,56 @@ def test_the_log_level_is_that_of_the_option_or_the_variable(
     assert chosen == [expected]
 
 
-def test_logs_are_json_on_request() -> None:
-    program = (
-        "import logging\n"
-        "from outbox.cli.command import command, new_app\n"
-        "app = new_app()\n"
-        "@command(app)\n"
-        "def tell():\n"
-        "    logging.getLogger('pillarbox').warning('a\\nb', extra={'event': 'E'})\n"
-        "    logging.getLogger('alembic.runtime.plugins').info('chatter')\n"
-        "app()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--log-format=json"],
+def outcome(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in Python."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    (line,) = done.stderr.splitlines()
-    record = json.loads(line)
-    assert record["message"] == "a\nb"
-    assert (record["level"], record["event"]) == ("WARNING", "E")
 
 
-def test_an_event_in_json_has_its_name_fields_and_trace() -> None:
-    program = (
-        "from pillarbox import uuid7\n"
-        "from inbox.events import HandlerFailed\n"
-        "from outbox.cli.command import command, new_app\n"
-        "from outbox.observability.logging import LogEvents\n"
-        "app = new_app()\n"
-        "@command(app)\n"
-        "def tell():\n"
-        "    LogEvents()(HandlerFailed(\n"
-        "        consumer='billing', id=uuid7(), topic='t', key='k', attempts=1,\n"
-        "        reason='no', seconds_until_retry=0.5, stacktrace='Traceback\\n  x',\n"
-        "        traceparent='00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7'\n"
-        "                    '-01'))\n"
-        "app()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--log-format=json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (line,) = done.stderr.splitlines()
-    record = json.loads(line)
-    assert (record["level"], record["event"]) == ("INFO", "HandlerFailed")
-    assert record["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
-    assert datetime.fromisoformat(record["time"]).utcoffset() == timedelta(0)
-    fields = record["fields"]
+TELL = """
+import logging
+from inbox.events import HandlerFailed
+from outbox.cli.command import command, new_app
+from outbox.observability.logging import LogEvents
+from pillarbox import uuid7
+
+app = new_app()
+
+
+@command(app)
+def tell():
+    logging.getLogger("pillarbox").warning("a\\nb", extra={"event": "E"})
+    logging.getLogger("alembic.runtime.plugins").info("chatter")
+    LogEvents()(HandlerFailed(
+        consumer="billing", id=uuid7(), topic="t", key="k", attempts=1, reason="no",
+        seconds_until_retry=0.5, stacktrace="Traceback\\n  x",
+        traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"))
+    logging.getLogger("botocore.endpoint").debug("confidential")
+    logging.getLogger("botocore.endpoint").info("retried")
+    logging.getLogger("pillarbox").debug("in detail")
+
+
+app()
+"""
+
+
+def test_logs_are_json_on_request_and_events_have_name_fields_and_trace() -> None:
+    records = [
+        json.loads(line)
+        for line in outcome(TELL, "--log-format=json").stderr.splitlines()
+    ]
+    first, event, last = records
+    assert first["message"] == "a\nb"
+    assert (first["level"], first["event"]) == ("WARNING", "E")
+    assert last["message"] == "retried"
+    assert (event["level"], event["event"]) == ("INFO", "HandlerFailed")
+    assert event["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert datetime.fromisoformat(event["time"]).utcoffset() == timedelta(0)
+    fields = event["fields"]
     assert UUID(fields.pop("id")).version == 7
     assert fields == {
         "consumer": "billing",
@@ -287,7 +241,14 @@ def test_an_event_in_json_has_its_name_fields_and_trace() -> None:
         "seconds_until_retry": 0.5,
         "stacktrace": "Traceback\n  x",
     }
-    assert "Traceback" not in record["message"]
+    assert "Traceback" not in event["message"]
+
+
+def test_debug_applies_to_pillarbox_only_because_clients_log_payloads() -> None:
+    said = outcome(TELL, "--log-level=debug").stderr
+    assert "INFO retried\n" in said
+    assert "DEBUG in detail\n" in said
+    assert "confidential" not in said
 
 
 def test_a_closed_pipe_ends_a_command_silently() -> None:
@@ -310,13 +271,7 @@ def test_help_loads_no_broker_and_no_other_command() -> None:
     )
 
     def loaded(*arguments: str) -> set[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return set(done.stdout.rpartition("LOADED ")[2].split())
+        return set(outcome(program, *arguments).stdout.rpartition("LOADED ")[2].split())
 
     brokers = {"confluent_kafka", "nats", "pika", "redis", "aiobotocore", "aiohttp"}
     assert not loaded("--help") & {*brokers, "alembic", "pydantic", "pythonjsonlogger"}
@@ -377,14 +332,14 @@ def test_a_shell_completes_commands_options_and_values(shell: str) -> None:
     assert offered("pillarbox jobs --state in_") == ["in_progress"]
 
 
-@pytest.mark.parametrize("name", ["outbox", "relay", "inbox"])
 @pytest.mark.parametrize(
-    "command",
+    ("name", "command"),
     [
-        command_line("pillarbox", "--help"),
-        [sys.executable, "-c", "from pillarbox import add"],
+        ("outbox", command_line("pillarbox", "--help")),
+        ("relay", [sys.executable, "-c", "from pillarbox import add"]),
+        ("inbox", [sys.executable, "-c", "from pillarbox import add"]),
     ],
-    ids=["command", "import"],
+    ids=lambda it: it if isinstance(it, str) else "",
 )
 def test_an_application_package_that_shadows_ours_is_named(
     name: str, command: list[str], tmp_path: Path
@@ -437,28 +392,3 @@ def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
             process.send_signal(signal.SIGINT)
             said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, (b"", b""))
-
-
-def test_debug_applies_to_pillarbox_only_because_clients_log_payloads() -> None:
-    program = (
-        "import logging\n"
-        "from outbox.cli.command import command, new_app\n"
-        "app = new_app()\n"
-        "@command(app)\n"
-        "def tell():\n"
-        "    logging.getLogger('botocore.endpoint').debug('confidential')\n"
-        "    logging.getLogger('botocore.endpoint').info('retried')\n"
-        "    logging.getLogger('pillarbox').debug('in detail')\n"
-        "app()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--log-level=debug"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = [line.partition(" ")[2] for line in done.stderr.splitlines()]
-    assert [line.split(" ", 1)[1] for line in said] == [
-        "INFO retried",
-        "DEBUG in detail",
-    ]

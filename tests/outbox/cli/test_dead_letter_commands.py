@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 import pytest
 
@@ -84,19 +85,24 @@ FOUND = {
 }
 
 
+REFUSED = {
+    "discard --reason r": "which dead letters?",
+    "discard --topic=* --reason ' '": "--reason is empty",
+    f"discard {NOBODY} --topic=* --reason r": "ids or filters, not both",
+    "list --since 1": "'--since': '1': write a moment",
+    "list --limit 0": "'--limit': 0 is not in the range x>=1",
+}
+
+
 def test_list_shows_matching_dead_letters_newest_first(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert side.run("list") == 0
+    assert capsys.readouterr().out == "no dead letters\n"
     dead_letter_three(side)
     for filters, found in FOUND.items():
         assert side.run("list", "--json", *shlex.split(filters)) == 0
         assert (filters, topics_of(capsys.readouterr().out)) == (filters, found)
-
-
-def test_list_prints_a_table(side: Side, capsys: pytest.CaptureFixture[str]) -> None:
-    assert side.run("list") == 0
-    assert capsys.readouterr().out == "no dead letters\n"
-    dead_letter_three(side)
     assert side.run("list") == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["id", "age", "side", "status"]
@@ -104,6 +110,9 @@ def test_list_prints_a_table(side: Side, capsys: pytest.CaptureFixture[str]) -> 
     assert re.fullmatch(r"\d+s", ages[0])  # it was stored just before
     assert ages[1:] == ["2h", "1d"]
     assert rows[1].endswith("No such Customer")
+    for line, problem in REFUSED.items():
+        assert side.run(*shlex.split(line)) == 2, line
+        assert problem in capsys.readouterr().err
 
 
 def test_the_monitor_can_list_dead_letters_but_reads_no_payload(
@@ -125,9 +134,10 @@ def test_the_monitor_can_list_dead_letters_but_reads_no_payload(
 def test_show_prints_everything_that_was_stored(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    message = Message("t", {"order": 17}, headers={"traceparent": "00-1"})
     (id,) = give_up(
         side.url,
-        Message("t", {"order": 17}, headers={"traceparent": "00-1"}),
+        message,
         schema=side.schema,
         stacktrace="Traceback\n  in \x1b[31mred",
     )
@@ -136,8 +146,15 @@ def test_show_prints_everything_that_was_stored(
     assert '  "order": 17' in said
     assert "  traceparent: 00-1" in said
     assert "Traceback\n  in \\x1b[31mred" in said
-    assert side.run("show", str(id), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["payload_json"] == {"order": 17}
+    for known in (id, message.id):
+        assert side.run("show", str(known), "--json") == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["id"], shown["payload_json"]) == (str(id), {"order": 17})
+    assert side.run("show", NOBODY) == 2
+    assert f"not found in {side.schema}.dead_letter" in capsys.readouterr().err
+    for typed in ("0b0e", "", NOBODY + "0"):
+        assert side.run("show", "--", typed) == 2, typed
+        assert "isn't an id; list shows them" in capsys.readouterr().err
 
 
 def nested(levels: int) -> str:
@@ -145,77 +162,47 @@ def nested(levels: int) -> str:
     return "[" * levels + "]" * levels
 
 
-@pytest.mark.parametrize(
-    ("deep", "headers"),
-    [
-        (
-            DEEP,
-            "not shown: they are not an object of strings, and over 1024 bytes",
-        ),
-        (nested(101), nested(101)),
-    ],
-    ids=["too deep for Python", "too deep to be indented"],
-)
-def test_show_prints_too_deeply_nested_payloads_as_text(
-    deep: str, headers: str, side: Side, capsys: pytest.CaptureFixture[str]
+def test_show_prints_nested_payloads_as_json_and_too_deeply_nested_ones_as_text(
+    database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = Message("t", deep.encode(), content_type="application/json")
-    (id,) = give_up(side.url, message, schema=side.schema, headers=deep)
+    def stored(deep: str) -> str:
+        message = Message("t", deep.encode(), content_type="application/json")
+        (id,) = give_up(database_url, message, headers=deep)
+        return str(id)
 
-    assert side.run("show", str(id)) == 0
-    said = capsys.readouterr().out
-    assert said.count(deep) == [headers, deep].count(deep)
-    assert headers in said
-    assert side.run("show", str(id), "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["headers"] == headers
-    assert b64decode(shown["payload_base64"]) == deep.encode()
+    def show(id: str, *argv: str) -> str:
+        assert run(database_url, "show", id, *argv) == 0
+        return capsys.readouterr().out
 
-
-def test_show_prints_moderately_nested_payloads_as_json(
-    side: Side, capsys: pytest.CaptureFixture[str]
-) -> None:
+    not_shown = "not shown: they are not an object of strings, and over 1024 bytes"
+    for deep, headers in ((DEEP, not_shown), (nested(101), nested(101))):
+        id = stored(deep)
+        said = show(id)
+        assert said.count(deep) == [headers, deep].count(deep)
+        assert headers in said
+        shown = json.loads(show(id, "--json"))
+        assert shown["headers"] == headers
+        assert b64decode(shown["payload_base64"]) == deep.encode()
     deep = nested(100)
-    message = Message("t", deep.encode(), content_type="application/json")
-    (id,) = give_up(side.url, message, schema=side.schema, headers=deep)
-
-    assert side.run("show", str(id), "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(show(stored(deep), "--json"))
     assert json.dumps(shown["headers"]) == json.dumps(shown["payload_json"]) == deep
 
 
-def test_an_unknown_id_cannot_be_shown(
-    side: Side, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert side.run("show", NOBODY) == 2
-    assert f"not found in {side.schema}.dead_letter" in capsys.readouterr().err
-
-
-def test_export_prints_one_json_line_each_oldest_first(
+def test_export_prints_one_json_line_each_and_discard_stores_who_decided_and_why(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dead_letter_three(side)
     give_up(side.url, Message("bytes", b"\xff"), schema=side.schema)
     assert side.run("export") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["topic"] for line in lines] == [
-        "invoices",
-        "orders.paid",
-        "orders.placed",
-        "bytes",
-    ]
+    topics = ["invoices", "orders.paid", "orders.placed", "bytes"]
+    assert [line["topic"] for line in lines] == topics, "oldest first"
     assert lines[-1]["payload_base64"] == "/w=="
 
-
-def test_discard_stores_the_reason_and_who_decided(
-    side: Side, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dead_letter_three(side)
     argv = ("discard", "--topic", "orders.*", "--reason", "the shop is closed")
     assert side.run(*argv, "--dry-run") == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert {status for status, *_ in states(side.url, side.schema)} == {"PENDING"}
-
     assert side.run(*argv) == 0
     assert capsys.readouterr().out == "2 discarded\n"
     query = (
@@ -226,6 +213,14 @@ def test_discard_stores_the_reason_and_who_decided(
         ("orders.paid", "the shop is closed", True),
         ("orders.placed", "the shop is closed", True),
     ]
+
+    message = Message("orders", b"")
+    ids = give_up(side.url, message, message, schema=side.schema)
+    assert side.run("discard", str(message.id), "--reason", "old") == 2
+    said = capsys.readouterr().err
+    assert all(str(id) in said for id in ids), "a message has several dead letters"
+    pending = f"SELECT id FROM {side.schema}.dead_letter WHERE status = 'PENDING'"
+    assert {(id,) for id in ids} <= {*execute(side.url, pending)}
 
 
 def test_a_redelivered_discarded_message_is_recognized(database_url: str) -> None:
@@ -241,55 +236,6 @@ def test_a_redelivered_discarded_message_is_recognized(database_url: str) -> Non
     query = "SELECT message_id, consumer FROM inbox.receipt"
     assert execute(database_url, query) == [(message.id, "billing")]
     assert {row[0] for row in states(database_url, "inbox")} == {"DISCARDED"}
-
-
-REFUSED = {
-    "discard --reason r": "which dead letters?",
-    "discard --topic=* --reason ' '": "--reason is empty",
-    f"discard {NOBODY} --topic=* --reason r": "ids or filters, not both",
-    "list --since 1": "'--since': '1': write a moment",
-    "list --limit 0": "'--limit': 0 is not in the range x>=1",
-}
-
-
-def test_invalid_values_are_refused(
-    side: Side, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for line, problem in REFUSED.items():
-        assert side.run(*shlex.split(line)) == 2, line
-        assert problem in capsys.readouterr().err
-
-
-def test_a_dead_letter_is_found_by_the_id_of_its_message(
-    side: Side, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = Message("orders", b"")
-    (id,) = give_up(side.url, message, schema=side.schema)
-
-    assert side.run("show", str(message.id), "--json") == 0
-
-    assert json.loads(capsys.readouterr().out)["id"] == str(id)
-
-
-def test_a_message_with_several_dead_letters_is_refused_and_their_ids_named(
-    side: Side, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = Message("orders", b"")
-    ids = give_up(side.url, message, message, schema=side.schema)
-
-    assert side.run("discard", str(message.id), "--reason", "old") == 2
-
-    said = capsys.readouterr().err
-    assert all(str(id) in said for id in ids)
-    assert [state for state, *_ in states(side.url, side.schema)] == ["PENDING"] * 2
-
-
-def test_an_invalid_id_is_refused(
-    side: Side, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for typed in ("0b0e", "", NOBODY + "0"):
-        assert side.run("show", "--", typed) == 2, typed
-        assert "isn't an id; list shows them" in capsys.readouterr().err
 
 
 def run(url: str, action: str, *argv: str) -> int:
@@ -321,9 +267,13 @@ def test_without_a_side_both_sides_are_listed_newest_first(
     assert run(database_url, "export") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [it["side"] for it in lines] == ["outbox", "inbox"]
+    relay = as_role(database_url, "pillarbox_relay")
+    assert run(relay, "list") == 2
+    assert "--side outbox or --side inbox" in capsys.readouterr().err
+    assert run(relay, "list", "--side=outbox") == 0
 
 
-def test_an_id_is_found_on_either_side(
+def test_an_id_is_found_on_either_side_and_discard_applies_to_both(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for id, side in zip(fill_both(database_url), ("outbox", "inbox"), strict=True):
@@ -332,29 +282,45 @@ def test_an_id_is_found_on_either_side(
     assert run(database_url, "show", NOBODY) == 2
     said = capsys.readouterr().err
     assert "not found in outbox.dead_letter or inbox.dead_letter" in said
-
-
-def test_discard_applies_to_both_sides(
-    database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fill_both(database_url)
     assert run(database_url, "discard", "--topic=*", "--reason=old") == 0
     assert capsys.readouterr().out == "2 discarded\n"
     for schema in ("outbox", "inbox"):
         assert {status for status, *_ in states(database_url, schema)} == {"DISCARDED"}
 
 
-def test_the_error_for_a_role_that_can_read_one_side_says_how_to_select_it(
-    database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    relay = as_role(database_url, "pillarbox_relay")
-    assert run(relay, "list") == 2
-    assert "--side outbox or --side inbox" in capsys.readouterr().err
-    assert run(relay, "list", "--side=outbox") == 0
+APP = """
+import os
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import NullPool
+from pillarbox import Consumer
+from outbox.postgres.connection import sqlalchemy_url
+
+url = sqlalchemy_url(os.environ["TEST_URL"])
+engine = create_engine(url, poolclass=NullPool)
+consumer = Consumer("memory:", sessionmaker(engine), name="billing")
+
+
+@consumer.handles("handled")
+def handle(session, message):
+    if message.payload == b"bad":
+        raise ValueError("bad")
+"""
+
+
+@pytest.fixture
+def consumer(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the option that names a consumer, with the privileges of its role."""
+    # Modules stay imported, and this one names a database.
+    name = f"retry_app_{uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(APP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TEST_URL", as_role(database_url, "pillarbox_consumer"))
+    return f"--consumer={name}:consumer"
 
 
 def test_a_retry_skips_a_side_that_it_cannot_retry_and_says_why(
-    database_url: str, capsys: pytest.CaptureFixture[str]
+    database_url: str, consumer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill_both(database_url)
     assert run(database_url, "retry", "--topic=*") == 2
@@ -362,40 +328,80 @@ def test_a_retry_skips_a_side_that_it_cannot_retry_and_says_why(
     assert "no broker given" in said
     assert "add --consumer MODULE:NAME" in said
 
-    assert run(database_url, "retry", "--topic=*", "--broker=memory:", "--json") == 0
+    assert run(database_url, "retry", "--topic=*", "--broker=redis://127.0.0.1:1") == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    not_tried, reason = printed.err.splitlines()[-2:]
+    assert not_tried == "1 of 1 were not tried"
+    assert reason.startswith("pillarbox: ")
+    assert states(database_url, "outbox") == [("PENDING", 0, "refused")]
 
+    assert run(database_url, "retry", "--topic=*", "--broker=memory:", "--json") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["succeeded"] == 1
     assert printed.err.startswith("pillarbox: left out: dead letters of the inbox")
     assert [status for status, *_ in states(database_url, "outbox")] == ["SUCCEEDED"]
     assert [status for status, *_ in states(database_url, "inbox")] == ["PENDING"]
 
-
-def test_both_sides_are_retried_if_both_are_configured(
-    database_url: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fill_both(database_url)
-    (tmp_path / "both_app.py").write_text(APP)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("TEST_URL", database_url)
-
-    argv = ["--topic=*", "--broker=memory:", "--consumer=both_app:consumer"]
-    assert run(database_url, "retry", *argv) == 0
-
+    give_up(database_url, Message("sent", b"1"))
+    assert run(database_url, "retry", "--topic=*", "--broker=memory:", consumer) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("2 retried: 2 succeeded")
 
 
-APP = """
-import os
-from sqlalchemy import create_engine
-from sqlalchemy.orm import sessionmaker
-from pillarbox import Consumer
-from outbox.postgres.connection import sqlalchemy_url
+def test_the_relay_retries_with_the_publisher_of_the_broker(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
+    messages = [
+        Message("orders", b"1"),
+        Message("orders", b"2"),
+        Message("nobody", b""),
+    ]
+    (id, _, nobody) = give_up(database_url, *messages)
+    url = as_role(database_url, "pillarbox_relay")
+    argv = ("retry", "--side=outbox", f"--broker={url}")
 
-engine = create_engine(sqlalchemy_url(os.environ["TEST_URL"]))
-consumer = Consumer("memory:", sessionmaker(engine), name="billing")
-consumer.handles("handled")(lambda session, message: None)
-"""
+    assert run(url, *argv, "--topic=*", "--dry-run") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert run(url, *argv, "--limit", "1", "--dry-run", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+    assert run(url, *argv, str(id)) == 0
+    assert capsys.readouterr().out == "1 retried: 1 succeeded, 0 failed, 0 skipped\n"
+    assert run(url, *argv, "--topic=*", "--rate", "1000/s") == 1
+    why, sum_ = capsys.readouterr().out.splitlines()
+    assert why.startswith(f"{nobody} of nobody failed: ")
+    assert "subscribe" in why
+    assert sum_ == "2 retried: 1 succeeded, 1 failed, 0 skipped"
+    delivered = "SELECT payload FROM inbox.message ORDER BY seq"
+    assert execute(database_url, delivered) == [(b"1",), (b"2",)]
+
+
+def test_the_inbox_retries_with_the_handlers_of_the_consumer(
+    database_url: str, consumer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = [Message("handled", b"good"), Message("handled", b"bad")]
+    (_, bad) = give_up(database_url, *messages, schema="inbox")
+    url = as_role(database_url, "pillarbox_consumer")
+    argv = ("retry", "--side=inbox", consumer)
+    why = f"{bad} of handled failed: ValueError: bad\n"
+
+    assert run(url, *argv, "--topic=*") == 1
+    said = capsys.readouterr().out
+    assert said == f"{why}2 retried: 1 succeeded, 1 failed, 0 skipped\n"
+    assert run(url, *argv, "--error", "ValueError") == 1
+    said = capsys.readouterr().out
+    assert said == f"{why}1 retried: 0 succeeded, 1 failed, 0 skipped\n"
+    assert run(url, *argv, str(bad), "--json") == 1
+    counts = json.loads(capsys.readouterr().out)
+    assert counts.pop("failures") == [
+        {
+            "id": str(bad),
+            "message_id": str(messages[1].id),
+            "topic": "handled",
+            "retry_count": 3,
+            "reason": "ValueError: bad",
+        }
+    ]
+    assert counts == {"succeeded": 0, "failed": 1, "skipped": 0}
+    rows = sorted(states(database_url, "inbox"))
+    assert rows == [("PENDING", 3, "ValueError: bad"), ("SUCCEEDED", 0, "refused")]

@@ -24,17 +24,11 @@ def test_a_terminal_shows_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
         show(4)
 
     assert "4/4" in terminal.getvalue()
-
-
-@pytest.mark.parametrize(("output", "total"), [(io.StringIO, 1), (Terminal, 0)])
-def test_there_is_no_progress_in_a_file_or_for_no_work(
-    output: type[io.StringIO], total: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = output()
-    monkeypatch.setattr(sys, "stderr", file)
-    with progress(total) as show:
-        show(total)
-    assert file.getvalue() == ""
+    for silent, total in ((io.StringIO(), 1), (Terminal(), 0)):
+        monkeypatch.setattr(sys, "stderr", silent)
+        with progress(total) as show:
+            show(total)
+        assert silent.getvalue() == "", "in a file, or for no work"
 
 
 def test_a_table_in_a_pipe_has_a_whole_line_for_each_row(
@@ -50,14 +44,9 @@ def test_a_table_in_a_pipe_has_a_whole_line_for_each_row(
         [long, "4"],
     ]
     assert {row.index(row.split()[-1]) for row in rows} == {head.index("n", 1)}
-
-
-def test_markup_in_a_row_is_printed_literally(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     write_table(["key"], [["[red]k[/red] :smile: \x1b[31m"]])
     _, row = capsys.readouterr().out.splitlines()
-    assert row == "[red]k[/red] :smile: \\x1b[31m"
+    assert row == "[red]k[/red] :smile: \\x1b[31m", "markup is printed literally"
 
 
 def test_a_table_on_a_terminal_folds_what_does_not_fit(
@@ -77,7 +66,4 @@ def test_control_sequences_are_escaped() -> None:
     assert printable("C1 \x9b2J") == "C1 \\x9b2J"
     assert printable("one\r\ntwo\u2028three") == "one\\r\\ntwo\\u2028three"
     assert printable("ä 中 🏳") == "ä 中 🏳"
-
-
-def test_line_breaks_are_kept_on_request() -> None:
     assert printable("one\n\ttwo\r\x1b", lines=True) == "one\n\ttwo\\r\\x1b"

@@ -42,30 +42,20 @@ def test_the_page_of_sql_matches_the_database(connection: psycopg.Connection) ->
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=name_of)
-def test_every_event_documents_its_meaning(event: type[Event]) -> None:
+def test_every_event_documents_its_meaning_and_every_warning_its_remedy(
+    event: type[Event],
+) -> None:
     documented = event.__doc__ or ""
     # A dataclass without a docstring gets its signature as one.
     assert documented
     assert not documented.startswith(f"{event.__name__}(")
     assert f"### {event.__name__}\n" in events.PAGE.read_text()
-
-
-@pytest.mark.parametrize("event", EVENTS, ids=name_of)
-def test_warnings_and_only_warnings_have_a_remedy(event: type[Event]) -> None:
-    is_warning = logging.WARNING in {event.level, event.lasting_level}
-    has_field = any(field.name == "remedy" for field in fields(event))
-    assert (event.advice is not None) + has_field == is_warning
-
-
-@pytest.mark.parametrize("event", EVENTS, ids=name_of)
-def test_no_event_is_above_a_warning(event: type[Event]) -> None:
+    names = {field.name for field in fields(event)}
     levels = {event.level, event.lasting_level or logging.DEBUG}
     assert levels <= {logging.DEBUG, logging.INFO, logging.WARNING}
-
-
-@pytest.mark.parametrize("event", EVENTS, ids=name_of)
-def test_repetitions_are_identified_by_fields_of_the_event(event: type[Event]) -> None:
-    assert set(event.about or ()) <= {field.name for field in fields(event)}
+    is_warning = logging.WARNING in levels
+    assert (event.advice is not None) + ("remedy" in names) == is_warning
+    assert set(event.about or ()) <= names, "repetitions are recognized by these"
 
 
 def flags_of(command: Any) -> set[str]:

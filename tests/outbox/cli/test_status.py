@@ -11,8 +11,7 @@ import pytest
 from outbox.cli.main import main
 from pillarbox import Message
 from tests.acceptance.relays import as_role
-from tests.fixtures.dead_letters import give_up
-from tests.fixtures.positions import defer, publish
+from tests.fixtures.positions import publish
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -25,28 +24,6 @@ ADDED_EARLIER = """
 def status(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     code = main(["status", "--json", "--database", url])
     return code, json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.week
-def test_the_monitor_sees_waiting_and_failed_messages(
-    database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    insert(database_url, Message("orders", b"secret"), Message("orders", b"", key="k"))
-    insert(database_url, Message("orders", b"", key="later"))
-    defer(database_url, "scheduled", "key = 'later'")
-    give_up(database_url, Message("orders", b"secret"), schema="inbox")
-
-    code, said = status(as_role(database_url, "pillarbox_monitor"), capsys)
-
-    assert (said["outbox"]["ready"], said["outbox"]["scheduled"]) == (2, 1)
-    assert said["outbox"]["waited"] >= 0
-    assert [it["pending"] for it in said["dead_letters"]] == [0, 1]
-    (table,) = [it for it in said["tables"] if it["table"] == "outbox.message"]
-    # One fewer after midnight, until the next upkeep.
-    assert table["ahead"] in {6, 7}
-    assert said["missing"] == []
-    assert (code, said["status"]) == (1, 1)
-    assert "secret" not in json.dumps(said)
 
 
 def test_nothing_is_wrong_with_a_new_database(

@@ -8,7 +8,6 @@ import pytest
 from psycopg import sql
 
 from outbox.cli.main import main
-from outbox.events import Event
 from outbox.message_id import moment_of
 from outbox.observability.logging import LogEvents, PrintableFormatter
 from pillarbox import Message, uuid7
@@ -58,56 +57,31 @@ def hostile_rows(database_url: str) -> str:
     return database_url
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["dead-letters", "list"],
-        ["blocked"],
-        ["replay", "--since", "1h", "--dry-run"],
-        ["jobs"],
-        ["subscribe", f"n{HOSTILE}", "t"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_a_command_shows_foreign_text_escaped(
-    arguments: list[str], hostile_rows: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*arguments, "--database", hostile_rows]) == 0
-    check_escaped(capsys.readouterr().out)
-
-
-def test_the_status_shows_foreign_text_escaped(
+def test_commands_show_foreign_text_escaped(
     hostile_rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["status", "--database", hostile_rows]) == 1
-    check_escaped(capsys.readouterr().out)
+    query = "SELECT id::text, message_id::text FROM outbox.dead_letter"
+    ((outbox, message),) = execute(hostile_rows, query)
+    ((inbox,),) = execute(hostile_rows, "SELECT id::text FROM inbox.dead_letter")
 
+    def said_by(status: int, *arguments: str) -> str:
+        assert main([*arguments, "--database", hostile_rows]) == status, arguments
+        printed = capsys.readouterr()
+        return printed.err if status == 2 else printed.out
 
-def test_a_trace_shows_foreign_text_escaped(
-    hostile_rows: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ((id,),) = execute(hostile_rows, "SELECT message_id::text FROM outbox.dead_letter")
-    database = ["--database", hostile_rows]
-
-    assert main(["trace", id, *database]) == 0
-    check_escaped(capsys.readouterr().out)
-    assert main(["trace", "--key", HOSTILE, *database]) == 0
-    check_escaped(capsys.readouterr().out)
-    assert main(["trace", HOSTILE, *database]) == 2
-    check_escaped(capsys.readouterr().err)
-
-
-@pytest.mark.parametrize("schema", ["outbox", "inbox"])
-def test_all_of_a_dead_letter_is_shown_escaped(
-    schema: str, hostile_rows: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ((id,),) = execute(hostile_rows, f"SELECT id::text FROM {schema}.dead_letter")
-
-    assert main(["dead-letters", "show", id, "--database", hostile_rows]) == 0
-
-    head, _, rest = capsys.readouterr().out.partition("\npayload (")
-    check_escaped(head)
-    assert "\x1b" not in rest
+    check_escaped(said_by(1, "status"))
+    check_escaped(said_by(0, "dead-letters", "list"))
+    check_escaped(said_by(0, "blocked"))
+    check_escaped(said_by(0, "replay", "--since", "1h", "--dry-run"))
+    check_escaped(said_by(0, "jobs"))
+    check_escaped(said_by(0, "subscribe", f"n{HOSTILE}", "t"))
+    check_escaped(said_by(0, "trace", message))
+    check_escaped(said_by(0, "trace", "--key", HOSTILE))
+    check_escaped(said_by(2, "trace", HOSTILE))
+    for id in (outbox, inbox):
+        head, _, rest = said_by(0, "dead-letters", "show", id).partition("\npayload (")
+        check_escaped(head)
+        assert "\x1b" not in rest
 
 
 def test_the_doctor_escapes_the_names_of_relations(
@@ -131,18 +105,15 @@ def test_the_error_of_a_command_is_one_escaped_line(
     check_escaped(capsys.readouterr().err)
 
 
-def event() -> Event:
-    return KeyBlocked(id=uuid7(), topic=HOSTILE, key="a\x1b[2J", attempts=1, reason="")
-
-
-def test_an_event_is_logged_escaped(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_and_a_record_of_any_library_are_logged_escaped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", "pillarbox")
-    LogEvents()(event())
+    key = "a\x1b[2J"
+    LogEvents()(KeyBlocked(id=uuid7(), topic=HOSTILE, key=key, attempts=1, reason=""))
     check_escaped(caplog.messages[0])
     assert "key=a\\x1b[2J" in caplog.messages[0]
 
-
-def test_a_record_of_any_library_is_formatted_escaped() -> None:
     said = PrintableFormatter("%(levelname)s %(message)s").format(
         logging.makeLogRecord({"msg": f"got {HOSTILE}", "levelname": "INFO"})
     )

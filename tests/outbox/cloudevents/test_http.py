@@ -46,36 +46,28 @@ def test_any_text_survives_as_a_key_header_value_or_header_name(text: str) -> No
     assert differences(message, arrived) == {}
 
 
-@pytest.mark.parametrize("name", ["Host", "content-length", "Authorization"])
-def test_a_header_of_the_message_is_not_one_of_the_request(name: str) -> None:
-    headers, arrived = round_trip(Message("t", b"", headers={name: "mine"}))
-    assert name.lower() not in {sent.lower() for sent in headers}
-    assert dict(arrived.headers) == {name: "mine"}
+def test_a_header_of_the_message_is_not_one_of_the_request() -> None:
+    for name in ("Host", "content-length", "Authorization"):
+        headers, arrived = round_trip(Message("t", b"", headers={name: "mine"}))
+        assert name.lower() not in {sent.lower() for sent in headers}
+        assert dict(arrived.headers) == {name: "mine"}
 
 
-@pytest.mark.parametrize("name", ["ce-tenant", "Webhook-Id", "pillarbox-headers"])
-def test_a_reserved_name_is_not_sent(name: str) -> None:
-    with pytest.raises(InvalidMessageError, match="is a reserved name"):
-        to_request(Message("t", b"", headers={name: "mine"}))
-
-
-@pytest.mark.parametrize(
-    "name", ["ce-tenant", "CE-Key", "cloudEvents:tenant", "pillarbox-topic"]
-)
-def test_a_reserved_name_that_arrives_is_refused(name: str) -> None:
+def test_a_reserved_name_is_neither_sent_nor_accepted() -> None:
     """Any client can send such a header."""
-    headers = to_request(Message("t", b"")) | {
-        "pillarbox-headers": json.dumps({name: "forged"})
-    }
-    with pytest.raises(InvalidMessageError, match="is a reserved name"):
-        from_request(headers, b"")
+    for name in ("ce-tenant", "CE-Key", "cloudEvents:tenant", "pillarbox-topic"):
+        with pytest.raises(InvalidMessageError, match="is a reserved name"):
+            to_request(Message("t", b"", headers={name: "mine"}))
+        sent = {"pillarbox-headers": json.dumps({name: "forged"})}
+        with pytest.raises(InvalidMessageError, match="is a reserved name"):
+            from_request(to_request(Message("t", b"")) | sent, b"")
 
 
-@pytest.mark.parametrize("text", ["x-own", "[]", '{"x": 1}', r'{"x": "\ud800"}'])
-def test_own_headers_that_are_not_a_json_object_of_texts_are_refused(text: str) -> None:
-    headers = to_request(Message("t", b"")) | {"pillarbox-headers": text}
-    with pytest.raises(InvalidMessageError, match="isn't a JSON object of strings"):
-        from_request(headers, b"")
+def test_own_headers_that_are_not_a_json_object_of_texts_are_refused() -> None:
+    for text in ("x-own", "[]", '{"x": 1}', r'{"x": "\ud800"}'):
+        headers = to_request(Message("t", b"")) | {"pillarbox-headers": text}
+        with pytest.raises(InvalidMessageError, match="isn't a JSON object of strings"):
+            from_request(headers, b"")
 
 
 def test_the_headers_of_an_encoded_payload_are_sent() -> None:
@@ -103,12 +95,10 @@ def test_headers_added_in_transit_are_not_headers_of_the_message() -> None:
     assert from_request(headers, b"").headers == {"x": "1"}
 
 
-def test_a_trace_context_started_by_a_proxy_is_continued() -> None:
+def test_a_trace_context_is_continued_or_arrives_unchanged() -> None:
     headers = to_request(Message("t", b"")) | {"traceparent": "00-1-2-01"}
     assert from_request(headers, b"").headers == {"traceparent": "00-1-2-01"}
 
-
-def test_a_trace_context_that_is_no_header_arrives_unchanged() -> None:
     message = Message("t", b"", headers={"traceparent": "00-1-2-01", "baggage": "a=ä"})
     headers, arrived = round_trip(message)
     assert headers["traceparent"] == "00-1-2-01"
@@ -116,18 +106,14 @@ def test_a_trace_context_that_is_no_header_arrives_unchanged() -> None:
     assert dict(arrived.headers) == dict(message.headers)
 
 
-def test_an_attribute_can_be_a_quoted_string() -> None:
+def test_an_attribute_can_be_a_quoted_string_and_must_be_utf8() -> None:
     headers = to_request(Message("t", b"")) | {"ce-partitionkey": r'"a\"b%20c"'}
     assert from_request(headers, b"").key == 'a"b c'
-
-
-def test_invalid_utf8_is_reported() -> None:
-    headers = to_request(Message("t", b"")) | {"ce-partitionkey": "%FF"}
     with pytest.raises(InvalidMessageError, match="isn't percent-encoded UTF-8"):
-        from_request(headers, b"")
+        from_request(headers | {"ce-partitionkey": "%FF"}, b"")
 
 
-@pytest.mark.parametrize("content_type", ["a/b\r\nx: y", "ä/b", " a/b"])
-def test_a_content_type_that_http_cannot_carry_is_refused(content_type: str) -> None:
-    with pytest.raises(InvalidMessageError, match="isn't printable ASCII"):
-        to_request(Message("t", b"", content_type=content_type))
+def test_a_content_type_that_http_cannot_carry_is_refused() -> None:
+    for content_type in ("a/b\r\nx: y", "ä/b", " a/b"):
+        with pytest.raises(InvalidMessageError, match="isn't printable ASCII"):
+            to_request(Message("t", b"", content_type=content_type))

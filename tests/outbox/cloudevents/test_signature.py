@@ -39,51 +39,41 @@ def test_a_request_signed_with_any_of_the_secrets_is_authentic() -> None:
     assert both.verify(signed(SECRET), BODY) == ID
     assert both.verify(signed(OTHER), BODY) == ID
     assert Verifier([SECRET]).verify(signed(OTHER, SECRET), BODY) == ID
-
-
-@pytest.mark.parametrize("secret", [OTHER, "whsec_" + "A" * 32])
-def test_a_signature_by_another_secret_is_refused(secret: str) -> None:
-    with pytest.raises(InvalidSignatureError, match="no signature of this body"):
-        Verifier([SECRET]).verify(signed(secret), BODY)
+    for secret in (OTHER, "whsec_" + "A" * 32):
+        with pytest.raises(InvalidSignatureError, match="no signature of this body"):
+            Verifier([SECRET]).verify(signed(secret), BODY)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("header", "values"),
     [
-        {"Webhook-Id": "msg_other"},
-        pytest.param({"Webhook-Timestamp": str(int(time.time()) - 60)}, id="earlier"),
-        {"Webhook-Signature": "v1,"},
-        {"Webhook-Signature": "v1a,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="},
-        {"Webhook-Signature": "ü ,,, v2"},
-        {"Webhook-Id": ""},
-        {"Webhook-Timestamp": ""},
-        {"Webhook-Signature": ""},
-        {"Webhook-Timestamp": "soon"},
-        {"Webhook-Timestamp": "-5"},
-        {"Webhook-Timestamp": "1" * 400},
-        {"Webhook-Timestamp": "٣"},
+        ("Webhook-Id", ["", "msg_other"]),
+        (
+            "Webhook-Timestamp",
+            ["", "soon", "-5", "1" * 400, "٣", str(int(time.time()) - 60)],
+        ),
+        (
+            "Webhook-Signature",
+            ["", "v1,", "ü ,,, v2", "v1a,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="],
+        ),
     ],
-    ids=str,
+    ids=["id", "timestamp", "signature"],
 )
-def test_a_changed_request_is_refused(change: dict[str, str]) -> None:
-    with pytest.raises(InvalidSignatureError):
-        Verifier([SECRET]).verify(signed(SECRET) | change, BODY)
-
-
-def test_a_changed_body_is_refused() -> None:
+def test_a_changed_request_is_refused(header: str, values: list[str]) -> None:
+    for value in values:
+        with pytest.raises(InvalidSignatureError):
+            Verifier([SECRET]).verify(signed(SECRET) | {header: value}, BODY)
     with pytest.raises(InvalidSignatureError):
         Verifier([SECRET]).verify(signed(SECRET), BODY + b" ")
 
 
-@pytest.mark.parametrize(("age", "said"), [(400, "old"), (-400, "ahead")])
-def test_a_request_with_an_old_or_future_timestamp_is_refused(
-    age: float, said: str
-) -> None:
-    request = signed(SECRET, age=age)
-    with pytest.raises(InvalidSignatureError, match=said):
-        Verifier([SECRET]).verify(request, BODY)
+def test_a_request_with_an_old_or_future_timestamp_is_refused() -> None:
     patient = Verifier([SECRET], tolerance=timedelta(minutes=10))
-    assert patient.verify(request, BODY) == ID
+    for age, said in ((400, "old"), (-400, "ahead")):
+        request = signed(SECRET, age=age)
+        with pytest.raises(InvalidSignatureError, match=said):
+            Verifier([SECRET]).verify(request, BODY)
+        assert patient.verify(request, BODY) == ID
 
 
 def test_verifying_an_authentic_request_returns_its_message() -> None:
@@ -99,9 +89,8 @@ def test_a_signature_is_not_valid_for_another_messages_id() -> None:
         Verifier([SECRET]).read(headers, b"1")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_an_invalid_secret_is_refused_and_none_is_shown() -> None:
+    for text in (
         "",
         "whsec_",
         "whsec_!!!!",
@@ -109,20 +98,13 @@ def test_a_signature_is_not_valid_for_another_messages_id() -> None:
         "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
         f"whsec_{'A' * 100}",
         "whsec_ü",
-    ],
-)
-def test_an_invalid_secret_is_refused_and_not_shown(text: str) -> None:
-    with pytest.raises(ConfigError, match="webhook secret") as told:
-        read_secrets(text)
-    assert not text.removeprefix("whsec_") or text not in str(told.value)
-
-
-def test_a_secret_is_never_printed() -> None:
+    ):
+        with pytest.raises(ConfigError, match="webhook secret") as told:
+            read_secrets(text)
+        assert not text.removeprefix("whsec_") or text not in str(told.value)
+    without: list[list[str] | str] = [[], "", [""]]
+    for secrets in without:
+        with pytest.raises(ConfigError, match="webhook secret"):
+            Verifier(secrets)
     secret = Secret(SECRET)
     assert f"{secret} {secret!r}" == "Secret(…) Secret(…)"
-
-
-@pytest.mark.parametrize("secrets", [[], "", [""]])
-def test_a_verifier_without_a_secret_is_refused(secrets: list[str] | str) -> None:
-    with pytest.raises(ConfigError, match="webhook secret"):
-        Verifier(secrets)

@@ -43,9 +43,8 @@ def test_the_message_is_restored_unchanged() -> None:
     assert letter(message).message() == message
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_the_dead_letter_of_a_foreign_message_is_refused() -> None:
+    foreign: list[dict[str, Any]] = [
         {"message_id": "sha256:12"},
         {"message_id": "191a7297-3bf7-4e3d-aa5b-bc02c28bb4b5"},
         {"headers": ["no", "object"]},
@@ -53,35 +52,23 @@ def test_the_message_is_restored_unchanged() -> None:
         {"topic": ""},
         {"topic": "t" * 200 + "…"},
         {"content_type": ""},
-    ],
-    ids=str,
-)
-def test_the_dead_letter_of_a_foreign_message_is_refused(
-    changes: dict[str, Any],
-) -> None:
-    with pytest.raises(InvalidMessageError, match="discard this one"):
-        letter(Message("t", b""), **changes).message()
+    ]
+    for changes in foreign:
+        with pytest.raises(InvalidMessageError, match="discard this one"):
+            letter(Message("t", b""), **changes).message()
 
 
-@pytest.mark.parametrize(
-    ("content_type", "payload", "shown"),
-    [
+def test_a_json_payload_is_shown_as_json() -> None:
+    suffix = "Application/Cloudevents+JSON; charset=utf-8"
+    for content_type, payload, shown in (
         ("application/json", b'{"a": 1}', {"payload_json": {"a": 1}}),
-        (
-            "Application/Cloudevents+JSON; charset=utf-8",
-            b"null",
-            {"payload_json": None},
-        ),
+        (suffix, b"null", {"payload_json": None}),
         ("application/json", b"{", {"payload_base64": "ew=="}),
         ("text/plain", b"1", {"payload_base64": "MQ=="}),
-    ],
-)
-def test_a_json_payload_is_shown_as_json(
-    content_type: str, payload: bytes, shown: dict[str, Any]
-) -> None:
-    values = letter(Message("t", payload, content_type=content_type)).as_json()
-    found = {name: v for name, v in values.items() if name.startswith("payload")}
-    assert found == shown
+    ):
+        values = letter(Message("t", payload, content_type=content_type)).as_json()
+        found = {name: v for name, v in values.items() if name.startswith("payload")}
+        assert (content_type, found) == (content_type, shown)
 
 
 def test_a_topic_with_a_star_matches_the_prefix() -> None:

@@ -1,27 +1,42 @@
-"""Retries respect their rate, however long each of them takes."""
+"""Retries respect their rate, and their schedule runs at multiples of its interval."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
 
 import pytest
 
 from outbox.dead_letters import Candidate, Outcome, Statement
 from outbox.dead_letters.retry import RetryCounts, retry_all
+from outbox.dead_letters.schedule import RetrySchedule, Scheduler
+from outbox.testing.events import RecordedEvents
 from pillarbox import uuid7
 
 
 class Clock:
-    """A clock that only sleep and retries advance; it starts at an odd time."""
+    """A clock that only sleep, retries and runs advance; it starts at an odd time."""
 
     def __init__(self) -> None:
         self.now = 1234.5
+
+    def time(self) -> float:
+        return self.now
 
     def monotonic(self) -> float:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in ("retry", "schedule"):
+        monkeypatch.setattr(f"outbox.dead_letters.{module}.time", clock)
+        monkeypatch.setattr(f"outbox.dead_letters.{module}.asyncio", clock)
+    return clock
 
 
 class FakeRetrier:
@@ -45,14 +60,6 @@ class FakeRetrier:
         raise AssertionError(name)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("outbox.dead_letters.retry.time", clock)
-    monkeypatch.setattr("outbox.dead_letters.retry.asyncio", clock)
-    return clock
-
-
 async def start_times(clock: Clock, rate: float | None, *takes: float) -> list[float]:
     retrier = FakeRetrier(clock, *takes)
     candidates = [Candidate(uuid7(), datetime.now(UTC)) for _ in takes]
@@ -71,3 +78,39 @@ async def test_a_slow_retry_is_not_followed_by_a_burst(clock: Clock) -> None:
 
 async def test_without_a_rate_there_is_no_wait(clock: Clock) -> None:
     assert await start_times(clock, None, 0.0, 0.25, 0.0) == [0.0, 0.0, 0.25]
+
+
+async def run_starts(clock: Clock, *takes: float) -> list[float]:
+    """Return when runs start that fail after these times, and when the next does."""
+    starts, durations = [], iter(takes)
+
+    def open_retrier() -> NoReturn:
+        starts.append(clock.now)
+        duration = next(durations, None)
+        if duration is None:
+            raise asyncio.CancelledError
+        clock.now += duration
+        raise OSError
+
+    scheduler = Scheduler(
+        open_retrier,
+        RetrySchedule(interval=timedelta(minutes=1)),
+        schema="outbox",
+        origin=None,
+        notify=RecordedEvents(),
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await scheduler.run()
+    return starts
+
+
+async def test_a_schedule_runs_once_at_each_turn_although_runs_fail(
+    clock: Clock,
+) -> None:
+    assert await run_starts(clock, 0.0, 59.0) == [1260.0, 1320.0, 1380.0]
+
+
+async def test_a_run_that_lasts_too_long_is_followed_by_one_at_once(
+    clock: Clock,
+) -> None:
+    assert await run_starts(clock, 130.0, 0.0) == [1260.0, 1390.0, 1440.0]

@@ -1,6 +1,7 @@
 """Which server `pillarbox dev` runs, and who can connect to it."""
 
 import asyncio
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox.dev import server as module
+from outbox.dev.page import open_page
 from outbox.dev.parts import Parts
 from outbox.dev.project import Project
 from outbox.dev.server import Container, Programs, choose_server
 from outbox.errors import ConfigError
+from outbox.observability.endpoints import address_of
 from outbox.postgres.connection import conninfo
 from outbox.testing.cluster import find_binaries
 from outbox.testing.wheel import wheel_directories
@@ -142,3 +145,11 @@ def answers(url: str) -> bool:
             return connection.info.dbname == "pillarbox"
     except psycopg.OperationalError:
         return False
+
+
+def test_two_pages_that_are_opened_at_once_get_two_addresses() -> None:
+    with open_page() as first, open_page() as second:
+        assert address_of(first) != address_of(second)
+        for page in (first, second):
+            with socket.create_connection(page.getsockname(), timeout=60):
+                pass

@@ -1,4 +1,7 @@
-"""A snapshot is read as PostgreSQL reads it, and a position covers what was claimed."""
+"""A snapshot is read as PostgreSQL reads it, and floors stay few.
+
+What positions and floors promise is proved by the models of a log.
+"""
 
 import psycopg
 import pytest
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from psycopg.rows import TupleRow
 
 from outbox.log.hidden import Floors
-from outbox.log.position import NOTHING, Position, Snapshot
+from outbox.log.position import Snapshot
 
 OLD = Snapshot.parse("10:14:10,12")
 NEW = Snapshot.parse("12:20:12,17")
@@ -37,45 +40,6 @@ def test_a_transaction_is_visible_if_the_server_says_so(
     }
 
 
-def test_a_new_position_covers_nothing() -> None:
-    assert not Position().covers(0, 1)
-
-
-def test_a_late_commit_is_not_covered() -> None:
-    position = Position(100, OLD)
-    assert position.covers(100, 11)
-    assert not position.covers(99, 12)
-    assert not position.covers(101, 11)
-
-
-def test_a_late_part_covers_late_rows_up_to_its_seq() -> None:
-    position = Position(100, OLD).extend(50, NEW)
-    assert position.covers(50, 14)
-    assert not position.covers(51, 14)
-    assert position.covers(51, 11)
-    assert position.extend(70, NEW).covers(51, 14)
-
-
-def test_the_end_of_the_late_part_is_a_position_without_one() -> None:
-    assert Position(100, OLD).extend(50, NEW).extend(100, NEW) == Position(100, NEW)
-
-
-def test_rows_of_an_earlier_cluster_count_by_their_seq_alone() -> None:
-    restored = Position(100, NOTHING)
-    assert restored.covers(80, 900, base=80)
-    assert not restored.covers(81, 900, base=80)
-    assert not restored.covers(101, 900, base=200)
-
-
-def test_a_claim_starts_at_the_lowest_floor_of_those_that_have_ended() -> None:
-    hidden = Floors().note(10, 100).note(14, 200).find_hidden(OLD)
-    assert (hidden.open, hidden.since, hidden.floor) == ({10: 100, 12: 100}, 14, 200)
-    assert hidden.find_floor(OLD) is None
-    # Ids from xmax on are not listed, however many they are.
-    assert hidden.find_floor(Snapshot.parse("10:10014:10,12")) == 200
-    assert hidden.find_floor(Snapshot.parse("12:10014:12")) == 100
-
-
 def test_far_floors_are_split_from_near_ones() -> None:
     hidden = Floors().note(10, 100).note(12, 200).note(14, 300).find_hidden(OLD)
     near, far = hidden.split(200, 0)
@@ -87,20 +51,11 @@ def test_far_floors_are_split_from_near_ones() -> None:
     assert near.find_floor(NEW) is None
 
 
-def test_a_floor_is_a_seq_drawn_before_the_transaction_got_its_id() -> None:
-    floors = Floors().note(10, 100).note(20, 300)
-    assert [floors.of(xid) for xid in (9, 10, 19, 20)] == [-1, 100, 100, 300]
-
-
-def test_a_claim_that_saw_nothing_new_leaves_the_floors() -> None:
-    floors = Floors().note(10, 100)
-    assert floors.note(20, 100) is floors
-
-
-def test_forgetting_keeps_the_floors_of_transactions_that_may_be_open() -> None:
+def test_a_claim_that_saw_nothing_new_leaves_the_floors_and_old_ones_go() -> None:
     floors = Floors().note(10, 100).note(20, 200).note(30, 300)
+    assert floors.note(40, 300) is floors
     kept = floors.forget(25)
-    assert len(kept.notes) == 2
+    assert len(kept.notes) == 2, "those of transactions that may be open"
     assert [kept.of(xid) for xid in (25, 30)] == [200, 300]
 
 

@@ -1,4 +1,8 @@
-"""The positions of a lane advance day by day, and one of two owners can settle."""
+"""The positions of a lane advance day by day.
+
+That no row is skipped, and that only one of two owners can settle, is proved by the
+models of a log.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -32,24 +36,6 @@ def test_days_with_the_same_position_are_read_as_one() -> None:
     (part,) = progress.parts()
     assert (part.oldest, part.newest) == (FIRST.starts_at, SECOND.ends_at)
     assert part.position == Position(9, NEW)
-
-
-def test_a_settlement_stores_the_days_of_its_messages() -> None:
-    progress = take_over(UNREAD, [Stored(SECOND, 4, Position(7, OLD))])
-    _, rows = progress.claimed(9, NEW, 20, is_cut=False).settle([SECOND])
-    assert rows == [Stored(SECOND, 5, Position(9, NEW))]
-
-
-def test_two_owners_cannot_both_settle_even_messages_of_different_days() -> None:
-    stored: list[Stored] = []
-    for _ in range(2):
-        former, owner = (take_over(UNREAD, stored) for _ in range(2))
-        _, late = former.claimed(9, OLD, 10, is_cut=True).settle([FIRST])
-        _, rows = owner.claimed(8, NEW, 20, is_cut=True).settle([SECOND])
-        assert {(row.day, row.number) for row in late} & {
-            (row.day, row.number) for row in rows
-        }
-        stored = rows
 
 
 def test_a_late_part_is_stored_until_it_is_complete() -> None:

@@ -57,13 +57,9 @@ class ActivityWithClock:
         return reported
 
 
-def test_each_interval_with_activity_is_reported_separately() -> None:
-    reports = ActivityWithClock().after(3, done=2)
-    assert reports == [Report(done=2, period=MINUTE)] * 3
-
-
-def test_an_idle_process_reports_once_an_hour() -> None:
+def test_each_interval_with_activity_is_reported_and_an_idle_hour_once() -> None:
     with_clock = ActivityWithClock()
+    assert with_clock.after(3, done=2) == [Report(done=2, period=MINUTE)] * 3
     assert with_clock.after(IDLE_INTERVALS - 1, done=0) == []
     hour = Report(done=0, period=timedelta(hours=1))
     assert with_clock.after(1, done=0) == [hour]

@@ -23,6 +23,7 @@ from outbox.observability.database_measure import (
 )
 from outbox.observability.measures.reading import Scope
 from outbox.observability.measures.tables import Table
+from outbox.observability.overview import read_overview
 from outbox.observability.prometheus import DatabaseMetrics
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
@@ -64,8 +65,9 @@ async def measuring(
 async def test_a_relay_can_measure_everything(database_url: str) -> None:
     insert(database_url, Message("orders", b""), Message("orders", b"", key="k"))
 
-    async with measuring(database_url) as events:
+    async with measuring(database_url) as events, measuring(database_url) as replica:
         measured, *_ = await events.wait_for(DatabaseMeasured)
+        await replica.wait_for(DatabaseMeasured)
 
     assert found_by(measured) == {("upkeep", "warning")}
     backlog, tables = measured.overview.outbox, measured.overview.tables
@@ -116,7 +118,15 @@ async def test_held_and_missing_partitions_are_counted(
     async with measuring(database_url) as events:
         measured, *_ = await events.wait_for(DatabaseMeasured)
 
-    assert len(table(measured, "outbox.message").held) == 1
+    messages = table(measured, "outbox.message")
+    (held,) = messages.held
+    assert held.unsettled == 1
+    assert "unsettled" in held.reason
+    assert messages.expired > 1
+    with psycopg.connect(as_role(database_url, "pillarbox_monitor")) as monitor:
+        seen = read_overview(monitor, Scope(parts=["tables"]))
+    of_monitor = {it.table: it.held for it in seen.tables}
+    assert of_monitor["outbox.message"] == messages.held
     assert not table(measured, "inbox.suspect").has_today
     assert {("partitions", "error"), ("retention", "warning")} <= found_by(measured)
     assert measured.overview.missing == ()
@@ -125,20 +135,26 @@ async def test_held_and_missing_partitions_are_counted(
 async def test_a_pinned_transaction_of_another_role_is_timed(
     database_url: str,
 ) -> None:
-    with psycopg.connect(database_url) as pin:
+    with psycopg.connect(database_url, application_name="report") as pin:
         pin.execute("SELECT pg_current_xact_id()")
         async with measuring(database_url) as events:
             await events.wait_for(DatabaseMeasured, count=2)
 
-        ages = [
-            it.open_for
+        first, *_, last = [
+            it
             for measured in events.of(DatabaseMeasured)
             for it in measured.overview.pins
             if it.pid == pin.info.backend_pid
         ]
-        assert ages[0] is not None
-        assert ages[-1] is not None
-        assert ages[-1] > ages[0]
+        assert first.open_for is not None
+        assert last.open_for is not None
+        assert last.open_for > first.open_for
+        with psycopg.connect(database_url, autocommit=True) as superuser:
+            scope = Scope(parts=["pins"], pins_from=timedelta(0))
+            pins = read_overview(superuser, scope).pins
+        (named,) = [it for it in pins if it.name == "report"]
+        assert named.is_writing
+        assert named.xid is not None
 
 
 @pytest.mark.week
@@ -150,13 +166,6 @@ async def test_a_consumer_can_measure_all_but_the_backlog(database_url: str) -> 
     assert found_by(measured) == set()
     assert [it.side for it in overview.dead_letters] == ["inbox"]
     assert overview.outbox is None
-
-
-async def test_several_replicas_measure_at_the_same_time(database_url: str) -> None:
-    async with measuring(database_url) as first, measuring(database_url) as second:
-        await first.wait_for(DatabaseMeasured)
-        await second.wait_for(DatabaseMeasured)
-        await first.wait_for(DatabaseMeasured, count=2)
 
 
 async def test_a_pooler_in_transaction_mode_may_be_in_between(pooled: Pooled) -> None:
@@ -221,38 +230,33 @@ async def test_an_unknown_database_is_reported() -> None:
     assert "is not known" in failed.reason
 
 
-async def test_a_failed_measurement_is_reported_and_tried_again(
-    database_url: str,
-) -> None:
-    execute(database_url, "ALTER TABLE outbox.message RENAME TO hidden")
-    async with measuring(database_url) as events:
-        failed, *_ = await events.wait_for(DatabaseNotMeasured)
-        assert "no table outbox.message" in failed.reason
-        execute(database_url, "ALTER TABLE outbox.hidden RENAME TO message")
-        await events.wait_for(DatabaseMeasured)
-
-
 @pytest.mark.week
-async def test_a_failed_measurement_leaves_only_the_time_of_the_last_one(
+async def test_a_failed_measurement_leaves_the_time_of_the_last_one_and_is_repeated(
     database_url: str,
 ) -> None:
     insert(database_url, Message("orders", b""))
     registry = CollectorRegistry()
     metrics = DatabaseMetrics(registry)
-    never = {"database": ""}
     at = "pillarbox_database_measured_timestamp_seconds"
-    assert registry.get_sample_value(at, never) == 0
+    assert registry.get_sample_value(at, {"database": ""}) == 0
 
     async with measuring(database_url) as events:
         measured, *_ = await events.wait_for(DatabaseMeasured)
-    metrics(measured)
+        metrics(measured)
+        database = {"database": measured.overview.database}
+        assert registry.get_sample_value(BACKLOG, database) == 1
+        finding = {**database, "check": "upkeep", "severity": "warning"}
+        assert registry.get_sample_value("pillarbox_findings", finding) == 1
 
-    database = {"database": measured.overview.database}
-    assert registry.get_sample_value(BACKLOG, database) == 1
-    finding = {**database, "check": "upkeep", "severity": "warning"}
-    assert registry.get_sample_value("pillarbox_findings", finding) == 1
-    metrics(DatabaseNotMeasured(reason="no"))
-    assert registry.get_sample_value(BACKLOG, database) is None
-    assert registry.get_sample_value("pillarbox_findings", finding) is None
-    last = measured.overview.at.timestamp()
-    assert registry.get_sample_value(at, database) == last
+        execute(database_url, "ALTER TABLE outbox.message RENAME TO hidden")
+        failed, *_ = await events.wait_for(DatabaseNotMeasured)
+        assert "no table outbox.message" in failed.reason
+        metrics(failed)
+        assert registry.get_sample_value(BACKLOG, database) is None
+        assert registry.get_sample_value("pillarbox_findings", finding) is None
+        last = measured.overview.at.timestamp()
+        assert registry.get_sample_value(at, database) == last
+
+        execute(database_url, "ALTER TABLE outbox.hidden RENAME TO message")
+        times = len(events.of(DatabaseMeasured))
+        await events.wait_for(DatabaseMeasured, times + 1)

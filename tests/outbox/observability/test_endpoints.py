@@ -9,56 +9,48 @@ from outbox.errors import ConfigError
 from outbox.observability.endpoints import address_of, listen
 
 
-@pytest.mark.parametrize(
-    ("text", "host"),
-    [
+def test_the_address_of_a_socket_can_be_listened_on_again() -> None:
+    for text, host in (
         ("0", ""),
         (":0", ""),
         ("127.0.0.1:0", "127.0.0.1"),
         ("localhost:0", "127.0.0.1"),
         ("[::]:0", ""),
         ("[::1]:0", "[::1]"),
-    ],
-)
-def test_the_address_of_a_socket_can_be_listened_on_again(text: str, host: str) -> None:
-    with listen(text) as listening:
-        address = address_of(listening)
-    assert address.rpartition(":")[0] == host
-    with listen(address) as again:
-        assert address_of(again) == address
+    ):
+        with listen(text) as listening:
+            address = address_of(listening)
+        assert (text, address.rpartition(":")[0]) == (text, host)
+        with listen(address) as again:
+            assert address_of(again) == address
 
 
-@pytest.mark.parametrize(
-    "text", ["", "here", "here:", "::1:8080", "[::1]", "1.2.3.4:http", "a:b:1", "-1"]
-)
-def test_the_error_for_an_invalid_address_shows_the_formats(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"listen=.*not an address; write one"):
-        listen(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "192.0.2.1:0",
-        "no such host:0",
-        "[::1:0",
-        "65536",
-        "127.0.0.1:65536",
+def test_an_invalid_address_or_that_of_another_host_is_refused() -> None:
+    for text in (
+        *("", "here", "here:", "::1:8080", "[::1]", "1.2.3.4:http", "a:b:1", "-1"),
+    ):
+        with pytest.raises(ConfigError, match=r"listen=.*not an address; write one"):
+            listen(text)
+    for text in (
+        *("192.0.2.1:0", "no such host:0", "[::1:0", "65536", "127.0.0.1:65536"),
         "[x]:99999",
-    ],
-)
-def test_an_address_of_another_host_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="listen="):
-        listen(text)
+    ):
+        with pytest.raises(ConfigError, match="listen="):
+            listen(text)
 
 
-def test_only_the_given_address_is_listened_on() -> None:
+def test_only_the_given_address_is_listened_on_and_all_without_one() -> None:
     with listen("127.0.0.2:0") as listening:
         port = listening.getsockname()[1]
         with socket.create_connection(("127.0.0.2", port), timeout=60):
             pass
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=60)
+    with listen(":0") as everywhere:
+        port = everywhere.getsockname()[1]
+        for host in ("127.0.0.1", *["::1"] * socket.has_ipv6):
+            with socket.create_connection((host, port), timeout=60):
+                pass
 
 
 def test_an_inherited_socket_is_used_as_it_is() -> None:

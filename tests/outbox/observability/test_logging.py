@@ -73,6 +73,9 @@ def test_the_first_event_is_logged_at_once_and_repetitions_as_one_line_with_a_co
         log(blocked("a", attempts))
     log(blocked("b", 1))
     assert len(about(caplog, "topic=a")) == len(about(caplog, "topic=b")) == 1
+    log(blocked("c", 1, "no such topic"))
+    log(blocked("c", 2, "too large"))
+    assert len(about(caplog, "topic=c")) == 2, "the reasons differ"
 
     clock.now += 61
     log(anything())
@@ -80,14 +83,6 @@ def test_the_first_event_is_logged_at_once_and_repetitions_as_one_line_with_a_co
     assert "attempts=5" in summary
     assert summary.endswith("repeated=4")
     assert len(about(caplog, "topic=b")) == 1
-
-
-def test_another_reason_is_logged_at_once(
-    log: LogEvents, caplog: pytest.LogCaptureFixture
-) -> None:
-    log(blocked("a", 1, "no such topic"))
-    log(blocked("a", 2, "too large"))
-    assert len(about(caplog, "topic=a")) == 2
 
 
 def test_a_short_outage_is_not_a_warning(
@@ -122,10 +117,9 @@ def test_a_lasting_outage_is_logged_even_if_only_warnings_are(
     log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING", "pillarbox")
-    for _ in range(3):
+    for _ in range(4):
         log(lost())
         clock.now += 31
-    log(lost())
     assert [it.levelname for it in caplog.records] == ["WARNING"]
 
 
@@ -146,38 +140,28 @@ def test_fields_excluded_from_logs_are_not_logged(
     assert record.__dict__["trace_id"] == trace_id
 
 
-@pytest.mark.parametrize(
-    "header", [None, "", "nonsense", "00-" + "0" * 32 + "-00f067aa0ba902b7-01"]
-)
-def test_a_header_that_is_not_a_trace_context_has_no_trace_id(
-    header: str | None,
+def test_a_header_that_is_not_a_trace_context_has_no_trace_id() -> None:
+    for header in (None, "", "nonsense", "00-" + "0" * 32 + "-00f067aa0ba902b7-01"):
+        assert trace_id_of(header) is None
+
+
+def test_a_record_has_the_ids_of_the_current_span_or_keeps_the_trace_of_its_event(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert trace_id_of(header) is None
-
-
-def test_a_record_has_the_ids_of_the_current_span() -> None:
     context = SpanContext(trace_id=0xABC, span_id=0xDEF, is_remote=False)
     record = logging.makeLogRecord({"trace_id": "of the event"})
+    assert TraceContext().filter(record)
+    assert record.__dict__["trace_id"] == "of the event"
+    assert "span_id" not in record.__dict__
     with use_span(NonRecordingSpan(context)):
         assert TraceContext().filter(record)
     assert record.__dict__["trace_id"] == f"{0xABC:032x}"
     assert record.__dict__["span_id"] == f"{0xDEF:016x}"
 
-
-def test_outside_a_span_a_record_keeps_the_trace_of_its_event() -> None:
-    record = logging.makeLogRecord({"trace_id": "of the event"})
-    assert TraceContext().filter(record)
-    assert record.__dict__["trace_id"] == "of the event"
-    assert "span_id" not in record.__dict__
-
-
-def test_without_opentelemetry_a_record_is_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
     record = logging.makeLogRecord({})
     assert TraceContext().filter(record)
-    assert "trace_id" not in record.__dict__
+    assert "trace_id" not in record.__dict__, "without OpenTelemetry"
 
 
 def test_ongoing_events_are_summarized_and_logged_anew_after_a_pause(

@@ -7,35 +7,27 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-import pytest
 
 from outbox.administration.connection import AdministrationConnection, administration
-from outbox.errors import ConfigError
 from outbox.lane import Priority
 from outbox.observability.message_life import (
-    Databases,
     Found,
     Life,
     State,
     Trace,
-    read_id,
     read_lives_of_key,
     read_trace,
 )
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
 from tests.acceptance.relays import as_role
 from tests.fixtures import positions
 from tests.fixtures.dead_letters import give_up
+from tests.fixtures.deliveries import COVER
+from tests.fixtures.family import RECEIVE, handle
 from tests.fixtures.positions import defer, publish, replay
-from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
-HANDLE = """
-    INSERT INTO inbox.receipt (message_id, message_at, consumer)
-    SELECT %s::uuid, inbox.moment_of(%s::uuid), %s
-"""
 DELIVER = """
     WITH subscribed AS (
         INSERT INTO inbox.subscription (consumer, topic, since, since_seq)
@@ -45,14 +37,6 @@ DELIVER = """
                                content_type, headers, payload)
     SELECT m.id, m.lane %% 16, 1, m.topic, m.key, m.content_type, m.headers, m.payload
       FROM outbox.message AS m WHERE m.id = %s
-"""
-ACK = """
-    INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane,
-                                reader, owner, snapshot)
-    SELECT date_trunc('day', created_at, 'UTC'),
-           date_trunc('day', created_at, 'UTC') + interval '24 hours', 1, seq, 1, lane,
-           'billing', gen_random_uuid(), pg_current_snapshot()
-      FROM inbox.message WHERE message_id = %s
 """
 REDELIVER = """
     INSERT INTO inbox.deferral (created_at, due_at, seq, attempts, lane, cause,
@@ -94,23 +78,22 @@ def steps(life: Life) -> list[str]:
     return [it.what for it in life.steps]
 
 
-def handle(url: str, id: UUID, consumer: str = "billing") -> None:
-    execute(url, HANDLE, (id, id, consumer))
-
-
 def caused_by(cause: Message, topic: str) -> Message:
     return Message(topic, b"", headers={"causation-id": str(cause.id)})
 
 
-def test_a_message_was_added_published_delivered_handled_and_acked(
+def test_a_message_waits_for_a_relay_and_is_published_delivered_handled_and_acked(
     database_url: str,
 ) -> None:
     message = Message("orders.placed", b"{}", key="k", tenant="acme")
     insert(database_url, message)
+    life = trace(database_url, message.id).life
+    assert life.state is State.READY
+    assert "no relay is running" in (life.waits or "")
     publish(database_url)
     execute(database_url, DELIVER, ("billing", message.id))
-    handle(database_url, message.id)
-    execute(database_url, ACK, (message.id,))
+    handle(database_url, message)
+    execute(database_url, COVER.format(which="true"))
 
     found = trace(database_url, message.id)
 
@@ -118,49 +101,45 @@ def test_a_message_was_added_published_delivered_handled_and_acked(
     assert steps(found.life) == ["added", "published", "delivered", "handled", "acked"]
     assert found.life.state is State.PUBLISHED
     (envelope,) = found.life.envelopes
-    assert (envelope.topic, envelope.key, envelope.tenant) == (
-        "orders.placed",
-        "k",
-        "acme",
-    )
-    assert envelope.payload_bytes == 2
+    assert (envelope.topic, envelope.key) == ("orders.placed", "k")
+    assert (envelope.tenant, envelope.payload_bytes) == ("acme", 2)
     ((handling),) = found.life.handlings
     assert (handling.consumer, handling.what) == ("billing", "handled")
     assert (found.life.waits, found.unknown) == (None, ())
 
 
-def test_the_life_of_an_unpublished_message_says_that_no_relay_runs(
-    database_url: str,
-) -> None:
-    message = Message("t", b"")
-    insert(database_url, message)
-
-    life = trace(database_url, message.id).life
-
-    assert life.state is State.READY
-    assert life.waits is not None
-    assert "no relay is running" in life.waits
-
-
-def test_refusals_are_shown_with_their_reasons_and_the_next_step(
+def test_a_refused_message_waits_is_dead_lettered_once_and_retried(
     database_url: str,
 ) -> None:
     message = Message("t", b"")
     insert(database_url, message)
     defer(database_url, "refused", attempts=1, reason="no such queue")
     defer(database_url, "refused", attempts=2, reason="still no such queue")
-
     life = trace(database_url, message.id).life
-
-    assert steps(life) == ["added", "refused", "refused"]
-    assert [(it.attempts, it.reason) for it in life.steps[1:]] == [
-        (1, "no such queue"),
-        (2, "still no such queue"),
+    assert [(it.what, it.attempts, it.reason) for it in life.steps[1:]] == [
+        ("refused", 1, "no such queue"),
+        ("refused", 2, "still no such queue"),
     ]
     assert life.state is State.WAITING
     assert life.waits is not None
     assert "refused 2 times" in life.waits
     assert "still no such queue" in life.waits
+
+    positions.give_up(database_url)
+    life = trace(database_url, message.id).life
+    assert steps(life) == ["added", "refused", "refused", "dead_lettered"]
+
+    give_up(database_url, message, reason="no such topic")
+    execute(
+        database_url,
+        "UPDATE outbox.dead_letter SET status = 'SUCCEEDED', retry_count = 2,"
+        " updated_at = now()",
+    )
+    life = trace(database_url, message.id).life
+    assert life.state is State.DEAD_LETTERED
+    assert {"dead_lettered", "dead_letter", "retry_succeeded"} <= set(steps(life))
+    (retried,) = [it for it in life.steps if it.what == "retry_succeeded"]
+    assert (retried.attempts, retried.consumer) == (2, None)
 
 
 def test_a_blocked_message_names_the_message_that_blocks_it(
@@ -178,7 +157,7 @@ def test_a_blocked_message_names_the_message_that_blocks_it(
     assert str(head.id) in life.waits
 
 
-def test_a_scheduled_message_keeps_the_time_when_it_was_due(
+def test_a_schedule_a_publication_and_its_replay_are_all_kept(
     database_url: str,
 ) -> None:
     soon = datetime.now(UTC) + timedelta(hours=1)
@@ -186,22 +165,8 @@ def test_a_scheduled_message_keeps_the_time_when_it_was_due(
     insert(database_url, message)
     defer(database_url, "scheduled", seconds=3600)
     waiting = trace(database_url, message.id).life
-    publish(database_url)
-
-    life = trace(database_url, message.id).life
-
-    assert (waiting.state, life.state) == (State.SCHEDULED, State.PUBLISHED)
-    assert waiting.waits is not None
-    assert waiting.waits.startswith("scheduled for ")
-    assert steps(life) == ["added", "scheduled", "published"]
-    assert life.steps[0].due_at == soon
-
-
-def test_a_replay_shows_who_requested_it_and_keeps_the_first_publication(
-    database_url: str,
-) -> None:
-    message = Message("t", b"")
-    insert(database_url, message)
+    assert waiting.state is State.SCHEDULED
+    assert (waiting.waits or "").startswith("scheduled for ")
     publish(database_url)
     first = trace(database_url, message.id).life.published_at
     replay(database_url)
@@ -209,9 +174,10 @@ def test_a_replay_shows_who_requested_it_and_keeps_the_first_publication(
 
     life = trace(database_url, message.id).life
 
-    assert steps(life) == ["added", "published", "replayed", "published"]
+    assert steps(life) == ["added", "scheduled", "published", "replayed", "published"]
+    assert life.steps[0].due_at == soon
     assert (life.replays, life.published_at) == (1, first)
-    assert life.steps[2].by
+    assert life.steps[3].by
     assert life.state is State.PUBLISHED
 
 
@@ -224,7 +190,7 @@ def test_a_dead_letter_of_a_consumer_is_shown_until_it_is_discarded(
     give_up(database_url, message, schema="inbox", reason="ValueError: no")
     pending = trace(database_url, message.id).life
     with psycopg.connect(database_url) as connection:
-        connection.execute(HANDLE, (message.id, message.id, "billing"))
+        connection.execute(RECEIVE, (message.id, message.id, "billing"))
         connection.execute(
             "UPDATE inbox.dead_letter SET status = 'DISCARDED', updated_at = now(),"
             " discard_reason = 'was a test', discarded_by = 'ann'"
@@ -239,46 +205,18 @@ def test_a_dead_letter_of_a_consumer_is_shown_until_it_is_discarded(
     assert (life.steps[-1].by, life.steps[-1].reason) == ("ann", "was a test")
 
 
-def test_a_retried_dead_letter_of_the_relay_is_shown(database_url: str) -> None:
-    message = Message("t", b"")
-    insert(database_url, message)
-    positions.give_up(database_url)
-    give_up(database_url, message, reason="no such topic")
-    execute(
-        database_url,
-        "UPDATE outbox.dead_letter SET status = 'SUCCEEDED', retry_count = 2,"
-        " updated_at = now()",
-    )
-
-    life = trace(database_url, message.id).life
-
-    assert life.state is State.DEAD_LETTERED
-    assert {"dead_lettered", "dead_letter", "retry_succeeded"} <= set(steps(life))
-    (retried,) = [it for it in life.steps if it.what == "retry_succeeded"]
-    assert (retried.attempts, retried.consumer) == (2, None)
-
-
-def test_a_nacked_delivery_waits_for_its_redelivery(database_url: str) -> None:
+def test_a_nacked_delivery_an_unfinished_start_and_a_job_are_shown(
+    database_url: str,
+) -> None:
     message = Message("t", b"")
     insert(database_url, message)
     publish(database_url)
     execute(database_url, DELIVER, ("billing", message.id))
     execute(database_url, REDELIVER, (message.id,))
-
-    (handling,) = trace(database_url, message.id).life.handlings
-
-    assert (handling.what, handling.attempts) == ("refused", 3)
-    assert handling.due_at is not None
-
-
-def test_an_unfinished_start_and_a_job_are_shown(database_url: str) -> None:
-    message = Message("t", b"")
-    insert(database_url, message)
-    publish(database_url)
     execute(
         database_url,
         "INSERT INTO inbox.suspect (message_id, message_at, consumer, starts)"
-        " SELECT %s::uuid, inbox.moment_of(%s::uuid), 'billing', 2",
+        " SELECT %s::uuid, inbox.moment_of(%s::uuid), 'shipping', 2",
         (message.id, message.id),
     )
     execute(
@@ -289,11 +227,14 @@ def test_an_unfinished_start_and_a_job_are_shown(database_url: str) -> None:
         (message.id, message.id),
     )
 
-    started, job = trace(database_url, message.id).life.handlings
+    handlings = trace(database_url, message.id).life.handlings
 
-    assert (started.consumer, started.what) == ("billing", "started")
-    assert started.attempts == 2
-    assert (job.consumer, job.what) == ("reports", "job_started")
+    found = {it.consumer: (it.what, it.attempts) for it in handlings}
+    assert found["billing"] == ("refused", 3)
+    assert found["shipping"] == ("started", 2)
+    assert found["reports"][0] == "job_started"
+    (redelivered,) = [it for it in handlings if it.consumer == "billing"]
+    assert redelivered.due_at is not None
 
 
 def test_the_causes_and_effects_of_a_message_form_a_tree(
@@ -349,25 +290,22 @@ def test_messages_that_name_each_other_as_their_cause_are_read_once(
     assert [it.id for it in found.causes] == [str(second.id)]
 
 
-@pytest.mark.parametrize(
-    "id",
-    ["8f14e45f-ceea-467f-9575-30a1c8b1d9a2", "01000000-0000-7000-8000-000000000000"],
-    ids=["a random one", "of another year"],
-)
 def test_an_id_with_no_time_or_a_wrong_one_is_found_in_any_partition(
-    database_url: str, id: str
+    database_url: str,
 ) -> None:
-    execute(
-        database_url,
-        "INSERT INTO outbox.message (id, lane, topic, content_type, payload)"
-        " VALUES (%s, 0, 't', 'text/plain', '')",
-        (id,),
+    random, of_another_year = (
+        "8f14e45f-ceea-467f-9575-30a1c8b1d9a2",
+        "01000000-0000-7000-8000-000000000000",
     )
-
-    found = trace(database_url, id)
-
-    assert found.found is Found.FOUND
-    assert found.life.topic == "t"
+    for id in (random, of_another_year):
+        execute(
+            database_url,
+            "INSERT INTO outbox.message (id, lane, topic, content_type, payload)"
+            " VALUES (%s, 0, 't', 'text/plain', '')",
+            (id,),
+        )
+        found = trace(database_url, id)
+        assert (id, found.found, found.life.topic) == (id, Found.FOUND, "t")
 
 
 def test_an_id_that_was_used_twice_shows_both_messages(database_url: str) -> None:
@@ -381,84 +319,30 @@ def test_an_id_that_was_used_twice_shows_both_messages(database_url: str) -> Non
     assert steps(life) == ["added", "added"]
 
 
-def test_a_recent_message_that_was_never_stored_is_not_found(database_url: str) -> None:
-    assert trace(database_url, Message("t", b"").id).found is Found.NOT_FOUND
-
-
-@pytest.mark.parametrize(
-    "id",
-    ["01600000-0000-7000-8000-000000000000", "ffffffff-ffff-7fff-bfff-ffffffffffff"],
-    ids=["before the first day", "after the year 9999"],
-)
-def test_a_message_from_outside_the_stored_days_is_not_knowable(
-    database_url: str, id: str
-) -> None:
-    found = trace(database_url, id)
-
-    assert found.found is Found.NOT_KNOWABLE
-    assert any("outbox.message begins " in it for it in found.unknown)
-
-
-def test_a_receipt_outlives_the_message(database_url: str) -> None:
-    message = Message("t", b"")
-    handle(database_url, message.id)
-
-    found = trace(database_url, message.id)
-
-    assert (found.found, steps(found.life)) == (Found.FOUND, ["handled"])
-    assert (found.life.state, found.life.envelopes) == (None, ())
-
-
-def test_a_dead_letter_outlives_the_message(database_url: str) -> None:
-    message = Message("t", b"")
-    give_up(database_url, message)
-
-    found = trace(database_url, message.id)
-
-    assert (found.found, steps(found.life)) == (Found.FOUND, ["dead_letter"])
-
-
-def test_a_message_that_was_refused_and_dead_lettered_says_so_once(
+def test_a_message_that_is_not_stored_is_not_found_or_not_knowable(
     database_url: str,
 ) -> None:
-    message = Message("t", b"")
-    insert(database_url, message)
-    defer(database_url, "refused", attempts=8, reason="no such topic")
-    positions.give_up(database_url)
-
-    life = trace(database_url, message.id).life
-
-    assert steps(life) == ["added", "refused", "dead_lettered"]
-    assert life.state is State.DEAD_LETTERED
-
-
-def test_an_id_of_another_producer_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'evt_1': isn't a UUID.*foreign_receipt"):
-        read_id("evt_1")
+    assert trace(database_url, Message("t", b"").id).found is Found.NOT_FOUND
+    before_the_first_day, after_9999 = (
+        "01600000-0000-7000-8000-000000000000",
+        "ffffffff-ffff-7fff-bfff-ffffffffffff",
+    )
+    for id in (before_the_first_day, after_9999):
+        found = trace(database_url, id)
+        assert (id, found.found) == (id, Found.NOT_KNOWABLE)
+        assert any("outbox.message begins " in it for it in found.unknown), id
 
 
-def test_the_databases_of_outbox_and_consumer_show_one_life(
-    database_url: str, server: PostgresServer, template: Template
-) -> None:
-    message = Message("t", b"")
-    effect = caused_by(message, "effect")
-    insert(database_url, message)
-    publish(database_url)
-    with new_database(server, "pillarbox_other", template) as name:
-        other_url = server.database_url(name)
-        handle(other_url, message.id)
-        insert(other_url, effect)
-        with opened(database_url) as shop, opened(other_url) as billing:
-            databases: Databases = {"shop": shop, "billing": billing}
-            found = read_trace(databases, message.id)
+def test_a_receipt_and_a_dead_letter_outlive_their_messages(database_url: str) -> None:
+    handled, refused = Message("t", b""), Message("t", b"")
+    handle(database_url, handled)
+    give_up(database_url, refused)
 
-    assert [(it.what, it.database) for it in found.life.steps] == [
-        ("added", "shop"),
-        ("published", "shop"),
-        ("handled", "billing"),
-    ]
-    (caused,) = found.life.caused
-    assert [it.database for it in caused.envelopes] == ["billing"]
+    found = trace(database_url, handled.id)
+    assert (found.found, steps(found.life)) == (Found.FOUND, ["handled"])
+    assert (found.life.state, found.life.envelopes) == (None, ())
+    found = trace(database_url, refused.id)
+    assert (found.found, steps(found.life)) == (Found.FOUND, ["dead_letter"])
 
 
 def test_the_messages_of_a_key_are_found_whatever_their_priority(
@@ -490,7 +374,7 @@ def test_the_views_show_the_same_steps_as_the_reader(database_url: str) -> None:
     replay(database_url)
     execute(database_url, DELIVER, ("billing", message.id))
     execute(database_url, REDELIVER, (message.id,))
-    handle(database_url, message.id, "shipping")
+    handle(database_url, message, "shipping")
     give_up(database_url, message, schema="inbox")
     execute(database_url, "UPDATE inbox.dead_letter SET retry_count = 1")
 

@@ -45,51 +45,62 @@ def test_the_backlog_consists_of_messages_that_are_not_settled(
     )
     publish(database_url, "key = 'published'")
     defer(database_url, "scheduled", "key = 'later'")
+    with psycopg.connect(database_url) as slow:
+        slow.execute("SELECT outbox.add('late', '{}', key => 'published')")
+        insert(database_url, Message("overtakes", b"", key="published"))
+        publish(database_url, "topic = 'overtakes'")
 
     backlog = read_overview(monitor, Scope(parts=["backlogs"])).outbox
 
     assert backlog is not None
-    assert (backlog.messages, backlog.ready, backlog.scheduled) == (4, 3, 1)
-    assert (backlog.is_complete, backlog.estimated) == (True, 4)
+    assert (backlog.messages, backlog.ready, backlog.scheduled) == (5, 4, 1)
+    assert (backlog.is_complete, backlog.estimated) == (True, 5)
     assert backlog.waited is not None
     groups = (backlog.priorities, backlog.topics, backlog.tenants)
     counts = [{it.name: it.messages for it in group} for group in groups]
     assert counts == [
-        {"default": 3, "bulk": 1},
-        {"mails": 2, "orders": 2},
-        {None: 3, "acme": 1},
+        {"default": 4, "bulk": 1},
+        {"mails": 2, "orders": 2, "late": 1},
+        {None: 4, "acme": 1},
     ]
 
 
-def test_a_message_that_committed_late_belongs_to_the_backlog(
-    database_url: str, monitor: psycopg.Connection
-) -> None:
-    with psycopg.connect(database_url) as slow:
-        slow.execute("SELECT outbox.add('late', '{}', key => 'k')")
-        insert(database_url, Message("overtakes", b"", key="k"))
-        publish(database_url)
-
-    backlog = read_overview(monitor, Scope(parts=["backlogs"])).outbox
-
-    assert backlog is not None
-    assert (backlog.messages, backlog.estimated, backlog.is_complete) == (1, 1, True)
-
-
-def test_beyond_its_limit_the_backlog_is_estimated(
+def test_beyond_their_limits_numbers_are_estimated_or_said_to_be_incomplete(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     insert(database_url, *(Message("orders", b"", key="k") for _ in range(40)))
+    execute(
+        database_url,
+        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('billing', 'orders')",
+    )
+    execute(
+        database_url,
+        "INSERT INTO inbox.message (created_at, message_id, lane, schema_version,"
+        " topic, content_type, headers, payload)"
+        " SELECT now(), outbox.uuid7(), 0, 1, 'orders', 'text/plain',"
+        " '{}', '' FROM generate_series(1, 40)",
+    )
+    give_up(database_url, *(Message("orders", b"") for _ in range(3)))
 
-    backlog = read_overview(monitor, Scope(parts=["backlogs"], per_lane=10)).outbox
+    overview = read_overview(
+        monitor,
+        Scope(parts=["backlogs", "consumers", "dead_letters"], per_lane=10, rows=2),
+    )
 
+    backlog = overview.outbox
     assert backlog is not None
-    assert not backlog.is_complete
-    assert backlog.messages == 11
+    assert (backlog.is_complete, backlog.messages) == (False, 11)
     assert backlog.estimated is not None
     assert 35 <= backlog.estimated <= 45
+    (billing,) = overview.consumers
+    assert billing.lag is not None
+    assert (billing.lag.is_complete, billing.lag.estimated) == (False, None)
+    assert backlog_text(billing.lag).startswith("more than 11 wait, ")
+    letters, _ = overview.dead_letters
+    assert (letters.pending, letters.is_complete) == (2, False)
 
 
-def test_times_are_in_utc_whatever_the_time_zone_of_the_session(
+def test_an_overview_is_json_with_times_in_utc_whatever_the_time_zone_of_the_session(
     monitor: psycopg.Connection,
 ) -> None:
     monitor.execute("SET timezone = 'Europe/Berlin'")
@@ -100,11 +111,6 @@ def test_times_are_in_utc_whatever_the_time_zone_of_the_session(
     days = [table.oldest for table in overview.tables or () if table.oldest]
     assert days
     assert {day.utcoffset() for day in days} == {timedelta(0)}
-
-
-def test_an_overview_can_be_written_as_json(monitor: psycopg.Connection) -> None:
-    overview = read_overview(monitor)
-
     assert json.loads(json.dumps(asdict(overview), default=to_json))["missing"] == []
 
 
@@ -129,54 +135,6 @@ def test_a_missing_part_is_named_and_does_not_fail_the_others(
 
 def missing_parts(overview: Overview) -> set[str]:
     return {it.check for it in overview.missing}
-
-
-@pytest.mark.week
-def test_the_monitor_sees_what_holds_a_partition(
-    database_url: str, monitor: psycopg.Connection
-) -> None:
-    execute(
-        database_url,
-        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
-        " payload) SELECT outbox.uuid7(), min(starts_at), 16, 'orders', 'text/plain',"
-        " '' FROM outbox.partitions('outbox.message')",
-    )
-    execute(
-        database_url,
-        "UPDATE outbox.partition_policy SET retention = '1 day'"
-        " WHERE parent_table = 'outbox.message'",
-    )
-
-    overview = read_overview(monitor, Scope(parts=["tables"]))
-
-    (table,) = [it for it in overview.tables if it.table == "outbox.message"]
-    (held,) = table.held
-    assert held.unsettled == 1
-    assert table.expired > 1
-    assert "unsettled" in held.reason
-
-
-def test_beyond_its_limit_a_lag_is_more_than_what_was_counted(
-    database_url: str, monitor: psycopg.Connection
-) -> None:
-    execute(
-        database_url,
-        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('billing', 'orders')",
-    )
-    execute(
-        database_url,
-        "INSERT INTO inbox.message (created_at, message_id, lane, schema_version,"
-        " topic, content_type, headers, payload)"
-        " SELECT now(), outbox.uuid7(), 0, 1, 'orders', 'text/plain',"
-        " '{}', '' FROM generate_series(1, 40)",
-    )
-
-    overview = read_overview(monitor, Scope(parts=["consumers"], per_lane=10))
-
-    (billing,) = overview.consumers
-    assert billing.lag is not None
-    assert (billing.lag.is_complete, billing.lag.estimated) == (False, None)
-    assert backlog_text(billing.lag).startswith("more than 11 wait, ")
 
 
 def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
@@ -209,11 +167,13 @@ def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
     )
 
 
-def test_a_refused_message_is_listed_with_its_key(
+def test_a_refused_message_is_listed_with_its_key_and_dead_letters_by_reason(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     insert(database_url, Message("orders", b"", key="7"), Message("orders", b""))
     defer(database_url, "refused", "key = '7'", attempts=2, reason="no such exchange")
+    for reason in ("down", "down", "bad"):
+        give_up(database_url, Message("orders", b""), schema="outbox", reason=reason)
 
     overview = read_overview(monitor)
 
@@ -224,42 +184,10 @@ def test_a_refused_message_is_listed_with_its_key(
     (message,) = outbox.oldest
     assert (message.key, message.attempts) == ("7", 2)
     assert message.last_error == "no such exchange"
-
-
-def test_dead_letters_are_counted_by_reason_and_up_to_a_limit(
-    database_url: str, monitor: psycopg.Connection
-) -> None:
-    for reason in ("down", "down", "bad"):
-        give_up(database_url, Message("orders", b""), schema="outbox", reason=reason)
-
-    (outbox, _) = read_overview(monitor, Scope(parts=["dead_letters"])).dead_letters
-    (limited, _) = read_overview(
-        monitor, Scope(parts=["dead_letters"], rows=2)
-    ).dead_letters
-
-    assert (outbox.pending, outbox.new, outbox.is_complete) == (3, 3, True)
-    assert [(it.reason, it.pending) for it in outbox.reasons] == [
-        ("down", 2),
-        ("bad", 1),
-    ]
-    assert (limited.pending, limited.is_complete) == (2, False)
-
-
-def test_a_transaction_that_stays_open_is_listed(database_url: str) -> None:
-    scope = Scope(parts=["pins"], pins_from=timedelta(0))
-    with (
-        psycopg.connect(database_url, application_name="report") as pin,
-        psycopg.connect(database_url, autocommit=True) as superuser,
-    ):
-        pin.execute("SELECT pg_current_xact_id()")
-
-        (found,) = [
-            it for it in read_overview(superuser, scope).pins if it.name == "report"
-        ]
-
-    assert found.is_writing
-    assert found.open_for is not None
-    assert found.xid is not None
+    letters, _ = overview.dead_letters
+    assert (letters.pending, letters.new, letters.is_complete) == (3, 3, True)
+    by_reason = [(it.reason, it.pending) for it in letters.reasons]
+    assert by_reason == [("down", 2), ("bad", 1)]
 
 
 @pytest.mark.week

@@ -40,28 +40,24 @@ async def recorded(url: str, side: str, condition: str = "true") -> Process:
     return process
 
 
-async def test_a_relay_is_recorded_while_it_runs(database_url: str) -> None:
-    url = as_role(database_url, "pillarbox_relay")
-    async with running(url, ScriptedPublisher()):
-        process = await recorded(database_url, "outbox")
-    assert (process.kind, process.name) == ("relay", "main")
-    assert process.broker == "ScriptedPublisher"
-    assert (process.failing_since, process.reason) == (None, None)
-    assert processes(database_url, "outbox") == ()
-
-
-async def test_a_relay_without_its_broker_fails_until_it_is_back(
+async def test_a_relay_is_recorded_while_it_runs_and_while_its_broker_is_away(
     database_url: str,
 ) -> None:
     publisher = ScriptedPublisher()
-    async with running(database_url, publisher) as relay:
+    async with running(as_role(database_url, "pillarbox_relay"), publisher) as relay:
+        process = await recorded(database_url, "outbox")
+        assert (process.kind, process.name) == ("relay", "main")
+        assert process.broker == "ScriptedPublisher"
+        assert (process.failing_since, process.reason) == (None, None)
+
         publisher.away = "connection refused"
         insert(database_url, Message("orders", b""))
         await relay.events.wait_for(BrokerLost)
         process = await recorded(database_url, "outbox", "failing_since IS NOT NULL")
+        assert process.reason == "connection refused"
         publisher.away = None
         await recorded(database_url, "outbox", "failing_since IS NULL")
-    assert process.reason == "connection refused"
+    assert processes(database_url, "outbox") == ()
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -103,22 +99,19 @@ async def test_a_consumer_that_fails_is_recorded_with_the_reason(
 async def test_a_relay_that_cannot_record_itself_publishes_regardless(
     database_url: str,
 ) -> None:
-    execute(database_url, f"REVOKE EXECUTE ON {FUNCTION} FROM pillarbox_relay")
     publisher = ScriptedPublisher()
-    url = as_role(database_url, "pillarbox_relay")
-    async with running(url, publisher) as relay:
-        await relay.events.wait_for(PresenceNotRecorded)
-        insert(database_url, Message("orders", b""))
-        await publisher.until(lambda: len(publisher.acked) == 1)
-
-
-async def test_a_beat_does_not_wait_long_for_a_lock(database_url: str) -> None:
     with psycopg.connect(database_url) as other:
         other.execute("LOCK TABLE outbox.process")
-        async with running(database_url, ScriptedPublisher()) as relay:
-            (missed,) = await relay.events.wait_for(PresenceNotRecorded)
-        other.rollback()
-    assert "lock timeout" in missed.reason
+        async with running(as_role(database_url, "pillarbox_relay"), publisher) as it:
+            (missed,) = await it.events.wait_for(PresenceNotRecorded)
+            assert "lock timeout" in missed.reason
+            other.rollback()
+            revoke = f"REVOKE EXECUTE ON {FUNCTION} FROM pillarbox_relay"
+            execute(database_url, revoke)
+            *_, missed = await it.events.wait_for(PresenceNotRecorded, 2)
+            assert "permission denied" in missed.reason
+            insert(database_url, Message("orders", b""))
+            await publisher.until(lambda: len(publisher.acked) == 1)
 
 
 def beat(

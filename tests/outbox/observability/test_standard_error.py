@@ -40,13 +40,23 @@ def read_until(pipe: int, text: str) -> str:
     return found.decode()
 
 
-def test_records_are_written_in_order() -> None:
+def test_records_are_written_in_order_to_a_pipe_or_a_stream_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pipe() as reader:
         handler = StandardErrorHandler()
         for n in range(100):
             log(handler, f"record {n}")
+        handler.flush()
         expected = "".join(f"record {n}\n" for n in range(100))
-        assert read_until(reader, "record 99\n") == expected
+        os.set_blocking(reader, False)
+        assert os.read(reader, SIZE).decode() == expected, "after a flush"
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    handler = StandardErrorHandler()
+    log(handler, "captured")
+    handler.flush()
+    assert stream.getvalue() == "captured\n"
 
 
 def test_records_that_find_no_room_are_dropped_and_counted() -> None:
@@ -61,15 +71,6 @@ def test_records_that_find_no_room_are_dropped_and_counted() -> None:
         assert 10 <= written <= 12
         log(handler, "the next one")
         assert read_until(reader, "the next one\n") == "the next one\n"
-
-
-def test_a_flush_waits_until_everything_is_written() -> None:
-    with pipe() as reader:
-        handler = StandardErrorHandler()
-        log(handler, "last words")
-        handler.flush()
-        os.set_blocking(reader, False)
-        assert os.read(reader, SIZE) == b"last words\n"
 
 
 def test_a_pipe_that_does_not_block_is_waited_for(
@@ -143,18 +144,3 @@ def test_a_record_that_cannot_be_formatted_is_reported() -> None:
         found = read_until(reader, "\n")
         assert found.startswith("f.py:7: can't log: TypeError")
         assert "secret" not in found
-
-
-def test_a_stream_in_memory_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    handler = StandardErrorHandler()
-    log(handler, "captured")
-    handler.flush()
-    assert stream.getvalue() == "captured\n"
-
-
-def test_a_handler_without_records_starts_no_thread() -> None:
-    before = threading.active_count()
-    StandardErrorHandler().flush()
-    assert threading.active_count() == before

@@ -1,9 +1,9 @@
-"""Objects as payloads: encoded as Pydantic's JSON mode encodes them."""
+"""Objects as payloads: encoded as Pydantic's JSON mode encodes them, or refused."""
 
 import enum
 from collections import deque
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
@@ -18,9 +18,9 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import to_json
 
 from outbox.errors import CodecError
-from outbox.payload.json_codec import encode
+from outbox.payload.json_codec import decode, encode
 from outbox.payload.jsonable import jsonable
-from pillarbox import Message
+from pillarbox import InvalidMessageError, Message
 
 AT = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 ID = UUID("01890000-0000-7000-8000-000000000000")
@@ -90,24 +90,19 @@ ENCODED = (
 )
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
+def test_each_kind_of_class_gives_the_same_bytes() -> None:
+    for order in (
         Model(**PLACED),
         Validated(**PLACED),
         Plain(**PLACED),
         Attrs(**PLACED),
         Struct(**PLACED),
         Typed(id=ID, at=AT, amount=Decimal("1.10"), status=Status.PAID),
-    ],
-    ids=lambda order: type(order).__name__,
-)
-def test_each_kind_of_class_gives_the_same_bytes(order: object) -> None:
-    message = Message("orders.placed", order)
-
-    assert message.payload == ENCODED
-    assert message.content_type == "application/json"
-    assert Message("orders.placed", [order]).payload == b"[" + ENCODED + b"]"
+    ):
+        message = Message("orders.placed", order)
+        assert (order, message.payload) == (order, ENCODED)
+        assert message.content_type == "application/json"
+        assert Message("orders.placed", [order]).payload == b"[" + ENCODED + b"]"
 
 
 zones = st.none() | st.integers(-14 * 60, 14 * 60).map(
@@ -146,10 +141,11 @@ def test_what_is_encoded_is_what_pydantic_encodes(value: object) -> None:
     assert encode(value) == to_json(value)
 
 
-def test_sets_become_lists() -> None:
+def test_sets_become_lists_and_a_text_stays_a_text_whatever_it_contains() -> None:
     assert encode({"a": {1}, "b": frozenset({AT})}) == (
         b'{"a":[1],"b":["2026-01-31T12:30:00Z"]}'
     )
+    assert Message("t", '{"a": 1}').payload == b'"{\\"a\\": 1}"'
 
 
 class Item(NamedTuple):
@@ -200,12 +196,50 @@ def test_an_application_registers_how_its_own_classes_are_encoded() -> None:
     assert encode([Struct(ID, AT, Money(1))])  # type: ignore[arg-type]
 
 
-def test_a_text_is_encoded_as_json_text_whatever_it_contains() -> None:
-    assert Message("t", '{"a": 1}').payload == b'"{\\"a\\": 1}"'
+def circle() -> list[Any]:
+    inside: list[Any] = []
+    inside.append(inside)
+    return inside
 
 
-@pytest.mark.parametrize(
-    "value", [date(2026, 1, 1), time(1, 2), timedelta(seconds=90)], ids=str
-)
-def test_a_scalar_can_be_a_payload(value: object) -> None:
-    assert encode(value) == to_json(value)
+def well() -> list[Any]:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
+
+
+def test_the_error_for_an_unencodable_payload_has_a_remedy() -> None:
+    payloads = (
+        *(object(), {"at": 1j}, float("nan"), {"a": [float("inf")]}),
+        *("lone \ud800 surrogate", {("a", "b"): 1}, bytearray(b"not quite bytes")),
+        *(circle(), well()),
+    )
+    for payload in payloads:
+        with pytest.raises(CodecError) as refusal:
+            Message("orders.placed", payload)
+
+        assert isinstance(refusal.value, InvalidMessageError)
+        assert refusal.value.field == "payload"
+        assert type(payload).__name__ in str(refusal.value)
+        assert "can't be encoded as JSON" in str(refusal.value)
+        assert "@jsonable.register, or pass bytes" in str(refusal.value)
+
+
+def test_an_encoded_value_is_decoded_again_and_other_text_is_refused() -> None:
+    values: tuple[object, ...] = (
+        *(None, True, 0, -1.5, "", "ä😀\u2028", [], {}),
+        {"a": [{"b": None}]},
+    )
+    for value in values:
+        assert decode(encode(value)) == value
+    for text in (b"", b"{", b"\xff\xfe\xfd", b"[" * 100_000):
+        with pytest.raises(CodecError, match="isn't JSON"):
+            decode(text)
+
+
+def test_an_error_does_not_show_a_long_value_in_full() -> None:
+    error = InvalidMessageError("key", "k" * 1000, "is long", "shorten it")
+
+    assert len(str(error)) < 120
+    assert "…" in str(error)

@@ -2,14 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
+from inbox.dead_letters import write
 from inbox.events import (
     ConsumerStarted,
     DeliveryLanesFree,
@@ -24,10 +26,9 @@ from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
 from outbox.cli.main import main
 from outbox.errors import BrokerUnavailableError
-from outbox.lane import PRIORITIES, bucket_of, lanes_of
+from outbox.lane import bucket_of
 from outbox.observability.health import Health
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder, consumer_class
-from outbox.postgres.lease import Lease
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, consumer_class
 from pillarbox import Consumer, DeadLetter, Message, uuid7
 from relay.events import (
     LanesFree,
@@ -44,11 +45,9 @@ from tests.fixtures.sessions import execute
 from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import answer_after
 
-LANES = [lane for priority in PRIORITIES for lane in lanes_of(priority)]
 SECOND = timedelta(seconds=1)
 ALL_LANES = f"SELECT pg_advisory_lock({LOCK_CLASS}, n) FROM generate_series(0, 47) n"
 MEMBER = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.MEMBER)})"
-JOINED = f"SELECT pg_advisory_lock_shared({LOCK_CLASS}, {int(Lock.MEMBER)})"
 BELL = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.OUTBOX_DOORBELL)})"
 BELL_SHARED = BELL.replace("pg_advisory_lock", "pg_advisory_lock_shared")
 
@@ -84,45 +83,6 @@ def importer_url(database_url: str) -> Iterator[str]:
     yield database_url.replace("postgres@", "importer@")
     execute(database_url, "DROP OWNED BY importer")
     execute(database_url, "DROP ROLE importer")
-
-
-class Watched:
-    """A lease that records the sessions that obstruct it."""
-
-    def __init__(self, url: str) -> None:
-        self.told: asyncio.Queue[Sequence[LockHolder]] = asyncio.Queue()
-        self.held: set[int] = set()
-        self.has_all = asyncio.Event()
-        self.lease = Lease(
-            url,
-            lock_class=LOCK_CLASS,
-            groups=[lanes_of(priority) for priority in PRIORITIES],
-            limit=SECOND,
-            application_name="watched",
-            on_take=self._take,
-            on_obstruct=self.told.put_nowait,
-        )
-
-    def _take(self, lanes: object) -> None:
-        assert isinstance(lanes, set)
-        self.held |= lanes
-        if len(self.held) == len(LANES):
-            self.has_all.set()
-
-    async def next(self) -> Sequence[LockHolder]:
-        async with asyncio.timeout(60):
-            return await self.told.get()
-
-
-@asynccontextmanager
-async def watched(url: str) -> AsyncIterator[Watched]:
-    lease = Watched(url)
-    running = asyncio.create_task(lease.lease.run())
-    try:
-        yield lease
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
 
 
 @pytest.mark.parametrize("lock", [ALL_LANES, MEMBER])
@@ -166,18 +126,6 @@ async def test_a_relay_polls_while_a_foreign_session_holds_the_doorbell(
         insert(database_url, Message("seen", b""))
         await publisher.until_acked(1)
         assert relay.events.of(LanesWithheld) == []
-
-
-async def test_a_foreign_session_among_the_members_gets_no_share_of_the_lanes(
-    database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
-) -> None:
-    mallory.execute(JOINED)
-    async with watched(database_url) as one:
-        async with asyncio.timeout(60):
-            await one.has_all.wait()
-        assert [each.role for each in await one.next()] == ["mallory"]
-        mallory.close()
-        assert await one.next() == ()
 
 
 async def receive_forever(source: PostgresSource) -> None:
@@ -247,7 +195,10 @@ async def test_a_dead_letter_whose_lock_is_held_is_written_late_and_reported(
     driver: str,
     database_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    soon = text(str(write._LOCK).replace("5s", "100ms"))
+    monkeypatch.setattr(write, "_LOCK", soon)
     message = Message("orders", b"")
     named = json.dumps(["consumer:billing", str(message.id)])
     key = int.from_bytes(sha256(named.encode()).digest()[:8], signed=True)
@@ -279,9 +230,7 @@ def findings(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("mode", ["", "_shared"])
 def test_the_doctor_names_a_foreign_session_and_counts_our_locks(
-    mode: str,
     database_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
     capsys: pytest.CaptureFixture[str],
@@ -289,17 +238,19 @@ def test_the_doctor_names_a_foreign_session_and_counts_our_locks(
     assert "error" not in findings(database_url, capsys)
     # The postgres broker's lanes are known by their consumers.
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 't')")
-    for lock in OURS.values():
-        mallory.execute(f"SELECT pg_advisory_lock{mode}({lock})")
-    # Every writer holds the doorbells in shared mode.
-    counted = [name for name in OURS if not (mode and "doorbell" in name)]
-
-    said = findings(database_url, capsys)["error"]
-
     pid = mallory.info.backend_pid
-    assert f"pid {pid} (role mallory, application 'just looking'" in said
-    assert f"holds {len(counted)} of our advisory locks" in said
-    assert f"SELECT pg_terminate_backend({pid});" in said
+    for mode in ("", "_shared"):
+        for lock in OURS.values():
+            mallory.execute(f"SELECT pg_advisory_lock{mode}({lock})")
+        # Every writer holds the doorbells in shared mode.
+        counted = [name for name in OURS if not (mode and "doorbell" in name)]
+
+        said = findings(database_url, capsys)["error"]
+
+        assert f"pid {pid} (role mallory, application 'just looking'" in said
+        assert f"holds {len(counted)} of our advisory locks" in said
+        assert f"SELECT pg_terminate_backend({pid});" in said
+        mallory.execute("SELECT pg_advisory_unlock_all()")
 
 
 def test_the_doctor_does_not_report_a_writer_as_blocking_the_doorbell(

@@ -1,7 +1,5 @@
 """Each error of the database has the remedy that fits it."""
 
-from collections.abc import Callable
-
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
@@ -75,8 +73,6 @@ async def test_a_server_that_accepts_no_writes_has_a_remedy(
     ("sqlstate", "words"),
     [
         ("25006", "not to a standby"),
-        ("28P01", "user and password"),
-        ("3D000", "the name of the database"),
         ("3F000", DOCTOR),
         ("42501", DOCTOR),
         ("42P01", DOCTOR),
@@ -86,7 +82,6 @@ async def test_a_server_that_accepts_no_writes_has_a_remedy(
         ("57014", "statement_timeout"),
         ("57P01", "restarted"),
         ("57P03", "restarted"),
-        ("08006", "that this host can reach it"),
         ("XX001", "log of the database's server"),
     ],
 )
@@ -94,28 +89,24 @@ def test_a_remedy_is_chosen_by_sqlstate(sqlstate: str, words: str) -> None:
     assert words in remedy_of(psycopg.errors.lookup(sqlstate)("no"))
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_an_error_of_a_sync_driver_has_its_remedy(
-    driver: str, database_url: str
+async def test_an_error_of_any_driver_and_an_exhausted_pool_have_their_remedy(
+    database_url: str,
 ) -> None:
-    engine = create_engine(database_url.replace("://", f"+{driver}://"))
-    with pytest.raises(DBAPIError) as refused, engine.connect() as connection:
-        connection.execute(text("SELECT FROM missing"))
-    engine.dispose()
-    assert sqlstate_of(refused.value) == "42P01"
-    assert DOCTOR in remedy_of(refused.value)
+    for driver in ("psycopg", "psycopg2"):
+        engine = create_engine(database_url.replace("://", f"+{driver}://"))
+        with pytest.raises(DBAPIError) as refused, engine.connect() as connection:
+            connection.execute(text("SELECT FROM missing"))
+        engine.dispose()
+        assert (driver, sqlstate_of(refused.value)) == (driver, "42P01")
+        assert DOCTOR in remedy_of(refused.value)
 
-
-async def test_an_error_of_asyncpg_has_its_remedy(database_url: str) -> None:
-    engine = create_async_engine(database_url.replace("://", "+asyncpg://"))
+    asynchronous = create_async_engine(database_url.replace("://", "+asyncpg://"))
     with pytest.raises(DBAPIError) as refused:
-        async with engine.connect() as connection:
+        async with asynchronous.connect() as connection:
             await connection.execute(text("SELECT FROM missing"))
-    await engine.dispose()
+    await asynchronous.dispose()
     assert DOCTOR in remedy_of(refused.value)
 
-
-def test_an_exhausted_pool_has_a_remedy_of_its_own(database_url: str) -> None:
     engine = create_engine(
         database_url.replace("://", "+psycopg://"),
         poolclass=QueuePool,
@@ -123,33 +114,21 @@ def test_an_exhausted_pool_has_a_remedy_of_its_own(database_url: str) -> None:
         max_overflow=0,
         pool_timeout=0.01,
     )
-    with engine.connect(), pytest.raises(TimeoutError) as refused:
+    with engine.connect(), pytest.raises(TimeoutError) as exhausted:
         engine.connect()
     engine.dispose()
-    assert "pool_size" in remedy_of(refused.value)
+    assert "pool_size" in remedy_of(exhausted.value)
 
 
-def revoke_positions(url: str) -> None:
-    execute(url, "REVOKE INSERT ON outbox.position FROM pillarbox_relay")
-
-
-def rename_positions(url: str) -> None:
-    execute(url, "ALTER TABLE outbox.position RENAME TO elsewhere")
-
-
-@pytest.mark.parametrize("damage", [revoke_positions, rename_positions])
 async def test_a_relay_reports_the_remedy_for_what_happened(
-    damage: Callable[[str], None], migrated_server: PostgresServer
+    migrated_server: PostgresServer,
 ) -> None:
     url = migrated_server.url
     relays = set_password(url, "mary", "right")
     async with running(relays, ScriptedPublisher()) as relay:
         await relay.events.wait_for(LeaseTaken)
-        damage(url)
+        execute(url, "REVOKE INSERT ON outbox.position FROM pillarbox_relay")
         insert(url, Message("t", b""))
         await relay.events.wait_for(DatabaseLost)
         assert DOCTOR in relay.events.of(DatabaseLost)[0].remedy
-        if damage is rename_positions:
-            execute(url, "ALTER TABLE outbox.elsewhere RENAME TO position")
-        else:
-            execute(url, "GRANT INSERT ON outbox.position TO pillarbox_relay")
+        execute(url, "GRANT INSERT ON outbox.position TO pillarbox_relay")

@@ -191,40 +191,37 @@ async def test_a_consumer_handles_and_retries_in_the_users_sessions(
     assert {style.rpartition(", ")[2] for style in styles} == {"DMY"}
 
 
-BEYOND = ["infinity", "-infinity", "0044-03-15 BC", "10000-01-01"]
 REFUSED = psycopg.errors.CheckViolation
 
 
-@pytest.mark.parametrize("moment", BEYOND)
-def test_a_timestamp_that_python_cannot_read_is_refused(
-    database_url: str, moment: str
-) -> None:
+def test_a_timestamp_that_python_cannot_read_is_refused(database_url: str) -> None:
     fill(database_url)
     insert(database_url, Message("t", b""))
-    for update in (
-        "outbox.message SET available_at",
-        "outbox.deferral SET due_at",
-        "outbox.dead_letter SET retry_after",
-        "inbox.dead_letter SET retry_after",
-        "inbox.dead_letter SET updated_at",
-        "inbox.job SET queued_at",
-        "inbox.job SET lease_until",
-    ):
-        with pytest.raises(REFUSED, match="finite"):
-            execute(database_url, f"UPDATE {update} = %s", [moment])
-    with pytest.raises(REFUSED, match="moments_finite"):
-        execute(
-            database_url,
-            "INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer,"
-            " due_at) VALUES (now(), 1, 0, 'refused', 'c', %s)",
-            [moment],
-        )
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="available_at is"):
-        execute(
-            database_url,
-            "SELECT outbox.add('t', '\\x'::bytea, available_at => %s)",
-            [moment],
-        )
+    for moment in ("infinity", "-infinity", "0044-03-15 BC", "10000-01-01"):
+        for update in (
+            "outbox.message SET available_at",
+            "outbox.deferral SET due_at",
+            "outbox.dead_letter SET retry_after",
+            "inbox.dead_letter SET retry_after",
+            "inbox.dead_letter SET updated_at",
+            "inbox.job SET queued_at",
+            "inbox.job SET lease_until",
+        ):
+            with pytest.raises(REFUSED, match="finite"):
+                execute(database_url, f"UPDATE {update} = %s", [moment])
+        with pytest.raises(REFUSED, match="moments_finite"):
+            execute(
+                database_url,
+                "INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer,"
+                " due_at) VALUES (now(), 1, 0, 'refused', 'c', %s)",
+                [moment],
+            )
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="available_at"):
+            execute(
+                database_url,
+                "SELECT outbox.add('t', '\\x'::bytea, available_at => %s)",
+                [moment],
+            )
 
 
 def test_no_timestamp_of_our_tables_is_without_limits(database_url: str) -> None:

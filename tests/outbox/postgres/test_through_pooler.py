@@ -76,7 +76,7 @@ async def async_sessions(
     await engine.dispose()
 
 
-def test_messages_are_added_with_their_transactions(
+def test_messages_are_added_and_guarded_with_their_transactions(
     engine: Engine, database_url: str
 ) -> None:
     with Session(engine) as one, Session(engine) as other:
@@ -94,8 +94,16 @@ def test_messages_are_added_with_their_transactions(
     )
     assert topics == [("kept", 2 * ROUNDS)]
 
+    sessions = sessionmaker(engine)
+    ids = [uuid7() for _ in range(ROUNDS)]
+    new = []
+    for id in ids * 2:
+        with sessions.begin() as session, guard(session, id, consumer="a") as is_new:
+            new.append(is_new)
+    assert new == [True] * ROUNDS + [False] * ROUNDS
 
-async def test_messages_are_added_by_async_sessions(
+
+async def test_messages_are_added_and_guarded_by_async_sessions(
     async_sessions: async_sessionmaker[AsyncSession], url: str, database_url: str
 ) -> None:
     async def write(writer: int) -> None:
@@ -105,6 +113,17 @@ async def test_messages_are_added_by_async_sessions(
 
     await asyncio.gather(*map(write, range(4)))
     assert unsettled(database_url) == 4 * ROUNDS
+
+    async def handle(id: UUID) -> bool:
+        async with (
+            async_sessions.begin() as session,
+            guard(session, id, consumer="a") as is_new,
+        ):
+            return is_new
+
+    ids = [uuid7() for _ in range(ROUNDS)]
+    outcomes = await asyncio.gather(*map(handle, ids + ids))
+    assert sorted(outcomes) == [False] * ROUNDS + [True] * ROUNDS
     # No prepared statement is left in a session for its next client.
     prepared = "SELECT name FROM pg_prepared_statements"
     assert [execute(url, prepared) for _ in range(ROUNDS)] == [[]] * ROUNDS
@@ -123,32 +142,6 @@ async def test_a_sleeping_relay_is_woken(engine: Engine, database_url: str) -> N
             pillarbox.add(session, message := Message("orders", b""))
         await relaying.events.wait_for(BatchSettled)
     assert publisher.messages == [message]
-
-
-def test_the_guard_lets_a_message_through_once(engine: Engine) -> None:
-    sessions = sessionmaker(engine)
-    ids = [uuid7() for _ in range(ROUNDS)]
-    new = []
-    for id in ids * 2:
-        with sessions.begin() as session, guard(session, id, consumer="a") as is_new:
-            new.append(is_new)
-    assert new == [True] * ROUNDS + [False] * ROUNDS
-
-
-async def test_the_guard_does_the_same_in_async_sessions(
-    async_sessions: async_sessionmaker[AsyncSession],
-) -> None:
-    ids = [uuid7() for _ in range(ROUNDS)]
-
-    async def handle(id: UUID) -> bool:
-        async with (
-            async_sessions.begin() as session,
-            guard(session, id, consumer="a") as is_new,
-        ):
-            return is_new
-
-    outcomes = await asyncio.gather(*map(handle, ids + ids))
-    assert sorted(outcomes) == [False] * ROUNDS + [True] * ROUNDS
 
 
 async def test_handlers_work_through_a_pooler_if_the_broker_url_is_direct(

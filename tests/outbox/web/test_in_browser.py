@@ -81,12 +81,6 @@ def seed(database_url: str) -> None:
         execute(database_url, subscribe, [consumer])
 
 
-@pytest.fixture
-def seeded(database_url: str) -> str:
-    seed(database_url)
-    return database_url
-
-
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("tokens") / "tokens"
@@ -125,18 +119,6 @@ def shared_page(shared: Served, browser: Browser) -> Iterator[OpenPage]:
         yield opened
 
 
-@pytest.fixture
-def own_page(
-    seeded: str, tokens: str, tmp_path: Path, browser: Browser
-) -> Iterator[OpenPage]:
-    """Open a page of a separate server with its own database."""
-    with (
-        serving(seeded, tokens, tmp_path / "log") as started,
-        open_page(started, browser) as opened,
-    ):
-        yield opened
-
-
 @contextmanager
 def open_page(started: Served, browser: Browser) -> Iterator[OpenPage]:
     process, address = started
@@ -167,12 +149,50 @@ def follow(page: Page, link: str, address: str) -> None:
     page.goto(f"{address}{page.locator(link).first.get_attribute('href')}")
 
 
-def test_axe_finds_no_violations(shared_page: OpenPage) -> None:
+# Whatever is wider than the place that it has: the page itself, a region that scrolls
+# sideways, a cell, and a name that is broken inside a word.
+CLIPPED = """() => {
+  const places = "html, header, .scroll, main td, main p, main li";
+  const found = [...document.querySelectorAll(places)].filter(
+    (it) => it.scrollWidth > it.clientWidth + 1);
+  const broken = [...document.querySelectorAll("td.name")].filter((it) => {
+    const range = document.createRange();
+    range.selectNodeContents(it);
+    const tops = [...range.getClientRects()].map((box) => Math.round(box.top));
+    return !/[\\s-]/.test(it.textContent.trim()) && new Set(tops).size > 1;
+  });
+  return [...found, ...broken].map(
+    (it) => `${it.tagName}.${it.className} ${it.textContent.trim().slice(0, 60)}`);
+}"""
+
+
+def clipped(page: Page) -> dict[int, Any]:
+    """Return what is clipped on screens of three widths."""
+    found = {}
+    for width in (390, 1024, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        found[width] = page.evaluate(CLIPPED)
+    return {width: places for width, places in found.items() if places}
+
+
+def test_no_page_violates_a_rule_of_axe_or_is_clipped(shared_page: OpenPage) -> None:
     page, address, _, said = shared_page
     page.emulate_media(reduced_motion="reduce")
-    for path in PAGES:
+
+    def check(path: str) -> None:
+        assert (path, clipped(page), violations(page)) == (path, {}, [])
+
+    for path in (*PAGES, "/messages?topic=orders.placed", "/dead-letters?status=ANY"):
         page.goto(f"{address}{path}")
-        assert violations(page) == [], path
+        check(path)
+    page.goto(f"{address}/messages?topic=orders.placed")
+    follow(page, "#live a", address)
+    expect(page.get_by_role("heading", name="Life")).to_be_visible()
+    check("/message")
+    page.goto(f"{address}/dead-letters")
+    page.get_by_role("button", name="Discard all that match…").click()
+    expect(page.get_by_label("Why")).to_be_focused()
+    check("/dead-letters/plan of all")
     page.goto(f"{address}/dead-letters")
     follow(page, "a[id^='l-']", address)
     expect(page.get_by_role("heading", name="Payload")).to_be_visible()
@@ -181,10 +201,6 @@ def test_axe_finds_no_violations(shared_page: OpenPage) -> None:
     expect(page.get_by_label("Why")).to_be_focused()
     assert violations(page) == []
     page.goto(f"{address}/nowhere")
-    assert violations(page) == []
-    page.goto(f"{address}/messages?topic=orders.placed")
-    follow(page, "#live a", address)
-    expect(page.get_by_role("heading", name="Life")).to_be_visible()
     assert violations(page) == []
     # The page's own policy blocked nothing; one page does not exist.
     assert [it for it in said if it.startswith("error") and "404" not in it] == []
@@ -230,7 +246,9 @@ def test_everything_can_be_reached_by_keyboard(shared_page: OpenPage) -> None:
     expect(page.get_by_label("Reason", exact=True)).to_have_value(LONG[:80])
 
 
-def test_the_theme_follows_the_system(shared_page: OpenPage) -> None:
+def test_the_theme_follows_the_system_and_the_navigation_is_one_line_on_a_laptop(
+    shared_page: OpenPage,
+) -> None:
     page = shared_page.page
 
     def background() -> str:
@@ -242,76 +260,10 @@ def test_the_theme_follows_the_system(shared_page: OpenPage) -> None:
     dark = background()
     assert light == "rgb(255, 255, 255)" != dark
 
-
-# Whatever is wider than the place that it has: the page itself, a region that scrolls
-# sideways, a cell, and a name that is broken inside a word.
-CLIPPED = """() => {
-  const places = "html, header, .scroll, main td, main p, main li";
-  const found = [...document.querySelectorAll(places)].filter(
-    (it) => it.scrollWidth > it.clientWidth + 1);
-  const broken = [...document.querySelectorAll("td.name")].filter((it) => {
-    const range = document.createRange();
-    range.selectNodeContents(it);
-    const tops = [...range.getClientRects()].map((box) => Math.round(box.top));
-    return !/[\\s-]/.test(it.textContent.trim()) && new Set(tops).size > 1;
-  });
-  return [...found, ...broken].map(
-    (it) => `${it.tagName}.${it.className} ${it.textContent.trim().slice(0, 60)}`);
-}"""
-
-
-def clipped(page: Page) -> dict[int, Any]:
-    """Return what is clipped on screens of three widths."""
-    found = {}
-    for width in (1280, 1024, 390):
-        page.set_viewport_size({"width": width, "height": 800})
-        found[width] = page.evaluate(CLIPPED)
-    return {width: places for width, places in found.items() if places}
-
-
-def test_no_page_is_clipped_and_the_navigation_is_one_line_on_a_laptop(
-    shared_page: OpenPage,
-) -> None:
-    page, address, _, _ = shared_page
     page.set_viewport_size({"width": 1280, "height": 800})
     tops = "[...document.querySelectorAll('header a')].map((it) => it.offsetTop)"
     assert len(set(page.evaluate(tops))) == 1
     assert page.evaluate("document.querySelector('header').offsetHeight") < 70
-
-    for path in (*PAGES, "/messages?topic=orders.placed", "/dead-letters?status=ANY"):
-        page.goto(f"{address}{path}")
-        assert clipped(page) == {}, path
-    page.goto(f"{address}/messages?topic=orders.placed")
-    follow(page, "#live a", address)
-    assert clipped(page) == {}
-    page.goto(f"{address}/dead-letters")
-    page.get_by_role("button", name="Discard all that match…").click()
-    expect(page.get_by_label("Why")).to_be_focused()
-    assert clipped(page) == {}
-
-
-def test_an_open_page_follows_the_database_and_asks_for_a_login_after_a_restart(
-    own_page: OpenPage, seeded: str, tokens: str, tmp_path: Path
-) -> None:
-    page, address, process, _ = own_page
-    page.goto(f"{address}/dead-letters")
-    expect(page.locator("#status")).to_contain_text("Live")
-    row = page.locator("a[id^='l-']").first
-    row.focus()
-    focused = page.evaluate("document.activeElement.id")
-    give_up(seeded, Message("late", 1), reason="came later")
-    expect(page.locator("#live")).to_contain_text("came later")
-    assert page.evaluate("document.activeElement.id") == focused
-    process.kill()
-    expect(page.locator("#status")).to_contain_text("the connection is lost")
-    give_up(seeded, Message("late", 1), reason="while it was away")
-    options = ("--tokens", tokens, "--listen", address.removeprefix("http://"))
-    with served(seeded, tmp_path / "again", *options):
-        page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Log in").click()
-        page.goto(f"{address}/dead-letters")
-        expect(page.locator("#live")).to_contain_text("while it was away")
-        expect(page.locator("#status")).to_contain_text("Live")
 
 
 def test_a_page_is_not_read_while_its_tab_is_hidden(shared_page: OpenPage) -> None:
@@ -332,20 +284,46 @@ def test_a_page_is_not_read_while_its_tab_is_hidden(shared_page: OpenPage) -> No
         page.evaluate(hide, False)
 
 
-def test_dead_letters_are_discarded_and_a_job_is_cancelled_with_their_buttons(
-    own_page: OpenPage, seeded: str
+def test_an_open_page_acts_follows_the_database_and_asks_for_a_login_after_a_restart(
+    database_url: str, tokens: str, tmp_path: Path, browser: Browser
 ) -> None:
-    page, address, _, _ = own_page
-    page.goto(f"{address}/dead-letters?topic=orders.*")
-    page.get_by_role("button", name="Discard all that match…").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Discard 5 dead letters?")
-    page.get_by_label("Why").fill("a probe")
-    page.get_by_role("button", name="Discard 5").click()
-    expect(page.locator("#live")).to_contain_text("done")
-    expect(page.locator("#status")).to_contain_text("Live")
-    assert [status for status, _, _ in states(seeded)].count("DISCARDED") == 5
+    seed(database_url)
+    with (
+        serving(database_url, tokens, tmp_path / "log") as started,
+        open_page(started, browser) as (page, address, process, _),
+    ):
+        page.goto(f"{address}/dead-letters?topic=orders.*")
+        page.get_by_role("button", name="Discard all that match…").click()
+        title = page.get_by_role("heading", level=1)
+        expect(title).to_have_text("Discard 5 dead letters?")
+        page.get_by_label("Why").fill("a probe")
+        page.get_by_role("button", name="Discard 5").click()
+        expect(page.locator("#live")).to_contain_text("done")
+        expect(page.locator("#status")).to_contain_text("Live")
+        settled = [status for status, _, _ in states(database_url)]
+        assert settled.count("DISCARDED") == 5
 
-    page.goto(f"{address}/jobs")
-    page.get_by_role("button", name="Cancel the job of message").click()
-    expect(page.locator("#live")).to_contain_text("cancelled by ann")
-    assert execute(seeded, "SELECT state FROM inbox.job") == [("waiting",)]
+        page.goto(f"{address}/jobs")
+        page.get_by_role("button", name="Cancel the job of message").click()
+        expect(page.locator("#live")).to_contain_text("cancelled by ann")
+        query = "SELECT state FROM inbox.job"
+        assert execute(database_url, query) == [("waiting",)]
+
+        page.goto(f"{address}/dead-letters")
+        expect(page.locator("#status")).to_contain_text("Live")
+        row = page.locator("a[id^='l-']").first
+        row.focus()
+        focused = page.evaluate("document.activeElement.id")
+        give_up(database_url, Message("late", 1), reason="came later")
+        expect(page.locator("#live")).to_contain_text("came later")
+        assert page.evaluate("document.activeElement.id") == focused
+        process.kill()
+        expect(page.locator("#status")).to_contain_text("the connection is lost")
+        give_up(database_url, Message("late", 1), reason="while it was away")
+        options = ("--tokens", tokens, "--listen", address.removeprefix("http://"))
+        with served(database_url, tmp_path / "again", *options):
+            page.get_by_label("Token").fill(TOKEN)
+            page.get_by_role("button", name="Log in").click()
+            page.goto(f"{address}/dead-letters")
+            expect(page.locator("#live")).to_contain_text("while it was away")
+            expect(page.locator("#status")).to_contain_text("Live")

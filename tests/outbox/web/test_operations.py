@@ -20,17 +20,6 @@ from tests.fixtures.web import ANN, Browser, as_role, browsing, served
 from tests.outbox.web.test_command import log_in
 from tests.outbox.web.test_dead_letters import shown
 
-CONSUMER = """
-from sqlalchemy import create_engine
-from sqlalchemy.orm import sessionmaker
-from sqlalchemy.pool import NullPool
-
-from pillarbox import Consumer
-
-engine = create_engine({!r}, poolclass=NullPool)
-consumer = Consumer("memory:", sessionmaker(engine), name="billing")
-consumer.handles("handled")(lambda session, message: None)
-"""
 BLOCKING = """
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import sessionmaker
@@ -60,56 +49,37 @@ def plan(browser: Browser, kind: str, **chosen: str) -> str:
     )
 
 
-def operation(url: str) -> Any:
+def operations(url: str) -> list[Any]:
     columns = "kind, state, reason, asked_by, expected, succeeded, failed, skipped"
-    ((*row,),) = execute(url, f"SELECT {columns} FROM outbox.operation")
-    return tuple(row)
+    return execute(url, f"SELECT {columns} FROM outbox.operation ORDER BY asked_at")
 
 
 OPERATIONS = "/operations"
 
 
-def test_a_dry_run_counts_exactly_and_changes_nothing(database_url: str) -> None:
-    give_up(database_url, *[Message("a", 1)] * 3, *[Message("b", 1)] * 2)
-    with browsing(database_url) as browser:
-        text = plan(browser, "discard", topic="a")
-    assert "Discard 3 dead letters?" in text
-    assert "Nothing has been done yet." in text
-    assert {status for status, _, _ in states(database_url)} == {"PENDING"}
-    assert execute(database_url, "SELECT * FROM outbox.operation") == []
-
-
-@pytest.mark.parametrize("role", ["postgres", "pillarbox_web"])
-def test_all_matches_on_both_sides_are_discarded_and_who_asked_is_recorded(
-    database_url: str, role: str
+def test_what_a_dry_run_counted_is_discarded_on_both_sides_and_who_asked_is_recorded(
+    database_url: str,
 ) -> None:
     give_up(database_url, *[Message("a", 1)] * 3, Message("b", 1))
     give_up(database_url, Message("a", 1), schema="inbox")
-    with browsing(as_role(database_url, role)) as browser:
-        plan(browser, "discard", topic="a")
+    with browsing(as_role(database_url, "pillarbox_web")) as browser:
+        text = plan(browser, "discard", topic="a")
+        assert "Discard 4 dead letters?" in text
+        assert "Nothing has been done yet." in text
+        assert {status for status, _, _ in states(database_url)} == {"PENDING"}
+        assert operations(database_url) == []
+        give_up(database_url, Message("a", 1), reason="later")
         browser.post("/operations/ask", why="a probe")
         browser.wait_until_shown(OPERATIONS, "<td>done</td>")
-    assert operation(database_url) == ("discard", "done", "a probe", "ann", 4, 4, 0, 0)
+    done = ("discard", "done", "a probe", "ann", 4, 4, 0, 0)
+    assert operations(database_url) == [done]
     query = "SELECT discard_reason, discarded_by = session_user || ' for ann'"
     for schema, count in (("outbox", 3), ("inbox", 1)):
         discarded = f"{query} FROM {schema}.dead_letter WHERE status = 'DISCARDED'"
         assert execute(database_url, discarded) == [("a probe", True)] * count
     assert execute(database_url, "SELECT count(*) FROM inbox.receipt") == [(1,)]
-
-
-def test_dead_letters_that_appear_after_the_dry_run_are_left_alone(
-    database_url: str,
-) -> None:
-    give_up(database_url, Message("a", 1))
-    with browsing(database_url) as browser:
-        plan(browser, "discard")
-        give_up(database_url, Message("a", 1), reason="later")
-        browser.post("/operations/ask", why="a probe")
-        browser.wait_until_shown(OPERATIONS, "<td>done</td>")
-    assert [(s, reason) for s, _, reason in states(database_url)] == [
-        ("DISCARDED", "refused"),
-        ("PENDING", "later"),
-    ]
+    left = "SELECT topic, error_reason FROM outbox.dead_letter WHERE status = 'PENDING'"
+    assert sorted(execute(database_url, left)) == [("a", "later"), ("b", "refused")]
 
 
 def test_one_dead_letter_is_discarded_and_the_others_are_not(database_url: str) -> None:
@@ -124,7 +94,7 @@ def test_one_dead_letter_is_discarded_and_the_others_are_not(database_url: str) 
     assert [status for status, _, _ in states(database_url)] == ["PENDING", "DISCARDED"]
 
 
-def test_a_retry_publishes_the_messages(
+def test_a_retry_publishes_the_messages_and_leaves_out_a_side_that_it_cannot_retry(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = MemoryPublisher()
@@ -132,43 +102,18 @@ def test_a_retry_publishes_the_messages(
         "relay.publishers.memory.MemoryPublisher.from_url", lambda _: publisher
     )
     give_up(database_url, Message("a", 1), Message("a", 2))
-    with browsing(database_url, broker="memory://") as browser:
-        assert "Retry 2 dead letters?" in plan(browser, "retry", side="outbox")
-        browser.post("/operations/ask")
-        browser.wait_until_shown(OPERATIONS, "<td>done</td>")
-    assert operation(database_url) == ("retry", "done", "", "ann", 2, 2, 0, 0)
-    assert [status for status, _, _ in states(database_url)] == ["SUCCEEDED"] * 2
-
-
-def test_a_retry_calls_the_handler_of_the_consumer(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "web_app_of_test.py").write_text(
-        CONSUMER.format(sqlalchemy_url(database_url))
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    give_up(database_url, Message("handled", 1), schema="inbox")
-    give_up(database_url, Message("unknown", 1), schema="inbox")
-    with browsing(database_url, consumer="web_app_of_test:consumer") as browser:
-        assert "Retry 2 dead letters?" in plan(browser, "retry", side="inbox")
-        browser.post("/operations/ask")
-        browser.wait_until_shown(OPERATIONS, "<td>done</td>")
-    assert operation(database_url) == ("retry", "done", "", "ann", 2, 1, 1, 0)
-    found = [(status, count) for status, count, _ in states(database_url, "inbox")]
-    assert sorted(found) == [("PENDING", 1), ("SUCCEEDED", 0)]
-
-
-def test_a_side_that_cannot_be_retried_is_left_out_and_named(
-    database_url: str,
-) -> None:
-    give_up(database_url, Message("a", 1))
     give_up(database_url, Message("a", 1), schema="inbox")
     with browsing(database_url, broker="memory://") as browser:
-        text = plan(browser, "retry")
-        assert "Retry 1 dead letter?" in text
-        assert "Those of the inbox are left out" in text
         assert "--consumer" in plan(browser, "retry", side="inbox")
         assert browser.status == 400
+        text = plan(browser, "retry")
+        assert "Retry 2 dead letters?" in text
+        assert "Those of the inbox are left out" in text
+        browser.post("/operations/ask")
+        browser.wait_until_shown(OPERATIONS, "<td>done</td>")
+    assert operations(database_url) == [("retry", "done", "", "ann", 2, 2, 0, 0)]
+    assert [status for status, _, _ in states(database_url)] == ["SUCCEEDED"] * 2
+    assert [status for status, _, _ in states(database_url, "inbox")] == ["PENDING"]
 
 
 @pytest.fixture
@@ -213,10 +158,10 @@ def test_one_operation_runs_at_a_time_and_can_be_stopped_from_another_process(
 
         holder.execute("SELECT pg_advisory_unlock(3)")
         # With the number of those that succeeded it has also read that it must stop.
-        wait_for("4", lambda: operation(database_url)[5] == 4, seconds=90)
+        wait_for("4", lambda: operations(database_url)[0][5] == 4, seconds=90)
         holder.execute("SELECT pg_advisory_unlock(4)")
         browser.wait_until_shown(OPERATIONS, "<td>stopped, by ann</td>")
-    succeeded = operation(database_url)[5]
+    succeeded = operations(database_url)[0][5]
     assert succeeded in (4, 5)
     assert execute(database_url, "SELECT count(*) FROM effect") == [(succeeded,)]
 
@@ -224,6 +169,7 @@ def test_one_operation_runs_at_a_time_and_can_be_stopped_from_another_process(
 def test_an_operation_ends_with_its_process_and_what_is_left_can_be_retried(
     database_url: str, blocking: str, tmp_path: Path
 ) -> None:
+    give_up(database_url, Message("unknown", 1), schema="inbox")
     tokens = tmp_path / "tokens"
     tokens.write_text(f"ann {ANN.replace(' ', '-')} act\n")
     options = ("--tokens", str(tokens), "--consumer")
@@ -256,34 +202,36 @@ def test_an_operation_ends_with_its_process_and_what_is_left_can_be_retried(
         assert "failed" in text
         assert "the process that ran it has ended" in text
         assert ">Stop<" not in browser.text
-        assert "Retry 2 dead letters?" in plan(browser, "retry", side="inbox")
+        assert "Retry 3 dead letters?" in plan(browser, "retry", side="inbox")
         browser.post("/operations/ask")
         browser.wait_until_shown("/operations", "<td>done</td>")
-    assert {status for status, _, _ in states(database_url, "inbox")} == {"SUCCEEDED"}
+    last = operations(database_url)[-1]
+    assert last == ("retry", "done", "", "ann", 3, 2, 1, 0), "nobody handles the last"
+    *handled, unknown = states(database_url, "inbox")
+    assert {status for status, _, _ in handled} == {"SUCCEEDED"}
+    assert unknown[:2] == ("PENDING", 1)
     assert execute(database_url, "SELECT count(*) FROM effect") == [(5,)]
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"why": ""}, "the reason is empty"),
-        ({"why": " "}, "the reason is empty"),
-        ({"why": "x" * 501}, "at most 500"),
-        ({"why": "\0"}, "without NUL characters"),
-        ({"why": "w", "kind": "delete"}, "use retry or discard"),
-        ({"why": "w", "until": ""}, "until is empty"),
-        ({"why": "w", "until": "soon"}, "until 'soon'"),
-    ],
-)
-def test_an_incomplete_request_is_refused(
-    database_url: str, fields: dict[str, str], said: str
-) -> None:
+REFUSED: list[tuple[dict[str, str], str]] = [
+    ({"why": ""}, "the reason is empty"),
+    ({"why": " "}, "the reason is empty"),
+    ({"why": "x" * 501}, "at most 500"),
+    ({"why": "\0"}, "without NUL characters"),
+    ({"why": "w", "kind": "delete"}, "use retry or discard"),
+    ({"why": "w", "until": ""}, "until is empty"),
+    ({"why": "w", "until": "soon"}, "until 'soon'"),
+]
+
+
+def test_an_incomplete_request_is_refused(database_url: str) -> None:
     give_up(database_url, Message("a", 1))
     with browsing(database_url) as browser:
-        plan(browser, "discard")
-        assert said in shown(browser.post("/operations/ask", **fields))
-    assert browser.status == 400
-    assert execute(database_url, "SELECT * FROM outbox.operation") == []
+        for fields, said in REFUSED:
+            plan(browser, "discard")
+            assert said in shown(browser.post("/operations/ask", **fields))
+            assert (said, browser.status) == (said, 400)
+    assert operations(database_url) == []
 
 
 def test_an_operation_fails_with_the_reason_if_the_broker_is_unreachable(
