@@ -54,6 +54,11 @@ def test_two_receipts_for_one_message_are_refused(kind: dict[str, Any]) -> None:
         handles(consumer(), "orders", **kind)(handler)
 
 
+def test_a_lease_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be at least 1s"):
+        consumer(SYNC).job("orders", lease=timedelta(milliseconds=1))(print)
+
+
 def test_anything_but_a_session_factory_is_refused() -> None:
     with pytest.raises(ConfigError, match="isn't a session factory"):
         consumer("postgresql://")
