@@ -240,16 +240,9 @@ async def test_payloads_reserve_and_release_memory() -> None:
     work.dispatcher.accept([large(5000)])
     assert work.dispatcher.room == 0
 
-    await work.dispatcher.stop(NOW)
-
-
-async def test_memory_of_payloads_is_released_when_their_handlers_finish() -> None:
-    work = Work(max_in_flight=100, max_bytes=1000)
-    work.dispatcher.accept([large(5000)])
-    assert work.dispatcher.room == 0
-
     waiting = asyncio.create_task(work.dispatcher.wait_for_room())
-    await work.until(lambda: work.begun == ["large"])
+    await work.until(lambda: len(work.begun) == 4)
     work.end("large")
-
-    assert await waiting == 100
+    assert await waiting > 0
+    await work.dispatcher.stop(HOUR)
+    assert work.dispatcher.room == 100

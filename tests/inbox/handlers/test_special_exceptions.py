@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -15,21 +14,13 @@ from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from inbox.webhook import WebhookFailed, webhook_app
 from outbox.testing.events import RecordedEvents
-from pillarbox import Consumer, Message
-from tests.fixtures.consumers import (
-    QUICK,
-    async_sessions_of,
-    handles,
-    numbered,
-    running,
-    sessions_of,
-)
+from pillarbox import Message
+from tests.fixtures.consumers import QUICK, consuming, numbered, sessions_by
+from tests.fixtures.effects import EFFECT, effects
 from tests.fixtures.http import SECRET
-from tests.fixtures.sessions import execute
 from tests.fixtures.variants import in_turn
 from tests.fixtures.webhook import served, status_of
 
-EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
 LONG = {"lease": timedelta(seconds=30)}
 
 
@@ -65,12 +56,6 @@ ONLY_IN_THREADS = with_terms(
         concurrent.futures.CancelledError(): "CancelledError",
     }
 )
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    return database_url
 
 
 def plain(error: BaseException) -> Any:
@@ -119,75 +104,61 @@ async def write_async(
         raise error
 
 
-async def check_failure(handler: Any, terms: Any, sessions: Any, said: str) -> None:
+async def check_failure(
+    handler: Any, said: str, terms: dict[str, Any], url: str
+) -> None:
     # Two keys fill a batch, and the message 2 follows the failing one.
     source = MemorySource(*numbered(4, keys=2))
-    consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-    handles(consumer, "*", **terms)(handler)
-    async with running(consumer) as events:
+    async with consuming(url, source, handler, terms, retry=QUICK) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
         await events.wait_for(MessageHandled, 3)
     assert said in given_up.reason
     assert len(events.of(HandlerFailed)) == 2
     assert len(source.acked) == 4
-
-
-def effects(url: str) -> list[str]:
-    return [what for (what,) in execute(url, "SELECT what FROM effect ORDER BY what")]
+    assert effects(url) == ["1", "2", "3"]
 
 
 @ERRORS
 async def test_a_special_exception_of_a_coroutine_function_is_a_failed_attempt(
     error: BaseException, said: str, terms: dict[str, Any], url: str
 ) -> None:
-    async with async_sessions_of(url) as sessions:
-        await check_failure(asynchronous(error), terms, sessions, said)
-    assert effects(url) == ["1", "2", "3"]
-
-
-async def check_failure_in_thread(
-    error: BaseException, said: str, terms: dict[str, Any], url: str
-) -> None:
-    with sessions_of(url) as sessions:
-        await check_failure(plain(error), terms, sessions, said)
-    assert effects(url) == ["1", "2", "3"]
+    await check_failure(asynchronous(error), said, terms, url)
 
 
 @ERRORS
 async def test_a_special_exception_of_a_plain_function_is_a_failed_attempt(
     error: BaseException, said: str, terms: dict[str, Any], url: str
 ) -> None:
-    await check_failure_in_thread(error, said, terms, url)
+    await check_failure(plain(error), said, terms, url)
 
 
 @ONLY_IN_THREADS
 async def test_an_exception_that_no_future_takes_is_a_failed_attempt(
     error: BaseException, said: str, terms: dict[str, Any], url: str
 ) -> None:
-    await check_failure_in_thread(error, said, terms, url)
+    await check_failure(plain(error), said, terms, url)
 
 
-@pytest.mark.parametrize("kind", [plain, asynchronous])
+@pytest.mark.parametrize(
+    ("kind", "error", "said"),
+    [
+        (plain, SystemExit(0), "SystemExit: 0"),
+        (asynchronous, SystemExit(0), "SystemExit: 0"),
+        (plain, StopIteration(), "StopIteration"),
+    ],
+)
 async def test_a_webhook_answers_500_to_a_special_exception(
-    kind: Any, url: str
+    kind: Any, error: BaseException, said: str, url: str
 ) -> None:
-    handler, events = kind(SystemExit(0)), RecordedEvents()
+    events = RecordedEvents()
     options: Any = {"name": "billing", "secrets": [SECRET], "observers": [events]}
-    async with async_sessions_of(url) as async_sessions:
-        with sessions_of(url) as sessions:
-            chosen: Any = sessions if kind is plain else async_sessions
-            async with served(webhook_app(handler, chosen, **options)) as hook:
-                assert await status_of(hook, Message("orders", b"0")) == 500
-                assert await status_of(hook, Message("orders", b"1")) == 204
+    driver = "psycopg" if kind is plain else "asyncpg"
+    async with (
+        sessions_by(url, driver) as sessions,
+        served(webhook_app(kind(error), sessions, **options)) as hook,
+    ):
+        assert await status_of(hook, Message("orders", b"0")) == 500
+        assert await status_of(hook, Message("orders", b"1")) == 204
     (failed,) = events.of(WebhookFailed)
-    assert "the handler raised SystemExit: 0" in failed.reason
+    assert f"the handler raised {said}" in failed.reason
     assert effects(url) == ["1"]
-
-
-async def test_a_webhook_answers_500_to_a_stop_iteration(url: str) -> None:
-    with sessions_of(url) as sessions:
-        handler = plain(StopIteration())
-        app = webhook_app(handler, sessions, name="billing", secrets=[SECRET])
-        async with served(app) as hook:
-            assert await status_of(hook, Message("orders", b"0")) == 500
-    assert effects(url) == []
