@@ -9,10 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from pillarbox import Consumer, Message
-from tests.fixtures.consumers import NEVER, async_sessions_of, handles, running
+from pillarbox import Message
+from tests.fixtures.consumers import NEVER, consuming
 from tests.fixtures.jobs import LEASE
 from tests.fixtures.sessions import execute
+from tests.fixtures.variants import in_turn
 
 NO_JSON = b'\xff\x00{"order": '
 LETTERS = """
@@ -34,17 +35,20 @@ class Handled(list[object]):
         self.append(message.json())
 
 
+KINDS: Any = [
+    pytest.param("one", {}, id="one"),
+    pytest.param("many", {"batch": 8}, id="many"),
+    pytest.param("long", {"lease": LEASE}, id="long"),
+]
+TYPES: Any = [
+    pytest.param("application/json", "isn't JSON", id="json"),
+    pytest.param("application/order+json", "isn't JSON", id="+json"),
+    pytest.param("text/plain; charset=utf-8", "can't decode byte 0xff", id="text"),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "terms"),
-    [("one", {}), ("many", {"batch": 8}), ("long", {"lease": LEASE})],
-)
-@pytest.mark.parametrize(
-    ("content_type", "says"),
-    [
-        ("application/json", "isn't JSON"),
-        ("application/order+json", "isn't JSON"),
-        ("text/plain; charset=utf-8", "can't decode byte 0xff"),
-    ],
+    ("kind", "terms", "content_type", "says"), in_turn(KINDS, TYPES)
 )
 async def test_a_mismatched_payload_is_dead_lettered_unchanged_and_the_next_is_handled(
     database_url: str, kind: str, terms: dict[str, Any], content_type: str, says: str
@@ -52,11 +56,9 @@ async def test_a_mismatched_payload_is_dead_lettered_unchanged_and_the_next_is_h
     wrong = Message("orders", NO_JSON, key="k", content_type=content_type)
     sound = Message("orders", {"order": 1}, key="k")
     source, handled = MemorySource(wrong, sound), Handled()
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=NEVER)
-        handles(consumer, "orders", **terms)(getattr(handled, kind))
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    handler = getattr(handled, kind)
+    async with consuming(database_url, source, handler, terms, retry=NEVER) as events:
+        await events.wait_for(MessageHandled)
 
     assert handled == [{"order": 1}]
     assert source.acked == [wrong, sound]

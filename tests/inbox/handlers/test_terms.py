@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -14,22 +13,12 @@ from inbox.sources.memory import MemorySource
 from outbox.dead_letters.retry import RetryCounts
 from outbox.errors import ConfigError
 from pillarbox import Consumer, Message, SchemaRegistry
-from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from tests.fixtures.consumers import QUICK, consuming, running, sessions_of
 from tests.fixtures.dead_letters import retry
+from tests.fixtures.effects import EFFECT, effects
 from tests.fixtures.sessions import execute
 
 TOPIC = "orders.placed"
-EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    return database_url
-
-
-def effects(url: str) -> list[str]:
-    return [what for (what,) in execute(url, "SELECT what FROM effect ORDER BY what")]
 
 
 def dead_letters(url: str) -> list[Any]:
@@ -53,13 +42,10 @@ async def test_old_versions_are_upcast_and_newer_ones_are_dead_lettered(
     old = Message(TOPIC, {"order_id": 1})
     new = Message(TOPIC, {"order_id": 2, "currency": "CHF"}, schema_version=2)
     newer = Message(TOPIC, {"order_id": 3, "money": {}}, schema_version=3)
-    with sessions_of(url) as sessions:
-        consumer = Consumer(MemorySource(old, new, newer), sessions, name="billing")
-        consumer.handles(TOPIC, version=2)(currency)
-        consumer.upcasts(TOPIC, to=2)(with_currency)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled, 2)
-            await events.wait_for(MessageDeadLettered)
+    source, terms = MemorySource(old, new, newer), {"version": 2}
+    async with consuming(url, source, currency, terms, upcast=with_currency) as events:
+        await events.wait_for(MessageHandled, 2)
+        await events.wait_for(MessageDeadLettered)
 
     assert effects(url) == ["CHF", "EUR"]
     ((version, _, reason, payload),) = dead_letters(url)
@@ -97,32 +83,14 @@ async def test_a_message_that_violates_its_schema_reaches_no_handler(url: str) -
     registry = SchemaRegistry()
     registry.register(TOPIC, {"required": ["currency"]})
     messages = [Message(TOPIC, {"currency": "CHF"}), Message(TOPIC, {"order_id": 1})]
-    with sessions_of(url) as sessions:
-        consumer = Consumer(
-            MemorySource(*messages), sessions, name="billing", registry=registry
-        )
-        consumer.handles(TOPIC)(currency)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-            await events.wait_for(MessageDeadLettered)
-            assert events.of(HandlerFailed) == []
-
+    source = MemorySource(*messages)
+    async with consuming(url, source, currency, registry=registry) as events:
+        await events.wait_for(MessageHandled)
+        await events.wait_for(MessageDeadLettered)
+    assert events.of(HandlerFailed) == []
     assert effects(url) == ["CHF"]
     ((_, _, reason, _),) = dead_letters(url)
     assert "breaks required" in reason
-
-
-async def test_a_permanent_failure_is_not_retried(url: str) -> None:
-    with sessions_of(url) as sessions:
-        source = MemorySource(Message(TOPIC, {}))
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-        consumer.handles(TOPIC, permanent=KeyError)(currency)
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-
-    ((_, attempts, reason, _),) = dead_letters(url)
-    assert attempts == 1
-    assert "KeyError: 'currency'" in reason
 
 
 async def test_a_handler_that_times_out_leaves_no_effects(url: str) -> None:
@@ -130,12 +98,10 @@ async def test_a_handler_that_times_out_leaves_no_effects(url: str) -> None:
         await session.execute(EFFECT, {"what": "begun"})
         await asyncio.Event().wait()
 
-    async with async_sessions_of(url) as sessions:
-        source = MemorySource(Message(TOPIC, {}))
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-        consumer.handles(TOPIC, time_limit=timedelta(milliseconds=50))(endless)
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
+    source = MemorySource(Message(TOPIC, {}))
+    terms = {"time_limit": timedelta(milliseconds=50)}
+    async with consuming(url, source, endless, terms, retry=QUICK) as events:
+        await events.wait_for(MessageDeadLettered)
 
     assert effects(url) == []
     ((_, attempts, reason, _),) = dead_letters(url)
