@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session, sessionmaker
 import pillarbox
 from inbox.events import DuplicateSkipped, MessageHandled
 from inbox.sources.memory import MemorySource
-from pillarbox import Consumer, Message, idempotent
-from tests.fixtures.consumers import async_sessions_of, running, sessions_of
+from pillarbox import Message, idempotent
+from tests.fixtures.consumers import consuming, sessions_of
 from tests.fixtures.sessions import execute
 
 READY = """
@@ -87,40 +87,30 @@ def only_large_async(handler: Any) -> Any:
     return handle
 
 
-async def check_wrapped(handler: Any, sessions: Any, url: str) -> None:
+@only_large
+@idempotent(consumer="billing")
+def handle(session: Session, message: Message) -> None:
+    pillarbox.add(session, Message("orders.billed", b""))
+
+
+@only_large_async
+@idempotent(consumer="billing")
+async def handle_async(session: AsyncSession, message: Message) -> None:
+    pillarbox.add(session, Message("orders.billed", b""))
+
+
+@pytest.mark.parametrize("handler", [handle, handle_async])
+async def test_a_message_that_a_wrapper_keeps_from_its_handler_was_handled(
+    handler: Any, database_url: str
+) -> None:
     messages = [Message("orders", b"small"), Message("orders", b"large")]
-    consumer = Consumer(MemorySource(*messages, *messages), sessions, name="shop")
-    consumer.handles("*")(handler)
-    async with running(consumer) as events:
+    source = MemorySource(*messages, *messages)
+    async with consuming(database_url, source, handler, name="shop") as events:
         handled = await events.wait_for(MessageHandled, 2)
         skipped = await events.wait_for(DuplicateSkipped, 2)
     ids = sorted(message.id for message in messages)
     assert sorted(event.id for event in handled) == ids
     assert sorted(event.id for event in skipped) == ids
     receipts = "SELECT message_id, consumer FROM inbox.receipt ORDER BY message_id"
-    assert execute(url, receipts) == [(id, "billing") for id in ids]
-    assert len(execute(url, "SELECT topic FROM outbox.message")) == 1
-
-
-async def test_a_message_that_a_wrapper_keeps_from_its_handler_was_handled(
-    database_url: str,
-) -> None:
-    @only_large
-    @idempotent(consumer="billing")
-    def handle(session: Session, message: Message) -> None:
-        pillarbox.add(session, Message("orders.billed", b""))
-
-    with sessions_of(database_url) as sessions:
-        await check_wrapped(handle, sessions, database_url)
-
-
-async def test_a_message_that_a_wrapper_keeps_from_its_async_handler_was_handled(
-    database_url: str,
-) -> None:
-    @only_large_async
-    @idempotent(consumer="billing")
-    async def handle(session: AsyncSession, message: Message) -> None:
-        pillarbox.add(session, Message("orders.billed", b""))
-
-    async with async_sessions_of(database_url) as sessions:
-        await check_wrapped(handle, sessions, database_url)
+    assert execute(database_url, receipts) == [(id, "billing") for id in ids]
+    assert len(execute(database_url, "SELECT topic FROM outbox.message")) == 1

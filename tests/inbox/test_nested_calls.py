@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -12,23 +11,11 @@ from inbox.errors import InvalidReceiptError
 from inbox.events import MessageDeadLettered
 from inbox.receipt import ForeignId
 from inbox.sources.memory import MemorySource
-from pillarbox import Consumer, Message, guard, idempotent, record_receipt
-from tests.fixtures.consumers import (
-    QUICK,
-    async_sessions_of,
-    handles,
-    running,
-    sessions_of,
-)
-from tests.fixtures.sessions import execute
+from pillarbox import Message, guard, idempotent, record_receipt
+from tests.fixtures.consumers import async_sessions_of, consuming, sessions_of
+from tests.fixtures.effects import EFFECT, effects
 
 REMEDY = "a consumer name of its own"
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    return database_url
 
 
 @pytest.fixture
@@ -37,12 +24,8 @@ def sessions(url: str) -> Iterator[sessionmaker[Session]]:
         yield made
 
 
-def effects(url: str) -> list[str]:
-    return [what for (what,) in execute(url, "SELECT what FROM effect ORDER BY what")]
-
-
 def insert(session: Session, what: str) -> None:
-    session.execute(text("INSERT INTO effect VALUES (:what)"), {"what": what})
+    session.execute(EFFECT, {"what": what})
 
 
 def by_order(message: Message) -> ForeignId:
@@ -126,7 +109,7 @@ async def test_the_same_is_true_of_async_functions(url: str, driver: str) -> Non
 
 @pytest.mark.parametrize("terms", [{}, {"batch": 2}], ids=str)
 async def test_a_consumers_handler_that_calls_functions_of_its_name_is_dead_lettered(
-    terms: dict[str, Any], url: str, sessions: sessionmaker[Session]
+    terms: dict[str, Any], url: str
 ) -> None:
     def handle(session: Session, messages: Any) -> None:
         for message in messages if isinstance(messages, list) else [messages]:
@@ -134,12 +117,9 @@ async def test_a_consumers_handler_that_calls_functions_of_its_name_is_dead_lett
             bill(session, message)
 
     source = MemorySource(Message("orders", b"1"))
-    consumer = Consumer(source, sessions, name="shop", retry=QUICK)
-    handles(consumer, "*", **terms)(handle)
-    async with running(consumer) as events:
-        await events.wait_for(MessageDeadLettered)
-    ((reason,),) = execute(url, "SELECT error_reason FROM inbox.dead_letter")
-    assert REMEDY in reason
+    async with consuming(url, source, handle, terms, name="shop") as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert REMEDY in given_up.reason
     assert effects(url) == []
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
@@ -14,17 +14,10 @@ from inbox.sources.memory import MemorySource
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, guard, idempotent
 from tests.fixtures.consumers import numbered, running, sessions_of
-from tests.fixtures.sessions import execute
+from tests.fixtures.effects import EFFECT
 
-EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
 RECEIPT = ["INSERT INTO inbox.receipt"]
 OWN = ["INSERT INTO effect", "COMMIT"]
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    return database_url
 
 
 @contextmanager
