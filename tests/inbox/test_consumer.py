@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import StaticPool
 
 from inbox.events import (
     DuplicateSkipped,
@@ -21,7 +22,8 @@ from inbox.events import (
 )
 from inbox.sources.memory import MemorySource
 from outbox.errors import ConfigError, DatabaseUnavailableError
-from pillarbox import Consumer, DeadLetter, Message, RetryLater, idempotent
+from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Consumer, DeadLetter, Message, RetryLater
 from tests.fixtures.consumers import (
     NEVER,
     QUICK,
@@ -29,6 +31,8 @@ from tests.fixtures.consumers import (
     consuming,
     id_of,
     numbered,
+    recorded_statements,
+    running,
 )
 from tests.fixtures.effects import EFFECT, effects, note
 from tests.fixtures.sessions import execute
@@ -66,6 +70,29 @@ async def test_sync_handlers_run_in_threads_with_a_session(url: str) -> None:
     async with consuming(url, source, handle, max_in_flight=2) as events:
         await events.wait_for(MessageHandled, 2)
     assert effects(url) == ["0", "1"]
+
+
+def insert(session: Session, message: Message) -> None:
+    session.execute(EFFECT, {"what": message.payload.decode()})
+
+
+async def test_the_consumer_adds_the_receipt_and_nothing_else(url: str) -> None:
+    # With one connection, which handlers need, a consumer doesn't record that it runs.
+    engine = create_engine(sqlalchemy_url(url), poolclass=StaticPool)
+    source, sessions = MemorySource(*numbered(3)), sessionmaker(engine)
+    consumer = Consumer(source, sessions, name="billing", max_in_flight=1)
+    consumer.handles("*")(insert)
+    with recorded_statements(sessions) as seen:
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 3)
+    engine.dispose()
+
+    # At the start: does the inbox exist, may it be written? Then missing partitions are
+    # created.
+    start = ["SELECT 1 FROM", "-- Does: Look", "-- Does: Create"]
+    start = [said for one in start for said in (one, "COMMIT")]
+    handling = ["INSERT INTO inbox.receipt", "INSERT INTO effect", "COMMIT"]
+    assert [" ".join(said.split()[:3]) for said in seen] == start + handling * 3
 
 
 async def test_messages_of_a_key_are_handled_in_order_and_keys_concurrently(
@@ -180,13 +207,6 @@ async def test_retry_later_is_not_a_failure(url: str) -> None:
     assert calls == [b"0"] * 20 + [b"1"]
     assert len(events.of(RetryRequested)) == 19
     assert effects(url) == ["0", "1"]
-
-
-async def test_an_idempotent_handler_records_only_its_own_receipt(url: str) -> None:
-    handler = idempotent(consumer="ledger")(note)
-    async with consuming(url, MemorySource(*numbered(1)), handler) as events:
-        await events.wait_for(MessageHandled)
-    assert execute(url, "SELECT consumer FROM inbox.receipt") == [("ledger",)]
 
 
 @DRIVERS

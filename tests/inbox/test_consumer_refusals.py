@@ -64,10 +64,6 @@ def test_anything_but_a_session_factory_is_refused() -> None:
         consumer("postgresql://")
 
 
-def test_registering_returns_the_handler() -> None:
-    assert consumer().handles("orders")(coroutine) is coroutine
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -101,14 +97,6 @@ async def test_a_consumer_without_handlers_does_not_run() -> None:
 def test_a_weight_is_a_positive_whole_number(weight: Any) -> None:
     with pytest.raises(ConfigError, match=r"weight .* of queue 'default'"):
         consumer(queues={"default": weight})
-
-
-@pytest.mark.parametrize("topic", ["", None, coroutine])
-def test_a_handler_without_a_topic_is_refused_where_it_is_registered(
-    topic: Any,
-) -> None:
-    with pytest.raises(ConfigError, match=r"topic .*write a topic"):
-        consumer().handles(topic)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tests.fixtures.consumers import (
     async_sessions_of,
     consuming,
     numbered,
+    recorded_statements,
     running,
     sessions_of,
 )
@@ -64,8 +65,8 @@ def idling(
     url: str, message: Message, handler: Any, terms: Any = None, **settings: Any
 ) -> AbstractAsyncContextManager[RecordedEvents]:
     """Run a consumer whose transactions can be idle for a second."""
-    settings = {"retry": NEVER, "max_idle": SECOND} | settings
-    return consuming(url, MemorySource(message), handler, terms, **settings)
+    given: dict[str, Any] = {"retry": NEVER, "max_idle": SECOND, **settings}
+    return consuming(url, MemorySource(message), handler, terms, **given)
 
 
 @pytest.mark.parametrize(
@@ -258,13 +259,7 @@ async def test_the_idle_limit_applies_to_every_transaction_of_a_job(
 async def test_dead_lettering_sets_its_timeout_before_it_takes_the_lock(
     url: str,
 ) -> None:
-    seen: list[str] = []
-    with sessions_of(url) as made:
-        event.listen(
-            made.kw["bind"],
-            "before_cursor_execute",
-            lambda *arguments: seen.append(arguments[2]),
-        )
+    with sessions_of(url) as made, recorded_statements(made) as seen:
         consumer = consumer_of(made, Message("unknown", b"1"))
         consumer.handles("orders")(note_in_thread)
         async with running(consumer) as events:

@@ -128,16 +128,6 @@ def test_anything_but_a_session_is_refused() -> None:
         record_receipt("session", uuid7(), "c")  # type: ignore[arg-type]
 
 
-def test_a_receipt_is_rolled_back_with_its_transaction(database_url: str) -> None:
-    message_id = uuid7()
-    with sessions_of(database_url) as sessions:
-        with sessions() as session:
-            assert record_receipt(session, message_id, "c")
-            session.rollback()
-        with sessions.begin() as session:
-            assert record_receipt(session, message_id, "c")
-
-
 def test_a_message_that_is_too_old_aborts_the_transaction(
     database_url: str,
 ) -> None:
@@ -192,11 +182,3 @@ def test_of_two_concurrent_receipts_the_second_waits(
         else:
             session.rollback()
         assert rival.join() is not commits
-
-
-def test_of_many_concurrent_receipts_exactly_one_is_new(database_url: str) -> None:
-    with sessions_of(database_url) as sessions:
-        for _ in range(5):
-            message_id = uuid7()
-            rivals = [Rival(sessions, message_id) for _ in range(8)]
-            assert sum(bool(rival.join()) for rival in rivals) == 1

@@ -40,7 +40,6 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob, Job
 from inbox.receipt import ForeignId
 from inbox.sources.memory import MemorySource
-from inbox.webhook import webhook_app
 from outbox.events import Event
 from outbox.testing.postgres import PostgresServer
 from pillarbox import (
@@ -79,11 +78,10 @@ from tests.fixtures.endings import (
     roll_back_and_go_on,
     roll_back_and_hide_the_refusals,
 )
-from tests.fixtures.http import SECRET
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
 from tests.fixtures.variants import in_turn
-from tests.fixtures.webhook import served, status_of
+from tests.fixtures.webhook import hook_app, served, status_of
 
 Do = Callable[[Session], object]
 T = TypeVar("T")
@@ -303,33 +301,32 @@ async def test_a_handler_can_use_savepoints(
             forget(url)
 
 
+async def use(sessions: Any, driver: str, do: Do) -> None:
+    """Call `do` with a session, which it may commit itself."""
+    if is_plain(driver):
+        with sessions() as session:
+            do(session)
+        return
+    async with sessions() as session:
+        await session.run_sync(do)
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_an_error_caught_after_the_block_makes_the_callers_commit_fail(
     driver: str, url: str
 ) -> None:
-    message = Message("orders", b"1")
+    def handle(session: Session) -> None:
+        with guard(session, uuid7(), consumer="billing"):
+            session.execute(EFFECT, DONE)
+        catch_an_error(session)
+        with pytest.raises(HandlerTransactionError, match="SQLSTATE 23505"):
+            session.commit()
+        # A second attempt also raises, and loses nothing silently.
+        with pytest.raises(PendingRollbackError):
+            session.commit()
+
     async with sessions_by(url, driver) as sessions:
-        if is_plain(driver):
-            session = sessions()
-            with guard(session, message.id, consumer="billing"):
-                session.execute(EFFECT, DONE)
-            catch_an_error(session)
-            with pytest.raises(HandlerTransactionError, match="SQLSTATE 23505"):
-                session.commit()
-            # A second attempt also raises, and loses nothing silently.
-            with pytest.raises(PendingRollbackError):
-                session.commit()
-            session.close()
-        else:
-            session = sessions()
-            async with guard(session, message.id, consumer="billing"):
-                await session.execute(EFFECT, DONE)
-            await session.run_sync(catch_an_error)
-            with pytest.raises(HandlerTransactionError, match="SQLSTATE 23505"):
-                await session.commit()
-            with pytest.raises(PendingRollbackError):
-                await session.commit()
-            await session.close()
+        await use(sessions, driver, handle)
     assert (effects(url), receipts(url)) == ([], 0)
 
 
@@ -426,16 +423,6 @@ async def test_a_transaction_ended_after_the_block_is_not_committed(
     assert (effects(url), receipts(url)) == ([], 0)
 
 
-async def use(sessions: Any, driver: str, do: Do) -> None:
-    """Call `do` with a session, which it may commit itself."""
-    if is_plain(driver):
-        with sessions() as session:
-            do(session)
-        return
-    async with sessions() as session:
-        await session.run_sync(do)
-
-
 ROLLBACKS: Final = [
     pytest.param(do, id=do.__name__)
     for do in (roll_back_and_go_on, roll_back_and_hide_the_refusals)
@@ -490,9 +477,7 @@ async def test_the_caller_can_end_the_transaction_again_after_the_block(
 
 
 async def by_webhook(sessions: Any, driver: str, message: Message, do: Do) -> Result:
-    app = webhook_app(
-        handler_of(driver, do), sessions, name="billing", secrets=[SECRET]
-    )
+    app = hook_app(handler_of(driver, do), sessions)
     async with served(app) as hook:
         statuses = [await status_of(hook, message) for _ in range(2)]
     assert statuses in ([204, 204], [500, 500])
@@ -541,7 +526,7 @@ async def test_a_committed_receipt_is_found_by_the_handlers_own_name_and_key(
     handler: Any = idempotent(**OWN_RECEIPTS[own])(handler_of(driver, do))
     async with sessions_by(url, driver) as sessions:
         if entry == "webhook":
-            app = webhook_app(handler, sessions, name="billing", secrets=[SECRET])
+            app = hook_app(handler, sessions)
             async with served(app) as hook:
                 assert [await status_of(hook, message) for _ in range(2)] == [204, 204]
         else:

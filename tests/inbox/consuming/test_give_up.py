@@ -10,23 +10,18 @@ from inbox.events import (
     DeadLetterRepeated,
     HandlerFailed,
     MessageDeadLettered,
-    MessageHandled,
 )
 from inbox.handlers.sessions import make_executor
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters import RetryCounts
 from outbox.gather import gather
 from outbox.postgres.connection import sqlalchemy_url
-from pillarbox import Consumer, DeadLetter, Message
+from pillarbox import DeadLetter, Message
 from tests.fixtures.consumers import (
     QUICK,
-    async_sessions_of,
     consuming,
     numbered,
-    running,
     sessions_of,
 )
-from tests.fixtures.dead_letters import retry, states
 from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
@@ -55,30 +50,6 @@ async def test_a_redelivered_message_is_not_dead_lettered_again(
     assert len(events.of(MessageDeadLettered)) == 2
     assert len(events.of(DeadLetterRepeated)) == 1
     assert count(database_url) == 2
-
-
-async def test_after_a_successful_redelivery_a_retry_settles_the_dead_letter(
-    database_url: str,
-) -> None:
-    message, calls = Message("orders", b""), []
-    source = MemorySource(message)
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            calls.append(message)
-            if len(calls) == 1:
-                raise DeadLetter("not yet")
-
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-            source.add(message)
-            await events.wait_for(MessageHandled)
-        assert states(database_url, "inbox")[0][0] == "PENDING"
-        tally = await retry(consumer.retrier())
-    assert tally == RetryCounts(succeeded=1)
-    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])

@@ -10,11 +10,10 @@ from inbox.errors import InvalidReceiptError
 from inbox.events import (
     DuplicateSkipped,
     FinishedJobFailed,
-    HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.jobs.job import AsyncJob, Job
+from inbox.jobs.job import AsyncJob
 from inbox.jobs.lease import JobLease
 from inbox.sources.memory import MemorySource
 from pillarbox import DeadLetter, Message, idempotent
@@ -53,19 +52,6 @@ async def test_a_long_handler_uses_its_own_transactions(url: str, driver: str) -
     assert receipts(url) == 1
     causes = execute(url, "SELECT headers ->> 'causation-id' FROM outbox.message")
     assert causes == [(str(message.id),)] * 2
-
-
-async def test_a_plain_function_can_be_a_long_handler(url: str) -> None:
-    def render(job: Job, message: Message) -> None:
-        with job.transaction() as session:
-            session.execute(EFFECT, {"what": "one"})
-
-    async with running_job(url, Message(TOPIC, b""), render) as events:
-        await events.wait_for(MessageHandled)
-
-    assert effects(url) == ["one"]
-    assert job_of(url)[0] == "success"
-    assert receipts(url) == 1
 
 
 async def test_a_job_cannot_call_functions_of_its_own_consumer(url: str) -> None:
@@ -147,22 +133,6 @@ async def test_a_message_with_an_ordinary_receipt_is_skipped(url: str) -> None:
         await events.wait_for(DuplicateSkipped)
     assert effects(url) == ["ordinary"]
     assert job_of(url)[0] == "skipped"
-
-
-async def test_failures_are_counted_and_finally_dead_letter_the_message(
-    url: str,
-) -> None:
-    async def render(job: AsyncJob, message: Message) -> None:
-        await note(job, f"attempt {job.attempts}")
-        raise ValueError("no paper")
-
-    async with running_job(url, Message(TOPIC, b""), render) as events:
-        (given_up,) = await events.wait_for(MessageDeadLettered)
-        assert len(events.of(HandlerFailed)) == 2
-
-    assert effects(url) == ["attempt 1", "attempt 2", "attempt 3"]
-    assert job_of(url)[:4] == ["failure", 3, 3, "ValueError: no paper"]
-    assert "no paper" in given_up.reason
 
 
 @pytest.mark.parametrize("error", [DeadLetter("no such report"), KeyError("report")])

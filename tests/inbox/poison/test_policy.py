@@ -1,19 +1,21 @@
 """Starts of suspects are counted; after an unfinished start the next is isolated."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from sqlalchemy import event, text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
 from inbox.events import (
     DeliveriesReclaimed,
     DuplicateSkipped,
+    HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
@@ -36,6 +38,7 @@ from tests.fixtures.consumers import (
     consuming,
     id_of,
     numbered,
+    recorded_statements,
     running,
 )
 from tests.fixtures.sessions import execute
@@ -99,6 +102,9 @@ def letters(url: str) -> list[tuple[Any, ...]]:
 
 async def fail(session: AsyncSession, message: Message) -> None:
     raise ValueError("no")
+
+
+async def accept(session: AsyncSession, message: Message) -> None: ...
 
 
 async def never(session: AsyncSession, message: Message) -> None:
@@ -204,24 +210,13 @@ async def test_after_a_takeover_only_the_first_messages_to_start_are_counted(
     assert noting.seen == [{first: 2}, {second: 1}, {third: 1}, {}, {}]
 
 
-@contextmanager
-def statements_on(
-    sessions: async_sessionmaker[AsyncSession], table: str
-) -> Iterator[list[str]]:
-    """Record the first word of each statement on the table by these sessions."""
-    seen: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if table in statement:
-            lines = (line for line in statement.splitlines() if line[:2] != "--")
-            seen.append(next(lines).split()[0])
-
-    engine = sessions.kw["bind"].sync_engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
+def on_suspects(statements: list[str], verb: str) -> int:
+    """Count the statements with this verb on the table of suspects."""
+    without_comments = (re.sub("--.*", "", statement) for statement in statements)
+    return sum(
+        statement.split()[0] == verb and "inbox.suspect" in statement
+        for statement in without_comments
+    )
 
 
 async def test_messages_that_start_together_are_counted_by_one_statement(
@@ -236,11 +231,11 @@ async def test_messages_that_start_together_are_counted_by_one_statement(
         async def handle(session: AsyncSession, message: Message) -> None:
             await together.wait()
 
-        with statements_on(sessions, "inbox.suspect") as seen:
+        with recorded_statements(sessions) as seen:
             async with running(consumer) as events:
                 await events.wait_for(MessageHandled, 10)
 
-    assert seen.count("INSERT") == 1
+    assert on_suspects(seen, "INSERT") == 1
     assert starts(database_url) == {}
 
 
@@ -256,14 +251,14 @@ async def test_after_a_takeover_messages_are_still_handled_in_batches(
         async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
             batches.append(len(messages))
 
-        with statements_on(sessions, "inbox.suspect") as seen:
+        with recorded_statements(sessions) as seen:
             async with running(consumer) as events:
                 await events.wait_for(MessageHandled, 200)
 
     # One by one, they would take 200 statements of each kind and as many batches.
     assert len(batches) <= 20
-    assert seen.count("INSERT") <= 20
-    assert seen.count("DELETE") <= 20
+    assert on_suspects(seen, "INSERT") <= 20
+    assert on_suspects(seen, "DELETE") <= 20
     assert starts(database_url) == {}
 
 
@@ -327,23 +322,6 @@ async def test_a_message_that_used_up_its_starts_is_dead_lettered_and_not_starte
     assert (source.acked, starts(database_url)) == ([message], {})
 
 
-async def test_a_message_that_used_up_its_starts_but_has_a_receipt_is_acked(
-    database_url: str,
-) -> None:
-    (message,) = numbered(1)
-    note_starts(database_url, message.id, 3)
-    execute(
-        database_url,
-        "INSERT INTO inbox.receipt (message_id, message_at, consumer)"
-        " VALUES (%s, inbox.moment_of(%s), 'billing')",
-        [message.id, message.id],
-    )
-    source = RedeliveringSource(message)
-    async with consuming(database_url, source, never, retry=QUICK) as events:
-        await events.wait_for(DuplicateSkipped)
-    assert (letters(database_url), starts(database_url)) == ([], {})
-
-
 async def test_failures_are_added_to_the_counted_starts(database_url: str) -> None:
     (message,) = numbered(1)
     note_starts(database_url, message.id, 1)
@@ -387,3 +365,40 @@ async def test_failures_survive_a_stop(database_url: str) -> None:
     async with consuming(database_url, source, fail, retry=NEVER) as events:
         await events.wait_for(HandlerFailed)
     assert starts(database_url) == {message.id: 1}
+
+
+async def test_a_lookup_that_fails_is_repeated_and_finds_the_receipt(
+    database_url: str,
+) -> None:
+    message = Message("orders", b"")
+    source = MemorySource(message)
+    failures = [OperationalError("SELECT", {}, Exception("a blink"))]
+
+    def fail_once(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("SELECT inbox.receipt") and failures:
+            raise failures.pop()
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        consumer.handles("orders")(accept)
+        engine = sessions.kw["bind"].sync_engine
+        event.listen(engine, "before_cursor_execute", fail_once)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            # As if it had died between its commit and its ack.
+            source.return_later(message, 3, timedelta(0))
+            await events.wait_for(DuplicateSkipped)
+    assert failures == []
+    assert len(events.of(HandlerDatabaseLost)) == 1
+    assert execute(database_url, "SELECT 1 FROM inbox.dead_letter") == []
+
+
+async def test_a_message_whose_id_no_receipt_can_have_is_dead_lettered_at_once(
+    database_url: str,
+) -> None:
+    source = MemorySource()
+    for id in (uuid4(), UUID(int=2**128 - 1)):
+        source.return_later(Message("orders", b"", id=id), 3, timedelta(0))
+    async with consuming(database_url, source, accept, retry=QUICK) as events:
+        await events.wait_for(MessageDeadLettered, 2)
+    assert events.of(HandlerDatabaseLost) == []
