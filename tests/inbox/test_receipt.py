@@ -111,6 +111,7 @@ NO_UUID7 = r"ForeignId\(source, id\)"
         (uuid7(), None, "receipt consumer"),
         (uuid7(), odd(513), "consumer .* has 513 bytes"),
     ],
+    ids=["v4", "str", "None", "9999", "no name", "NUL", "no str", "too long"],
 )
 def test_an_invalid_receipt_is_refused_with_the_remedy(
     database_url: str, message_id: UUID, consumer: str, problem: str

@@ -1,6 +1,7 @@
-"""What a handler does to its task and its context ends with its attempt."""
+"""Whatever a handler raises, or does to its task and its context, ends its attempt."""
 
 import asyncio
+import concurrent.futures
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import timedelta
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from inbox.events import (
     ConsumerStopped,
@@ -15,7 +17,7 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.jobs.job import AsyncJob
+from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox import gather as gather_module
 from pillarbox import Consumer, Message, RetryLater
@@ -75,22 +77,54 @@ def own_task() -> asyncio.Task[Any]:
     return task
 
 
-def named(*functions: Callable[..., Any]) -> list[Any]:
-    return [pytest.param(function, id=function.__name__) for function in functions]
+class Abort(BaseException):
+    """An exception that `except Exception` doesn't catch."""
+
+
+ERRORS: dict[BaseException, str] = {
+    SystemExit(0): "the handler raised SystemExit: 0",
+    GeneratorExit(): "the handler raised GeneratorExit",
+    Abort("no"): "the handler raised Abort: no",
+    BaseExceptionGroup("many", [Abort()]): "the handler raised BaseException",
+    asyncio.CancelledError(): "the handler raised CancelledError",
+}
+# No future takes these.
+ONLY_IN_THREADS: dict[BaseException, str] = {
+    StopIteration(): "the handler raised StopIteration",
+    KeyboardInterrupt(): "the handler raised KeyboardInterrupt",
+    concurrent.futures.CancelledError(): "the handler raised CancelledError",
+}
+
+
+def raising(error: BaseException) -> Callable[[], Awaitable[None]]:
+    async def fail() -> None:
+        raise error
+
+    return fail
+
+
+FAILURES: list[Any] = [
+    pytest.param(fail_in_a_task_group, "ExceptionGroup", id="a task group"),
+    pytest.param(cancel_and_wait, "CancelledError", id="cancel and wait"),
+    pytest.param(cancel_and_return, "CancelledError", id="cancel and return"),
+    pytest.param(let_a_child_cancel, "CancelledError", id="a child cancels"),
+    *(
+        pytest.param(raising(error), said, id=type(error).__name__)
+        for error, said in ERRORS.items()
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("fail", "kind", "driver"),
-    in_turn(
-        named(
-            fail_in_a_task_group, cancel_and_wait, cancel_and_return, let_a_child_cancel
-        ),
-        TERMS,
-        ["psycopg async", "asyncpg"],
-    ),
+    ("fail", "said", "kind", "driver"),
+    in_turn(FAILURES, TERMS, ["psycopg async", "asyncpg"]),
 )
-async def test_a_failure_that_cancels_the_handlers_task_is_retried_and_dead_lettered(
-    fail: Callable[[], Awaitable[None]], kind: dict[str, Any], driver: str, url: str
+async def test_a_special_failure_of_a_coroutine_is_retried_and_dead_lettered(
+    fail: Callable[[], Awaitable[None]],
+    said: str,
+    kind: dict[str, Any],
+    driver: str,
+    url: str,
 ) -> None:
     # Two keys fill a batch; the message 2 follows the failing one.
     source, calls = MemorySource(*numbered(4, keys=2)), []
@@ -110,14 +144,48 @@ async def test_a_failure_that_cancels_the_handlers_task_is_retried_and_dead_lett
     ) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
         await events.wait_for(MessageHandled, 3)
-    is_group = fail is fail_in_a_task_group
-    assert ("ExceptionGroup" if is_group else "CancelledError") in given_up.reason
+    assert said in given_up.reason
     assert [failed.attempts for failed in events.of(HandlerFailed)] == [1, 2]
     # Its next message never overtook it.
     order = [name for names in calls for name in names if name in "02"]
     assert order == [*["0"] * (len(order) - 1), "2"]
     assert effects(url) == ["1", "2", "3"]
     assert len(source.acked) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "kind"),
+    in_turn(
+        [
+            pytest.param(error, said, id=type(error).__name__)
+            for error, said in (ERRORS | ONLY_IN_THREADS).items()
+        ],
+        TERMS,
+    ),
+)
+async def test_a_special_exception_of_a_plain_function_is_a_failed_attempt(
+    error: BaseException, said: str, kind: dict[str, Any], url: str
+) -> None:
+    def insert(session: Session, names: list[str]) -> None:
+        session.execute(EFFECT, [{"what": name} for name in names])
+        if "0" in names:
+            raise error
+
+    def handle(given: Any, messages: Any) -> None:
+        if isinstance(given, Job):
+            with given.transaction() as session:
+                insert(session, names_of(messages))
+        else:
+            insert(given, names_of(messages))
+
+    source = MemorySource(*numbered(4, keys=2))
+    async with consuming(url, source, handle, kind, retry=QUICK) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+        await events.wait_for(MessageHandled, 3)
+    assert said in given_up.reason
+    assert len(events.of(HandlerFailed)) == 2
+    assert len(source.acked) == 4
+    assert effects(url) == ["1", "2", "3"]
 
 
 async def test_many_failures_in_task_groups_hold_up_no_other_key(url: str) -> None:

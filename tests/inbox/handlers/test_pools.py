@@ -39,7 +39,6 @@ from pillarbox import (
     DeadLetter,
     Job,
     Message,
-    RetryLater,
     add,
     idempotent,
 )
@@ -185,11 +184,8 @@ async def test_a_batch_has_one_transaction(kind: str, url: str) -> None:
 
 @both
 async def test_a_handler_that_raises_leaves_nothing(kind: str, url: str) -> None:
-    def fail(connection: Any) -> Generator[Any, Any, None]:
-        yield from ()
-        # Its class alone doesn't make it an outage of the handlers' database.
-        raise psycopg.OperationalError("another server is away")
-
+    # Its class alone doesn't make it an outage of the handlers' database.
+    fail = executes(error=psycopg.OperationalError("another server is away"))
     failure = await failure_of(kind, url, handler_of(kind, fail))
     assert failure == ("OperationalError: another server is away", 3)
     assert (effects(url), receipts(url)) == ([], 0)
@@ -210,57 +206,45 @@ def catch_an_error(connection: Any) -> Generator[Any, Any, None]:
         yield connection.execute(COLLISION)
 
 
-def commit(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.commit()
+def calls(name: str) -> Steps:
+    def steps(connection: Any) -> Generator[Any, Any, None]:
+        yield getattr(connection, name)()
+
+    return steps
 
 
-def roll_back(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.rollback()
+LOST: Final = "INSERT INTO effect (what) VALUES ('lost')"
 
 
-def close(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.close()
+def executes(*statements: str, error: Exception | None = None) -> Steps:
+    def steps(connection: Any) -> Generator[Any, Any, None]:
+        for statement in statements:
+            yield connection.execute(statement)
+        if error is not None:
+            raise error
+
+    return steps
 
 
-def execute_commit(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.execute("COMMIT")
-
-
-def execute_commit_and_go_on(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.execute("COMMIT")
-    yield connection.execute(EFFECT, ["lost"])
-
-
-def execute_commit_and_fail(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.execute("COMMIT")
-    raise ValueError("after the commit")
-
-
-def execute_rollback_and_go_on(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.execute("ROLLBACK")
-    yield connection.execute(EFFECT, ["lost"])
-
-
-def raise_rollback(connection: Any) -> Generator[Any, Any, None]:
-    yield from ()
-    raise psycopg.Rollback
+def ending(steps: Steps) -> Way:
+    return Way(steps, TransactionEndedError, "COMMIT", is_committed=True)
 
 
 WAYS: Final = {
     "caught error": Way(catch_an_error, HandlerTransactionError, "a database error"),
-    "commit()": Way(commit, psycopg.ProgrammingError, "Explicit commit"),
-    "rollback()": Way(roll_back, psycopg.ProgrammingError, "Explicit rollback"),
-    "close()": Way(close, HandlerTransactionError, "close(): refused"),
-    "Rollback": Way(raise_rollback, HandlerTransactionError, "Rollback: refused"),
-    "COMMIT": Way(execute_commit, TransactionEndedError, "COMMIT", is_committed=True),
-    "COMMIT and on": Way(
-        execute_commit_and_go_on, TransactionEndedError, "COMMIT", is_committed=True
+    "commit()": Way(calls("commit"), psycopg.ProgrammingError, "Explicit commit"),
+    "rollback()": Way(calls("rollback"), psycopg.ProgrammingError, "Explicit rollback"),
+    "close()": Way(calls("close"), HandlerTransactionError, "close(): refused"),
+    "Rollback": Way(
+        executes(error=psycopg.Rollback()), HandlerTransactionError, "Rollback: refused"
     ),
-    "COMMIT, then an error": Way(
-        execute_commit_and_fail, TransactionEndedError, "COMMIT", is_committed=True
+    "COMMIT": ending(executes("COMMIT")),
+    "COMMIT and on": ending(executes("COMMIT", LOST)),
+    "COMMIT, then an error": ending(
+        executes("COMMIT", error=ValueError("after the commit"))
     ),
     "ROLLBACK and on": Way(
-        execute_rollback_and_go_on, TransactionEndedError, "COMMIT or ROLLBACK"
+        executes("ROLLBACK", LOST), TransactionEndedError, "COMMIT or ROLLBACK"
     ),
 }
 
@@ -346,20 +330,6 @@ async def test_a_time_limit_rolls_back(url: str) -> None:
     assert (effects(url), receipts(url)) == ([], 0)
 
 
-async def test_retry_later_rolls_back_and_costs_no_attempt(url: str) -> None:
-    calls: list[object] = []
-
-    async def ask_for_later(connection: psycopg.AsyncConnection, _: Message) -> None:
-        calls.append(connection)
-        await connection.execute(EFFECT, ["done"])
-        if len(calls) <= QUICK.max_attempts:
-            raise RetryLater(timedelta(0))
-
-    async with handling("async pool", url, ask_for_later) as events:
-        await events.wait_for(MessageHandled)
-    assert (effects(url), receipts(url)) == (["done"], 1)
-
-
 @both
 async def test_messages_added_on_the_connection_name_their_cause(
     kind: str, url: str
@@ -418,7 +388,7 @@ async def test_a_handler_that_commits_leaves_its_dead_letter_as_it_was(
     give_up(url, Message("orders", b"1"), schema="inbox")
     make: Any = ConnectionPool if is_plain(kind) else AsyncConnectionPool
     consumer = consumer_of(make(url, open=False, kwargs={"autocommit": True}))
-    consumer.handles("orders")(handler_of(kind, execute_commit))
+    consumer.handles("orders")(handler_of(kind, executes("COMMIT")))
 
     assert await retry(consumer.retrier()) == RetryCounts(failed=1)
 

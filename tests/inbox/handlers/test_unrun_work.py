@@ -11,20 +11,15 @@ import pytest
 import pillarbox
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
-from inbox.webhook import WebhookFailed, webhook_app
 from outbox.errors import ConfigError
-from outbox.testing.events import RecordedEvents
 from pillarbox import Message, idempotent
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
     consuming,
-    sessions_by,
 )
-from tests.fixtures.http import SECRET
 from tests.fixtures.sessions import execute
 from tests.fixtures.variants import in_turn
-from tests.fixtures.webhook import served, status_of
 
 TERMS: Any = [{}, {"batch": 2}, {"lease": timedelta(seconds=30)}]
 MESSAGE = Message("orders.placed", b"")
@@ -91,28 +86,6 @@ async def test_work_that_a_handler_returns_is_a_failure(
         (given_up,) = await events.wait_for(MessageDeadLettered)
     assert events.of(MessageHandled) == []
     assert f"returned its work instead of doing it ({returned})" in given_up.reason
-    assert receipts(database_url) == []
-
-
-@pytest.mark.parametrize(
-    ("handler", "driver", "returned"),
-    [
-        (returns_coroutine, "asyncpg", "coroutine"),
-        (decorated, "psycopg", "generator"),
-    ],
-)
-async def test_a_webhook_whose_handler_returns_its_work_answers_500(
-    handler: Any, driver: str, returned: str, database_url: str
-) -> None:
-    events = RecordedEvents()
-    options: Any = {"name": "billing", "secrets": [SECRET], "observers": [events]}
-    async with (
-        sessions_by(database_url, driver) as sessions,
-        served(webhook_app(handler, sessions, **options)) as hook,
-    ):
-        assert await status_of(hook, MESSAGE) == 500
-    (failed,) = events.of(WebhookFailed)
-    assert f"returned its work instead of doing it ({returned})" in failed.reason
     assert receipts(database_url) == []
 
 
