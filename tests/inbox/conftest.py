@@ -2,6 +2,16 @@
 
 import pytest
 
+from tests.fixtures.effects import EFFECTS
+from tests.fixtures.sessions import execute
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    """A database with a table for effects."""
+    execute(database_url, EFFECTS)
+    return database_url
+
 
 @pytest.fixture(autouse=True)
 def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,15 @@
 """A consumer handles each message once and in order per key, whatever handlers do."""
 
-import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import StaticPool
 
 from inbox.events import (
     DuplicateSkipped,
@@ -23,38 +22,22 @@ from inbox.events import (
 )
 from inbox.sources.memory import MemorySource
 from outbox.errors import ConfigError, DatabaseUnavailableError
-from pillarbox import Consumer, DeadLetter, Message, RetryLater, idempotent
+from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Consumer, DeadLetter, Message, RetryLater
 from tests.fixtures.consumers import (
     NEVER,
     QUICK,
     async_sessions_of,
-    handles,
+    consuming,
     id_of,
     numbered,
+    recorded_statements,
     running,
-    sessions_of,
 )
+from tests.fixtures.effects import EFFECT, effects, note
 from tests.fixtures.sessions import execute
 
-EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    return database_url
-
-
-@pytest.fixture(params=["psycopg", "asyncpg"])
-async def sessions(
-    url: str, request: pytest.FixtureRequest
-) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
-    async with async_sessions_of(url, request.param) as made:
-        yield made
-
-
-def effects(url: str) -> list[str]:
-    return [what for (what,) in execute(url, "SELECT what FROM effect ORDER BY what")]
+DRIVERS = pytest.mark.parametrize("driver", ["psycopg async", "asyncpg"])
 
 
 def dead_letters(url: str) -> list[tuple[Any, ...]]:
@@ -65,109 +48,100 @@ def dead_letters(url: str) -> list[tuple[Any, ...]]:
     )
 
 
-async def note(session: AsyncSession, message: Message) -> None:
-    await session.execute(EFFECT, {"what": message.payload.decode()})
-
-
-async def test_each_message_is_handled_once_and_acked(
-    url: str, sessions: async_sessionmaker[AsyncSession]
-) -> None:
+@DRIVERS
+async def test_each_message_is_handled_once_and_acked(url: str, driver: str) -> None:
     messages = numbered(20, keys=5)
     source = MemorySource(*messages, *messages)
-    consumer = Consumer(source, sessions, name="billing", max_in_flight=4)
-    consumer.handles("orders")(note)
-    async with running(consumer) as events:
+    async with consuming(url, source, note, driver=driver, max_in_flight=4) as events:
         await events.wait_for(DuplicateSkipped, 20)
     assert effects(url) == sorted(str(n) for n in range(20))
     assert len(source.acked) == 40
     assert len(events.of(MessageHandled)) == 20
 
 
-def test_sync_handlers_run_in_threads_with_a_session(url: str) -> None:
+async def test_sync_handlers_run_in_threads_with_a_session(url: str) -> None:
     meet = threading.Barrier(2, timeout=30)
 
     def handle(session: Session, message: Message) -> None:
         meet.wait()  # fails unless both run at once
         session.execute(EFFECT, {"what": message.payload.decode()})
 
-    async def consume() -> None:
-        with sessions_of(url) as sessions:
-            source = MemorySource(*numbered(2, keys=2))
-            consumer = Consumer(source, sessions, name="billing", max_in_flight=2)
-            consumer.handles("orders")(handle)
-            async with running(consumer) as events:
-                await events.wait_for(MessageHandled, 2)
-
-    asyncio.run(consume())
+    source = MemorySource(*numbered(2, keys=2))
+    async with consuming(url, source, handle, max_in_flight=2) as events:
+        await events.wait_for(MessageHandled, 2)
     assert effects(url) == ["0", "1"]
 
 
+def insert(session: Session, message: Message) -> None:
+    session.execute(EFFECT, {"what": message.payload.decode()})
+
+
+async def test_the_consumer_adds_the_receipt_and_nothing_else(url: str) -> None:
+    # With one connection, which handlers need, a consumer doesn't record that it runs.
+    engine = create_engine(sqlalchemy_url(url), poolclass=StaticPool)
+    source, sessions = MemorySource(*numbered(3)), sessionmaker(engine)
+    consumer = Consumer(source, sessions, name="billing", max_in_flight=1)
+    consumer.handles("*")(insert)
+    with recorded_statements(sessions) as seen:
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 3)
+    engine.dispose()
+
+    # At the start: does the inbox exist, may it be written? Then missing partitions are
+    # created.
+    start = ["SELECT 1 FROM", "-- Does: Look", "-- Does: Create"]
+    start = [said for one in start for said in (one, "COMMIT")]
+    handling = ["INSERT INTO inbox.receipt", "INSERT INTO effect", "COMMIT"]
+    assert [" ".join(said.split()[:3]) for said in seen] == start + handling * 3
+
+
 async def test_messages_of_a_key_are_handled_in_order_and_keys_concurrently(
-    sessions: async_sessionmaker[AsyncSession],
+    url: str,
 ) -> None:
     seen: dict[str | None, list[int]] = defaultdict(list)
     failed_once: set[bytes] = set()
-    consumer = Consumer(
-        MemorySource(*numbered(60, keys=6)),
-        sessions,
-        name="billing",
-        max_in_flight=4,
-        retry=QUICK,
-    )
 
-    @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
         if message.payload not in failed_once and int(message.payload) % 7 == 0:
             failed_once.add(message.payload)
             raise RuntimeError("not yet")
         seen[message.key].append(int(message.payload))
 
-    async with running(consumer) as events:
+    source = MemorySource(*numbered(60, keys=6))
+    async with consuming(url, source, handle, max_in_flight=4, retry=QUICK) as events:
         await events.wait_for(MessageHandled, 60)
     assert len(failed_once) == 9
     assert {key: sorted(numbers) for key, numbers in seen.items()} == seen
 
 
-async def test_a_key_waiting_for_a_retry_delays_no_other(
-    url: str, sessions: async_sessionmaker[AsyncSession]
-) -> None:
+async def test_a_key_waiting_for_a_retry_delays_no_other(url: str) -> None:
     bad = [Message("orders", b"bad", key="bad") for _ in range(10)]
-    consumer = Consumer(
-        MemorySource(*bad, *numbered(10, keys=10)),
-        sessions,
-        name="billing",
-        max_in_flight=1,
-        retry=NEVER,
-        drain=timedelta(seconds=10),
-    )
 
-    @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
         if message.key == "bad":
             raise RuntimeError("bad")
-        await note(session, message)
 
-    async with running(consumer) as events:
+    source = MemorySource(*bad, *numbered(10, keys=10))
+    async with consuming(url, source, handle, max_in_flight=1, retry=NEVER) as events:
         await events.wait_for(MessageHandled, 10)
     assert len(events.of(HandlerFailed)) == 1
 
 
+@DRIVERS
 async def test_a_handler_that_raises_leaves_nothing_but_a_dead_letter(
-    url: str, sessions: async_sessionmaker[AsyncSession]
+    url: str, driver: str
 ) -> None:
     bad = Message("orders", b"\xff\x00", key="k", headers={"a": "b"})
     after = Message("orders", b"after", key="k")
-    source = MemorySource(bad, after)
-    consumer = Consumer(source, sessions, name="billing", retry=QUICK)
 
-    @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
         if message.id == bad.id:
             await session.execute(EFFECT, {"what": "never"})
             raise RuntimeError("NUL \0 and \ud800" + "x" * 100_000)
         await note(session, message)
 
-    async with running(consumer) as events:
+    source = MemorySource(bad, after)
+    async with consuming(url, source, handle, driver=driver, retry=QUICK) as events:
         await events.wait_for(MessageHandled)
     (letter,) = dead_letters(url)
     assert letter[:4] == (str(bad.id), "orders", "k", 3)
@@ -202,67 +176,43 @@ async def test_a_handler_that_raises_leaves_nothing_but_a_dead_letter(
 )
 @pytest.mark.parametrize("batch", [None, 2], ids=["single", "batch"])
 async def test_a_message_that_can_never_be_handled_is_dead_lettered_at_once(
-    url: str,
-    sessions: async_sessionmaker[AsyncSession],
-    batch: int | None,
-    message: Message,
-    reason: str,
+    url: str, batch: int | None, message: Message, reason: str
 ) -> None:
-    source = MemorySource(message)
-    consumer = Consumer(source, sessions, name="billing", retry=NEVER)
-
-    @handles(consumer, "orders", batch=batch)
     async def handle(session: AsyncSession, one_or_many: Any) -> None:
         raise DeadLetter("the handler said so")
 
-    async with running(consumer) as events:
+    source, terms = MemorySource(message), {"batch": batch}
+    async with consuming(
+        url, source, handle, terms, topic="orders", retry=NEVER
+    ) as events:
         (event,) = await events.wait_for(MessageDeadLettered)
     assert reason in event.reason
     assert [letter[4] for letter in dead_letters(url)] == [event.reason]
     assert source.acked == [message]
 
 
-async def test_retry_later_is_not_a_failure(
-    url: str, sessions: async_sessionmaker[AsyncSession]
-) -> None:
+async def test_retry_later_is_not_a_failure(url: str) -> None:
     calls: list[bytes] = []
-    consumer = Consumer(
-        MemorySource(*numbered(2)), sessions, name="billing", retry=NEVER
-    )
 
-    @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
         calls.append(message.payload)
         await note(session, message)
         if len(calls) < 20:
             raise RetryLater(timedelta(milliseconds=1), "not yet")
 
-    async with running(consumer) as events:
+    async with consuming(
+        url, MemorySource(*numbered(2)), handle, retry=NEVER
+    ) as events:
         await events.wait_for(MessageHandled, 2)
     assert calls == [b"0"] * 20 + [b"1"]
     assert len(events.of(RetryRequested)) == 19
     assert effects(url) == ["0", "1"]
 
 
-async def test_an_idempotent_handler_records_only_its_own_receipt(
-    url: str, sessions: async_sessionmaker[AsyncSession]
-) -> None:
-    consumer = Consumer(MemorySource(*numbered(1)), sessions, name="billing")
-    consumer.handles("orders")(idempotent(consumer="ledger")(note))
-    async with running(consumer) as events:
-        await events.wait_for(MessageHandled)
-    assert execute(url, "SELECT consumer FROM inbox.receipt") == [("ledger",)]
-
-
-async def test_a_lost_connection_counts_no_attempt(
-    url: str, sessions: async_sessionmaker[AsyncSession]
-) -> None:
+@DRIVERS
+async def test_a_lost_connection_counts_no_attempt(url: str, driver: str) -> None:
     calls: list[Message] = []
-    consumer = Consumer(
-        MemorySource(*numbered(1)), sessions, name="billing", retry=NEVER
-    )
 
-    @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
         calls.append(message)
         pid = await session.scalar(text("SELECT pg_backend_pid()"))
@@ -270,7 +220,8 @@ async def test_a_lost_connection_counts_no_attempt(
             execute(url, "SELECT pg_terminate_backend(%s)", (pid,))
         await note(session, message)
 
-    async with running(consumer) as events:
+    source = MemorySource(*numbered(1))
+    async with consuming(url, source, handle, driver=driver, retry=NEVER) as events:
         await events.wait_for(MessageHandled)
         await events.wait_for(HandlerDatabaseRecovered)
     assert len(events.of(HandlerDatabaseLost)) == 1

@@ -54,13 +54,14 @@ def test_two_receipts_for_one_message_are_refused(kind: dict[str, Any]) -> None:
         handles(consumer(), "orders", **kind)(handler)
 
 
+def test_a_lease_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be at least 1s"):
+        consumer(SYNC).job("orders", lease=timedelta(milliseconds=1))(print)
+
+
 def test_anything_but_a_session_factory_is_refused() -> None:
     with pytest.raises(ConfigError, match="isn't a session factory"):
         consumer("postgresql://")
-
-
-def test_registering_returns_the_handler() -> None:
-    assert consumer().handles("orders")(coroutine) is coroutine
 
 
 @pytest.mark.parametrize(
@@ -96,14 +97,6 @@ async def test_a_consumer_without_handlers_does_not_run() -> None:
 def test_a_weight_is_a_positive_whole_number(weight: Any) -> None:
     with pytest.raises(ConfigError, match=r"weight .* of queue 'default'"):
         consumer(queues={"default": weight})
-
-
-@pytest.mark.parametrize("topic", ["", None, coroutine])
-def test_a_handler_without_a_topic_is_refused_where_it_is_registered(
-    topic: Any,
-) -> None:
-    with pytest.raises(ConfigError, match=r"topic .*write a topic"):
-        consumer().handles(topic)
 
 
 @pytest.mark.parametrize(

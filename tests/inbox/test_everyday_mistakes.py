@@ -113,3 +113,11 @@ async def test_a_handler_of_one_of_several_versions_has_to_say_so() -> None:
 def test_the_error_for_an_option_beside_a_message_shows_its_value() -> None:
     with Session() as session, pytest.raises(InvalidMessageError, match="key 'x': was"):
         add(session, Message("orders.placed", b""), key="x")
+
+
+async def test_an_empty_url_is_called_empty() -> None:
+    sessions: sessionmaker[Session] = sessionmaker()
+    billing = Consumer("", sessions, name="billing")
+    billing.handles("*")(lambda session, message: None)
+    with pytest.raises(ConfigError, match="the URL of the source is empty; pass one"):
+        await billing.run()

@@ -1,25 +1,62 @@
-"""The guard as a context manager, in sync and async sessions."""
+"""The guard, as a context manager and as a decorator: a message is handled once.
+
+A handler can't record its own receipt again: what it calls needs another name.
+"""
 
 import asyncio
+import functools
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import async_scoped_session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session
 
+import pillarbox
 from inbox.errors import InvalidReceiptError
+from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.receipt import ForeignId
+from inbox.sources.memory import MemorySource
 from outbox.errors import NotASessionError
-from pillarbox import guard, uuid7
-from tests.fixtures.consumers import async_sessions_of, sessions_of
+from pillarbox import Message, guard, idempotent, record_receipt, uuid7
+from tests.fixtures.consumers import (
+    async_sessions_of,
+    consuming,
+    is_plain,
+    numbered,
+    recorded_statements,
+    sessions_by,
+    sessions_of,
+)
+from tests.fixtures.effects import EFFECT, effects, receipts
 from tests.fixtures.sessions import execute
 
-EFFECT = text("INSERT INTO effect VALUES (:what)")
+
+@idempotent(consumer="billing")
+def bill(session: Session, message: Message) -> str:
+    session.execute(EFFECT, {"what": message.topic})
+    return f"billed {message.topic}"
 
 
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    return database_url
+@idempotent(consumer="billing")
+async def bill_async(session: AsyncSession, message: Message) -> str:
+    await session.execute(EFFECT, {"what": message.topic})
+    return f"billed {message.topic}"
+
+
+@dataclass(frozen=True)
+class StripeEvent:
+    id: str
+
+
+def stripe_id(event: StripeEvent) -> ForeignId:
+    return ForeignId("stripe", event.id)
+
+
+@idempotent(consumer="billing", key=stripe_id)
+def on_stripe(session: Session, event: StripeEvent) -> str:
+    session.execute(EFFECT, {"what": event.id})
+    return event.id
 
 
 @pytest.mark.parametrize("id", [uuid7(), ForeignId("stripe", "evt_1")])
@@ -36,64 +73,281 @@ async def test_a_message_is_new_once(id: ForeignId, url: str) -> None:
                 guard(session_, id, consumer=consumer) as new,
             ):
                 seen.append(new)
-    assert seen == [True, False, False, True]
-
-
-async def test_a_scoped_session_is_accepted(url: str) -> None:
-    id = uuid7()
-    seen = []
-    async with async_sessions_of(url) as sessions:
         for _ in range(2):
-            scoped = async_scoped_session(sessions, scopefunc=asyncio.current_task)
-            async with scoped.begin(), guard(scoped, id, consumer="a") as is_new:
-                seen.append(is_new)
+            scoped = async_scoped_session(asynchronous, asyncio.current_task)
+            async with scoped.begin(), guard(scoped, id, consumer="c") as new:
+                seen.append(new)
             await scoped.remove()
-    assert seen == [True, False]
+    assert seen == [True, False, False, True, True, False]
 
 
-def test_a_failure_inside_leaves_neither_receipt_nor_effect(url: str) -> None:
-    id = uuid7()
-
-    def handle(*, fail: bool) -> bool:
-        with (
-            sessions_of(url) as sessions,
-            sessions.begin() as session,
-            guard(session, id, consumer="a") as is_new,
-        ):
-            session.execute(EFFECT, {"what": "done"})
-            if fail:
-                raise ValueError("broken")
-        return is_new
-
-    with pytest.raises(ValueError, match="broken"):
-        handle(fail=True)
-    assert execute(url, "SELECT * FROM effect") == []
-    assert handle(fail=False)
-    assert execute(url, "SELECT * FROM effect") == [("done",)]
-
-
-async def test_an_async_session_is_refused_by_sync_code_and_vice_versa(
-    url: str,
+@pytest.mark.parametrize(
+    ("driver", "handler", "message", "answer"),
+    [
+        ("psycopg", bill, Message("orders", b""), "billed orders"),
+        ("psycopg async", bill_async, Message("orders", b""), "billed orders"),
+        ("asyncpg", bill_async, Message("orders", b""), "billed orders"),
+        ("psycopg", on_stripe, StripeEvent("evt_1"), "evt_1"),
+    ],
+)
+async def test_an_idempotent_function_answers_a_duplicate_with_none(
+    driver: str, handler: Any, message: Any, answer: str, url: str
 ) -> None:
-    async with async_sessions_of(url) as sessions, sessions() as session:
-        with pytest.raises(NotASessionError), guard(session, uuid7(), consumer="a"):
+    answers = []
+    async with sessions_by(url, driver) as sessions:
+        for _ in range(2):
+            if is_plain(driver):
+                with sessions.begin() as session:
+                    answers.append(handler(session, message))
+            else:
+                async with sessions.begin() as session:
+                    answers.append(await handler(session, message))
+    assert answers == [answer, None]
+    assert len(effects(url)) == 1
+    assert bill.__name__ == "bill"
+    assert bill_async.__name__ == "bill_async"
+
+
+def in_guard(session: Session, message: Message) -> None:
+    with guard(session, message.id, consumer="billing"):
+        session.execute(EFFECT, {"what": "done"})
+        if message.payload == b"bad":
+            raise ValueError("broken")
+
+
+@idempotent(consumer="billing")
+def in_function(session: Session, message: Message) -> None:
+    session.execute(EFFECT, {"what": "done"})
+    if message.payload == b"bad":
+        raise ValueError("broken")
+
+
+@pytest.mark.parametrize("handle", [in_guard, in_function])
+def test_a_failure_leaves_neither_receipt_nor_effect(handle: Any, url: str) -> None:
+    id = uuid7()
+    with sessions_of(url) as sessions:
+        with pytest.raises(ValueError, match="broken"), sessions.begin() as session:
+            handle(session, Message("orders", b"bad", id=id))
+        assert (effects(url), receipts(url)) == ([], 0)
+        with sessions.begin() as session:
+            handle(session, Message("orders", b"good", id=id))
+    assert (effects(url), receipts(url)) == (["done"], 1)
+
+
+@pytest.mark.parametrize("handle", [in_guard, in_function])
+def test_the_guard_adds_one_statement(handle: Any, url: str) -> None:
+    with sessions_of(url) as sessions, recorded_statements(sessions) as seen:
+        for message in numbered(2):
+            with sessions.begin() as session:
+                handle(session, message)
+    expected = ["INSERT INTO inbox.receipt", "INSERT INTO effect", "COMMIT"]
+    assert [" ".join(said.split()[:3]) for said in seen] == expected * 2
+
+
+def test_messages_added_by_a_handler_have_its_causation_id_or_their_own(
+    database_url: str,
+) -> None:
+    @idempotent(consumer="billing")
+    def handle(session: Session, message: Message) -> None:
+        mine = Message("bill", b"", headers={"causation-id": "mine"})
+        pillarbox.add(session, Message("bill", b"1"), Message("bill", b"2"), mine)
+
+    message = Message("orders.placed", b"")
+    with sessions_of(database_url) as sessions, sessions() as session:
+        with session.begin():
+            handle(session, message)
+        with session.begin():
+            pillarbox.add(session, Message("unrelated", b""))
+
+    query = "SELECT headers ->> 'causation-id' FROM outbox.message ORDER BY seq"
+    causes = [cause for (cause,) in execute(database_url, query)]
+    assert causes == [str(message.id), str(message.id), "mine", None]
+
+
+async def test_the_wrong_kind_of_session_is_refused(url: str) -> None:
+    message = Message("orders", b"")
+    with (
+        sessions_of(url) as sessions,
+        sessions() as session,
+        pytest.raises(NotASessionError, match="plain"),
+    ):
+        await bill_async(session, message)  # type: ignore[arg-type]
+    async with async_sessions_of(url) as asynchronous, asynchronous() as session_:
+        with pytest.raises(NotASessionError, match="run_sync"):
+            bill(session_, message)  # type: ignore[arg-type]
+        with pytest.raises(NotASessionError), guard(session_, uuid7(), consumer="a"):  # type: ignore[misc]
             pass
 
 
-def test_a_consumer_without_name_is_refused(url: str) -> None:
-    with (
-        sessions_of(url) as sessions,
-        sessions() as session,
-        pytest.raises(InvalidReceiptError, match="consumer"),
-    ):
-        guard(session, uuid7(), consumer="")
+def test_an_invalid_consumer_or_id_is_refused_with_the_remedy(url: str) -> None:
+    with sessions_of(url) as sessions, sessions() as session:
+        with pytest.raises(InvalidReceiptError, match="consumer"):
+            guard(session, uuid7(), consumer="")
+        with (
+            pytest.raises(InvalidReceiptError, match=r"is a str; pass uuid\.UUID\(…\)"),
+            guard(session, str(uuid7()), consumer="a"),  # type: ignore[arg-type]
+        ):
+            pass
 
 
-def test_the_error_for_an_id_in_a_string_says_which_type_to_use(url: str) -> None:
+REMEDY = "a consumer name of its own"
+
+
+def by_order(message: Message) -> ForeignId:
+    return ForeignId("orders", message.payload.decode())
+
+
+def insert(session: Session, message: Message) -> None:
+    session.execute(EFFECT, {"what": message.topic})
+
+
+mail = idempotent(consumer="mail")(insert)
+bill_order = idempotent(consumer="billing", key=by_order)(insert)
+
+
+def call_own(session: Session, messages: Any) -> None:
+    for message in messages if isinstance(messages, list) else [messages]:
+        mail(session, message)
+        bill(session, message)
+
+
+@idempotent(consumer="billing", key=by_order)
+def call_own_by_order(session: Session, message: Message) -> None:
+    mail(session, message)
+    bill_order(session, message)
+
+
+def call_own_in_guard(session: Session, message: Message) -> None:
+    with guard(session, message.id, consumer="billing"):
+        call_own(session, message)
+
+
+def guard_in_guard(session: Session, message: Message) -> None:
+    with (
+        guard(session, message.id, consumer="billing"),
+        guard(session, message.id, consumer="billing"),
+    ):
+        mail(session, message)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        idempotent(consumer="billing")(call_own),
+        call_own_by_order,
+        call_own_in_guard,
+        guard_in_guard,
+    ],
+)
+def test_what_a_handler_calls_under_its_own_name_is_refused_with_the_remedy(
+    url: str, call: Any
+) -> None:
     with (
         sessions_of(url) as sessions,
-        sessions() as session,
-        pytest.raises(InvalidReceiptError, match=r"is a str; pass uuid\.UUID\(…\)"),
-        guard(session, str(uuid7()), consumer="a"),  # type: ignore[arg-type]
+        pytest.raises(InvalidReceiptError, match=REMEDY),
+        sessions.begin() as session,
     ):
-        pass
+        call(session, Message("orders", b"order 1"))
+    assert effects(url) == []
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_the_same_is_true_of_async_functions(url: str, driver: str) -> None:
+    @idempotent(consumer="billing")
+    async def call_own_async(session: AsyncSession, message: Message) -> None:
+        await session.run_sync(mail, message)
+        await bill_async(session, message)
+
+    async with async_sessions_of(url, driver) as sessions:
+        with pytest.raises(InvalidReceiptError, match=REMEDY):
+            async with sessions.begin() as session:
+                await call_own_async(session, Message("orders", b""))
+    assert effects(url) == []
+
+
+@pytest.mark.parametrize("terms", [{}, {"batch": 2}], ids=str)
+async def test_a_consumers_handler_that_calls_functions_of_its_name_is_dead_lettered(
+    terms: dict[str, Any], url: str
+) -> None:
+    source = MemorySource(Message("orders", b"1"))
+    async with consuming(url, source, call_own, terms) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert REMEDY in given_up.reason
+    assert effects(url) == []
+
+
+def test_a_message_that_comes_twice_in_one_transaction_is_handled_once(
+    url: str,
+) -> None:
+    message = Message("orders", b"")
+    seen: list[bool] = []
+    with sessions_of(url) as sessions, sessions.begin() as session:
+        for _ in range(2):
+            with guard(session, message.id, consumer="billing") as is_new:
+                seen.append(is_new)
+        bill(session, message)
+        assert not record_receipt(session, message.id, "billing")
+    assert seen == [True, False]
+    assert effects(url) == []
+
+
+def test_a_handler_can_run_again_after_a_rollback_to_a_savepoint(url: str) -> None:
+    message = Message("orders", b"")
+    with sessions_of(url) as sessions, sessions.begin() as session:
+        savepoint = session.begin_nested()
+        bill(session, message)
+        savepoint.rollback()
+        bill(session, message)
+        bill(session, message)
+    assert effects(url) == ["orders"]
+
+
+def only_large(handler: Any) -> Any:
+    """Wrap a plain handler so that it isn't called for small messages."""
+
+    @functools.wraps(handler)
+    def handle(session: Session, message: Message) -> None:
+        if message.payload == b"large":
+            handler(session, message)
+
+    return handle
+
+
+def only_large_async(handler: Any) -> Any:
+    """Wrap an async handler so that it isn't called for small messages."""
+
+    @functools.wraps(handler)
+    async def handle(session: AsyncSession, message: Message) -> None:
+        if message.payload == b"large":
+            await handler(session, message)
+
+    return handle
+
+
+@only_large
+@idempotent(consumer="billing")
+def bill_large(session: Session, message: Message) -> None:
+    pillarbox.add(session, Message("orders.billed", b""))
+
+
+@only_large_async
+@idempotent(consumer="billing")
+async def bill_large_async(session: AsyncSession, message: Message) -> None:
+    pillarbox.add(session, Message("orders.billed", b""))
+
+
+@pytest.mark.parametrize("handler", [bill_large, bill_large_async])
+async def test_a_message_that_a_wrapper_keeps_from_its_handler_was_handled(
+    handler: Any, database_url: str
+) -> None:
+    messages = [Message("orders", b"small"), Message("orders", b"large")]
+    source = MemorySource(*messages, *messages)
+    async with consuming(database_url, source, handler, name="shop") as events:
+        handled = await events.wait_for(MessageHandled, 2)
+        skipped = await events.wait_for(DuplicateSkipped, 2)
+    ids = sorted(message.id for message in messages)
+    assert sorted(event.id for event in handled) == ids
+    assert sorted(event.id for event in skipped) == ids
+    query = "SELECT message_id, consumer FROM inbox.receipt ORDER BY message_id"
+    assert execute(database_url, query) == [(id, "billing") for id in ids]
+    assert len(execute(database_url, "SELECT topic FROM outbox.message")) == 1

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final
 
 import pytest
 from sqlalchemy import Connection, event, text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from inbox.events import (
@@ -21,66 +22,62 @@ from inbox.events import (
 )
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
+from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, Message, idempotent
 from tests.fixtures.consumers import (
     NEVER,
     async_sessions_of,
-    handles,
+    consuming,
     numbered,
+    recorded_statements,
     running,
     sessions_of,
 )
 from tests.fixtures.dead_letters import give_up, retry
+from tests.fixtures.effects import EFFECT, effects
 from tests.fixtures.jobs import LEASE
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
+from tests.fixtures.variants import in_turn
 from tests.fixtures.waiting import wait_for
 
 SECOND: Final = timedelta(seconds=1)
-EFFECT: Final = text("INSERT INTO effect (what) VALUES (:what)")
 IDLE: Final = """
     SELECT count(*) FROM pg_stat_activity
      WHERE datname = current_database() AND state = 'idle in transaction'
 """
 LIMIT: Final = text("SHOW idle_in_transaction_session_timeout")
+DRIVERS: Final = ("psycopg async", "asyncpg")
 
 
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    return database_url
+async def wait_until_none_is_idle(url: str) -> None:
+    await asyncio.to_thread(
+        wait_for, "it is ended", lambda: execute(url, IDLE) == [(0,)]
+    )
 
 
-@pytest.fixture(params=["psycopg", "asyncpg"])
-async def sessions(
-    url: str, request: pytest.FixtureRequest
-) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
-    async with async_sessions_of(url, request.param) as made:
-        yield made
+def consumer_of(sessions: Any, *messages: Message) -> Consumer:
+    source = MemorySource(*messages)
+    return Consumer(source, sessions, name="billing", retry=NEVER, max_idle=SECOND)
 
 
-def effects(url: str) -> list[str]:
-    return [what for (what,) in execute(url, "SELECT what FROM effect ORDER BY what")]
+def idling(
+    url: str, message: Message, handler: Any, terms: Any = None, **settings: Any
+) -> AbstractAsyncContextManager[RecordedEvents]:
+    """Run a consumer whose transactions can be idle for a second."""
+    given: dict[str, Any] = {"retry": NEVER, "max_idle": SECOND, **settings}
+    return consuming(url, MemorySource(message), handler, terms, **given)
 
 
-def consumer_of(sessions: Any, *messages: Message, **changes: Any) -> Consumer:
-    settings: dict[str, Any] = {"name": "billing", "retry": NEVER, "max_idle": SECOND}
-    return Consumer(MemorySource(*messages), sessions, **(settings | changes))
-
-
-@pytest.mark.parametrize("batch", [None, 2])
-@pytest.mark.parametrize("uses_it_again", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "uses_it_again", "driver"), in_turn([None, 2], [False, True], DRIVERS)
+)
 async def test_after_a_takeover_the_late_process_commits_nothing(
-    url: str,
-    sessions: async_sessionmaker[AsyncSession],
-    batch: int | None,
-    uses_it_again: bool,
+    url: str, batch: int | None, uses_it_again: bool, driver: str
 ) -> None:
     message = Message("orders", b"1")
     begun, thawed = asyncio.Event(), asyncio.Event()
-    late, taker = (consumer_of(sessions, message) for _ in range(2))
 
-    @handles(late, "orders", batch=batch)
     async def stall(session: AsyncSession, _: Any) -> None:
         await session.execute(EFFECT, {"what": "late"})
         begun.set()
@@ -88,13 +85,13 @@ async def test_after_a_takeover_the_late_process_commits_nothing(
         if uses_it_again:
             await session.execute(EFFECT, {"what": "later"})
 
-    @taker.handles("orders")
-    async def handle(session: AsyncSession, message: Message) -> None:
+    async def take_over(session: AsyncSession, message: Message) -> None:
         await session.execute(EFFECT, {"what": "taken over"})
 
-    async with running(late) as of_late:
+    terms = {"batch": batch}
+    async with idling(url, message, stall, terms, driver=driver) as of_late:
         await begun.wait()
-        async with running(taker) as of_taker:
+        async with idling(url, message, take_over) as of_taker:
             await of_taker.wait_for(MessageHandled)
         thawed.set()
         await of_late.wait_for(DuplicateSkipped)
@@ -108,44 +105,34 @@ async def test_a_session_terminated_while_its_connection_is_open_is_a_lost_one(
     url: str, proxy: MakeProxy
 ) -> None:
     server, through = proxy(url)
-    async with async_sessions_of(through, "asyncpg") as made:
-        consumer = consumer_of(made, Message("orders", b"1"))
-        starts = 0
+    starts = 0
 
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            nonlocal starts
-            starts += 1
-            await session.execute(EFFECT, {"what": f"start {starts}"})
-            if starts == 1:
-                server.hold_close()
-                await asyncio.to_thread(
-                    wait_for, "it is ended", lambda: execute(url, IDLE) == [(0,)]
-                )
-                try:
-                    await session.execute(EFFECT, {"what": "later"})
-                finally:
-                    server.forward_close()
+    async def handle(session: AsyncSession, message: Message) -> None:
+        nonlocal starts
+        starts += 1
+        await session.execute(EFFECT, {"what": f"start {starts}"})
+        if starts == 1:
+            server.hold_close()
+            await wait_until_none_is_idle(url)
+            try:
+                await session.execute(EFFECT, {"what": "later"})
+            finally:
+                server.forward_close()
 
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    async with idling(through, Message("orders", b"1"), handle) as events:
+        await events.wait_for(MessageHandled)
 
     assert effects(url) == ["start 2"]
     assert len(events.of(HandlerDatabaseLost)) == 1
     assert events.of(HandlerFailed) == []
 
 
-async def test_a_statement_can_take_longer_than_the_idle_limit(
-    url: str, sessions: async_sessionmaker[AsyncSession]
-) -> None:
-    consumer = consumer_of(sessions, Message("orders", b"1"))
-
-    @consumer.handles("orders")
+async def test_a_statement_can_take_longer_than_the_idle_limit(url: str) -> None:
     async def handle(session: AsyncSession, message: Message) -> None:
-        await session.execute(text("SELECT pg_sleep(2)"))
+        await session.execute(text("SELECT pg_sleep(1.5)"))
         await session.execute(EFFECT, {"what": "done"})
 
-    async with running(consumer) as events:
+    async with idling(url, Message("orders", b"1"), handle) as events:
         await events.wait_for(MessageHandled)
     assert events.of(HandlerDatabaseLost) == []
     assert effects(url) == ["done"]
@@ -159,76 +146,60 @@ def note_in_thread(session: Session, _: Message | Sequence[Message]) -> None:
     session.execute(EFFECT, {"what": session.scalar(LIMIT)})
 
 
+HANDLERS: Final[list[Any]] = [
+    pytest.param(note, {}, id="one"),
+    pytest.param(note, {"batch": 2}, id="batch"),
+    pytest.param(idempotent(consumer="billing")(note), {}, id="idempotent"),
+    pytest.param(note_in_thread, {}, id="plain"),
+    pytest.param(note_in_thread, {"batch": 2}, id="plain batch"),
+]
+LIMITS: Final[list[Any]] = [
+    pytest.param(timedelta(seconds=90), "90s", id="90s"),
+    pytest.param(None, "5s", id="none"),
+]
+
+
 @pytest.mark.parametrize(
-    ("max_idle", "said"), [(timedelta(seconds=90), "90s"), (None, "5s")]
-)
-@pytest.mark.parametrize(
-    ("handler", "batch"),
-    [(note, None), (note, 2), (idempotent(consumer="billing")(note), None)],
-    ids=["one", "batch", "idempotent"],
+    ("handler", "terms", "max_idle", "said"), in_turn(HANDLERS, LIMITS)
 )
 async def test_the_idle_limit_applies_to_every_kind_of_handler(
-    url: str,
-    sessions: async_sessionmaker[AsyncSession],
-    handler: Any,
-    batch: int | None,
-    max_idle: timedelta | None,
-    said: str,
+    url: str, handler: Any, terms: Any, max_idle: timedelta | None, said: str
 ) -> None:
     execute(
         url,
         "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET "
         "idle_in_transaction_session_timeout = ''5s''', current_database()); END $$",
     )
-    consumer = consumer_of(sessions, *numbered(1), max_idle=max_idle)
-    handles(consumer, "orders", batch=batch)(handler)
-    async with running(consumer) as events:
+    (message,) = numbered(1)
+    async with idling(url, message, handler, terms, max_idle=max_idle) as events:
         await events.wait_for(MessageHandled)
     assert effects(url) == [said]
 
-    async with sessions() as session:
-        assert await session.scalar(LIMIT) == "5s"
 
-
-@pytest.mark.parametrize("batch", [None, 2])
-async def test_the_idle_limit_applies_to_functions_in_threads(
-    url: str, batch: int | None
-) -> None:
-    with sessions_of(url) as made:
-        consumer = consumer_of(made, *numbered(1))
-        handles(consumer, "orders", batch=batch)(note_in_thread)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-    assert effects(url) == ["1s"]
-
-
-async def test_the_idle_limit_applies_to_the_retry_of_a_dead_letter(
-    url: str, sessions: async_sessionmaker[AsyncSession]
-) -> None:
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_the_idle_limit_ends_with_its_transaction(url: str, driver: str) -> None:
     give_up(url, *numbered(1), schema="inbox")
-    consumer = consumer_of(sessions)
-    consumer.handles("orders")(note)
-    await retry(consumer.retrier())
-    assert effects(url) == ["1s"]
+    async with async_sessions_of(url, driver) as sessions:
+        consumer = consumer_of(sessions)
+        consumer.handles("orders")(note)
+        await retry(consumer.retrier())
+        assert effects(url) == ["1s"]
+        async with sessions() as session:
+            assert await session.scalar(LIMIT) == "0"
 
 
-async def test_a_job_idle_in_a_transaction_is_restarted(
-    url: str, sessions: async_sessionmaker[AsyncSession]
-) -> None:
-    consumer = consumer_of(sessions, Message("orders", b"1"))
+async def test_a_job_idle_in_a_transaction_is_restarted(url: str) -> None:
     begun: list[int] = []
 
-    @consumer.job("orders", lease=LEASE)
     async def handle(job: AsyncJob, message: Message) -> None:
         begun.append(job.attempts)
         async with job.transaction() as session:
             await session.execute(EFFECT, {"what": f"start {len(begun)}"})
             if len(begun) == 1:
-                await asyncio.to_thread(
-                    wait_for, "it is ended", lambda: execute(url, IDLE) == [(0,)]
-                )
+                await wait_until_none_is_idle(url)
 
-    async with running(consumer) as events:
+    message, terms = Message("orders", b"1"), {"lease": LEASE}
+    async with idling(url, message, handle, terms) as events:
         await events.wait_for(MessageHandled)
     assert begun == [1, 1]
     assert effects(url) == ["start 2"]
@@ -288,13 +259,7 @@ async def test_the_idle_limit_applies_to_every_transaction_of_a_job(
 async def test_dead_lettering_sets_its_timeout_before_it_takes_the_lock(
     url: str,
 ) -> None:
-    seen: list[str] = []
-    with sessions_of(url) as made:
-        event.listen(
-            made.kw["bind"],
-            "before_cursor_execute",
-            lambda *arguments: seen.append(arguments[2]),
-        )
+    with sessions_of(url) as made, recorded_statements(made) as seen:
         consumer = consumer_of(made, Message("unknown", b"1"))
         consumer.handles("orders")(note_in_thread)
         async with running(consumer) as events:

@@ -18,55 +18,45 @@ from inbox.events import MessageHandled
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from pillarbox import Consumer, Message
-from tests.fixtures.consumers import QUICK, running, sessions_by
+from tests.fixtures.consumers import QUICK, handles, running, sessions_by
+from tests.fixtures.variants import in_turn
 
 SMALL_POOL = {"pool_size": 3, "max_overflow": 0}
 CLOSED = "This Session has been permanently closed"
 
 
-def register(consumer: Consumer, kind: str, use: Callable[[Any], None]) -> None:
-    """Register a handler that passes its session to `use`."""
+def handler_of(use: Callable[[Any], None]) -> Callable[..., Any]:
+    """Return a plain function that passes its session to `use`."""
 
-    def one(session: Any, message: Any) -> None:
-        use(session)
+    def handle(given: Any, message: Any) -> None:
+        if isinstance(given, Job):
+            with given.transaction() as session:
+                use(session)
+        else:
+            use(given)
 
-    def long(job: Job, message: Message) -> None:
-        with job.transaction() as session:
-            use(session)
-
-    match kind:
-        case "single":
-            consumer.handles("*")(one)
-        case "batch":
-            consumer.handles_batch("*", max_size=2)(one)
-        case _:
-            consumer.job("*", lease=timedelta(seconds=60))(long)
+    return handle
 
 
-def register_async(consumer: Consumer, kind: str, use: Callable[[Any], None]) -> None:
-    async def one(session: Any, message: Any) -> None:
-        use(session)
+def async_handler_of(use: Callable[[Any], None]) -> Callable[..., Any]:
+    async def handle(given: Any, message: Any) -> None:
+        if isinstance(given, AsyncJob):
+            async with given.transaction() as session:
+                use(session)
+        else:
+            use(given)
 
-    async def long(job: AsyncJob, message: Message) -> None:
-        async with job.transaction() as session:
-            use(session)
-
-    match kind:
-        case "single":
-            consumer.handles("*")(one)
-        case "batch":
-            consumer.handles_batch("*", max_size=2)(one)
-        case _:
-            consumer.job("*", lease=timedelta(seconds=60))(long)
+    return handle
 
 
-KINDS = ("single", "batch", "job")
+KINDS: Any = [{}, {"batch": 2}, {"lease": timedelta(seconds=60)}]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("driver", ["psycopg async", "asyncpg"])
+@pytest.mark.parametrize(
+    ("kind", "driver"), in_turn(KINDS, ["psycopg async", "asyncpg"])
+)
 async def test_tasks_that_outlive_their_handlers_take_no_connections(
-    database_url: str, driver: str, kind: str
+    database_url: str, driver: str, kind: Any
 ) -> None:
     is_over = asyncio.Event()
     late: list[asyncio.Task[Any]] = []
@@ -78,9 +68,10 @@ async def test_tasks_that_outlive_their_handlers_take_no_connections(
     source = MemorySource(*(Message("t", b"") for _ in range(3)))
     async with sessions_by(database_url, driver, SMALL_POOL) as sessions:
         consumer = Consumer(source, sessions, name="c", retry=QUICK)
-        register_async(
-            consumer, kind, lambda session: late.append(start(use_late(session)))
+        handler = async_handler_of(
+            lambda session: late.append(start(use_late(session)))
         )
+        handles(consumer, "*", **kind)(handler)
         async with running(consumer) as events:
             await events.wait_for(MessageHandled, 3)
             is_over.set()
@@ -99,15 +90,15 @@ def start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(work)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 async def test_a_thread_that_outlives_its_handler_takes_no_connection(
-    database_url: str, kind: str
+    database_url: str, kind: Any
 ) -> None:
     kept: list[Any] = []
     source = MemorySource(Message("t", b""))
     async with sessions_by(database_url, "psycopg", SMALL_POOL) as sessions:
         consumer = Consumer(source, sessions, name="c", retry=QUICK)
-        register(consumer, kind, kept.append)
+        handles(consumer, "*", **kind)(handler_of(kept.append))
         async with running(consumer) as events:
             await events.wait_for(MessageHandled)
             ends: list[Exception] = []

@@ -4,7 +4,6 @@ import asyncio
 from contextlib import suppress
 from datetime import timedelta
 
-import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,8 +23,16 @@ from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, DeadLetter, Message
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.consumers import NEVER, async_sessions_of, numbered, running
+from tests.fixtures.consumers import (
+    NEVER,
+    async_sessions_of,
+    consuming,
+    numbered,
+    running,
+)
+from tests.fixtures.effects import EFFECTS, effects, note
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import with_options
 
 END_LEASE = """
     SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
@@ -34,25 +41,22 @@ END_LEASE = """
 """
 
 
+async def handle(session: AsyncSession, message: Message) -> None:
+    await session.execute(text("SELECT 1"))
+
+
 async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
     migrated_server: PostgresServer,
 ) -> None:
     url = migrated_server.url
     source = MemorySource()
-    async with async_sessions_of(url) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=NEVER)
-
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            await session.execute(text("SELECT 1"))
-
-        async with running(consumer) as events:
-            migrated_server.stop()
-            source.add(*numbered(100, keys=10))
-            await events.wait_for(HandlerDatabaseLost)
-            migrated_server.start()
-            await events.wait_for(MessageHandled, 100, timeout=60)
-            await events.wait_for(HandlerDatabaseRecovered)
+    async with consuming(url, source, handle, retry=NEVER) as events:
+        migrated_server.stop()
+        source.add(*numbered(100, keys=10))
+        await events.wait_for(HandlerDatabaseLost)
+        migrated_server.start()
+        await events.wait_for(MessageHandled, 100)
+        await events.wait_for(HandlerDatabaseRecovered)
     assert events.of(HandlerFailed) == []
     assert len(source.acked) == 100
 
@@ -61,71 +65,36 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
     migrated_server: PostgresServer,
 ) -> None:
     url = migrated_server.url
-    execute(url, "CREATE TABLE effect (what text)")
+    execute(url, EFFECTS)
     execute(url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    async with PostgresPublisher(url) as publisher:
-        await publisher.publish(numbered(300, keys=20))
+    await publish(url, *numbered(100, keys=10))
+    started, restarted = asyncio.Event(), asyncio.Event()
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        if message.payload == b"50":
+            # Otherwise all messages could be handled before the restart.
+            started.set()
+            await restarted.wait()
+        await note(session, message)
+
+    broker = with_options(url, lease=timedelta(seconds=2))
     async with async_sessions_of(url) as sessions:
-        consumer = Consumer(url, sessions, name="billing", retry=NEVER, max_in_flight=4)
-        started, restarted = asyncio.Event(), asyncio.Event()
-
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            what = message.payload.decode()
-            if what == "150":
-                # Otherwise all messages could be handled before the restart.
-                started.set()
-                await restarted.wait()
-            await session.execute(
-                text("INSERT INTO effect VALUES (:what)"), {"what": what}
-            )
-
+        consumer = Consumer(
+            broker, sessions, name="billing", retry=NEVER, max_in_flight=4
+        )
+        consumer.handles("orders")(handle)
         async with running(consumer) as events:
             await started.wait()
             migrated_server.restart("immediate")
             restarted.set()
-            await events.wait_for(HandlerDatabaseRecovered, timeout=60)
-            async with PostgresPublisher(url) as publisher:
-                await publisher.publish([Message("orders", b"last")])
-            while execute(url, "SELECT count(*) FROM effect") != [(301,)]:
+            await events.wait_for(HandlerDatabaseRecovered)
+            await publish(url, Message("orders", b"last"))
+            while len(effects(url)) < 101:
                 count = len(events.of(MessageHandled))
                 with suppress(TimeoutError):
                     await events.wait_for(MessageHandled, count + 1, timeout=1)
     assert events.of(HandlerFailed) == []
-    effects = sorted(w for (w,) in execute(url, "SELECT what FROM effect"))
-    assert effects == sorted([*map(str, range(300)), "last"])
-
-
-async def test_a_consumer_waits_for_a_read_only_broker_and_loses_nothing(
-    migrated_server: PostgresServer, database_url: str
-) -> None:
-    url = migrated_server.url
-    source = PostgresSource(url, consumer="billing", topics=["orders"])
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=NEVER)
-
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            await session.execute(text("SELECT 1"))
-
-        async with running(consumer) as events:
-            await publish(url, *numbered(100, keys=10))
-            await events.wait_for(MessageHandled, 10)
-            set_read_only(url, "on")
-            execute(
-                url,
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name LIKE 'pillarbox inbox%%'",
-            )
-            while not any("read-only" in e.reason for e in events.of(SourceLost)):
-                await events.wait_for(SourceLost, len(events.of(SourceLost)) + 1)
-            set_read_only(url, "off")
-            await events.wait_for(SourceRecovered)
-            await publish(url, Message("orders", b"last"))
-            await events.wait_for(MessageHandled, 101)
-    assert events.of(HandlerFailed) == []
-    unsettled = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
-    assert execute(url, unsettled) == [(0,)]
+    assert effects(url) == sorted([*map(str, range(100)), "last"])
 
 
 @pytest.mark.parametrize(
@@ -156,11 +125,7 @@ async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
     as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(as_consumer, sessions, name="billing", retry=NEVER)
-
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            await session.execute(text("SELECT 1"))
-
+        consumer.handles("orders")(handle)
         async with running(consumer) as events:
             await publish(database_url, Message("orders", b"1"))
             await events.wait_for(MessageHandled)
@@ -178,14 +143,6 @@ async def publish(url: str, *messages: Message) -> None:
         assert await publisher.publish(messages) == [Acked()] * len(messages)
 
 
-def set_read_only(url: str, value: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            f"ALTER SYSTEM SET default_transaction_read_only = {value}".encode()
-        )
-        connection.execute("SELECT pg_reload_conf()")
-
-
 async def test_the_consumers_role_has_all_the_privileges_it_needs(
     database_url: str,
 ) -> None:
@@ -196,18 +153,16 @@ async def test_the_consumers_role_has_all_the_privileges_it_needs(
         topics=["orders"],
         sweep_interval=timedelta(milliseconds=100),
     )
-    async with async_sessions_of(as_consumer) as sessions:
-        consumer = Consumer(source, sessions, name="billing")
 
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            if message.payload == b"1":
-                raise DeadLetter("as asked")
+    async def refuse_one(session: AsyncSession, message: Message) -> None:
+        if message.payload == b"1":
+            raise DeadLetter("as asked")
 
-        async with running(consumer) as events:
-            async with PostgresPublisher(database_url) as publisher:
-                await publisher.publish(numbered(3, keys=3))
-            await events.wait_for(MessageHandled, 2)
-            await events.wait_for(MessageDeadLettered)
+    async with consuming(
+        as_consumer, source, refuse_one, driver="psycopg async"
+    ) as events:
+        await publish(database_url, *numbered(3, keys=3))
+        await events.wait_for(MessageHandled, 2)
+        await events.wait_for(MessageDeadLettered)
     query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
     assert execute(database_url, query) == [(0,)]

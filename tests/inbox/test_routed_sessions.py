@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import Delete, Insert, Update, text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import override
@@ -32,8 +32,23 @@ from inbox.sources.memory import MemorySource
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import retry_all
 from outbox.events import Event
-from pillarbox import ConfigError, Consumer, Message, guard, idempotent
-from tests.fixtures.consumers import DRIVERS, QUICK, is_plain, running, sessions_by
+from pillarbox import (
+    AsyncJob,
+    ConfigError,
+    Consumer,
+    Job,
+    Message,
+    guard,
+    idempotent,
+)
+from tests.fixtures.consumers import (
+    DRIVERS,
+    QUICK,
+    handles,
+    is_plain,
+    running,
+    sessions_by,
+)
 from tests.fixtures.dead_letters import find
 from tests.fixtures.endings import Effect, dead_letters, effects, make_effects, receipts
 from tests.fixtures.sessions import execute
@@ -66,12 +81,6 @@ SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
 WHERE inhparent = 'inbox.receipt'::regclass AND relname NOT LIKE '%default'
 ORDER BY relname
 """
-
-
-@pytest.fixture(params=ROUTERS)
-def writes(request: pytest.FixtureRequest) -> Any:
-    """The statements that a router sends to the writer, besides flushes."""
-    return ROUTERS[request.param]
 
 
 @pytest.fixture
@@ -125,71 +134,77 @@ def replica(reader: str) -> str:
 
 
 def handler_of(driver: str, do: Any) -> Any:
-    """Return a handler that calls `do` with its session and the message."""
+    """Return a handler that calls `do` with a session and each of its messages."""
 
-    def handle(session: Session, message: Message) -> None:
-        do(session, message)
-
-    async def handle_async(session: AsyncSession, message: Message) -> None:
-        await session.run_sync(do, message)
-
-    return handle if is_plain(driver) else handle_async
-
-
-def batch_handler_of(driver: str, do: Any) -> Any:
-    def handle(session: Session, messages: list[Message]) -> None:
-        for message in messages:
+    def handle(session: Session, given: Any) -> None:
+        for message in given if isinstance(given, list) else [given]:
             do(session, message)
 
-    async def handle_async(session: AsyncSession, messages: list[Message]) -> None:
-        await session.run_sync(handle, messages)
+    def handle_plain(given: Any, messages: Any) -> None:
+        if isinstance(given, Job):
+            with given.finish() as session:
+                handle(session, messages)
+        else:
+            handle(given, messages)
 
-    return handle if is_plain(driver) else handle_async
+    async def handle_async(given: Any, messages: Any) -> None:
+        if isinstance(given, AsyncJob):
+            async with given.finish() as session:
+                await session.run_sync(handle, messages)
+        else:
+            await given.run_sync(handle, messages)
+
+    return handle_plain if is_plain(driver) else handle_async
 
 
-def long_handler_of(driver: str, do: Any) -> Any:
-    def handle(job: Any, message: Message) -> None:
-        with job.finish() as session:
-            do(session, message)
-
-    async def handle_async(job: Any, message: Message) -> None:
-        async with job.finish() as session:
-            await session.run_sync(do, message)
-
-    return handle if is_plain(driver) else handle_async
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "single": {},
+    "batch": {"batch": 2},
+    "job": {"lease": timedelta(seconds=60)},
+    "idempotent": {},
+}
 
 
 def register(consumer: Consumer, kind: str, driver: str, do: Any) -> None:
     """Register a handler of this kind for all topics."""
-    match kind:
-        case "single":
-            consumer.handles("*")(handler_of(driver, do))
-        case "batch":
-            consumer.handles_batch("*", max_size=2)(batch_handler_of(driver, do))
-        case "job":
-            lease = timedelta(seconds=60)
-            consumer.job("*", lease=lease)(long_handler_of(driver, do))
-        case _:
-            handler: Any = idempotent(consumer="billing")(handler_of(driver, do))
-            consumer.handles("*")(handler)
+    handler = handler_of(driver, do)
+    if kind == "idempotent":
+        handler = idempotent(consumer="billing")(handler)
+    handles(consumer, "*", **KINDS[kind])(handler)
 
 
-CASES: Final = (
-    ("psycopg", "single"),
-    ("psycopg", "job"),
-    ("psycopg2", "batch"),
-    ("psycopg async", "idempotent"),
-    ("asyncpg", "single"),
-    ("asyncpg", "batch"),
-    ("asyncpg", "job"),
-)
+CASES: Final = [
+    pytest.param(*case, id="-".join(case))
+    for case in (
+        ("psycopg", "job"),
+        ("psycopg2", "batch"),
+        ("psycopg async", "idempotent"),
+        ("asyncpg", "single"),
+    )
+]
+WRITES: Final = [pytest.param(writes, id=name) for name, writes in ROUTERS.items()]
+"""The statements that a router sends to the writer, besides flushes."""
 CASES_AND_ROUTERS: Final = pytest.mark.parametrize(
     ("driver", "kind", "writes"),
-    in_turn(
-        [pytest.param(*case, id="-".join(case)) for case in CASES],
-        [pytest.param(writes, id=name) for name, writes in ROUTERS.items()],
-    ),
+    [
+        *in_turn(CASES, WRITES),
+        *(
+            pytest.param(
+                *case, ROUTERS[name], id=f"{case}-{name}", marks=pytest.mark.variant
+            )
+            for case in (
+                ("psycopg", "single"),
+                ("asyncpg", "batch"),
+                ("asyncpg", "job"),
+            )
+            for name in ROUTERS
+        ),
+    ],
 )
+DRIVERS_AND_ROUTERS: Final = pytest.mark.parametrize(
+    ("driver", "writes"), in_turn(["psycopg", "asyncpg"], WRITES)
+)
+EACH_ROUTER: Final = pytest.mark.parametrize("writes", WRITES)
 
 
 async def settle(
@@ -247,7 +262,7 @@ async def test_a_commit_that_fails_undoes_receipt_and_effects_together(
     assert receipts(url) == len(messages)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@DRIVERS_AND_ROUTERS
 async def test_the_guards_receipt_commits_with_what_is_flushed(
     url: str, driver: str, writes: Any
 ) -> None:
@@ -303,7 +318,7 @@ async def test_a_second_connection_that_can_write_is_refused_by_name(
     assert (effects(url), receipts(url)) == ([], 0)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@DRIVERS_AND_ROUTERS
 async def test_the_guard_refuses_a_block_that_reads_where_it_could_write(
     url: str, driver: str, writes: Any
 ) -> None:
@@ -315,6 +330,7 @@ async def test_the_guard_refuses_a_block_that_reads_where_it_could_write(
     assert (effects(url), receipts(url)) == ([], 0)
 
 
+@EACH_ROUTER
 async def test_the_guard_refuses_a_session_that_has_read_where_it_could_write(
     url: str, writes: Any
 ) -> None:
@@ -328,6 +344,7 @@ async def test_the_guard_refuses_a_session_that_has_read_where_it_could_write(
     assert receipts(url) == 0
 
 
+@EACH_ROUTER
 async def test_what_a_block_reads_after_the_guard_is_refused_at_the_commit(
     url: str, writes: Any
 ) -> None:
@@ -384,7 +401,7 @@ async def test_dead_letters_and_their_retries_need_only_the_writer(
     assert (effects(url), receipts(url)) == (["0"], 1)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@DRIVERS_AND_ROUTERS
 async def test_missing_partitions_are_made_on_the_writer(
     url: str, replica: str, driver: str, writes: Any
 ) -> None:
@@ -416,17 +433,7 @@ async def test_asking_a_router_for_its_engine_changes_nothing_in_the_context(
     assert not has_written.get()
 
 
-async def test_a_duplicate_is_found_on_the_writer(url: str, writes: Any) -> None:
-    (message,) = numbered(1)
-    async with routed(url, "psycopg", writes) as sessions:
-        first = await settle(sessions, "psycopg", "single", write, message)
-        again = await settle(sessions, "psycopg", "single", write, message)
-
-    assert any(isinstance(event, MessageHandled) for event in first)
-    assert any(isinstance(event, DuplicateSkipped) for event in again)
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@DRIVERS_AND_ROUTERS
 async def test_the_pool_that_limits_handlers_is_the_writers(
     url: str, driver: str, writes: Any
 ) -> None:
@@ -466,20 +473,6 @@ async def test_the_inboxs_tables_can_be_bound_like_any_others(
         await settle(sessions, driver, "single", write, *numbered(1))
 
     assert (effects(url), receipts(url)) == (["0"], 1)
-
-
-async def test_binds_of_two_engines_for_one_database_are_refused(url: str) -> None:
-    async with (
-        sessions_by(url, "psycopg") as sessions,
-        sessions_by(url, "psycopg") as others,
-    ):
-        sessions.configure(binds={Effect: others.kw["bind"]})
-
-        await settle(sessions, "psycopg", "single", write, *numbered(1))
-
-    ((reason, _),) = dead_letters(url)
-    assert "through two connections" in reason
-    assert (effects(url), receipts(url)) == ([], 0)
 
 
 async def test_a_sharded_session_is_refused_with_the_remedy(url: str) -> None:

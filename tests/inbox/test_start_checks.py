@@ -11,11 +11,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
-from sqlalchemy.ext.asyncio import (
-    AsyncSession,
-    async_sessionmaker,
-    create_async_engine,
-)
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool, StaticPool
 
@@ -31,11 +27,11 @@ from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import (
     DRIVERS,
     async_sessions_of,
+    consuming,
     handles,
     is_plain,
     running,
     sessions_by,
-    sessions_of,
 )
 from tests.fixtures.dead_letters import find
 from tests.fixtures.sessions import execute
@@ -45,6 +41,7 @@ RECEIPT = "INSERT ON inbox.receipt"
 DEAD_LETTER = "INSERT ON inbox.dead_letter"
 SUSPECT = "DELETE ON inbox.suspect"
 JOB = "UPDATE ON inbox.job"
+LONG = {"lease": timedelta(seconds=5)}
 
 
 def plain(session: Session, message: Message) -> None: ...
@@ -74,26 +71,26 @@ def reader(database_url: str) -> Iterator[str]:
     execute(database_url, f"DROP ROLE {role}")
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_role_that_cannot_write_receipts_is_refused(
-    reader: str, driver: str
+@pytest.mark.parametrize(
+    ("driver", "handler", "terms"),
+    [
+        ("psycopg", plain, {}),
+        ("psycopg async", coroutine, {}),
+        ("asyncpg", coroutine, {}),
+        ("asyncpg", long, LONG),
+    ],
+)
+async def test_a_role_that_cannot_write_what_its_handlers_need_is_refused(
+    reader: str, driver: str, handler: Any, terms: dict[str, Any]
 ) -> None:
-    async with async_sessions_of(reader, driver) as sessions:
+    async with sessions_by(reader, driver) as sessions:
         with pytest.raises(ConfigError, match="GRANT pillarbox_consumer TO") as refused:
-            await consumer_of(sessions).run()
+            await consumer_of(sessions, handler, **terms).run()
 
     said = str(refused.value)
     assert "the role 'reader_" in said
     assert all(lacking in said for lacking in (RECEIPT, DEAD_LETTER, SUSPECT))
-    assert JOB not in said
-
-
-async def test_the_role_of_plain_functions_is_also_checked(reader: str) -> None:
-    with (
-        sessions_of(reader) as sessions,
-        pytest.raises(ConfigError, match=f"lacks {RECEIPT}"),
-    ):
-        await consumer_of(sessions, plain).run()
+    assert (JOB in said) == (handler is long)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -117,18 +114,11 @@ async def test_every_driver_names_what_the_inbox_lacks(
             await consumer_of(sessions, handler).run()
 
 
-async def test_long_handlers_also_need_the_jobs_table(reader: str) -> None:
-    async with async_sessions_of(reader) as sessions:
-        consumer = consumer_of(sessions, long, lease=timedelta(seconds=5))
-        with pytest.raises(ConfigError, match=JOB):
-            await consumer.run()
-
-
 async def test_the_consumers_role_passes_the_check(database_url: str) -> None:
     async with async_sessions_of(as_role(database_url, "pillarbox_consumer")) as it:
         async with running(consumer_of(it)):
             pass
-        async with running(consumer_of(it, long, lease=timedelta(seconds=5))):
+        async with running(consumer_of(it, long, **LONG)):
             pass
 
 
@@ -140,9 +130,7 @@ async def test_read_only_transactions_are_refused(database_url: str) -> None:
 
 
 APP = """
-from sqlalchemy import create_engine, text
-from sqlalchemy.dialects import registry
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 from pillarbox import Consumer
 
@@ -169,66 +157,59 @@ def test_the_process_exits_instead_of_waiting_for_a_privilege(
     assert RECEIPT in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("handler", "settings", "problem"),
+    [
+        (
+            plain,
+            {"max_in_flight": 64},
+            r"max_in_flight=64: needs 64 connections.* has 15 at most \(pool_size=5, "
+            r"max_overflow=10\).* pool_size=64\), or set max_in_flight=15",
+        ),
+        (
+            long,
+            {"max_in_flight": 15, **LONG},
+            "16 connections and 1 for heartbeats",
+        ),
+    ],
+)
 async def test_more_in_flight_than_connections_is_refused_with_both_numbers(
-    database_url: str,
+    handler: Any, settings: dict[str, Any], problem: str, database_url: str
 ) -> None:
-    async with async_sessions_of(database_url) as sessions:
-        with pytest.raises(ConfigError) as refused:
-            await consumer_of(sessions, max_in_flight=64).run()
-        async with running(consumer_of(sessions, max_in_flight=15)):
-            pass
-
-    said = str(refused.value)
-    assert "max_in_flight=64: needs 64 connections" in said
-    assert "has 15 at most (pool_size=5, max_overflow=10)" in said
-    assert "pool_size=64), or set max_in_flight=15" in said
-
-
-async def test_heartbeats_of_long_handlers_need_another_connection(
-    database_url: str,
-) -> None:
-    lease = timedelta(seconds=5)
-    async with async_sessions_of(database_url) as sessions:
-        with pytest.raises(ConfigError, match=r"16 connections and 1 for heartbeats"):
-            await consumer_of(sessions, long, lease=lease, max_in_flight=15).run()
-        async with running(consumer_of(sessions, long, lease=lease, max_in_flight=14)):
-            pass
-        async with running(consumer_of(sessions, long, lease=lease)):
-            pass
-
-
-async def test_a_batch_needs_one_connection(database_url: str) -> None:
-    async with async_sessions_of(database_url) as sessions:
-        consumer = consumer_of(sessions, many, batch=100, max_in_flight=200)
-        async with running(consumer):
-            pass
+    driver = "psycopg" if handler is plain else "asyncpg"
+    async with sessions_by(database_url, driver) as sessions:
+        with pytest.raises(ConfigError, match=problem):
+            await consumer_of(sessions, handler, **settings).run()
 
 
 @pytest.mark.parametrize(
-    "pool",
+    ("pool", "handler", "settings"),
     [
-        {"poolclass": NullPool},
-        {"pool_size": 0},
-        {"max_overflow": -1},
-        {"pool_size": 64, "max_overflow": 0},
+        ({}, coroutine, {"max_in_flight": 15}),
+        ({}, long, {"max_in_flight": 14, **LONG}),
+        ({}, long, LONG),
+        ({}, many, {"batch": 100, "max_in_flight": 200}),
+        ({"poolclass": NullPool}, coroutine, {"max_in_flight": 64}),
+        ({"pool_size": 0}, coroutine, {"max_in_flight": 64}),
+        ({"max_overflow": -1}, coroutine, {"max_in_flight": 64}),
+        ({"pool_size": 64, "max_overflow": 0}, coroutine, {"max_in_flight": 64}),
     ],
-    ids=str,
 )
 async def test_a_pool_that_is_large_enough_is_accepted(
-    pool: dict[str, Any], database_url: str
+    pool: dict[str, Any], handler: Any, settings: dict[str, Any], database_url: str
 ) -> None:
-    engine = create_async_engine(sqlalchemy_url(database_url), **pool)
-    sessions = async_sessionmaker(engine)
-    async with running(consumer_of(sessions, max_in_flight=64)):
+    async with (
+        sessions_by(database_url, "psycopg async", pool) as sessions,
+        running(consumer_of(sessions, handler, **settings)),
+    ):
         pass
-    await engine.dispose()
 
 
 async def test_one_connection_for_all_handlers_is_refused(database_url: str) -> None:
-    engine = create_engine(sqlalchemy_url(database_url), poolclass=StaticPool)
-    with pytest.raises(ConfigError, match=r"has 1 at most \(StaticPool\)"):
-        await consumer_of(sessionmaker(engine), plain, max_in_flight=2).run()
-    engine.dispose()
+    pool = {"poolclass": StaticPool}
+    async with sessions_by(database_url, "psycopg", pool) as sessions:
+        with pytest.raises(ConfigError, match=r"has 1 at most \(StaticPool\)"):
+            await consumer_of(sessions, plain, max_in_flight=2).run()
 
 
 async def test_the_default_limits_fit_the_pool(database_url: str) -> None:
@@ -248,11 +229,8 @@ async def test_the_default_limits_fit_the_pool(database_url: str) -> None:
         at_work.discard(message.id)
 
     source = MemorySource(*(Message("orders", b"") for _ in range(60)))
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="billing")
-        consumer.handles("orders")(handle)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled, 60)
+    async with consuming(database_url, source, handle) as events:
+        await events.wait_for(MessageHandled, 60)
     assert most == 14
 
 
@@ -286,39 +264,24 @@ def unknown_driver(database_url: str) -> Iterator[sessionmaker[Session]]:
 KNOWN = r"driver 'pg8000' .* use one of psycopg, psycopg2, asyncpg"
 
 
-async def test_a_consumer_refuses_a_driver_that_it_does_not_know(
+async def test_a_driver_that_the_inbox_does_not_know_is_refused(
     unknown_driver: sessionmaker[Session],
 ) -> None:
+    message, handle = Message("t", b""), idempotent(consumer="c")(plain)
     with pytest.raises(ConfigError, match=KNOWN):
         await consumer_of(unknown_driver, plain).run()
-
-
-async def test_a_retry_of_dead_letters_refuses_a_driver_that_it_does_not_know(
-    unknown_driver: sessionmaker[Session],
-) -> None:
     async with consumer_of(unknown_driver, plain).retrier() as retrier:
         with pytest.raises(ConfigError, match=KNOWN):
             await find(retrier, Criteria())
-
-
-def test_the_guard_refuses_a_driver_that_it_does_not_know(
-    unknown_driver: sessionmaker[Session],
-) -> None:
-    handle = idempotent(consumer="c")(plain)
-    message = Message("t", b"")
-
     with unknown_driver.begin() as session, pytest.raises(ConfigError, match=KNOWN):
         guard(session, message.id, consumer="c").__enter__()
     with unknown_driver.begin() as session, pytest.raises(ConfigError, match=KNOWN):
         handle(session, message)
-
-
-def test_the_guard_names_another_database_system() -> None:
     with (
         Session(create_engine("sqlite://")) as session,
         pytest.raises(ConfigError, match="of sqlite is not supported"),
     ):
-        guard(session, Message("t", b"").id, consumer="c").__enter__()
+        guard(session, message.id, consumer="c").__enter__()
 
 
 def test_the_writer_works_with_any_driver(

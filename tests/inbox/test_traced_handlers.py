@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +20,6 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob
 from inbox.receipt import ForeignId
 from inbox.sources.memory import MemorySource
-from inbox.webhook import webhook_app
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Outcome
 from outbox.retry import RetryPolicy
@@ -30,12 +28,11 @@ from pillarbox import Consumer, DeadLetter, Message, RetryLater, add, guard, ide
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
+    consuming,
     running,
-    sessions_by,
     sessions_of,
 )
 from tests.fixtures.dead_letters import find
-from tests.fixtures.http import SECRET
 from tests.fixtures.spans import (
     Record,
     Spans,
@@ -44,8 +41,9 @@ from tests.fixtures.spans import (
     parent_of,
     traceparent_of,
 )
-from tests.fixtures.webhook import post, request_of, served
+from tests.fixtures.webhook import hook_app, post, request_of, served
 
+LONG: Any = {"lease": timedelta(seconds=30)}
 TRACE, PARENT = int(TRACEPARENT[3:35], 16), int(TRACEPARENT[36:52], 16)
 
 
@@ -66,11 +64,8 @@ async def test_the_span_of_a_handler_continues_the_messages_trace(
     database_url: str, spans: Spans
 ) -> None:
     one = message()
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(one), sessions, name="billing")
-        consumer.handles("orders")(accept)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    async with consuming(database_url, MemorySource(one), accept) as events:
+        await events.wait_for(MessageHandled)
     span = spans.one("process orders")
     assert span.kind is SpanKind.CONSUMER
     assert (context_of(span).trace_id, parent_of(span)) == (TRACE, PARENT)
@@ -112,13 +107,10 @@ async def test_a_message_without_a_trace_begins_one(
     database_url: str, spans: Spans
 ) -> None:
     malformed = message(headers={"traceparent": "00-none"})
-    async with async_sessions_of(database_url) as sessions:
-        source = MemorySource(Message("orders", b""), malformed)
-        consumer = Consumer(source, sessions, name="billing")
-        consumer.handles("orders")(accept)
-        with spans.tracer.start_as_current_span("start"):
-            async with running(consumer) as events:
-                await events.wait_for(MessageHandled, 2)
+    source = MemorySource(Message("orders", b""), malformed)
+    with spans.tracer.start_as_current_span("start"):
+        async with consuming(database_url, source, accept) as events:
+            await events.wait_for(MessageHandled, 2)
     roots = [span.parent for span in spans.named("process orders")]
     assert roots == [None, None]
 
@@ -130,11 +122,8 @@ async def test_a_plain_function_has_its_span_in_its_thread(
         with spans.tracer.start_as_current_span("work"):
             add(session, Message("bills", 1))
 
-    with sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(message()), sessions, name="billing")
-        consumer.handles("orders")(handle)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    async with consuming(database_url, MemorySource(message()), handle) as events:
+        await events.wait_for(MessageHandled)
     processed, work = spans.one("process orders"), spans.one("work")
     assert parent_of(work) == context_of(processed).span_id
     assert parent_of(spans.one("create bills")) == context_of(work).span_id
@@ -146,14 +135,10 @@ async def test_each_attempt_retry_and_dead_letter_has_a_span(
     async def fail(session: AsyncSession, message: Message) -> None:
         raise ValueError("no such shop")
 
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(
-            MemorySource(message()), sessions, name="billing", retry=QUICK
-        )
-        consumer.handles("orders")(fail)
-        async with running(consumer) as events:
-            (given_up,) = await events.wait_for(MessageDeadLettered)
-            retried = events.of(HandlerFailed)
+    source = MemorySource(message())
+    async with consuming(database_url, source, fail, retry=QUICK) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+    retried = events.of(HandlerFailed)
     attempts = spans.named("process orders")
     assert [outcome(span) for span in attempts] == ["failed"] * 3
     for span in attempts:
@@ -185,34 +170,15 @@ async def test_a_handler_that_asks_for_a_retry_has_not_failed(
         if calls == 1:
             raise RetryLater(timedelta(milliseconds=10))
 
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(message()), sessions, name="billing")
-        consumer.handles("orders")(later)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-            assert len(events.of(RetryRequested)) == 1
+    async with consuming(database_url, MemorySource(message()), later) as events:
+        await events.wait_for(MessageHandled)
+    assert len(events.of(RetryRequested)) == 1
     first, second = spans.named("process orders")
     assert (outcome(first), outcome(second)) == ("retry", "handled")
     retry = spans.one("postpone orders")
     assert attributes_of(retry)["pillarbox.retry_delay"] == 0.01
     for span in (first, retry):
         assert span.status.status_code is StatusCode.UNSET
-
-
-async def test_the_span_of_a_duplicate_has_that_outcome(
-    database_url: str, spans: Spans
-) -> None:
-    one = message()
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(one, one), sessions, name="billing")
-        consumer.handles("orders")(accept)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-            await events.wait_for(DuplicateSkipped)
-    assert sorted(map(outcome, spans.named("process orders"))) == [
-        "duplicate",
-        "handled",
-    ]
 
 
 async def test_a_retried_dead_letter_is_handled_in_its_own_trace(
@@ -252,11 +218,9 @@ async def test_a_batch_handler_has_one_span_linked_to_each_message(
         sizes.append(len(messages))
         add(session, Message("bills", len(messages)))
 
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(*batch), sessions, name="billing")
-        consumer.handles_batch("orders", max_size=100)(handle)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled, 20)
+    source, terms = MemorySource(*batch), {"batch": 100}
+    async with consuming(database_url, source, handle, terms) as events:
+        await events.wait_for(MessageHandled, 20)
     processed, made = spans.named("process orders"), spans.named("create bills")
     linked = [link.context.trace_id for span in processed for link in span.links]
     assert sorted(linked) == list(range(1, 21))
@@ -275,29 +239,13 @@ async def test_a_long_handler_has_one_span_over_all_its_transactions(
             async with job.transaction() as session:
                 add(session, Message("bills", n))
 
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(message()), sessions, name="reports")
-        consumer.job("orders", lease=timedelta(seconds=30))(report)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    source = MemorySource(message())
+    async with consuming(database_url, source, report, LONG) as events:
+        await events.wait_for(MessageHandled)
     processed = spans.one("process orders")
     assert (context_of(processed).trace_id, parent_of(processed)) == (TRACE, PARENT)
     made = spans.named("create bills")
     assert [parent_of(span) for span in made] == [context_of(processed).span_id] * 2
-
-
-async def test_the_span_of_a_failed_long_handler_has_that_outcome(
-    database_url: str, spans: Spans
-) -> None:
-    async def report(job: AsyncJob, message: Message) -> None:
-        raise DeadLetter("no such report")
-
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(message()), sessions, name="reports")
-        consumer.job("orders", lease=timedelta(seconds=30))(report)
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-    assert outcome(spans.one("process orders")) == "failed"
 
 
 async def test_a_timed_out_long_handler_has_failed_and_a_stopped_one_has_not(
@@ -309,21 +257,13 @@ async def test_a_timed_out_long_handler_has_failed_and_a_stopped_one_has_not(
         started.set()
         await asyncio.Event().wait()
 
-    lease, brief = timedelta(seconds=30), timedelta(milliseconds=50)
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(message()), sessions, name="reports")
-        consumer.job("orders", lease=lease)(wait)
-        async with running(consumer):
-            await started.wait()
-        consumer = Consumer(
-            MemorySource(message(topic="late")),
-            sessions,
-            name="reports",
-            retry=RetryPolicy(max_attempts=1),
-        )
-        consumer.job("late", lease=lease, time_limit=brief)(wait)
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
+    async with consuming(database_url, MemorySource(message()), wait, LONG):
+        await started.wait()
+    source = MemorySource(message(topic="late"))
+    terms = {"time_limit": timedelta(milliseconds=50), **LONG}
+    once = RetryPolicy(max_attempts=1)
+    async with consuming(database_url, source, wait, terms, retry=once) as events:
+        await events.wait_for(MessageDeadLettered)
     stopped, late = spans.one("process orders"), spans.one("process late")
     assert (outcome(stopped), outcome(late)) == ("cancelled", "failed")
     assert stopped.status.status_code is StatusCode.UNSET
@@ -351,20 +291,20 @@ def test_an_idempotent_handler_has_a_span_wherever_it_is_called(
     assert said == (traceparent_of(found[0]) if times == 1 else None)
 
 
-async def test_an_idempotent_handler_of_a_consumer_has_one_span_for_each_delivery(
-    database_url: str, spans: Spans
-) -> None:
-    @idempotent(consumer="billing")
-    async def bill(session: AsyncSession, message: Message) -> None:
-        add(session, Message("bills", 1))
+async def add_bill(session: AsyncSession, message: Message) -> None:
+    add(session, Message("bills", 1))
 
+
+@pytest.mark.parametrize(
+    "handler", [add_bill, idempotent(consumer="billing")(add_bill)]
+)
+async def test_each_delivery_has_one_span_and_a_duplicates_says_so(
+    handler: Any, database_url: str, spans: Spans
+) -> None:
     one = message()
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(one, one), sessions, name="billing")
-        consumer.handles("orders")(bill)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-            await events.wait_for(DuplicateSkipped)
+    async with consuming(database_url, MemorySource(one, one), handler) as events:
+        await events.wait_for(MessageHandled)
+        await events.wait_for(DuplicateSkipped)
     found = spans.named("process orders")
     assert sorted(map(outcome, found)) == ["duplicate", "handled"]
     (handled,) = (span for span in found if outcome(span) == "handled")
@@ -379,11 +319,9 @@ async def test_guards_of_several_consumers_in_one_handler_have_their_own_spans(
             async with guard(session, message.id, consumer=consumer):
                 pass
 
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(message()), sessions, name="shop")
-        consumer.handles("orders")(handle)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    source = MemorySource(message())
+    async with consuming(database_url, source, handle, name="shop") as events:
+        await events.wait_for(MessageHandled)
     delivery = spans.one("process orders")
     assert outcome(delivery) == "handled"
     inner = spans.named("process")
@@ -449,7 +387,7 @@ async def test_a_webhook_is_handled_in_the_senders_trace(
 ) -> None:
     one = message()
     async with async_sessions_of(database_url) as sessions:
-        app = webhook_app(accept, sessions, name="billing", secrets=[SECRET])
+        app = hook_app(accept, sessions)
         async with served(app) as hook:
             for _ in range(2):
                 status, *_ = await post(hook, request_of(one), one.payload)
@@ -474,13 +412,8 @@ async def test_a_failing_attributes_function_is_logged_and_fails_no_handler(
         raise RuntimeError("not describable")
 
     record(attributes=describe)
-    async with AsyncExitStack() as stack:
-        driver = "psycopg async" if handler is accept else "psycopg"
-        sessions = await stack.enter_async_context(sessions_by(database_url, driver))
-        consumer = Consumer(MemorySource(message()), sessions, name="billing")
-        consumer.handles("orders")(handler)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    async with consuming(database_url, MemorySource(message()), handler) as events:
+        await events.wait_for(MessageHandled)
     assert "TracingFailed" in caplog.text
     assert "not describable" in caplog.text
 
@@ -498,12 +431,9 @@ async def test_a_task_that_a_handler_leaves_running_keeps_its_trace(
     async def handle(session: AsyncSession, message: Message) -> None:
         left.add(asyncio.create_task(later()))
 
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(message()), sessions, name="billing")
-        consumer.handles("orders")(handle)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-            await done.wait()
+    async with consuming(database_url, MemorySource(message()), handle) as events:
+        await events.wait_for(MessageHandled)
+        await done.wait()
     assert context_of(spans.one("later")).trace_id == TRACE
 
 

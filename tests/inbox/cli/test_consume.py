@@ -2,6 +2,8 @@
 
 import re
 import signal
+import sys
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -10,8 +12,15 @@ from outbox.cli.main import main
 from pillarbox import Message
 from tests.fixtures.consumers import numbered
 from tests.fixtures.sessions import execute
-from tests.fixtures.site import Site
+from tests.fixtures.site import APP, Site
 from tests.fixtures.waiting import wait_for
+
+CONSUMER = "shop_app:consumer"
+PAYLOADS_LEFT = """
+    SELECT convert_from(payload, 'UTF8') FROM inbox.message
+      JOIN inbox.delivery_status USING (seq, created_at)
+     WHERE acked_at IS NULL
+"""
 
 
 async def test_sigterm_lets_handlers_finish_and_exits_with_0(site: Site) -> None:
@@ -58,47 +67,72 @@ async def test_a_hanging_handler_does_not_keep_the_process_from_exiting(
     assert site.unacked() == 1
 
 
-async def test_messages_of_a_killed_consumer_are_handled_once_by_the_next(
-    site: Site,
-) -> None:
-    await site.publish(Message("orders", b"wait", key="key 0"), *numbered(5))
-    with psycopg.connect(site.url, autocommit=True) as gate:
-        gate.execute("SELECT pg_advisory_lock(1)")
-        process = site.run()
-        process.wait_for_log("waiting")
-        process.kill()
-    site.run()
-    wait_for("all is handled", lambda: site.unacked() == 0)
-    assert site.effects() == ["wait", "0", "1", "2", "3", "4"]
+async def test_once_handles_what_is_waiting_and_exits(site: Site) -> None:
+    numbers = numbered(20, keys=5)
+    bulk, later = Message("bulk.a", b"bulk"), Message("orders", b"later", key="k")
+    await site.publish(*numbers, bulk, later, Message("orders", b"exit"))
+    process = site.run(CONSUMER, "--once", INTERVALS="idle=0.5")
+    # A retry that is due later isn't waited for.
+    assert process.wait(60) == 0, process.log()
+    assert sorted(site.effects()) == sorted([*map(str, range(20)), "bulk"])
+    assert sorted(execute(site.url, PAYLOADS_LEFT)) == [("exit",), ("later",)]
+    assert "the handler raised SystemExit: 0" in process.log()
+
+    await site.publish(Message("orders", b"bad"), Message("orders", b"good"))
+    process = site.run(CONSUMER, "--once", INTERVALS="idle=0.5")
+    assert process.wait(60) == 1, process.log()
+    assert "good" in site.effects()
+    assert execute(site.url, "SELECT error_reason FROM inbox.dead_letter") == [
+        ("DeadLetter: it is bad",)
+    ]
+
+
+async def test_only_the_named_queues_are_served(site: Site) -> None:
+    await site.publish(Message("orders", b"order"), Message("bulk.a", b"bulk"))
+    process = site.run(CONSUMER, "--queue=batch=3", "--once", INTERVALS="idle=0.5")
+    assert process.wait(60) == 0, process.log()
+    assert site.effects() == ["bulk"]
+    assert execute(site.url, PAYLOADS_LEFT) == [("order",)]
+    process = site.run(CONSUMER, "--queue", "default", "--queue", "batch=2")
+    both = ["bulk", "order"]
+    wait_for("both are served", lambda: sorted(site.effects()) == both, seconds=60)
 
 
 @pytest.mark.parametrize(
-    ("path", "variables", "words"),
+    ("path", "options", "words"),
     [
-        ("shop_app:broken", {}, "should be a Consumer"),
-        ("shop_app:fail", {}, "'fail' raised LookupError: no such setting"),
-        ("no_such:consumer", {}, "No module named 'no_such'"),
-        ("shop_app:consumer", {"TEST_BROKER": "x://y"}, "no source for the scheme"),
-        ("shop_app:consumer", {"TEST_BROKER": ""}, "URL of the source is empty"),
-        (
-            "shop_app:consumer",
-            {"TEST_BROKER": "redis://127.0.0.1:1"},
-            "can't be reached",
-        ),
-        (
-            "shop_app:consumer",
-            {"TEST_URL": "postgresql://127.0.0.1:1/x"},
-            "can't read the inbox",
-        ),
+        ("shop_app:broken", [], "should be a Consumer"),
+        ("shop_app:fail", [], "'fail' raised LookupError: no such setting"),
+        (CONSUMER, [], "can't read the inbox"),
+        (CONSUMER, ["--queue=batch=0"], "weight 0 of queue 'batch': must be a whole"),
+        (CONSUMER, ["--queue=batch=-1"], "weight -1 of queue 'batch'"),
+        (CONSUMER, ["--queue=batch=two"], "weight 'two' is not a whole number"),
+        (CONSUMER, ["--queue=batch", "--queue=batch=2"], "'batch' was named before"),
+        (CONSUMER, ["--queue=bacth"], "queue 'bacth': no handler is registered"),
+        (CONSUMER, ["--watchdog=-1s"], "'--watchdog': '-1s': write 90s"),
+        (CONSUMER, ["--listen=99999"], "listen=99999: not an address"),
+        (CONSUMER, ["--listen=::1:80"], "listen=::1:80: not an address"),
     ],
 )
 def test_an_error_at_start_prints_one_line_and_exits_with_2(
-    site: Site, path: str, variables: dict[str, str], words: str
+    path: str,
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    process = site.run(path, **variables)
-    assert process.wait() == 2
-    # Dead letters may have been retried before the broker was found unavailable.
-    (line,) = (line for line in process.log().splitlines() if " INFO " not in line)
+    (tmp_path / "shop_app.py").write_text(APP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop_app", raising=False)
+    monkeypatch.setenv("TEST_URL", "postgresql://127.0.0.1:1/x")
+    monkeypatch.setenv("TEST_BROKER", "memory://")
+
+    assert main(["consume", path, *options]) == 2
+
+    # Dead letters may have been retried before the database was found unavailable.
+    said = capsys.readouterr().err.splitlines()
+    (line,) = (line for line in said if " INFO " not in line)
     assert words in line
 
 

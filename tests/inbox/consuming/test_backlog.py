@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pytest
+
 from inbox.consuming.backlog import Backlog
 
 
@@ -55,25 +57,15 @@ def test_a_waiting_key_holds_back_its_current_and_later_messages() -> None:
     assert backlog.seconds_until_due() is None
 
 
-def test_a_key_waits_for_its_longest_wait() -> None:
+@pytest.mark.parametrize("waits", [(5, 1), (1, 5)])
+def test_a_key_waits_once_for_its_longest_wait(waits: tuple[int, int]) -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
-    backlog.defer(Item(1, "a"), 5)
-    backlog.defer(Item(2, "a"), 1)
+    for place, wait in enumerate(waits, 1):
+        backlog.defer(Item(place, "a"), wait)
     clock.now += 4
     assert take_all(backlog) == []
     clock.now += 1
-    assert take_all(backlog) == [1, 2]
-
-
-def test_the_longest_wait_of_a_key_ends_once() -> None:
-    clock = Clock()
-    backlog: Backlog[Item] = Backlog(clock)
-    backlog.defer(Item(1, "a"), 1)
-    backlog.defer(Item(2, "a"), 5)
-    clock.now += 1
-    assert take_all(backlog) == []
-    clock.now += 4
     assert take_all(backlog) == [1, 2]
 
 

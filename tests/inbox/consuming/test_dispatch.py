@@ -110,9 +110,12 @@ async def test_a_line_whose_task_is_cancelled_before_a_stop_is_an_error() -> Non
     assert work.begun == ["a1"]
 
 
-async def test_messages_without_a_key_do_not_wait() -> None:
-    work = Work(max_in_flight=3)
-    work.dispatcher.accept([delivery("1"), delivery("2"), delivery("3")])
+@pytest.mark.parametrize(("key", "in_order"), [(None, True), ("a", False)])
+async def test_without_a_key_or_without_order_messages_do_not_wait(
+    key: str | None, in_order: bool
+) -> None:
+    work = Work(max_in_flight=3, in_order=in_order)
+    work.dispatcher.accept([delivery(name, key) for name in "123"])
     await work.until(lambda: work.begun == ["1", "2", "3"])
     work.end("1", "2", "3")
     await work.dispatcher.stop(HOUR)
@@ -142,15 +145,15 @@ async def test_parked_messages_free_slots_until_too_many_wait() -> None:
 
 
 async def test_a_stop_waits_for_running_handlers_and_releases_the_rest() -> None:
-    work = Work()
-    last = delivery("a2", "a")
+    work = Work(max_in_flight=1, max_waiting=5, max_lines=3)
+    last, slotless = delivery("a2", "a"), delivery("c1")
     parked, behind = delivery("park b", "b"), delivery("b2", "b")
-    work.dispatcher.accept([delivery("a1", "a"), last, parked, behind])
+    work.dispatcher.accept([delivery("a1", "a"), last, parked, behind, slotless])
     await work.until(lambda: len(work.begun) == 2)
     stopping = asyncio.create_task(work.dispatcher.stop(HOUR))
     await work.dispatcher.stopping.wait()
     work.end("a1")
-    assert await stopping == [last, parked, behind]
+    assert await stopping == [last, parked, behind, slotless]
     assert work.done == ["a1"]
 
 
@@ -179,18 +182,6 @@ async def test_an_internal_error_is_not_swallowed() -> None:
         await work.dispatcher.wait_for_room()
 
 
-async def test_a_stop_releases_messages_that_wait_for_a_slot() -> None:
-    work = Work(max_in_flight=1, max_waiting=3, max_lines=3)
-    late = [delivery("b1"), delivery("c1")]
-    work.dispatcher.accept([delivery("a1"), *late])
-    await work.until(lambda: work.begun == ["a1"])
-    stopping = asyncio.create_task(work.dispatcher.stop(HOUR))
-    await work.dispatcher.stopping.wait()
-    work.end("a1")
-    assert await stopping == late
-    assert work.begun == work.done == ["a1"]
-
-
 async def test_messages_of_a_tenant_at_its_limit_take_no_room_from_others() -> None:
     work = Work(max_in_flight=3, max_waiting=5, max_per_tenant=1)
     work.dispatcher.accept([delivery(f"a{n}", tenant="a") for n in range(3)])
@@ -215,14 +206,6 @@ async def test_a_tenants_long_backlog_is_reported_before_it_fills_the_buffer() -
     await work.dispatcher.stop(NOW)
 
 
-async def test_without_order_each_message_has_its_own_line() -> None:
-    work = Work(max_in_flight=2, in_order=False)
-    work.dispatcher.accept([delivery("a1", "a"), delivery("a2", "a")])
-    await work.until(lambda: work.begun == ["a1", "a2"])
-    work.end("a1", "a2")
-    await work.dispatcher.stop(HOUR)
-
-
 def large(size: int) -> Delivery:
     return MemoryDelivery(MemorySource(), Message("large", bytes(size)), 0)
 
@@ -240,16 +223,9 @@ async def test_payloads_reserve_and_release_memory() -> None:
     work.dispatcher.accept([large(5000)])
     assert work.dispatcher.room == 0
 
-    await work.dispatcher.stop(NOW)
-
-
-async def test_memory_of_payloads_is_released_when_their_handlers_finish() -> None:
-    work = Work(max_in_flight=100, max_bytes=1000)
-    work.dispatcher.accept([large(5000)])
-    assert work.dispatcher.room == 0
-
     waiting = asyncio.create_task(work.dispatcher.wait_for_room())
-    await work.until(lambda: work.begun == ["large"])
+    await work.until(lambda: len(work.begun) == 4)
     work.end("large")
-
-    assert await waiting == 100
+    assert await waiting > 0
+    await work.dispatcher.stop(HOUR)
+    assert work.dispatcher.room == 100

@@ -10,7 +10,7 @@ from inbox.events import DeliveriesReceived, DuplicateSkipped, MessageHandled
 from inbox.sources.memory import MemorySource
 from pillarbox import Consumer, Message
 from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.consumers import async_sessions_of, numbered, running
+from tests.fixtures.consumers import async_sessions_of, consuming, numbered, running
 from tests.fixtures.sessions import execute
 
 
@@ -124,22 +124,17 @@ async def test_without_order_messages_of_a_key_do_not_wait_for_each_other(
         await events.wait_for(MessageHandled, 3)
 
 
-async def test_tenants_share_the_prefetched_messages(
-    sessions: async_sessionmaker[AsyncSession],
-) -> None:
-    source = MemorySource(
-        *flood(9, tenant="flood"), Message("bulk", b"", key="k", tenant="other")
-    )
+async def test_tenants_share_the_prefetched_messages(database_url: str) -> None:
+    other = Message("bulk", b"", key="k", tenant="other")
+    source = MemorySource(*flood(9, tenant="flood"), other)
     begun: asyncio.Queue[str | None] = asyncio.Queue()
     gate = asyncio.Semaphore(0)
-    consumer = Consumer(source, sessions, name="billing", max_in_flight=5)
 
-    @consumer.handles("bulk")
     async def handle(session: AsyncSession, message: Message) -> None:
         begun.put_nowait(message.tenant)
         await gate.acquire()
 
-    async with running(consumer) as events:
+    async with consuming(database_url, source, handle, max_in_flight=5) as events:
         for _ in range(5):
             assert await begun.get() == "flood"
         gate.release()

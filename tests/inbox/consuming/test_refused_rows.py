@@ -17,8 +17,8 @@ from inbox.events import (
 )
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from pillarbox import Consumer, Message
-from tests.fixtures.consumers import QUICK, async_sessions_of, running
+from pillarbox import Message
+from tests.fixtures.consumers import QUICK, consuming
 from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
@@ -29,7 +29,9 @@ LONG = "".join(sha256(b"%d" % n).hexdigest() for n in range(100))
 CHECK = "ALTER TABLE inbox.dead_letter ADD CONSTRAINT taken CHECK ({})"
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def accept(session: AsyncSession, message: Message) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("odd", "reason", "kept"),
     [
@@ -47,47 +49,31 @@ CHECK = "ALTER TABLE inbox.dead_letter ADD CONSTRAINT taken CHECK ({})"
     ids=["schema_version", "id"],
 )
 async def test_what_the_table_cannot_hold_is_escaped_or_cut(
-    database_url: str,
-    driver: str,
-    odd: Message,
-    reason: str,
-    kept: tuple[str, int, dict[str, str]],
+    database_url: str, odd: Message, reason: str, kept: tuple[str, int, dict[str, str]]
 ) -> None:
-    source = MemorySource(odd, Message("orders", b"sound"))
-    async with async_sessions_of(database_url, driver) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-        handled: list[bytes] = []
-
-        @consumer.handles("*")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            handled.append(message.payload)
-
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered, timeout=60)
-            await events.wait_for(MessageHandled, timeout=60)
-    assert handled == [b"sound"]
+    sound = Message("orders", b"sound")
+    source = MemorySource(odd, sound)
+    async with consuming(database_url, source, accept, retry=QUICK) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+        (handled,) = await events.wait_for(MessageHandled)
+    assert handled.id == sound.id
     assert events.of(HandlerDatabaseLost) == []
-    assert reason in events.of(MessageDeadLettered)[0].reason
+    assert reason in given_up.reason
     query = "SELECT topic, schema_version, headers, payload FROM inbox.dead_letter"
     assert execute(database_url, query) == [(*kept, b"odd")]
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 async def test_a_long_handler_accepts_text_that_postgresql_cannot_store(
-    database_url: str, driver: str
+    database_url: str,
 ) -> None:
-    odd = Message("or\0ders", b"", key="k\0\ud800", tenant="t\0")
-    source = MemorySource(odd)
-    async with async_sessions_of(database_url, driver) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-        handled: list[Message] = []
+    odd, handled = Message("or\0ders", b"", key="k\0\ud800", tenant="t\0"), []
 
-        @consumer.job("*", lease=timedelta(seconds=30))
-        async def handle(job: AsyncJob, message: Message) -> None:
-            handled.append(message)
+    async def handle(job: AsyncJob, message: Message) -> None:
+        handled.append(message)
 
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled, timeout=60)
+    terms = {"lease": timedelta(seconds=30)}
+    async with consuming(database_url, MemorySource(odd), handle, terms) as events:
+        await events.wait_for(MessageHandled)
     assert handled == [odd]
     query = "SELECT topic, key, tenant, state FROM inbox.job"
     assert execute(database_url, query) == [
@@ -95,7 +81,7 @@ async def test_a_long_handler_accepts_text_that_postgresql_cannot_store(
     ]
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize("driver", ["psycopg async", "asyncpg"])
 async def test_a_refused_row_is_stored_as_a_spare_row_with_its_payload(
     database_url: str, driver: str
 ) -> None:
@@ -108,18 +94,13 @@ async def test_a_refused_row_is_stored_as_a_spare_row_with_its_payload(
         headers={"h": "\0"},
         schema_version=7,
     )
-    source = MemorySource()
-    async with async_sessions_of(database_url, driver) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-
-        @consumer.handles("invoices")
-        async def handle(session: AsyncSession, message: Message) -> None: ...
-
-        async with running(consumer) as events:
-            source.add(message)
-            await events.wait_for(MessageDeadLettered, timeout=60)
-            source.add(message)
-            await events.wait_for(DeadLetterRepeated, timeout=60)
+    source = MemorySource(message)
+    async with consuming(
+        database_url, source, accept, topic="invoices", driver=driver
+    ) as events:
+        await events.wait_for(MessageDeadLettered)
+        source.add(message)
+        await events.wait_for(DeadLetterRepeated)
     assert events.of(HandlerDatabaseLost) == []
     assert len(source.acked) == 2
     query = (
@@ -149,14 +130,8 @@ async def test_a_topic_too_long_for_the_index_is_kept_in_a_spare_row(
     database_url: str,
 ) -> None:
     source = MemorySource(Message(LONG, b"odd"))
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-
-        @consumer.handles("*")
-        async def handle(session: AsyncSession, message: Message) -> None: ...
-
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered, timeout=60)
+    async with consuming(database_url, source, accept) as events:
+        await events.wait_for(MessageDeadLettered)
     query = "SELECT topic, headers, payload, error_reason FROM inbox.dead_letter"
     ((topic, headers, payload, reason),) = execute(database_url, query)
     assert (topic, payload) == (LONG[:200] + "…", b"odd")
@@ -169,16 +144,10 @@ async def test_a_dead_letter_that_cannot_be_stored_at_all_is_retried_until_it_is
 ) -> None:
     execute(database_url, CHECK.format("origin = ''"))
     source = MemorySource(Message("orders", b"", tenant="t"))
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-
-        @consumer.handles("invoices")
-        async def handle(session: AsyncSession, message: Message) -> None: ...
-
-        async with running(consumer) as events:
-            await events.wait_for(HandlerDatabaseLost, timeout=60)
-            execute(database_url, "ALTER TABLE inbox.dead_letter DROP CONSTRAINT taken")
-            await events.wait_for(HandlerDatabaseRecovered, timeout=60)
-            await events.wait_for(MessageDeadLettered, timeout=60)
+    async with consuming(database_url, source, accept, topic="invoices") as events:
+        await events.wait_for(HandlerDatabaseLost)
+        execute(database_url, "ALTER TABLE inbox.dead_letter DROP CONSTRAINT taken")
+        await events.wait_for(HandlerDatabaseRecovered)
+        await events.wait_for(MessageDeadLettered)
     query = "SELECT topic, tenant FROM inbox.dead_letter"
     assert execute(database_url, query) == [("orders", "t")]

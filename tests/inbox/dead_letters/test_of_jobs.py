@@ -1,7 +1,6 @@
 """Dead letters of long handlers can be retried, cancelled and discarded at any time."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Final
 
@@ -15,22 +14,14 @@ from outbox.cli.main import main
 from outbox.dead_letters import Candidate, Criteria, Outcome
 from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, Message, RetryLater
-from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.dead_letters import find, give_up, states
-from tests.fixtures.jobs import LEASE, TOPIC, cancel, consumer_of, job_of, receipts
+from tests.fixtures.effects import receipts
+from tests.fixtures.jobs import LEASE, TOPIC, add_job, cancel, consumer_of, job_of
 from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
 
 PENDING: Final = ("PENDING", 0, "refused")
-
-
-@pytest.fixture(params=["psycopg", "asyncpg"])
-async def sessions(
-    database_url: str, request: pytest.FixtureRequest
-) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
-    async with async_sessions_of(database_url, request.param) as made:
-        yield made
 
 
 class Slow:
@@ -59,15 +50,8 @@ def add_letter(url: str, message: Message) -> None:
 
 
 async def discard(url: str, *options: str) -> int:
-    command = [
-        "dead-letters",
-        "discard",
-        "--side=inbox",
-        *options,
-        "--reason",
-        "a mistake",
-    ]
-    return await asyncio.to_thread(main, [*command, "--database", url])
+    which = ["--side=inbox", *options, "--reason=a mistake", "--database", url]
+    return await asyncio.to_thread(main, ["dead-letters", "discard", *which])
 
 
 def statuses_and_reasons(url: str) -> list[tuple[str, str]]:
@@ -76,119 +60,110 @@ def statuses_and_reasons(url: str) -> list[tuple[str, str]]:
 
 
 async def test_a_cancel_during_a_retry_discards_the_dead_letter(
-    database_url: str, sessions: async_sessionmaker[AsyncSession]
+    url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message, slow, events = Message(TOPIC, b""), Slow(sessions), RecordedEvents()
-    add_letter(database_url, message)
+    add_letter(url, message)
     async with slow.consumer.retrier(notify=events) as retrier:
         candidate = await first_of(retrier)
         retrying = asyncio.create_task(retrier.retry(candidate))
         await slow.begun.wait()
-        assert await cancel(database_url, message, "--reason", "wrong customer") == 0
+        assert await cancel(url, message, "--reason", "wrong customer") == 0
         assert await retrying is Outcome.SKIPPED
         assert await retrier.retry(candidate) is Outcome.SKIPPED
     reason = "its job was cancelled: wrong customer"
-    assert statuses_and_reasons(database_url) == [("DISCARDED", reason)]
-    assert states(database_url, "inbox") == [("DISCARDED", 0, "refused")]
-    assert job_of(database_url)[0] == "cancelled"
+    assert statuses_and_reasons(url) == [("DISCARDED", reason)]
+    assert states(url, "inbox") == [("DISCARDED", 0, "refused")]
+    assert job_of(url)[0] == "cancelled"
     assert len(slow.calls) == 1
     assert [event.id for event in events.of(MessageCancelled)] == [message.id]
 
 
 async def test_a_crash_between_cancel_and_discard_is_completed_by_the_next_retry(
-    database_url: str, sessions: async_sessionmaker[AsyncSession]
+    url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message, slow = Message(TOPIC, b""), Slow(sessions)
-    add_letter(database_url, message)
-    assert await cancel(database_url, message, "--consumer", "reports") == 0
+    add_letter(url, message)
+    assert await cancel(url, message, "--consumer", "reports") == 0
     async with slow.consumer.retrier() as retrier:
         assert await retrier.retry(await first_of(retrier)) is Outcome.SKIPPED
-    assert statuses_and_reasons(database_url) == [
-        ("DISCARDED", "its job was cancelled")
-    ]
+    assert statuses_and_reasons(url) == [("DISCARDED", "its job was cancelled")]
     assert slow.calls == []
 
 
 async def test_a_discard_during_a_retry_is_refused(
-    database_url: str,
+    url: str,
     sessions: async_sessionmaker[AsyncSession],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     message, slow = Message(TOPIC, b""), Slow(sessions)
-    add_letter(database_url, message)
+    add_letter(url, message)
     async with slow.consumer.retrier() as retrier:
         retrying = asyncio.create_task(retrier.retry(await first_of(retrier)))
         await slow.begun.wait()
-        add_letter(database_url, Message(TOPIC, b""))
-        assert await discard(database_url, "--topic=*") == 2
+        add_letter(url, Message(TOPIC, b""))
+        assert await discard(url, "--topic=*") == 2
         said = capsys.readouterr().err
         assert "1 discarded, 1 not" in said
         assert f"pillarbox cancel {message.id} --consumer reports" in said
         slow.proceed.set()
         assert await retrying is Outcome.SUCCEEDED
-    assert statuses_and_reasons(database_url) == [
+    assert statuses_and_reasons(url) == [
         ("DISCARDED", "a mistake"),
         ("SUCCEEDED", None),
     ]
-    assert receipts(database_url) == 2
+    assert receipts(url) == 2
 
 
 @pytest.mark.parametrize("lease", ["NULL", "now() - interval '1 hour'"])
-async def test_a_discard_ends_a_job_that_no_process_runs(
-    lease: str, database_url: str
-) -> None:
+async def test_a_discard_ends_a_job_that_no_process_runs(lease: str, url: str) -> None:
     message = Message(TOPIC, b"")
-    add_letter(database_url, message)
-    execute(
-        database_url,
-        "INSERT INTO inbox.job (message_id, message_at, consumer, lease_until)"
-        f" VALUES ('{message.id}', inbox.moment_of('{message.id}'), 'reports',"
-        f" {lease})",
-    )
-    assert await discard(database_url, "--topic=*") == 0
+    add_letter(url, message)
+    add_job(url, message, lease_until=lease)
+    assert await discard(url, "--topic=*") == 0
     reason = "its dead letter was discarded"
-    assert job_of(database_url) == ["cancelled", 0, 0, reason, True, None]
-    assert receipts(database_url) == 1
+    assert job_of(url) == ["cancelled", 0, 0, reason, True, None]
+    assert receipts(url) == 1
 
 
 async def test_a_dead_letter_discarded_during_a_retry_stays_discarded(
-    database_url: str, sessions: async_sessionmaker[AsyncSession]
+    url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     slow = Slow(sessions)
-    add_letter(database_url, Message(TOPIC, b""))
+    add_letter(url, Message(TOPIC, b""))
     async with slow.consumer.retrier() as retrier:
         retrying = asyncio.create_task(retrier.retry(await first_of(retrier)))
         await slow.begun.wait()
         execute(
-            database_url,
+            url,
             "UPDATE inbox.dead_letter SET status = 'DISCARDED', discard_reason = 'no'",
         )
         slow.proceed.set()
         assert await retrying is Outcome.SKIPPED
-    assert statuses_and_reasons(database_url) == [("DISCARDED", "no")]
+    assert statuses_and_reasons(url) == [("DISCARDED", "no")]
 
 
 async def test_of_two_concurrent_retries_one_is_skipped(
-    database_url: str, sessions: async_sessionmaker[AsyncSession]
+    url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     slow = Slow(sessions)
-    add_letter(database_url, Message(TOPIC, b""))
+    add_letter(url, Message(TOPIC, b""))
     async with slow.consumer.retrier() as one, slow.consumer.retrier() as other:
         candidate = await first_of(one)
         first = asyncio.create_task(one.retry(candidate))
         await slow.begun.wait()
         assert await other.retry(candidate) is Outcome.SKIPPED
-        assert states(database_url, "inbox") == [PENDING]
+        assert states(url, "inbox") == [PENDING]
         slow.proceed.set()
         assert await first is Outcome.SUCCEEDED
     assert len(slow.calls) == 1
 
 
 async def test_a_stopped_retry_leaves_job_and_dead_letter_unchanged(
-    database_url: str, sessions: async_sessionmaker[AsyncSession]
+    url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     slow = Slow(sessions)
-    add_letter(database_url, Message(TOPIC, b""))
+    add_letter(url, Message(TOPIC, b""))
     async with slow.consumer.retrier() as retrier:
         candidate = await first_of(retrier)
         retrying = asyncio.create_task(retrier.retry(candidate))
@@ -196,8 +171,8 @@ async def test_a_stopped_retry_leaves_job_and_dead_letter_unchanged(
         await slow.calls[0].save({"page": 3})
         retrying.cancel()
         await asyncio.wait({retrying})
-        assert job_of(database_url)[:2] == ["failure", 0]
-        assert states(database_url, "inbox") == [PENDING]
+        assert job_of(url)[:2] == ["failure", 0]
+        assert states(url, "inbox") == [PENDING]
 
         slow.proceed.set()
         assert await retrier.retry(candidate) is Outcome.SUCCEEDED
@@ -206,7 +181,7 @@ async def test_a_stopped_retry_leaves_job_and_dead_letter_unchanged(
 
 
 async def test_a_long_handler_that_raises_retry_later_leaves_no_job_open(
-    database_url: str, sessions: async_sessionmaker[AsyncSession]
+    url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
 
@@ -214,8 +189,8 @@ async def test_a_long_handler_that_raises_retry_later_leaves_no_job_open(
     async def render(job: AsyncJob, message: Message) -> None:
         raise RetryLater(timedelta(days=1), "closed on Fridays")
 
-    add_letter(database_url, Message(TOPIC, b""))
+    add_letter(url, Message(TOPIC, b""))
     async with consumer.retrier() as retrier:
         assert await retrier.retry(await first_of(retrier)) is Outcome.FAILED
-    assert states(database_url, "inbox") == [("PENDING", 0, "closed on Fridays")]
-    assert job_of(database_url)[:2] == ["failure", 0]
+    assert states(url, "inbox") == [("PENDING", 0, "closed on Fridays")]
+    assert job_of(url)[:2] == ["failure", 0]

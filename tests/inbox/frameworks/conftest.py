@@ -1,11 +1,11 @@
-"""The database of an application that writes invoices."""
+"""The database of the applications, which write invoices and purchases."""
 
 from collections.abc import Callable
 
 import pytest
 from sqlalchemy import create_engine
 
-from examples.frameworks.billing import Base
+from examples.frameworks import billing, shop
 from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.sessions import execute
 
@@ -13,7 +13,8 @@ from tests.fixtures.sessions import execute
 @pytest.fixture
 def url(database_url: str) -> str:
     engine = create_engine(sqlalchemy_url(database_url))
-    Base.metadata.create_all(engine)
+    for application in (billing, shop):
+        application.Base.metadata.create_all(engine)
     engine.dispose()
     return database_url
 

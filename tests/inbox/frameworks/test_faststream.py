@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 from uuid import UUID
 
 import pytest
@@ -46,6 +47,22 @@ from tests.fixtures.endings import (
 from tests.fixtures.spans import Spans, attributes_of, context_of, parent_of
 from tests.servers.nats import NatsServer
 
+FromContext: TypeAlias = Annotated[AsyncSession, Context("session")]
+
+
+@asynccontextmanager
+async def subscribed(
+    url: str, server: NatsServer, subscriber: Callable[..., Any], **settings: Any
+) -> AsyncIterator[NatsBroker]:
+    """Run a subscriber behind the middleware for the block."""
+    async with async_sessions_of(url) as sessions:
+        middleware = Idempotent(sessions, consumer="billing", **settings)
+        broker = NatsBroker(server.url, middlewares=[middleware])
+        broker.subscriber("orders.placed")(subscriber)
+        async with broker:
+            await broker.start()
+            yield broker
+
 
 async def ask(broker: NatsBroker, id: UUID, order: dict[str, int], **more: str) -> None:
     """Publish, and return once the subscriber has settled the message."""
@@ -59,18 +76,12 @@ async def test_what_outlives_a_subscriber_cannot_go_on_with_its_session(
     url: str, shared_nats: NatsServer
 ) -> None:
     kept: list[AsyncSession] = []
-    async with async_sessions_of(url) as sessions:
-        broker = NatsBroker(
-            shared_nats.url, middlewares=[Idempotent(sessions, consumer="billing")]
-        )
 
-        @broker.subscriber("orders.placed")
-        async def bill(session: Annotated[AsyncSession, Context("session")]) -> None:
-            kept.append(session)
+    async def bill(session: FromContext) -> None:
+        kept.append(session)
 
-        async with broker:
-            await broker.start()
-            await ask(broker, uuid7(), {})
+    async with subscribed(url, shared_nats, bill) as broker:
+        await ask(broker, uuid7(), {})
         with pytest.raises(InvalidRequestError, match="permanently closed"):
             await kept[0].execute(text("SELECT 1"))
 
@@ -81,15 +92,15 @@ async def test_the_result_of_a_duplicate_is_not_published(
     one, two = uuid7(), uuid7()
     billed: list[str] = []
     done = asyncio.Event()
-    async with async_sessions_of(url) as sessions:
-        broker = NatsBroker(
-            shared_nats.url, middlewares=[Idempotent(sessions, consumer="billing")]
-        )
 
-        @broker.subscriber("orders.placed")
-        @broker.publisher("orders.billed", headers={"ce-id": str(uuid7())})
-        async def bill(order: dict[str, int]) -> str:
-            return f"billed {order['order_id']}"
+    async def bill(order: dict[str, int]) -> str:
+        return f"billed {order['order_id']}"
+
+    async with async_sessions_of(url) as sessions:
+        middleware = Idempotent(sessions, consumer="billing")
+        broker = NatsBroker(shared_nats.url, middlewares=[middleware])
+        publishes = broker.publisher("orders.billed", headers={"ce-id": str(uuid7())})
+        broker.subscriber("orders.placed")(publishes(bill))
 
         async with broker, NatsBroker(shared_nats.url) as listening:
 
@@ -119,22 +130,14 @@ async def test_a_handler_cannot_call_an_idempotent_function_of_its_consumer(
     async def bill(session: AsyncSession, message: Message) -> None:
         await session.execute(EFFECT, {"what": "billed"})
 
-    async with async_sessions_of(url) as sessions:
-        middleware = Idempotent(sessions, consumer="billing")
-        broker = NatsBroker(shared_nats.url, middlewares=[middleware])
+    async def handle(order: dict[str, int], session: FromContext) -> None:
+        try:
+            await bill(session, Message("orders.placed", order, id=id))
+        except InvalidReceiptError as error:
+            refused.append(str(error))
 
-        @broker.subscriber("orders.placed")
-        async def handle(
-            order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
-        ) -> None:
-            try:
-                await bill(session, Message("orders.placed", order, id=id))
-            except InvalidReceiptError as error:
-                refused.append(str(error))
-
-        async with broker:
-            await broker.start()
-            await ask(broker, id, {"order_id": 1})
+    async with subscribed(url, shared_nats, handle) as broker:
+        await ask(broker, id, {"order_id": 1})
     assert "a consumer name of its own" in refused[0]
     assert effects(url) == []
     assert receipts(url) == 1
@@ -144,25 +147,14 @@ async def test_a_handler_has_a_span_in_the_trace_of_its_message(
     url: str, shared_nats: NatsServer, spans: Spans
 ) -> None:
     id = uuid7()
-    async with async_sessions_of(url) as sessions:
-        middleware = Idempotent(sessions, consumer="billing")
-        broker = NatsBroker(shared_nats.url, middlewares=[middleware])
+    headers = {"ce-type": "orders.placed", "traceparent": TRACEPARENT}
 
-        @broker.subscriber("orders.placed")
-        async def bill(
-            order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
-        ) -> None:
-            add(session, Message("bills", order))
+    async def bill(order: dict[str, int], session: FromContext) -> None:
+        add(session, Message("bills", order))
 
-        async with broker:
-            await broker.start()
-            for _ in range(2):
-                await ask(
-                    broker,
-                    id,
-                    {"order_id": 1},
-                    **{"ce-type": "orders.placed", "traceparent": TRACEPARENT},
-                )
+    async with subscribed(url, shared_nats, bill) as broker:
+        for _ in range(2):
+            await ask(broker, id, {"order_id": 1}, **headers)
     handled, skipped = spans.named("process orders.placed")
     assert f"{context_of(handled).trace_id:032x}" in TRACEPARENT
     assert parent_of(spans.one("create bills")) == context_of(handled).span_id
@@ -185,40 +177,25 @@ async def test_a_handlers_transaction_can_be_idle_for_max_idle(
     url: str, shared_nats: NatsServer, settings: dict[str, Any], shown: str
 ) -> None:
     limits: list[str] = []
-    async with async_sessions_of(url) as sessions:
-        middleware = Idempotent(sessions, consumer="billing", **settings)
-        broker = NatsBroker(shared_nats.url, middlewares=[middleware])
 
-        @broker.subscriber("orders.placed")
-        async def look(
-            order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
-        ) -> None:
-            limit = text("SHOW idle_in_transaction_session_timeout")
-            limits.append(str(await session.scalar(limit)))
+    async def look(order: dict[str, int], session: FromContext) -> None:
+        limit = text("SHOW idle_in_transaction_session_timeout")
+        limits.append(str(await session.scalar(limit)))
 
-        async with broker:
-            await broker.start()
-            await ask(broker, uuid7(), {"order_id": 1})
+    async with subscribed(url, shared_nats, look, **settings) as broker:
+        await ask(broker, uuid7(), {"order_id": 1})
     assert limits == [shown]
 
 
-def test_an_idle_limit_of_zero_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
+    nothing: Any = None
+    plain: Any = sessionmaker()
     with pytest.raises(ConfigError, match="max_idle=0s: must be"):
-        Idempotent(
-            None,  # type: ignore[arg-type]
-            consumer="billing",
-            max_idle=timedelta(0),
-        )
-
-
-def test_sessions_for_plain_functions_are_refused() -> None:
+        Idempotent(nothing, consumer="billing", max_idle=timedelta(0))
     with pytest.raises(ConfigError, match=r"sessions .*pass SQLAlchemy's async_sess"):
-        Idempotent(sessionmaker(), consumer="billing")  # type: ignore[arg-type]
-
-
-def test_a_consumer_without_name_is_refused() -> None:
+        Idempotent(plain, consumer="billing")
     with pytest.raises(InvalidReceiptError, match="consumer ''"):
-        Idempotent(None, consumer="")  # type: ignore[arg-type]
+        Idempotent(nothing, consumer="")
 
 
 @pytest.mark.parametrize("way", ["list", "channel"])
@@ -234,9 +211,7 @@ async def test_over_redis_the_id_is_in_faststreams_header(
         subscriber: Any = broker.subscriber(**target)
 
         @subscriber  # type: ignore[untyped-decorator]
-        async def bill(
-            order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
-        ) -> None:
+        async def bill(order: dict[str, int], session: FromContext) -> None:
             await session.execute(invoice(order["order_id"]))
             seen.put_nowait(order["order_id"])
 
@@ -316,9 +291,9 @@ def test_an_entry_with_invalid_fields_is_refused() -> None:
 @pytest.mark.filterwarnings(
     "ignore:transaction already deassociated:sqlalchemy.exc.SAWarning"
 )
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize(("driver", "part"), [("psycopg", 0), ("asyncpg", 1)])
 async def test_ending_or_breaking_the_transaction_fails_the_handler(
-    database_url: str, shared_nats: NatsServer, driver: str
+    database_url: str, shared_nats: NatsServer, driver: str, part: int
 ) -> None:
     make_effects(database_url)
     raised: asyncio.Queue[BaseException | None] = asyncio.Queue()
@@ -341,15 +316,13 @@ async def test_ending_or_breaking_the_transaction_fails_the_handler(
         broker = NatsBroker(shared_nats.url, middlewares=[Note, middleware])
 
         @broker.subscriber("orders.spoiled")
-        async def handle(
-            name: str, session: Annotated[AsyncSession, Context("session")]
-        ) -> None:
+        async def handle(name: str, session: FromContext) -> None:
             await session.execute(EFFECT, {"what": "done"})
             await session.run_sync(WAYS[name].do)
 
         async with broker:
             await broker.start()
-            for name, way in WAYS.items():
+            for name, way in [*WAYS.items()][part::2]:
                 headers = {"ce-id": str(uuid7()), "content-type": "application/json"}
                 await broker.publish(
                     json.dumps(name), "orders.spoiled", headers=headers

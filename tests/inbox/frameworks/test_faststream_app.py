@@ -42,12 +42,12 @@ class PrivateBroker:
         asyncio.run(publish())
 
 
-OTHERS = ("nats", "rabbitmq", "confluent")
+OTHERS = ("kafka", "nats", "rabbitmq", "confluent")
 
 
 @pytest.fixture(
     params=[
-        *("redis", "kafka"),
+        "redis",
         *(pytest.param(name, marks=pytest.mark.variant) for name in OTHERS),
     ]
 )

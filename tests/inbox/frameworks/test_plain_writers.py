@@ -4,23 +4,13 @@ import subprocess
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine
 
 from examples.frameworks.psycopg_writer import place
-from examples.frameworks.shop import Base
-from outbox.postgres.connection import conninfo, sqlalchemy_url
+from outbox.postgres.connection import conninfo
 from tests.fixtures.processes import ROOT, command_line
 from tests.fixtures.sessions import execute
 
 EXAMPLES = ROOT / "examples" / "frameworks"
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    engine = create_engine(sqlalchemy_url(database_url))
-    Base.metadata.create_all(engine)
-    engine.dispose()
-    return database_url
 
 
 @pytest.fixture

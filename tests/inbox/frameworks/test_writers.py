@@ -1,4 +1,4 @@
-"""The writers of web frameworks under real servers, with commits that fail."""
+"""Web frameworks under real servers: the guard, and writers whose commits fail."""
 
 import json
 import sys
@@ -7,13 +7,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
-from examples.frameworks.shop import Base
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.schema import metadata
 from outbox.testing.lifetime import free_port
@@ -21,18 +21,10 @@ from pillarbox import Message, add
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.sessions import execute
 
-Post = Callable[[str], int]
+Post = Callable[[object], tuple[int, Any]]
 
 EXAMPLES = "examples.frameworks"
 WRITERS = ("fastapi_writer", "litestar_writer", "django_writer", "flask_writer")
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    engine = create_engine(sqlalchemy_url(database_url))
-    Base.metadata.create_all(engine)
-    engine.dispose()
-    return database_url
 
 
 def saved(url: str) -> tuple[list[str], list[str]]:
@@ -43,8 +35,8 @@ def saved(url: str) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def serving(app: str, url: str, log: Path) -> Iterator[Post]:
-    """Yield a function that places an order and returns the status."""
+def serving(app: str, url: str, log: Path, path: str = "/orders") -> Iterator[Post]:
+    """Yield a function that posts JSON, and returns the status and the answer."""
     port = free_port()
     if app.endswith("flask_writer"):
         line = command_line("flask", "--app", app, "run", f"--port={port}")
@@ -53,18 +45,18 @@ def serving(app: str, url: str, log: Path) -> Iterator[Post]:
     server = RunningProcess(line, log, {"PILLARBOX_DATABASE_URL": url})
     server.wait_for_log(f"unning on http://127.0.0.1:{port}")
 
-    def post(reference: str) -> int:
+    def post(body: object) -> tuple[int, Any]:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/orders",
-            json.dumps({"reference": reference}).encode(),
+            f"http://127.0.0.1:{port}{path}",
+            json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
-                return int(answer.status)
+                return int(answer.status), json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                return error.code
+                return error.code, None
 
     try:
         yield post
@@ -73,29 +65,24 @@ def serving(app: str, url: str, log: Path) -> Iterator[Post]:
         server.wait()
 
 
+@contextmanager
+def placing(app: str, url: str, log: Path) -> Iterator[Callable[[str], int]]:
+    """Yield a function that places an order, and returns the status."""
+    with serving(app, url, log) as post:
+        yield lambda reference: post({"reference": reference})[0]
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_failed_commit_is_reported_to_the_client(
     writer: str, url: str, tmp_path: Path
 ) -> None:
-    with serving(f"{EXAMPLES}.{writer}", url, tmp_path / "log") as post:
+    with placing(f"{EXAMPLES}.{writer}", url, tmp_path / "log") as post:
         assert post("a") == 201
         assert saved(url) == (["a"], ["a"])
         assert post("a") == 409
         assert saved(url) == (["a"], ["a"])
         assert post("b") == 201
     assert saved(url) == (["a", "b"], ["a", "b"])
-
-
-@pytest.mark.parametrize(
-    ("app", "is_logged"), [("late_commit", True), ("late_autocommit", False)]
-)
-def test_the_usual_way_answers_201_and_saves_nothing(
-    app: str, is_logged: bool, url: str, tmp_path: Path
-) -> None:
-    with serving(f"tests.inbox.frameworks.{app}", url, tmp_path / "log") as post:
-        assert [post("a"), post("a")] == [201, 201]
-    assert saved(url) == (["a"], ["a"])
-    assert ("UniqueViolation" in (tmp_path / "log").read_text()) is is_logged
 
 
 def test_djangos_connection_takes_messages_in_an_atomic_block_only(
@@ -141,3 +128,19 @@ def test_flask_sqlalchemy_writes_messages_to_the_engine_of_their_bind_key(
             engine.dispose()
 
     assert saved(url) == (["a"], ["a"])
+
+
+def test_an_event_that_is_sent_again_is_handled_once(
+    url: str, invoices: Callable[[], list[int]], tmp_path: Path
+) -> None:
+    app = f"{EXAMPLES}.fastapi_app"
+    with serving(app, url, tmp_path / "log", path="/events") as post:
+        assert post({"id": "evt_1", "order_id": 1}) == (200, {"handled": True})
+        assert post({"id": "evt_1", "order_id": 1}) == (200, {"handled": False})
+        assert post({"id": "evt_2", "order_id": 2}) == (200, {"handled": True})
+        assert invoices() == [1, 2]
+
+        # An order that can't be billed leaves no receipt: the sender can retry.
+        assert post({"id": "evt_3", "order_id": 2**40}) == (500, None)
+        assert post({"id": "evt_3", "order_id": 3}) == (200, {"handled": True})
+        assert invoices() == [1, 2, 3]

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -15,16 +15,23 @@ from inbox.testing.drain import drain
 from outbox.dead_letters.retry import Candidate, retry_all
 from outbox.errors import ConfigError
 from outbox.testing.postgres import PostgresServer
-from pillarbox import AsyncJob, Consumer, Job, Message, add
-from tests.fixtures.consumers import async_sessions_of, sessions_of
+from pillarbox import Consumer, Message, add
+from tests.fixtures.consumers import async_sessions_of, handles, sessions_of
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
 
 Both: TypeAlias = tuple[async_sessionmaker[AsyncSession], sessionmaker[Session]]
 
 PLACE = "postgresql+psycopg://db.example/{}"
-TOPICS = ("async", "plain", "async.batch", "plain.batch", "async.job", "plain.job")
 LEASE = timedelta(seconds=30)
+TOPICS: dict[str, dict[str, Any]] = {
+    "async": {},
+    "plain": {},
+    "async.batch": {"batch": 5},
+    "plain.batch": {"batch": 5},
+    "async.job": {"lease": LEASE},
+    "plain.job": {"lease": LEASE},
+}
 
 
 @pytest.fixture
@@ -41,34 +48,23 @@ async def test_each_handler_gets_what_its_kind_gets(
     loop = threading.get_ident()
     ran: dict[str, bool] = {}
 
-    def note(topic: str) -> None:
-        ran[topic] = threading.get_ident() == loop
+    def note(messages: Any) -> None:
+        (message,) = messages if isinstance(messages, list) else [messages]
+        ran[message.topic] = threading.get_ident() == loop
 
-    @consumer.handles("async")
-    async def one(session: AsyncSession, message: Message) -> None:
-        await session.execute(text("SELECT 1"))
-        note("async")
+    async def handle_async(session_or_job: Any, messages: Any) -> None:
+        if isinstance(session_or_job, AsyncSession):
+            await session_or_job.execute(text("SELECT 1"))
+        note(messages)
 
-    @consumer.handles("plain")
-    def two(session: Session, message: Message) -> None:
-        session.execute(text("SELECT 1"))
-        note("plain")
+    def handle(session_or_job: Any, messages: Any) -> None:
+        if isinstance(session_or_job, Session):
+            session_or_job.execute(text("SELECT 1"))
+        note(messages)
 
-    @consumer.handles_batch("async.batch", max_size=5)
-    async def three(session: AsyncSession, messages: list[Message]) -> None:
-        note("async.batch")
-
-    @consumer.handles_batch("plain.batch", max_size=5)
-    def four(session: Session, messages: list[Message]) -> None:
-        note("plain.batch")
-
-    @consumer.job("async.job", lease=LEASE)
-    async def five(job: AsyncJob, message: Message) -> None:
-        note("async.job")
-
-    @consumer.job("plain.job", lease=LEASE)
-    def six(job: Job, message: Message) -> None:
-        note("plain.job")
+    for topic, terms in TOPICS.items():
+        is_async = topic.startswith("async")
+        handles(consumer, topic, **terms)(handle_async if is_async else handle)
 
     with both[1].begin() as session:
         add(session, *(Message(topic, {}) for topic in TOPICS))

@@ -10,11 +10,9 @@ from sqlalchemy.exc import OperationalError
 
 from inbox.errors import HandlerTimeoutError
 from inbox.handlers.executor import Terms, prepare
-from inbox.handlers.signature import is_async
-from inbox.idempotent import is_idempotent
 from outbox.errors import ConfigError
-from pillarbox import DeadLetter, Message, RetryLater, idempotent
-from tests.fixtures.waiting import answer_after, let_pass
+from pillarbox import DeadLetter, Message, RetryLater
+from tests.fixtures.waiting import let_pass
 
 MESSAGE = Message("orders.placed", b"old")
 SESSION: Any = None
@@ -49,17 +47,6 @@ def raising(error: Exception) -> list[Any]:
 
 
 KINDS = pytest.mark.parametrize("kind", [0, 1], ids=["sync", "async"])
-
-
-@KINDS
-async def test_the_handler_receives_the_upcast_message(kind: int) -> None:
-    new = Message("orders.placed", b"new")
-    handler = handlers(lambda message: message.payload)[kind]
-
-    prepared = prepare(handler, Terms(lambda _: new))
-
-    assert await call(prepared) == b"new"
-    assert is_async(prepared) == bool(kind)
 
 
 @KINDS
@@ -99,21 +86,6 @@ async def test_decisions_and_lost_connections_are_raised_unchanged(
     assert caught.value is error
 
 
-async def test_a_coroutine_is_cancelled_at_its_time_limit() -> None:
-    ended = asyncio.Event()
-
-    async def slow(session: Any, message: Message) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    terms = Terms(unchanged, time_limit=timedelta(milliseconds=1))
-    with pytest.raises(HandlerTimeoutError, match=r"slow: took longer"):
-        await call(prepare(slow, terms))
-    assert ended.is_set()
-
-
 async def test_a_function_that_exceeds_its_time_limit_has_failed() -> None:
     def slow(session: Any, message: Message) -> None:
         let_pass(0.002)
@@ -132,26 +104,6 @@ async def test_a_timeout_error_raised_by_the_handler_is_an_ordinary_failure(
     with pytest.raises(TimeoutError, match="upstream") as caught:
         await call(prepare(raising(TimeoutError("upstream"))[kind], terms))
     assert not isinstance(caught.value, HandlerTimeoutError)
-
-
-async def test_a_timeout_inside_the_handler_can_be_caught_by_it() -> None:
-    async def handler(session: Any, message: Message) -> str:
-        try:
-            async with asyncio.timeout(0.001):
-                await answer_after(10)
-        except TimeoutError:
-            return "recovered"
-        return "in time"
-
-    terms = Terms(unchanged, time_limit=timedelta(hours=1))
-    assert await call(prepare(handler, terms)) == "recovered"
-
-
-def test_an_idempotent_handler_stays_marked_as_such() -> None:
-    for handler in handlers(unchanged):
-        guarded = idempotent(consumer="billing")(handler)
-        assert is_idempotent(prepare(guarded, Terms(unchanged)))
-        assert not is_idempotent(prepare(handler, Terms(unchanged)))
 
 
 @pytest.mark.parametrize(

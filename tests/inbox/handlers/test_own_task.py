@@ -1,14 +1,15 @@
-"""What a handler does to its task and its context ends with its attempt."""
+"""Whatever a handler raises, or does to its task and its context, ends its attempt."""
 
 import asyncio
+import concurrent.futures
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from inbox.events import (
     ConsumerStopped,
@@ -16,35 +17,23 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.jobs.job import AsyncJob
+from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox import gather as gather_module
 from pillarbox import Consumer, Message, RetryLater
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
-    handles,
+    consuming,
     numbered,
     running,
-    sessions_of,
 )
-from tests.fixtures.sessions import execute
+from tests.fixtures.effects import EFFECT, effects
+from tests.fixtures.variants import in_turn
 
-KINDS = pytest.mark.parametrize(
-    "kind", [{}, {"batch": 2}, {"lease": timedelta(seconds=30)}], ids=str
-)
-EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
+TERMS: Any = [{}, {"batch": 2}, {"lease": timedelta(seconds=30)}]
+KINDS = pytest.mark.parametrize("kind", TERMS, ids=str)
 TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    return database_url
-
-
-def effects(url: str) -> list[str]:
-    return [what for (what,) in execute(url, "SELECT what FROM effect ORDER BY what")]
 
 
 def names_of(given: Any) -> list[str]:
@@ -88,45 +77,74 @@ def own_task() -> asyncio.Task[Any]:
     return task
 
 
-@KINDS
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+class Abort(BaseException):
+    """An exception that `except Exception` doesn't catch."""
+
+
+ERRORS: dict[BaseException, str] = {
+    SystemExit(0): "the handler raised SystemExit: 0",
+    GeneratorExit(): "the handler raised GeneratorExit",
+    Abort("no"): "the handler raised Abort: no",
+    BaseExceptionGroup("many", [Abort()]): "the handler raised BaseException",
+    asyncio.CancelledError(): "the handler raised CancelledError",
+}
+# No future takes these.
+ONLY_IN_THREADS: dict[BaseException, str] = {
+    StopIteration(): "the handler raised StopIteration",
+    KeyboardInterrupt(): "the handler raised KeyboardInterrupt",
+    concurrent.futures.CancelledError(): "the handler raised CancelledError",
+}
+
+
+def raising(error: BaseException) -> Callable[[], Awaitable[None]]:
+    async def fail() -> None:
+        raise error
+
+    return fail
+
+
+FAILURES: list[Any] = [
+    pytest.param(fail_in_a_task_group, "ExceptionGroup", id="a task group"),
+    pytest.param(cancel_and_wait, "CancelledError", id="cancel and wait"),
+    pytest.param(cancel_and_return, "CancelledError", id="cancel and return"),
+    pytest.param(let_a_child_cancel, "CancelledError", id="a child cancels"),
+    *(
+        pytest.param(raising(error), said, id=type(error).__name__)
+        for error, said in ERRORS.items()
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("fail", "reason"),
-    [
-        (fail_in_a_task_group, "ExceptionGroup"),
-        (cancel_and_wait, "CancelledError"),
-        (cancel_and_return, "CancelledError"),
-        (let_a_child_cancel, "CancelledError"),
-    ],
-    ids=lambda given: getattr(given, "__name__", ""),
+    ("fail", "said", "kind", "driver"),
+    in_turn(FAILURES, TERMS, ["psycopg async", "asyncpg"]),
 )
-async def test_a_failure_that_cancels_the_handlers_task_is_retried_and_dead_lettered(
+async def test_a_special_failure_of_a_coroutine_is_retried_and_dead_lettered(
     fail: Callable[[], Awaitable[None]],
-    reason: str,
-    driver: str,
+    said: str,
     kind: dict[str, Any],
+    driver: str,
     url: str,
 ) -> None:
     # Two keys fill a batch; the message 2 follows the failing one.
     source, calls = MemorySource(*numbered(4, keys=2)), []
-    async with async_sessions_of(url, driver) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
 
-        @handles(consumer, "*", **kind)
-        async def handle(given: Any, messages: Any) -> None:
-            names = names_of(messages)
-            calls.append(names)
-            if "0" in names:
-                if not isinstance(given, AsyncJob):
-                    await write(given, names)
-                await fail()
-            else:
+    async def handle(given: Any, messages: Any) -> None:
+        names = names_of(messages)
+        calls.append(names)
+        if "0" in names:
+            if not isinstance(given, AsyncJob):
                 await write(given, names)
+            await fail()
+        else:
+            await write(given, names)
 
-        async with running(consumer) as events:
-            (given_up,) = await events.wait_for(MessageDeadLettered)
-            await events.wait_for(MessageHandled, 3)
-    assert reason in given_up.reason
+    async with consuming(
+        url, source, handle, kind, driver=driver, retry=QUICK
+    ) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+        await events.wait_for(MessageHandled, 3)
+    assert said in given_up.reason
     assert [failed.attempts for failed in events.of(HandlerFailed)] == [1, 2]
     # Its next message never overtook it.
     order = [name for names in calls for name in names if name in "02"]
@@ -135,12 +153,47 @@ async def test_a_failure_that_cancels_the_handlers_task_is_retried_and_dead_lett
     assert len(source.acked) == 4
 
 
+@pytest.mark.parametrize(
+    ("error", "said", "kind"),
+    in_turn(
+        [
+            pytest.param(error, said, id=type(error).__name__)
+            for error, said in (ERRORS | ONLY_IN_THREADS).items()
+        ],
+        TERMS,
+    ),
+)
+async def test_a_special_exception_of_a_plain_function_is_a_failed_attempt(
+    error: BaseException, said: str, kind: dict[str, Any], url: str
+) -> None:
+    def insert(session: Session, names: list[str]) -> None:
+        session.execute(EFFECT, [{"what": name} for name in names])
+        if "0" in names:
+            raise error
+
+    def handle(given: Any, messages: Any) -> None:
+        if isinstance(given, Job):
+            with given.transaction() as session:
+                insert(session, names_of(messages))
+        else:
+            insert(given, names_of(messages))
+
+    source = MemorySource(*numbered(4, keys=2))
+    async with consuming(url, source, handle, kind, retry=QUICK) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+        await events.wait_for(MessageHandled, 3)
+    assert said in given_up.reason
+    assert len(events.of(HandlerFailed)) == 2
+    assert len(source.acked) == 4
+    assert effects(url) == ["1", "2", "3"]
+
+
 async def test_many_failures_in_task_groups_hold_up_no_other_key(url: str) -> None:
-    failing = [Message("failing", b"", key=f"failing {n}") for n in range(60)]
+    failing = [Message("failing", b"", key=f"failing {n}") for n in range(30)]
     source = MemorySource(*failing, *numbered(10, keys=10))
     async with async_sessions_of(url) as sessions:
         consumer = Consumer(
-            source, sessions, name="billing", retry=QUICK, max_waiting=20
+            source, sessions, name="billing", retry=QUICK, max_waiting=10
         )
 
         @consumer.handles("failing")
@@ -151,7 +204,7 @@ async def test_many_failures_in_task_groups_hold_up_no_other_key(url: str) -> No
         async def handle(session: AsyncSession, message: Message) -> None: ...
 
         async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered, 60)
+            await events.wait_for(MessageDeadLettered, 30)
             await events.wait_for(MessageHandled, 10)
 
 
@@ -160,25 +213,35 @@ async def test_a_cancellation_that_comes_after_the_attempt_reaches_no_other_mess
     kind: dict[str, Any], url: str
 ) -> None:
     tasks: list[asyncio.Task[Any]] = []
-    async with async_sessions_of(url) as sessions:
-        source = MemorySource(*numbered(3))
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
 
-        @handles(consumer, "*", **kind)
-        async def handle(given: Any, messages: Any) -> None:
-            # As a watchdog does that nobody has stopped.
-            assert not any(task.cancel() for task in tasks)
-            tasks.append(own_task())
+    async def handle(given: Any, messages: Any) -> None:
+        # As a watchdog does that nobody has stopped.
+        assert not any(task.cancel() for task in tasks)
+        tasks.append(own_task())
 
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled, 3)
+    async with consuming(url, MemorySource(*numbered(3)), handle, kind) as events:
+        await events.wait_for(MessageHandled, 3)
     assert events.of(HandlerFailed) == []
 
 
-@KINDS
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+def in_task_and_thread(do: Callable[[Any], None]) -> list[Callable[..., Any]]:
+    """Return a coroutine function and a plain function that do the same."""
+
+    async def handle(given: Any, messages: Any) -> None:
+        do(messages)
+
+    def handle_in_thread(given: Any, messages: Any) -> None:
+        do(messages)
+
+    return [handle, handle_in_thread]
+
+
+IS_ASYNC: list[Any] = [pytest.param(0, id="async"), pytest.param(1, id="plain")]
+
+
+@pytest.mark.parametrize(("kind", "which"), in_turn(TERMS, IS_ASYNC))
 async def test_a_context_variable_is_unset_for_the_next_attempt_and_message(
-    is_async: bool, kind: dict[str, Any], url: str
+    which: int, kind: dict[str, Any], url: str
 ) -> None:
     seen: list[str] = []
 
@@ -190,31 +253,20 @@ async def test_a_context_variable_is_unset_for_the_next_attempt_and_message(
                 raise RetryLater(timedelta(0), "not yet")
             raise ValueError("declined")
 
-    async def handle(given: Any, messages: Any) -> None:
-        note(messages)
-
-    def handle_in_thread(given: Any, messages: Any) -> None:
-        note(messages)
-
-    messages = numbered(2)
-    async with async_sessions_of(url) as async_sessions:
-        with sessions_of(url) as sessions:
-            chosen: Any = async_sessions if is_async else sessions
-            consumer = Consumer(
-                MemorySource(*messages), chosen, name="billing", retry=QUICK
-            )
-            handles(consumer, "*", **kind)(handle if is_async else handle_in_thread)
-            async with running(consumer) as events:
-                await events.wait_for(MessageHandled, 2)
+    handler = in_task_and_thread(note)[which]
+    source = MemorySource(*numbered(2))
+    async with consuming(url, source, handler, kind, retry=QUICK) as events:
+        await events.wait_for(MessageHandled, 2)
     assert seen == ["nobody"] * 4
     assert TENANT.get() == "nobody"
 
 
-@KINDS
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-@pytest.mark.parametrize("setter", ["upcaster", "predicate", "redact"])
+@pytest.mark.parametrize(
+    ("setter", "kind", "which"),
+    in_turn(["upcaster", "predicate", "redact"], TERMS, IS_ASYNC),
+)
 async def test_a_context_variable_that_other_code_of_the_user_sets_is_unset_as_well(
-    setter: str, is_async: bool, kind: dict[str, Any], url: str
+    setter: str, which: int, kind: dict[str, Any], url: str
 ) -> None:
     found: list[str] = []
 
@@ -231,30 +283,23 @@ async def test_a_context_variable_that_other_code_of_the_user_sets_is_unset_as_w
         note("predicate")
         return False
 
-    def fail(given: Any, messages: Any) -> None:
+    def upcast(message: Message) -> bytes:
+        note("upcaster")
+        return message.payload
+
+    def fail(messages: Any) -> None:
         raise ValueError("declined")
 
-    async def fail_async(given: Any, messages: Any) -> None:
-        raise ValueError("declined")
-
-    async with async_sessions_of(url) as async_sessions:
-        with sessions_of(url) as sessions:
-            chosen: Any = async_sessions if is_async else sessions
-            source = MemorySource(*numbered(2))
-            consumer = Consumer(
-                source, chosen, name="billing", retry=QUICK, redact=redact
-            )
-            handles(consumer, "*", version=2, permanent=is_permanent, **kind)(
-                fail_async if is_async else fail
-            )
-
-            @consumer.upcasts("*", to=2)
-            def upcast(message: Message) -> bytes:
-                note("upcaster")
-                return message.payload
-
-            async with running(consumer) as events:
-                await events.wait_for(MessageDeadLettered, 2)
+    async with consuming(
+        url,
+        MemorySource(*numbered(2)),
+        in_task_and_thread(fail)[which],
+        {"version": 2, "permanent": is_permanent, **kind},
+        upcast=upcast,
+        retry=QUICK,
+        redact=redact,
+    ) as events:
+        await events.wait_for(MessageDeadLettered, 2)
     assert len(found) >= 6
     assert set(found) == {"nobody"}
 
@@ -265,30 +310,25 @@ async def test_a_stop_waits_for_an_attempt_that_swallows_its_cancellation(
 ) -> None:
     monkeypatch.setattr(gather_module, "_CANCEL_AGAIN", 0.2)
     begun, swallowed, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    async with async_sessions_of(url) as sessions:
-        consumer = Consumer(
-            MemorySource(*numbered(1)), sessions, name="billing", drain=timedelta(0)
-        )
 
-        @handles(consumer, "*", **kind)
-        async def handle(given: Any, messages: Any) -> None:
+    async def handle(given: Any, messages: Any) -> None:
+        try:
+            begun.set()
             try:
-                begun.set()
-                try:
-                    await asyncio.Event().wait()
-                except asyncio.CancelledError:
-                    swallowed.set()
                 await asyncio.Event().wait()
-            finally:
-                ended.set()
+            except asyncio.CancelledError:
+                swallowed.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
-        before = asyncio.all_tasks()
-        async with running(consumer) as events:
-            await begun.wait()
-        assert swallowed.is_set()
-        assert ended.is_set()
-        left = asyncio.all_tasks() - before
-        assert not [task for task in left if "handle" in repr(task.get_coro())]
+    source, before = MemorySource(*numbered(1)), asyncio.all_tasks()
+    async with consuming(url, source, handle, kind, drain=timedelta(0)) as events:
+        await begun.wait()
+    assert swallowed.is_set()
+    assert ended.is_set()
+    left = asyncio.all_tasks() - before
+    assert not [task for task in left if "handle" in repr(task.get_coro())]
     (stopped,) = events.of(ConsumerStopped)
     assert stopped.returned == 1
     assert effects(url) == []
@@ -297,19 +337,15 @@ async def test_a_stop_waits_for_an_attempt_that_swallows_its_cancellation(
 async def test_a_time_limit_ends_a_handler_whose_task_group_failed_before(
     url: str,
 ) -> None:
-    async with async_sessions_of(url) as sessions:
-        consumer = Consumer(
-            MemorySource(*numbered(1)), sessions, name="billing", retry=QUICK
-        )
+    async def handle(session: AsyncSession, message: Message) -> None:
+        with pytest.raises(ExceptionGroup):
+            await fail_in_a_task_group()
+        await asyncio.Event().wait()
 
-        @consumer.handles("*", time_limit=timedelta(milliseconds=20))
-        async def handle(session: AsyncSession, message: Message) -> None:
-            with pytest.raises(ExceptionGroup):
-                await fail_in_a_task_group()
-            await asyncio.Event().wait()
-
-        async with running(consumer) as events:
-            (given_up,) = await events.wait_for(MessageDeadLettered)
+    source = MemorySource(*numbered(1))
+    terms = {"time_limit": timedelta(milliseconds=20)}
+    async with consuming(url, source, handle, terms, retry=QUICK) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
     assert "HandlerTimeoutError" in given_up.reason
 
 
@@ -320,41 +356,13 @@ async def test_a_predicate_that_raises_fails_the_attempt(
     def is_permanent(error: Exception) -> bool:
         raise SystemExit("no predicate")
 
-    async with async_sessions_of(url) as sessions:
-        consumer = Consumer(
-            MemorySource(*numbered(2, keys=2)), sessions, name="billing", retry=QUICK
-        )
-
-        @handles(consumer, "*", permanent=is_permanent, **kind)
-        async def handle(given: Any, messages: Any) -> None:
-            if "0" in names_of(messages):
-                raise ValueError("declined")
-
-        async with running(consumer) as events:
-            (given_up,) = await events.wait_for(MessageDeadLettered)
-            await events.wait_for(MessageHandled)
-    assert "the handler raised SystemExit: no predicate" in given_up.reason
-
-
-async def test_a_redaction_that_exits_hides_the_text_and_ends_no_process(
-    url: str,
-) -> None:
-    def redact(said: str) -> str:
-        raise SystemExit("no redaction")
-
-    async with async_sessions_of(url) as sessions:
-        consumer = Consumer(
-            MemorySource(*numbered(1)),
-            sessions,
-            name="billing",
-            retry=QUICK,
-            redact=redact,
-        )
-
-        @consumer.handles("*")
-        async def handle(session: AsyncSession, message: Message) -> None:
+    async def handle(given: Any, messages: Any) -> None:
+        if "0" in names_of(messages):
             raise ValueError("declined")
 
-        async with running(consumer) as events:
-            (given_up,) = await events.wait_for(MessageDeadLettered)
-    assert given_up.reason == "left out: redact raised RuntimeError"
+    source = MemorySource(*numbered(2, keys=2))
+    terms = {"permanent": is_permanent, **kind}
+    async with consuming(url, source, handle, terms, retry=QUICK) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+        await events.wait_for(MessageHandled)
+    assert "the handler raised SystemExit: no predicate" in given_up.reason

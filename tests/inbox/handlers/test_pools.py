@@ -7,7 +7,7 @@ those of an async connection are awaited.
 
 import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -29,6 +29,7 @@ from inbox.events import (
 )
 from inbox.sources.memory import MemorySource
 from outbox.dead_letters.retry import RetryCounts
+from outbox.testing.events import RecordedEvents
 from outbox.testing.postgres import PostgresServer
 from pillarbox import (
     AsyncJob,
@@ -38,7 +39,6 @@ from pillarbox import (
     DeadLetter,
     Job,
     Message,
-    RetryLater,
     add,
     idempotent,
 )
@@ -46,12 +46,12 @@ from tests.fixtures.consumers import (
     POOLS,
     QUICK,
     async_sessions_of,
+    consuming,
     handles,
     id_of,
     is_plain,
     pool_of,
     running,
-    sessions_by,
     sessions_of,
 )
 from tests.fixtures.dead_letters import give_up, retry, states
@@ -122,6 +122,22 @@ def consumer_of(pool: Any, *messages: Message, **settings: Any) -> Consumer:
     return Consumer(MemorySource(*messages), pool, **given)
 
 
+def handling(
+    kind: str, url: str, handler: Callable[..., Any], **settings: Any
+) -> AbstractAsyncContextManager[RecordedEvents]:
+    """Run a consumer with this handler and one message for the block."""
+    source = MemorySource(Message("orders", b"1"))
+    return consuming(url, source, handler, driver=kind, retry=QUICK, **settings)
+
+
+async def failure_of(kind: str, url: str, handler: Callable[..., Any]) -> Any:
+    """Return why a message became a dead letter, and after how many attempts."""
+    async with handling(kind, url, handler) as events:
+        await events.wait_for(MessageDeadLettered)
+    (found,) = dead_letters(url)
+    return found
+
+
 @both
 @pytest.mark.parametrize("autocommit", [False, True])
 async def test_receipt_and_effects_commit_together(
@@ -168,16 +184,10 @@ async def test_a_batch_has_one_transaction(kind: str, url: str) -> None:
 
 @both
 async def test_a_handler_that_raises_leaves_nothing(kind: str, url: str) -> None:
-    def fail(connection: Any) -> Generator[Any, Any, None]:
-        yield from ()
-        raise ValueError("no such order")
-
-    async with pool_of(kind, url) as pool:
-        consumer = consumer_of(pool, Message("orders", b"1"))
-        consumer.handles("orders")(handler_of(kind, fail))
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-    assert dead_letters(url) == [("ValueError: no such order", 3)]
+    # Its class alone doesn't make it an outage of the handlers' database.
+    fail = executes(error=psycopg.OperationalError("another server is away"))
+    failure = await failure_of(kind, url, handler_of(kind, fail))
+    assert failure == ("OperationalError: another server is away", 3)
     assert (effects(url), receipts(url)) == ([], 0)
 
 
@@ -196,57 +206,45 @@ def catch_an_error(connection: Any) -> Generator[Any, Any, None]:
         yield connection.execute(COLLISION)
 
 
-def commit(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.commit()
+def calls(name: str) -> Steps:
+    def steps(connection: Any) -> Generator[Any, Any, None]:
+        yield getattr(connection, name)()
+
+    return steps
 
 
-def roll_back(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.rollback()
+LOST: Final = "INSERT INTO effect (what) VALUES ('lost')"
 
 
-def close(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.close()
+def executes(*statements: str, error: Exception | None = None) -> Steps:
+    def steps(connection: Any) -> Generator[Any, Any, None]:
+        for statement in statements:
+            yield connection.execute(statement)
+        if error is not None:
+            raise error
+
+    return steps
 
 
-def execute_commit(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.execute("COMMIT")
-
-
-def execute_commit_and_go_on(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.execute("COMMIT")
-    yield connection.execute(EFFECT, ["lost"])
-
-
-def execute_commit_and_fail(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.execute("COMMIT")
-    raise ValueError("after the commit")
-
-
-def execute_rollback_and_go_on(connection: Any) -> Generator[Any, Any, None]:
-    yield connection.execute("ROLLBACK")
-    yield connection.execute(EFFECT, ["lost"])
-
-
-def raise_rollback(connection: Any) -> Generator[Any, Any, None]:
-    yield from ()
-    raise psycopg.Rollback
+def ending(steps: Steps) -> Way:
+    return Way(steps, TransactionEndedError, "COMMIT", is_committed=True)
 
 
 WAYS: Final = {
     "caught error": Way(catch_an_error, HandlerTransactionError, "a database error"),
-    "commit()": Way(commit, psycopg.ProgrammingError, "Explicit commit"),
-    "rollback()": Way(roll_back, psycopg.ProgrammingError, "Explicit rollback"),
-    "close()": Way(close, HandlerTransactionError, "close(): refused"),
-    "Rollback": Way(raise_rollback, HandlerTransactionError, "Rollback: refused"),
-    "COMMIT": Way(execute_commit, TransactionEndedError, "COMMIT", is_committed=True),
-    "COMMIT and on": Way(
-        execute_commit_and_go_on, TransactionEndedError, "COMMIT", is_committed=True
+    "commit()": Way(calls("commit"), psycopg.ProgrammingError, "Explicit commit"),
+    "rollback()": Way(calls("rollback"), psycopg.ProgrammingError, "Explicit rollback"),
+    "close()": Way(calls("close"), HandlerTransactionError, "close(): refused"),
+    "Rollback": Way(
+        executes(error=psycopg.Rollback()), HandlerTransactionError, "Rollback: refused"
     ),
-    "COMMIT, then an error": Way(
-        execute_commit_and_fail, TransactionEndedError, "COMMIT", is_committed=True
+    "COMMIT": ending(executes("COMMIT")),
+    "COMMIT and on": ending(executes("COMMIT", LOST)),
+    "COMMIT, then an error": ending(
+        executes("COMMIT", error=ValueError("after the commit"))
     ),
     "ROLLBACK and on": Way(
-        execute_rollback_and_go_on, TransactionEndedError, "COMMIT or ROLLBACK"
+        executes("ROLLBACK", LOST), TransactionEndedError, "COMMIT or ROLLBACK"
     ),
 }
 
@@ -257,12 +255,7 @@ async def test_ending_or_breaking_the_transaction_is_a_failed_attempt(
     kind: str, name: str, url: str
 ) -> None:
     way = WAYS[name]
-    async with pool_of(kind, url) as pool:
-        consumer = consumer_of(pool, Message("orders", b"1"))
-        consumer.handles("orders")(handler_of(kind, way.steps))
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-    ((reason, attempts),) = dead_letters(url)
+    reason, attempts = await failure_of(kind, url, handler_of(kind, way.steps))
     assert reason.startswith(f"{way.raises.__name__}: {way.says}")
     # Committed work isn't retried, because it would be skipped as a duplicate.
     assert attempts == (1 if way.is_committed else QUICK.max_attempts)
@@ -279,11 +272,8 @@ async def test_a_savepoint_keeps_the_rest_of_the_work(kind: str, url: str) -> No
         yield connection.execute("ROLLBACK TO attempt")
         yield connection.execute(EFFECT, ["more"])
 
-    async with pool_of(kind, url) as pool:
-        consumer = consumer_of(pool, Message("orders", b"1"))
-        consumer.handles("orders")(handler_of(kind, recover))
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    async with handling(kind, url, handler_of(kind, recover)) as events:
+        await events.wait_for(MessageHandled)
     assert (effects(url), receipts(url)) == (["done", "more"], 1)
 
 
@@ -302,11 +292,8 @@ async def test_a_connection_that_breaks_costs_no_attempt(kind: str, url: str) ->
 
     for steps in (terminate_once, terminate_and_hide_it_once):
         calls.clear()
-        async with pool_of(kind, url) as pool:
-            consumer = consumer_of(pool, Message("orders", b"1"))
-            consumer.handles("orders")(handler_of(kind, steps))
-            async with running(consumer) as events:
-                await events.wait_for(MessageHandled)
+        async with handling(kind, url, handler_of(kind, steps)) as events:
+            await events.wait_for(MessageHandled)
         assert events.of(HandlerFailed) == []
         assert (len(calls), effects(url), receipts(url)) == (2, ["done"], 1)
         forget(url)
@@ -325,12 +312,9 @@ async def test_a_handler_that_is_idle_for_too_long_loses_its_transaction(
             async for _notification in connection.notifies():
                 pass
 
-    async with pool_of("async pool", url) as pool:
-        message = Message("orders", b"1")
-        consumer = consumer_of(pool, message, max_idle=timedelta(seconds=1))
-        consumer.handles("orders")(stall_once)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    second = timedelta(seconds=1)
+    async with handling("async pool", url, stall_once, max_idle=second) as events:
+        await events.wait_for(MessageHandled)
     assert (len(calls), effects(url), receipts(url)) == (2, ["done"], 1)
 
 
@@ -339,48 +323,11 @@ async def test_a_time_limit_rolls_back(url: str) -> None:
         await connection.execute(EFFECT, ["lost"])
         await connection.execute("SELECT pg_sleep(60)")
 
-    async with pool_of("async pool", url) as pool:
-        consumer = consumer_of(pool, Message("orders", b"1"))
-        consumer.handles("orders", time_limit=timedelta(milliseconds=50))(hang)
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-    ((reason, _),) = dead_letters(url)
-    assert reason.startswith("HandlerTimeoutError")
+    terms = {"time_limit": timedelta(milliseconds=50)}
+    async with handling("async pool", url, hang, terms=terms) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert given_up.reason.startswith("HandlerTimeoutError")
     assert (effects(url), receipts(url)) == ([], 0)
-
-
-async def test_retry_later_rolls_back_and_costs_no_attempt(url: str) -> None:
-    calls: list[object] = []
-
-    async def ask_for_later(connection: psycopg.AsyncConnection, _: Message) -> None:
-        calls.append(connection)
-        await connection.execute(EFFECT, ["done"])
-        if len(calls) <= QUICK.max_attempts:
-            raise RetryLater(timedelta(0))
-
-    async with pool_of("async pool", url) as pool:
-        consumer = consumer_of(pool, Message("orders", b"1"))
-        consumer.handles("orders")(ask_for_later)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-    assert (effects(url), receipts(url)) == (["done"], 1)
-
-
-@dataclass
-class Order:
-    id: int
-
-
-async def test_a_payload_is_decoded_beside_the_connection(url: str) -> None:
-    async def save(order: Order, connection: psycopg.AsyncConnection[Any]) -> None:
-        await connection.execute(EFFECT, [f"order {order.id}"])
-
-    async with pool_of("async pool", url) as pool:
-        consumer = consumer_of(pool, Message("orders", {"id": 7}))
-        consumer.handles("orders")(save)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-    assert effects(url) == ["order 7"]
 
 
 @both
@@ -392,27 +339,21 @@ async def test_messages_added_on_the_connection_name_their_cause(
         if adding is not None:
             yield adding
 
-    message = Message("orders", b"1")
-    async with pool_of(kind, url) as pool:
-        consumer = consumer_of(pool, message)
-        consumer.handles("orders")(handler_of(kind, bill))
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    async with handling(kind, url, handler_of(kind, bill)) as events:
+        (handled,) = await events.wait_for(MessageHandled)
     added = execute(url, "SELECT headers ->> 'causation-id' FROM outbox.message")
-    assert added == [(str(message.id),)]
+    assert added == [(str(handled.id),)]
 
 
 async def test_a_message_without_a_partition_is_dead_lettered_at_once(
     url: str,
 ) -> None:
     old = Message("orders", b"1").replace(id=id_of(datetime(2022, 4, 1, tzinfo=UTC)))
-    async with pool_of("async pool", url) as pool:
-        consumer = consumer_of(pool, old)
-        consumer.handles("orders")(handler_of("async pool", nothing))
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-    ((reason, _),) = dead_letters(url)
-    assert reason.startswith("MessageTooOldError")
+    handler = handler_of("async pool", nothing)
+    source = MemorySource(old)
+    async with consuming(url, source, handler, driver="async pool") as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert given_up.reason.startswith("MessageTooOldError")
 
 
 @both
@@ -447,7 +388,7 @@ async def test_a_handler_that_commits_leaves_its_dead_letter_as_it_was(
     give_up(url, Message("orders", b"1"), schema="inbox")
     make: Any = ConnectionPool if is_plain(kind) else AsyncConnectionPool
     consumer = consumer_of(make(url, open=False, kwargs={"autocommit": True}))
-    consumer.handles("orders")(handler_of(kind, execute_commit))
+    consumer.handles("orders")(handler_of(kind, executes("COMMIT")))
 
     assert await retry(consumer.retrier()) == RetryCounts(failed=1)
 
@@ -488,13 +429,8 @@ KEPT: Final[list[Any]] = []
 async def test_a_block_that_is_left_open_is_a_failed_attempt(
     kind: str, steps: Steps, url: str
 ) -> None:
-    async with pool_of(kind, url) as pool:
-        consumer = consumer_of(pool, Message("orders", b"1"))
-        consumer.handles("orders")(handler_of(kind, steps))
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
+    reason, _ = await failure_of(kind, url, handler_of(kind, steps))
     KEPT.clear()
-    ((reason, _),) = dead_letters(url)
     assert "left a block of its connection open" in reason
     assert (effects(url), receipts(url)) == ([], 0)
 
@@ -507,13 +443,9 @@ async def test_a_decision_counts_although_a_block_was_left_open(
         yield from leave_transaction(connection)
         raise DeadLetter("no such order")
 
-    async with pool_of(kind, url) as pool:
-        consumer = consumer_of(pool, Message("orders", b"1"))
-        consumer.handles("orders")(handler_of(kind, decide))
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
+    failure = await failure_of(kind, url, handler_of(kind, decide))
     KEPT.clear()
-    assert dead_letters(url) == [("DeadLetter: no such order", 1)]
+    assert failure == ("DeadLetter: no such order", 1)
 
 
 async def test_an_error_while_rows_are_streamed_is_a_failed_attempt(url: str) -> None:
@@ -529,12 +461,8 @@ async def test_an_error_while_rows_are_streamed_is_a_failed_attempt(url: str) ->
 
     handlers: list[Any] = [plain, coroutine]
     for kind, handler in zip(POOLS, handlers, strict=True):
-        async with pool_of(kind, url) as pool:
-            consumer = consumer_of(pool, Message("orders", b"1"))
-            consumer.handles("orders")(handler)
-            async with running(consumer) as events:
-                await events.wait_for(MessageDeadLettered)
-        assert dead_letters(url) == [("ValueError: no order (1,)", 3)]
+        failure = await failure_of(kind, url, handler)
+        assert failure == ("ValueError: no order (1,)", 3)
         forget(url)
 
 
@@ -624,19 +552,6 @@ async def test_a_pool_that_takes_closed_connections_back_is_refused(url: str) ->
         consumer_of(pool)
 
 
-async def test_an_error_of_another_connection_is_a_failed_attempt(url: str) -> None:
-    def connect_elsewhere(connection: Any) -> Generator[Any, Any, None]:
-        yield from ()
-        raise psycopg.OperationalError("another server is away")
-
-    async with pool_of("async pool", url) as pool:
-        consumer = consumer_of(pool, Message("orders", b"1"))
-        consumer.handles("orders")(handler_of("async pool", connect_elsewhere))
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-    assert dead_letters(url) == [("OperationalError: another server is away", 3)]
-
-
 @pytest.mark.parametrize("driver", ["psycopg async", "async pool"])
 async def test_a_message_that_comes_twice_is_once_in_a_batch(
     driver: str, url: str
@@ -646,13 +561,13 @@ async def test_a_message_that_comes_twice_is_once_in_a_batch(
     async def handle(_: Any, batch: Sequence[Message]) -> None:
         seen.append(len(batch))
 
-    message = Message("orders", b"1")
-    async with sessions_by(url, driver) as sessions:
-        consumer = consumer_of(sessions, message, message, message, order="none")
-        consumer.handles_batch("orders", max_size=10)(handle)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-            await events.wait_for(DuplicateSkipped, count=2)
+    source = MemorySource(*[Message("orders", b"1")] * 3)
+    terms = {"batch": 10}
+    async with consuming(
+        url, source, handle, terms, driver=driver, order="none"
+    ) as events:
+        await events.wait_for(MessageHandled)
+        await events.wait_for(DuplicateSkipped, count=2)
     assert (seen, receipts(url)) == ([1], 1)
 
 

@@ -32,9 +32,6 @@ def test_the_exact_topic_wins_over_prefixes_and_the_longest_prefix_over_others()
     for topic, registered in found.items():
         assert routes.find(topic) is handlers[registered]
     assert set(routes.topics) == set(handlers)
-
-
-def test_an_unregistered_topic_has_no_handler() -> None:
     assert Routes[Any]().find("orders") is None
 
 

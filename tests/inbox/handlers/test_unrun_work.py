@@ -11,24 +11,17 @@ import pytest
 import pillarbox
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
-from inbox.webhook import WebhookFailed, webhook_app
 from outbox.errors import ConfigError
-from outbox.testing.events import RecordedEvents
-from pillarbox import Consumer, Message, idempotent
+from pillarbox import Message, idempotent
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
-    handles,
-    running,
-    sessions_of,
+    consuming,
 )
-from tests.fixtures.http import SECRET
 from tests.fixtures.sessions import execute
-from tests.fixtures.webhook import served, status_of
+from tests.fixtures.variants import in_turn
 
-TERMS = pytest.mark.parametrize(
-    "terms", [{}, {"batch": 2}, {"lease": timedelta(seconds=30)}], ids=str
-)
+TERMS: Any = [{}, {"batch": 2}, {"lease": timedelta(seconds=30)}]
 MESSAGE = Message("orders.placed", b"")
 
 
@@ -64,88 +57,35 @@ async def returns_steps(_: Any, __: Any) -> Any:
     return steps()
 
 
-PLAIN = pytest.mark.parametrize(
-    ("handler", "kind"),
-    [
-        (lambda _, __: work(), "coroutine"),
-        (lambda _, __: flow(), "async_generator"),
-        (lambda _, __: steps(), "generator"),
-        (decorated, "generator"),
-    ],
-)
-ASYNC = pytest.mark.parametrize(
-    ("handler", "kind"),
-    [
-        (returns_coroutine, "coroutine"),
-        (returns_task, "Task"),
-        (returns_flow, "async_generator"),
-        (returns_steps, "generator"),
-    ],
-)
+def returns_steps_in_thread(_: Any, __: Any) -> Any:
+    return steps()
 
 
-async def fail(handler: Any, terms: dict[str, Any], sessions: Any) -> str:
-    """Return why the message became a dead letter."""
-    consumer = Consumer(MemorySource(MESSAGE), sessions, name="billing", retry=QUICK)
-    handles(consumer, "*", **terms)(handler)
-    async with running(consumer) as events:
-        (given_up,) = await events.wait_for(MessageDeadLettered)
-    assert events.of(MessageHandled) == []
-    return given_up.reason
+HANDLERS: Any = [
+    pytest.param(lambda _, __: work(), "coroutine", id="plain, coroutine"),
+    pytest.param(lambda _, __: flow(), "async_generator", id="plain, flow"),
+    pytest.param(returns_steps_in_thread, "generator", id="plain, generator"),
+    pytest.param(decorated, "generator", id="decorated"),
+    pytest.param(returns_coroutine, "coroutine", id="coroutine"),
+    pytest.param(returns_task, "Task", id="task"),
+    pytest.param(returns_flow, "async_generator", id="flow"),
+    pytest.param(returns_steps, "generator", id="generator"),
+]
 
 
 def receipts(url: str) -> list[Any]:
     return execute(url, "SELECT * FROM inbox.receipt")
 
 
-@TERMS
-@PLAIN
-async def test_work_that_a_plain_function_returns_is_a_failure(
-    handler: Any, kind: str, terms: dict[str, Any], database_url: str
+@pytest.mark.parametrize(("handler", "returned", "terms"), in_turn(HANDLERS, TERMS))
+async def test_work_that_a_handler_returns_is_a_failure(
+    handler: Any, returned: str, terms: dict[str, Any], database_url: str
 ) -> None:
-    with sessions_of(database_url) as sessions:
-        reason = await fail(handler, terms, sessions)
-    assert f"returned its work instead of doing it ({kind})" in reason
-    assert receipts(database_url) == []
-
-
-@TERMS
-@ASYNC
-async def test_work_that_a_coroutine_function_returns_is_a_failure(
-    handler: Any, kind: str, terms: dict[str, Any], database_url: str
-) -> None:
-    async with async_sessions_of(database_url) as sessions:
-        reason = await fail(handler, terms, sessions)
-    assert f"returned its work instead of doing it ({kind})" in reason
-    assert receipts(database_url) == []
-
-
-async def test_a_webhook_whose_handler_returns_its_work_answers_500(
-    database_url: str,
-) -> None:
-    async with async_sessions_of(database_url) as sessions:
-        events = RecordedEvents()
-        app = webhook_app(
-            returns_coroutine,
-            sessions,
-            name="billing",
-            secrets=[SECRET],
-            observers=[events],
-        )
-        async with served(app) as hook:
-            assert await status_of(hook, MESSAGE) == 500
-    (failed,) = events.of(WebhookFailed)
-    assert "returned its work instead of doing it (coroutine)" in failed.reason
-    assert receipts(database_url) == []
-
-
-async def test_a_webhook_whose_plain_handler_returns_its_work_answers_500(
-    database_url: str,
-) -> None:
-    with sessions_of(database_url) as sessions:
-        app = webhook_app(decorated, sessions, name="billing", secrets=[SECRET])
-        async with served(app) as hook:
-            assert await status_of(hook, MESSAGE) == 500
+    source = MemorySource(MESSAGE)
+    async with consuming(database_url, source, handler, terms, retry=QUICK) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert events.of(MessageHandled) == []
+    assert f"returned its work instead of doing it ({returned})" in given_up.reason
     assert receipts(database_url) == []
 
 
@@ -164,11 +104,8 @@ async def test_what_add_returns_is_no_unfinished_work(database_url: str) -> None
     async def handle(session: Any, message: Message) -> Any:
         return pillarbox.add(session, Message("invoices.made", b""))
 
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(MESSAGE), sessions, name="billing")
-        consumer.handles("*")(handle)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    async with consuming(database_url, MemorySource(MESSAGE), handle) as events:
+        await events.wait_for(MessageHandled)
     assert execute(database_url, "SELECT topic FROM outbox.message") == [
         ("invoices.made",)
     ]

@@ -17,10 +17,10 @@ from tests.fixtures.consumers import (
     NEVER,
     QUICK,
     async_sessions_of,
+    consuming,
     handles,
     numbered,
     running,
-    sessions_of,
 )
 from tests.fixtures.dead_letters import retry
 from tests.fixtures.sessions import execute
@@ -71,11 +71,9 @@ async def accept(given: Any, messages: Any) -> None:
     """Accept the message."""
 
 
-async def fail_once(source: MemorySource, sessions: Any, kind: Any) -> None:
+async def fail_once(source: MemorySource, url: str, kind: Any) -> None:
     """Run a consumer that is stopped while the message waits for its next attempt."""
-    consumer = Consumer(source, sessions, name="billing", retry=NEVER)
-    handles(consumer, "*", **kind)(decline)
-    async with running(consumer) as events:
+    async with consuming(url, source, decline, kind, retry=NEVER) as events:
         await events.wait_for(HandlerFailed)
 
 
@@ -86,21 +84,18 @@ async def test_a_lower_limit_after_a_restart_keeps_the_last_error_and_its_trace(
     database_url: str,
 ) -> None:
     (message,) = numbered(1)
-    async with async_sessions_of(database_url) as sessions:
-        for attempts in range(5):
-            await fail_once(source_of(message, attempts), sessions, kind)
-        source = source_of(message, 5)
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-        handles(consumer, "*", **kind)(accept)
-        async with running(consumer) as events:
-            (given_up,) = await events.wait_for(MessageDeadLettered)
+    for attempts in range(4):
+        await fail_once(source_of(message, attempts), database_url, kind)
+    source = source_of(message, 4)
+    async with consuming(database_url, source, accept, kind, retry=QUICK) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
 
-    assert given_up.attempts == 5
+    assert given_up.attempts == 4
     assert given_up.reason == "ValueError: declined"
     assert given_up.stacktrace is not None
     assert 'raise ValueError("declined")' in given_up.stacktrace
     ((attempts, reason, trace),) = execute(database_url, LETTERS)
-    assert (attempts, reason, trace) == (5, given_up.reason, given_up.stacktrace)
+    assert (attempts, reason, trace) == (4, given_up.reason, given_up.stacktrace)
     assert execute(database_url, SUSPECTS) == []
     assert source.acked == [message]
 
@@ -112,13 +107,10 @@ async def test_a_message_that_is_handled_after_a_restart_leaves_no_error(
     database_url: str,
 ) -> None:
     (message,) = numbered(1)
-    async with async_sessions_of(database_url) as sessions:
-        await fail_once(source_of(message, 0), sessions, kind)
-        assert len(execute(database_url, SUSPECTS)) == 1
-        consumer = Consumer(source_of(message, 1), sessions, name="billing")
-        handles(consumer, "*", **kind)(accept)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
+    await fail_once(source_of(message, 0), database_url, kind)
+    assert len(execute(database_url, SUSPECTS)) == 1
+    async with consuming(database_url, source_of(message, 1), accept, kind) as events:
+        await events.wait_for(MessageHandled)
     assert execute(database_url, SUSPECTS) == []
 
 
@@ -127,42 +119,26 @@ async def test_a_replica_with_a_lower_limit_finds_the_error_of_another(
     kind: dict[str, Any], database_url: str
 ) -> None:
     (message,) = numbered(1)
-    async with async_sessions_of(database_url) as sessions:
-        first = Consumer(
-            RedeliveringSource(message), sessions, name="billing", retry=NEVER
-        )
-        handles(first, "*", **kind)(decline)
-        second = Consumer(
-            RedeliveringSource(message), sessions, name="billing", retry=ONCE
-        )
-        handles(second, "*", **kind)(accept)
-        async with running(first) as failures:
-            await failures.wait_for(HandlerFailed)
-            # As if the first were killed now: it has kept the error already.
-            assert execute(database_url, SUSPECTS) == [
-                (1, False, "ValueError: declined")
-            ]
-            async with running(second) as events:
-                (given_up,) = await events.wait_for(MessageDeadLettered)
+    first, second = RedeliveringSource(message), RedeliveringSource(message)
+    async with consuming(database_url, first, decline, kind, retry=NEVER) as failures:
+        await failures.wait_for(HandlerFailed)
+        # As if the first were killed now: it has kept the error already.
+        assert execute(database_url, SUSPECTS) == [(1, False, "ValueError: declined")]
+        async with consuming(database_url, second, accept, kind, retry=ONCE) as events:
+            (given_up,) = await events.wait_for(MessageDeadLettered)
     assert given_up.reason == "ValueError: declined"
 
 
 async def test_starts_counted_by_another_replica_do_not_hide_the_error_seen_here(
     database_url: str,
 ) -> None:
-    (message,) = numbered(1)
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(
-            RedeliveringSource(message), sessions, name="billing", retry=QUICK
-        )
+    async def handle(session: AsyncSession, message: Message) -> None:
+        execute(database_url, "UPDATE inbox.suspect SET starts = 9")
+        raise ValueError("declined")
 
-        @consumer.handles("*")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            execute(database_url, "UPDATE inbox.suspect SET starts = 9")
-            raise ValueError("declined")
-
-        async with running(consumer) as events:
-            (given_up,) = await events.wait_for(MessageDeadLettered)
+    source = RedeliveringSource(*numbered(1))
+    async with consuming(database_url, source, handle, retry=QUICK) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
     assert (given_up.attempts, given_up.reason) == (9, "ValueError: declined")
 
 
@@ -170,16 +146,11 @@ async def test_a_job_that_ended_without_a_dead_letter_keeps_its_error(
     database_url: str,
 ) -> None:
     (message,) = numbered(1)
-    async with async_sessions_of(database_url) as sessions:
-        await fail_once(MemorySource(message), sessions, LONG)
-        # As if the process had died between the two.
-        execute(
-            database_url, "UPDATE inbox.job SET state = 'failure', finished_at = now()"
-        )
-        consumer = Consumer(MemorySource(message), sessions, name="billing")
-        handles(consumer, "*", **LONG)(accept)
-        async with running(consumer) as events:
-            (given_up,) = await events.wait_for(MessageDeadLettered)
+    await fail_once(MemorySource(message), database_url, LONG)
+    # As if the process had died between the two.
+    execute(database_url, "UPDATE inbox.job SET state = 'failure', finished_at = now()")
+    async with consuming(database_url, MemorySource(message), accept, LONG) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
     assert (given_up.attempts, given_up.reason) == (1, "ValueError: declined")
     assert given_up.stacktrace is not None
     assert execute(database_url, SUSPECTS) == []
@@ -205,21 +176,17 @@ async def test_a_retry_whose_process_died_leaves_the_error_of_the_dead_letter(
 
 
 async def test_a_kept_error_is_redacted(database_url: str) -> None:
-    with sessions_of(database_url) as sessions:
-        consumer = Consumer(
-            MemorySource(*numbered(1)),
-            sessions,
-            name="billing",
-            retry=NEVER,
-            redact=lambda text: text.replace("hunter2", "…"),
-        )
+    def handle(session: Any, message: Message) -> None:
+        raise ValueError('wrong password "hunter2\\')
 
-        @consumer.handles("*")
-        def handle(session: Any, message: Message) -> None:
-            raise ValueError('wrong password "hunter2\\')
-
-        async with running(consumer) as events:
-            await events.wait_for(HandlerFailed)
+    async with consuming(
+        database_url,
+        MemorySource(*numbered(1)),
+        handle,
+        retry=NEVER,
+        redact=lambda text: text.replace("hunter2", "…"),
+    ) as events:
+        await events.wait_for(HandlerFailed)
     query = "SELECT error_reason, error_stacktrace FROM inbox.suspect"
     ((reason, trace),) = execute(database_url, query)
     assert reason == 'ValueError: wrong password "…\\'

@@ -12,9 +12,9 @@ from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, TakenOver
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
 from inbox.testing.crash import die_holding
-from pillarbox import Consumer, Message
+from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.consumers import async_sessions_of, numbered, running
+from tests.fixtures.consumers import consuming, numbered
 from tests.fixtures.sessions import execute
 from tests.fixtures.urls import with_options
 
@@ -89,18 +89,15 @@ async def test_deliveries_that_a_dead_replica_held_but_did_not_start_are_not_cha
     await publish(database_url, *messages)
     await die_holding(partial(source, database_url), 3)
     seen: list[int] = []
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source(database_url), sessions, name="billing")
 
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            query = "SELECT starts FROM inbox.suspect WHERE message_id = %s"
-            ((starts,),) = await asyncio.to_thread(
-                execute, database_url, query, [message.id]
-            )
-            seen.append(starts)
+    async def handle(session: AsyncSession, message: Message) -> None:
+        query = "SELECT starts FROM inbox.suspect WHERE message_id = %s"
+        ((starts,),) = await asyncio.to_thread(
+            execute, database_url, query, [message.id]
+        )
+        seen.append(starts)
 
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled, 3)
+    async with consuming(database_url, source(database_url), handle) as events:
+        await events.wait_for(MessageHandled, 3)
     assert seen == [1, 1, 1]
     assert execute(database_url, "SELECT 1 FROM inbox.suspect") == []

@@ -138,21 +138,6 @@ async def test_scheduled_messages_are_delivered_at_their_time(
     assert drained.topics == ["reminders"]
 
 
-async def test_nothing_that_was_rolled_back_is_delivered(
-    sessions: async_sessionmaker[AsyncSession],
-) -> None:
-    billing = consumer_of("billing")
-
-    @billing.handles("*")
-    async def bill(session: AsyncSession, message: Message) -> None: ...
-
-    async with sessions() as session:
-        add(session, Message("orders.placed", b""))
-        await session.flush()
-        await session.rollback()
-    assert (await drain(billing, sessions=sessions)).topics == []
-
-
 async def test_plain_handlers_are_drained_with_plain_sessions(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:

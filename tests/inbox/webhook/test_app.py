@@ -1,6 +1,7 @@
 """The webhook endpoint answers once receipt and effects are committed."""
 
 import asyncio
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -11,24 +12,28 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
-from inbox.webhook import WebhookFailed, webhook_app
+from inbox.handlers.signature import is_async
+from inbox.webhook import WebhookFailed
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from outbox.testing.postgres import PostgresServer
-from pillarbox import DeadLetter, Message, RetryLater, idempotent
-from relay.publisher import Acked, Nacked
+from pillarbox import DeadLetter, Message, RetryLater
+from relay.publisher import Acked
 from relay.publishers.http import HttpPublisher
-from tests.fixtures.consumers import async_sessions_of, numbered, sessions_of
+from tests.fixtures.consumers import (
+    async_sessions_of,
+    numbered,
+    sessions_by,
+)
+from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.http import SECRET, SECRET_ENV
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.webhook import (
-    EFFECT,
     ONE,
     OPTIONS,
-    effects,
-    note,
+    hook_app,
     post,
     request_of,
     served,
@@ -36,19 +41,12 @@ from tests.fixtures.webhook import (
 )
 
 
-@pytest.fixture
-def events() -> RecordedEvents:
-    return RecordedEvents()
-
-
 async def test_a_posted_message_is_handled_once(
     inbox_url: str,
     inbox_sessions: async_sessionmaker[AsyncSession],
     events: RecordedEvents,
 ) -> None:
-    app = webhook_app(
-        note, inbox_sessions, name="billing", secrets=[SECRET], observers=[events]
-    )
+    app = hook_app(note, inbox_sessions, events)
     batch = numbered(50, keys=5)
     async with (
         served(app) as hook,
@@ -64,22 +62,11 @@ async def test_a_posted_message_is_handled_once(
 async def test_concurrent_requests_with_one_message_handle_it_once(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
+    app = hook_app(note, inbox_sessions)
     async with served(app) as hook:
         statuses = await asyncio.gather(*(status_of(hook, ONE) for _ in range(5)))
     assert statuses == [204] * 5
     assert effects(inbox_url) == ["1"]
-
-
-async def test_plain_handlers_run_in_threads(inbox_url: str) -> None:
-    def handle(session: Session, message: Message) -> None:
-        session.execute(EFFECT, {"what": message.payload.decode()})
-
-    with sessions_of(inbox_url) as sessions:
-        app = webhook_app(handle, sessions, name="billing", secrets=[SECRET])
-        async with served(app) as hook:
-            assert await status_of(hook, ONE) == 204
-            assert effects(inbox_url) == ["1"]
 
 
 async def test_a_failed_commit_is_not_a_success(
@@ -88,9 +75,7 @@ async def test_a_failed_commit_is_not_a_success(
     events: RecordedEvents,
 ) -> None:
     execute(inbox_url, "INSERT INTO effect VALUES ('1')")
-    app = webhook_app(
-        note, inbox_sessions, name="billing", secrets=[SECRET], observers=[events]
-    )
+    app = hook_app(note, inbox_sessions, events)
     async with served(app) as hook:
         status, said, _ = await post(hook, request_of(ONE), ONE.payload)
         assert status == 500
@@ -102,29 +87,48 @@ async def test_a_failed_commit_is_not_a_success(
     assert effects(inbox_url) == ["1"]
 
 
-async def test_a_handler_that_raised_is_called_again_on_redelivery(
-    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
+def exits(session: Session, message: Message) -> None:
+    sys.exit(0)
+
+
+async def exits_in_a_task(session: AsyncSession, message: Message) -> None:
+    sys.exit(0)
+
+
+def stops(session: Session, message: Message) -> None:
+    raise StopIteration
+
+
+def generates(session: Session, message: Message) -> Any:
+    return (n for n in range(1))
+
+
+async def leaves_its_work(session: AsyncSession, message: Message) -> Any:
+    return note(session, message)
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (exits, "the handler raised SystemExit: 0"),
+        (exits_in_a_task, "the handler raised SystemExit: 0"),
+        (stops, "the handler raised StopIteration"),
+        (generates, "returned its work instead of doing it (generator)"),
+        (leaves_its_work, "returned its work instead of doing it (coroutine)"),
+    ],
+)
+async def test_a_handler_that_exits_or_leaves_its_work_is_answered_with_500(
+    handler: Any, reason: str, inbox_url: str, events: RecordedEvents
 ) -> None:
-    calls = 0
-
-    async def handle(session: AsyncSession, message: Message) -> None:
-        nonlocal calls
-        calls += 1
-        await note(session, message)
-        if calls == 1:
-            raise ValueError("not yet")
-
-    app = webhook_app(handle, inbox_sessions, name="billing", secrets=[SECRET])
+    driver = "asyncpg" if is_async(handler) else "psycopg"
     async with (
-        served(app) as hook,
-        HttpPublisher.from_url(f"{hook}/{OPTIONS}") as publisher,
+        sessions_by(inbox_url, driver) as sessions,
+        served(hook_app({"orders.*": handler}, sessions, events)) as hook,
     ):
-        (first,) = await publisher.publish([ONE])
-        assert isinstance(first, Nacked)
-        assert not first.permanent
-        assert effects(inbox_url) == []
-        assert await publisher.publish([ONE]) == [Acked()]
-    assert effects(inbox_url) == ["1"]
+        assert await status_of(hook, ONE) == 500
+    (failed,) = events.of(WebhookFailed)
+    assert reason in failed.reason
+    assert (effects(inbox_url), receipts(inbox_url)) == ([], 0)
 
 
 async def test_a_stack_trace_is_reported_once_and_redacted(
@@ -142,13 +146,11 @@ async def test_a_stack_trace_is_reported_once_and_redacted(
             raise error
         raise DeadLetter("no such token=secret") from error
 
-    app = webhook_app(
+    app = hook_app(
         handle,
         inbox_sessions,
-        name="billing",
-        secrets=[SECRET],
+        events,
         redact=lambda said: said.replace("secret", "…"),
-        observers=[events],
     )
     async with served(app) as hook:
         statuses = [await status_of(hook, ONE) for _ in range(3)]
@@ -178,13 +180,8 @@ async def test_the_error_that_a_handler_raises_decides_the_outcome(
     async def never(session: AsyncSession, message: Message) -> None:
         raise DeadLetter("no such shop")
 
-    app = webhook_app(
-        {"later": later, "never.*": never},
-        inbox_sessions,
-        name="billing",
-        secrets=[SECRET],
-        observers=[events],
-    )
+    handlers = {"later": later, "never.*": never}
+    app = hook_app(handlers, inbox_sessions, events)
     put_off, given_up = Message("later", b""), Message("never.again", b"\xff")
     async with served(app) as hook:
         status, _, headers = await post(hook, request_of(put_off), b"")
@@ -209,7 +206,7 @@ async def test_a_handler_can_raise_retry_later_any_number_of_times(
             raise RetryLater(timedelta(milliseconds=1))
         await note(session, message)
 
-    app = webhook_app(handle, inbox_sessions, name="billing", secrets=[SECRET])
+    app = hook_app(handle, inbox_sessions)
     once = RetryPolicy(max_attempts=1)
     insert(inbox_url, Message("first", b"1", key="a"), Message("second", b"2", key="a"))
     async with served(app) as hook:
@@ -225,7 +222,7 @@ async def test_a_handler_can_raise_retry_later_any_number_of_times(
 async def test_a_payload_that_contradicts_its_content_type_is_dead_lettered_unchanged(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
+    app = hook_app(note, inbox_sessions)
     wrong = Message("orders", b"{\xff", content_type="application/json")
     async with served(app) as hook:
         assert [await status_of(hook, m) for m in (wrong, ONE)] == [204, 204]
@@ -234,21 +231,10 @@ async def test_a_payload_that_contradicts_its_content_type_is_dead_lettered_unch
     assert effects(inbox_url) == ["1"]
 
 
-async def test_an_idempotent_handler_records_only_its_own_receipt(
-    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
-) -> None:
-    guarded = idempotent(consumer="own")(note)
-    app = webhook_app({"*": guarded}, inbox_sessions, name="billing", secrets=[SECRET])
-    async with served(app) as hook:
-        assert [await status_of(hook, ONE) for _ in range(2)] == [204, 204]
-    assert effects(inbox_url) == ["1"]
-    assert execute(inbox_url, "SELECT consumer FROM inbox.receipt") == [("own",)]
-
-
 async def test_the_endpoint_can_be_mounted(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
+    app = hook_app(note, inbox_sessions)
     async with (
         served(Starlette(routes=[Mount("/hooks", app)])) as hook,
         HttpPublisher.from_url(f"{hook}/hooks/in{OPTIONS}") as publisher,
@@ -272,9 +258,7 @@ async def test_the_number_of_running_handlers_is_bounded(
         await note(session, message)
         at_work -= 1
 
-    app = webhook_app(
-        handle, inbox_sessions, name="billing", secrets=[SECRET], max_in_flight=2
-    )
+    app = hook_app(handle, inbox_sessions, max_in_flight=2)
     async with served(app) as hook:
         statuses = await asyncio.gather(*(status_of(hook, m) for m in numbered(12)))
     assert statuses == [204] * 12
@@ -287,29 +271,10 @@ async def test_an_unavailable_database_is_reported_and_no_message_is_lost(
     monkeypatch.setenv(SECRET_ENV, SECRET)
     execute(migrated_server.url, "CREATE TABLE effect (what text)")
     async with async_sessions_of(migrated_server.url) as sessions:
-        app = webhook_app(note, sessions, name="billing", secrets=[SECRET])
+        app = hook_app(note, sessions)
         async with served(app) as hook:
             await asyncio.to_thread(migrated_server.stop, "immediate")
             assert await status_of(hook, ONE) == 503
             await asyncio.to_thread(migrated_server.start)
             assert await status_of(hook, ONE) == 204
     assert effects(migrated_server.url) == ["1"]
-
-
-async def test_a_database_without_the_inbox_is_reported_at_start(
-    empty_database_url: str,
-) -> None:
-    async with async_sessions_of(empty_database_url) as sessions:
-        app = webhook_app(note, sessions, name="billing", secrets=[SECRET])
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "lifespan.startup"}
-
-        async def send(event: Any) -> None:
-            sent.append(event)
-
-        await app({"type": "lifespan"}, receive, send)
-    (event,) = sent
-    assert event["type"] == "lifespan.startup.failed"
-    assert "inbox" in event["message"]

@@ -12,11 +12,11 @@ from outbox.errors import ConfigError
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
 from tests.fixtures.consumers import id_of
+from tests.fixtures.effects import effects, note
 from tests.fixtures.http import OTHER_SECRET, SECRET
 from tests.fixtures.webhook import (
     ONE,
-    effects,
-    note,
+    hook_app,
     post,
     request_of,
     send_raw,
@@ -24,23 +24,13 @@ from tests.fixtures.webhook import (
 )
 
 
-@pytest.fixture
-def events() -> RecordedEvents:
-    return RecordedEvents()
-
-
 async def test_an_invalid_message_is_refused_permanently(
     inbox_url: str,
     inbox_sessions: async_sessionmaker[AsyncSession],
     events: RecordedEvents,
 ) -> None:
-    app = webhook_app(
-        {"orders.placed": note},
-        inbox_sessions,
-        name="billing",
-        secrets=[SECRET],
-        max_payload_bytes=100,
-        observers=[events],
+    app = hook_app(
+        {"orders.placed": note}, inbox_sessions, events, max_payload_bytes=100
     )
     good = request_of(ONE)
     old = Message("orders.placed", b"1", id=id_of(datetime(2020, 1, 1, tzinfo=UTC)))
@@ -85,11 +75,9 @@ async def test_an_invalid_message_is_refused_permanently(
 async def test_a_body_that_never_arrives_or_never_ends_is_refused(
     inbox_sessions: async_sessionmaker[AsyncSession],
 ) -> None:
-    app = webhook_app(
+    app = hook_app(
         note,
         inbox_sessions,
-        name="billing",
-        secrets=[SECRET],
         max_payload_bytes=1000,
         read_timeout=timedelta(milliseconds=200),
     )
@@ -109,7 +97,7 @@ async def test_a_body_that_never_arrives_or_never_ends_is_refused(
 async def test_a_duplicate_header_is_refused(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
+    app = hook_app(note, inbox_sessions)
     lines = [f"{n}: {v}" for n, v in request_of(ONE).items()]
     lines += ["Host: h", "Content-Length: 1", "CE-Type: another"]
     request = "\r\n".join(["POST / HTTP/1.1", *lines, "", "1"]).encode()

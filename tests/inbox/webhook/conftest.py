@@ -1,0 +1,10 @@
+"""Events of a webhook's app."""
+
+import pytest
+
+from outbox.testing.events import RecordedEvents
+
+
+@pytest.fixture
+def events() -> RecordedEvents:
+    return RecordedEvents()
