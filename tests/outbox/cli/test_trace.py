@@ -113,11 +113,11 @@ def test_the_databases_of_consumers_are_searched_too(
 
     assert "shipping: handled" in said
     assert name in said
-    message = json.loads(capsys.readouterr().out)["message"]
-    steps = {(it["what"], it["consumer"]): it["database"] for it in message["steps"]}
-    assert steps["handled", "shipping"] == name
+    life = json.loads(capsys.readouterr().out)["life"]
+    steps = {(it["what"], it["consumer"]): it["database"] for it in life["steps"]}
+    assert steps["handled", "shipping"].endswith(f"/{name}")
     assert steps["published", None] == steps["handled", "billing"] != name
-    assert str(effect.id) in {it["id"] for it in message["caused"]}
+    assert str(effect.id) in {it["id"] for it in life["caused"]}
 
 
 def test_invalid_combinations_of_arguments_are_refused(

@@ -185,7 +185,6 @@ def test_commands_of_one_statement_work_through_a_pooler(
     topics = [f"orders.{number}" for number in range(ROUNDS)]
     assert main(["subscribe", "--database", url, "billing", *topics]) == 0
     assert main(["unsubscribe", "--database", url, "billing", topics[0]]) == 0
-    assert main(["jobs", "--database", url]) == 0
     assert "billing is subscribed to" in capsys.readouterr().out
     found = execute(database_url, "SELECT count(*) FROM inbox.subscription")
     assert found == [(ROUNDS - 1,)]
