@@ -21,6 +21,7 @@ from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.servers.standby import private_standby
 
+pytestmark = pytest.mark.usefixtures("eager")
 WRITABLE = "?options=-c%20default_transaction_read_only%3Doff"
 RECORDED = "SELECT 1 FROM outbox.position HAVING sum(messages) = 2"
 COPIED = "SELECT 1 FROM outbox.message WHERE topic = 'during'"
@@ -28,6 +29,12 @@ END_RELAY = """
     SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
      WHERE usename = 'mary' AND datname = current_database()
 """
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays try to take their lanes again soon."""
+    monkeypatch.setattr("outbox.postgres.lease.RETRY", 0.1)
 
 
 def relays_url(url: str) -> str:
