@@ -13,6 +13,7 @@ import pytest
 from outbox.dead_letters import Criteria, Schema, Statement, statement
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
+from tests.plans.conftest import walk
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "dead-letters.md"
 QUESTIONS = re.findall(r"```sql\n(-- .*?)```", PAGE.read_text(), re.DOTALL)
@@ -103,12 +104,6 @@ def ask(filled: psycopg.Connection[Any]) -> Ask:
         )
 
     return run
-
-
-def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield node
-    for child in node.get("Plans", ()):
-        yield from walk(child)
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.split("\n")[0][3:40])

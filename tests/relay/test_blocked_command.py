@@ -97,18 +97,6 @@ OLD = """
 """
 
 
-def test_the_doctor_counts_messages_refused_for_a_long_time(
-    database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    execute(database_url, OLD)
-    defer(database_url, "refused", attempts=3, reason="no such queue")
-    main(["doctor", "--json", "--database", database_url])
-    report = json.loads(capsys.readouterr().out)
-    (finding,) = [f for f in report["findings"] if f["check"] == "failures"]
-    assert "2 blocked keys, 1 message without a key" in finding["finding"]
-    assert finding["remedy"].startswith("pillarbox blocked")
-
-
 DELIVERY_REFUSED = """
     WITH refused AS (
         INSERT INTO inbox.message (message_id, lane, schema_version, topic, key,
@@ -126,11 +114,17 @@ DELIVERY_REFUSED = """
 """
 
 
-def test_deliveries_nacked_by_a_consumer_are_listed_too(
+def test_messages_refused_for_a_long_time_are_listed_with_nacked_deliveries(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, OLD)
     defer(database_url, "refused", attempts=3, reason="no such queue")
+    main(["doctor", "--json", "--database", database_url])
+    report = json.loads(capsys.readouterr().out)
+    (finding,) = [f for f in report["findings"] if f["check"] == "failures"]
+    assert "2 blocked keys, 1 message without a key" in finding["finding"]
+    assert finding["remedy"].startswith("pillarbox blocked")
+
     execute(database_url, DELIVERY_REFUSED)
     url = as_role(database_url, "pillarbox_monitor")
     assert main(["blocked", "--json", "--database", url]) == 0

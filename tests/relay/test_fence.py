@@ -88,13 +88,7 @@ async def test_a_lane_that_another_running_relay_has_settled_is_taken_over_again
         insert(database_url, Message("first", b"", key="k"))
         await publisher.until_acked(1)
         await running_relay.events.wait_for(BatchSettled)
-        execute(
-            database_url,
-            "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages,"
-            " lane, reader, owner, snapshot)"
-            " SELECT created_at, ends_at, number + 1, up_to, 0, lane, reader,"
-            " gen_random_uuid(), snapshot FROM outbox.position WHERE messages > 0",
-        )
+        execute(database_url, OVERTAKE)
         insert(database_url, Message("second", b"", key="k"))
         # Published again: its first settlement was refused.
         await publisher.until_acked(3)

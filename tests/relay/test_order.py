@@ -127,11 +127,8 @@ async def test_a_permanently_refused_message_is_dead_lettered_at_once(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("a", 3))
-    publisher = ScriptedPublisher(
-        lambda m: (
-            Nacked("no\0 such topic \ud800", True) if m.topic == "a/1" else Acked()
-        )
-    )
+    forbidden = Nacked("no\0 such topic \ud800", permanent=True)
+    publisher = ScriptedPublisher(lambda m: forbidden if m.topic == "a/1" else Acked())
 
     async with running(database_url, publisher):
         await publisher.until_acked(2)
@@ -155,45 +152,31 @@ async def test_strict_order_sends_one_message_of_a_key_at_a_time(
     assert publisher.of_key("a") == [f"a/{n}" for n in range(5)]
 
 
-async def test_a_scheduled_message_is_not_published_before_its_time(
-    database_url: str,
-) -> None:
-    soon = datetime.now(UTC) + timedelta(milliseconds=400)
-    insert(
-        database_url,
-        Message("soon", b"", available_at=soon),
-        Message("tomorrow", b"", available_at=soon + timedelta(days=1)),
-    )
-    publisher = ScriptedPublisher()
-
-    async with running(database_url, publisher):
-        await publisher.until(lambda: "soon" in publisher.topics())
-        assert datetime.now(UTC) >= soon
-
-    assert publisher.topics() == ["soon"]
-    assert unsettled(database_url) == 1
-
-
-async def test_a_scheduled_message_delays_no_other_of_its_key(
+async def test_a_scheduled_message_is_published_at_its_time_and_delays_no_other(
     database_url: str,
 ) -> None:
     now = datetime.now(UTC)
+    soon = now + timedelta(milliseconds=400)
     insert(
         database_url,
-        Message("later", b"", key="k", available_at=now + timedelta(hours=1)),
+        Message("later", b"", key="k", available_at=now + LONG),
         Message("now", b"", key="k"),
+        Message("soon", b"", available_at=soon),
         Message("overdue", b"", available_at=now - timedelta(days=1)),
     )
     publisher = ScriptedPublisher()
 
     async with running(database_url, publisher) as relay:
-        await publisher.until_acked(2)
-        assert sorted(publisher.topics()) == ["now", "overdue"]
+        await publisher.until(lambda: "soon" in publisher.topics())
+        assert datetime.now(UTC) >= soon
+        await publisher.until_acked(3)
+        assert sorted(publisher.topics()) == ["now", "overdue", "soon"]
         await relay.events.wait_for(BatchSettled)
         make_due(database_url)
-        await publisher.until_acked(3)
+        await publisher.until_acked(4)
 
-    assert publisher.topics()[2:] == ["later"]
+    assert publisher.topics()[3:] == ["later"]
+    assert unsettled(database_url) == 0
 
 
 async def test_an_old_due_message_is_published_before_newer_ones_of_its_key(
