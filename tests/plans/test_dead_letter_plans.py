@@ -178,14 +178,12 @@ def test_a_dead_letter_is_locked_by_its_primary_key(
         assert (len(plan.partitions), plan.sequential) == (1, set())
 
 
-def test_a_dead_letter_is_listed_by_its_id_or_that_of_its_message(ask: Ask) -> None:
+def test_a_dead_letter_is_found_by_its_id_or_that_of_its_message(ask: Ask) -> None:
     criteria = Criteria(status=None, id=uuid4())
     plan = ask(statement("inbox", Statement.LIST), criteria.parameters())
     assert plan.indexes == {"dead_letter_pkey", "dead_letter_message_idx"}
     assert plan.sequential == set()
 
-
-def test_a_dead_letter_is_found_by_its_message_id(ask: Ask) -> None:
     plan = ask(
         "SELECT id FROM inbox.dead_letter WHERE status = 'PENDING'"
         " AND message_id = '102' AND origin = 'consumer:billing'"

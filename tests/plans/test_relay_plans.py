@@ -135,7 +135,7 @@ def backlog_url(
 
 
 @pytest.mark.parametrize("lanes", [[*range(16, 28)], [16], [LONG_LANE]])
-@pytest.mark.parametrize("days", [1, 2, PARTITIONS])
+@pytest.mark.parametrize("days", [1, PARTITIONS])
 @pytest.mark.parametrize("has_parts", [False, True], ids=["one part", "parts"])
 def test_a_worker_claims_a_backlog_in_index_order_without_sorting(
     backlog_url: str, today: datetime, lanes: list[int], days: int, has_parts: bool

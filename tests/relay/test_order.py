@@ -37,22 +37,6 @@ def refuse(*topics: str, times: int = 1) -> ScriptedPublisher:
     return ScriptedPublisher(script)
 
 
-async def test_everything_is_published_once_and_in_order_per_key(
-    database_url: str,
-) -> None:
-    messages = numbered("abcde", 100)
-    insert(database_url, *messages)
-    publisher = ScriptedPublisher()
-
-    async with running(database_url, publisher, batch_size=37, concurrency=3):
-        await publisher.until_acked(500)
-
-    assert len(publisher.acked) == 500
-    for key in "abcde":
-        assert publisher.of_key(key) == [f"{key}/{n}" for n in range(100)]
-    assert unsettled(database_url) == 0
-
-
 async def test_the_publisher_receives_a_message_as_it_was_added(
     database_url: str,
 ) -> None:
@@ -135,21 +119,6 @@ async def test_a_permanently_refused_message_is_dead_lettered_at_once(
 
     assert publisher.topics() == ["a/0", "a/2"]
     assert dead_letters(database_url) == [("a/1", 1, r"no\0 such topic \ud800")]
-
-
-async def test_strict_order_sends_one_message_of_a_key_at_a_time(
-    database_url: str,
-) -> None:
-    insert(database_url, *numbered("ab", 5))
-    publisher = refuse("a/2", times=2)
-
-    async with running(database_url, publisher, strict_order=True):
-        await publisher.until_acked(10)
-
-    for call in publisher.calls:
-        keys = [message.key for message in call]
-        assert len(keys) == len(set(keys))
-    assert publisher.of_key("a") == [f"a/{n}" for n in range(5)]
 
 
 async def test_a_scheduled_message_is_published_at_its_time_and_delays_no_other(

@@ -7,17 +7,46 @@ from datetime import timedelta
 import pytest
 from typing_extensions import override
 
+from outbox.errors import BrokerUnavailableError
+from outbox.events import Event
 from outbox.message import Message
+from relay.adaptive_batch import BatchLimit
+from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import BatchPublished, StaleBatchDropped
-from relay.publish import Answer
+from relay.publish import Answer, publish_batch
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.claimed import claimed
-from tests.fixtures.publish_harness import PublishHarness
 from tests.fixtures.publisher import ScriptedPublisher
 
 ACKED, REFUSED = Acked(), Nacked("no")
 STRICT = RelayConfig(strict_order=True)
+
+
+class PublishHarness:
+    """Runs `publish_batch` and records its events."""
+
+    def __init__(self, config: RelayConfig | None = None) -> None:
+        self.publisher = ScriptedPublisher()
+        self.config = config or RelayConfig()
+        self.batch_limit = BatchLimit(self.config.publish_timeout)
+        self.events: list[Event] = []
+        self.leases = iter([True] * 100)
+
+    async def publish(
+        self, *rows: Claimed
+    ) -> tuple[list[Answer], BrokerUnavailableError | None]:
+        return await publish_batch(
+            rows,
+            self.publisher,
+            self.config,
+            batch_limit=self.batch_limit,
+            leased=lambda: next(self.leases),
+            notify=self.events.append,
+        )
+
+    def calls(self) -> list[list[str]]:
+        return [[m.topic for m in call] for call in self.publisher.calls]
 
 
 def nack(*topics: str, permanent: bool = False) -> ScriptedPublisher:

@@ -46,11 +46,6 @@ def of_role(url: str, mode: str) -> None:
     execute(url, END_RELAY)
 
 
-def of_database(url: str, mode: str) -> None:
-    execute(url, f"ALTER DATABASE pillarbox SET default_transaction_read_only = {mode}")
-    execute(url, END_RELAY)
-
-
 def of_server(url: str, mode: str) -> None:
     """As a managed service does whose disk is full: sessions that are open, too."""
     execute(url, f"ALTER SYSTEM SET default_transaction_read_only = {mode}")
@@ -67,7 +62,7 @@ async def until_refused(relay: Running) -> None:
     await relay.events.wait_for(DatabaseLost, len(relay.events.of(DatabaseLost)) + 5)
 
 
-@pytest.mark.parametrize("make", [of_role, of_database, of_server])
+@pytest.mark.parametrize("make", [of_role, of_server])
 async def test_a_relay_publishes_nothing_and_does_not_start_while_it_may_not_write(
     make: Callable[[str, str], None], migrated_server: PostgresServer
 ) -> None:
