@@ -416,19 +416,6 @@ def test_a_key_that_was_held_before_its_entries_were_read_drains_in_the_end() ->
     assert list(deferrals.draining) == ["k"]
 
 
-def test_a_head_that_comes_due_while_its_key_is_read_is_not_lost() -> None:
-    deferrals = Deferrals()
-    deferrals.block("k")
-    deferrals.drain("k")
-    deferrals.begin_claim()
-    found = Draining.read("k", [(HEAD, False)], is_cut=False)
-    deferrals.release(HEAD)
-
-    deferrals.claimed(found, left=(), is_free=False)
-
-    assert list(deferrals.draining) == ["k"]
-
-
 BLOCKED = place(cause="blocked")
 HEAD = place(seq=2)
 BEHIND = place(cause="blocked", seq=3)
