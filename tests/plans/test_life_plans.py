@@ -32,7 +32,7 @@ from tests.plans.conftest import (
 )
 
 DAY: Final = timedelta(days=1)
-DAYS: Final = 30
+DAYS: Final = 24
 ROWS: Final = 4000
 # Ids contain the time of adding; every hundredth message caused the next one.
 ADD = """
