@@ -2,25 +2,21 @@
 
 import asyncio
 import json
-from datetime import timedelta
 
 import pytest
 
 from outbox.cli.main import main
-from outbox.retry import RetryPolicy
 from pillarbox import Message
 from relay.events import BatchSettled, KeyBlocked, MessageDelayed
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.acceptance.relays import as_role
 from tests.fixtures.positions import defer
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import insert, running
+from tests.fixtures.relay import PATIENT, insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
-
-HOUR = timedelta(hours=1)
 
 
 async def test_a_blocked_key_is_listed_with_its_head(
@@ -33,9 +29,8 @@ async def test_a_blocked_key_is_listed_with_its_head(
     insert(database_url, head, Message("orders", b"", key="poison"))
     insert(database_url, Message("orders", b"", key="sound"), Message("orders", b""))
     publisher = ScriptedPublisher(refuse_poison)
-    retry = RetryPolicy(first_delay=HOUR, max_delay=HOUR)
     waits = "SELECT 1 FROM outbox.message_status WHERE attempts = 1"
-    async with running(database_url, publisher, retry=retry):
+    async with running(database_url, publisher, retry=PATIENT):
         await asyncio.to_thread(
             wait_for, "the head waits", lambda: execute(database_url, waits), seconds=60
         )
@@ -71,8 +66,7 @@ async def test_a_refused_message_without_a_key_is_reported_listed_and_counted(
     message = Message("orders", b"")
     insert(database_url, message)
     publisher = ScriptedPublisher(lambda message: Nacked("no such queue"))
-    retry = RetryPolicy(first_delay=HOUR, max_delay=HOUR)
-    async with running(database_url, publisher, retry=retry) as relay:
+    async with running(database_url, publisher, retry=PATIENT) as relay:
         (delayed,) = await relay.events.wait_for(MessageDelayed)
         assert (delayed.id, delayed.attempts) == (message.id, 1)
         await relay.events.wait_for(BatchSettled)

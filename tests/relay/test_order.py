@@ -9,6 +9,8 @@ from relay.events import BatchSettled, KeyBlocked, MessageDeadLettered
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
+    LONG,
+    PATIENT,
     dead_letters,
     defer,
     end_runs,
@@ -19,9 +21,6 @@ from tests.fixtures.relay import (
     unsettled,
 )
 from tests.fixtures.sessions import execute
-
-LONG = timedelta(hours=1)
-PATIENT = RetryPolicy(max_attempts=8, first_delay=LONG, max_delay=LONG)
 
 
 def refuse(*topics: str, times: int = 1) -> ScriptedPublisher:

@@ -20,6 +20,8 @@ from relay.lanes.deferrals import Deferrals, Draining, KeyEnd, LogOfKey, Waiting
 from relay.publisher import Acked, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
+    LONG,
+    PATIENT,
     dead_letters,
     defer,
     insert,
@@ -31,8 +33,6 @@ from tests.fixtures.relay import (
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
-LONG = timedelta(hours=1)
-PATIENT = RetryPolicy(max_attempts=8, first_delay=LONG, max_delay=LONG)
 PERSISTENT = RetryPolicy(
     max_attempts=1000,
     first_delay=timedelta(milliseconds=1),
