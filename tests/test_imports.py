@@ -14,12 +14,16 @@ ADD = "from pillarbox import add"
 WRITER = "the writer imports only its own modules"
 
 
-def loaded(*statements: str) -> set[str]:
-    code = "; ".join((*statements, "import sys", "print(*sorted(sys.modules))"))
+def printed(*statements: str) -> set[str]:
+    code = "; ".join(statements)
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     return set(said.stdout.split())
+
+
+def loaded(*statements: str) -> set[str]:
+    return printed(*statements, "import sys", "print(*sys.modules)")
 
 
 def packages(modules: set[str]) -> set[str]:
@@ -59,13 +63,8 @@ def test_a_process_that_writes_no_messages_loads_no_sqlalchemy() -> None:
 
 
 def test_public_names_are_listed_before_they_are_used() -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", "import pillarbox; print(*dir(pillarbox))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert set(pillarbox.__all__) <= set(said.stdout.split())
+    listed = printed("import pillarbox", "print(*dir(pillarbox))")
+    assert set(pillarbox.__all__) <= listed
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
