@@ -35,7 +35,6 @@ pytest_plugins = [
     "tests.fixtures.postgres",
     "tests.fixtures.rabbitmq",
     "tests.fixtures.redis",
-    "tests.fixtures.refusals",
     "tests.fixtures.site",
     "tests.fixtures.spans",
     "tests.fixtures.webhook",

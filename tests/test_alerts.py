@@ -296,28 +296,34 @@ def test_the_rules_are_valid() -> None:
 
 
 def test_each_alert_fires_only_when_it_should(tmp_path: Path) -> None:
-    tests = [
-        {
-            "interval": "1m",
-            "input_series": [{"series": s, "values": v} for s, v in series.items()],
-            "alert_rule_test": [
-                {"eval_time": "2h", "alertname": case.alert, "exp_alerts": alerts}
-            ],
-        }
-        for case in CASES
-        for series, alerts in ((case.firing, [expected(case)]), (case.quiet, []))
-    ]
-    suite = tmp_path / "rules.test.yaml"
-    suite.write_text(
-        yaml.safe_dump(
+    suites = []
+    for alert, rule in ALERTS.items():
+        # Alone, because promtool evaluates all of a file's rules for each test.
+        rules = tmp_path / f"{alert}.rules.yaml"
+        rules.write_text(yaml.safe_dump({"groups": [{"name": "one", "rules": [rule]}]}))
+        tests = [
             {
-                "rule_files": [str(RULES)],
-                "evaluation_interval": "1m",
-                "tests": tests,
+                "interval": "1m",
+                "input_series": [{"series": s, "values": v} for s, v in series.items()],
+                "alert_rule_test": [
+                    {"eval_time": "2h", "alertname": alert, "exp_alerts": alerts}
+                ],
             }
+            for case in CASES
+            if case.alert == alert
+            for series, alerts in ((case.firing, [expected(case)]), (case.quiet, []))
+        ]
+        suites.append(tmp_path / f"{alert}.test.yaml")
+        suites[-1].write_text(
+            yaml.safe_dump(
+                {
+                    "rule_files": [str(rules)],
+                    "evaluation_interval": "1m",
+                    "tests": tests,
+                }
+            )
         )
-    )
-    promtool("test", "rules", suite)
+    promtool("test", "rules", *suites)
 
 
 def test_promtool_accepts_the_metrics(database_url: str) -> None:

@@ -16,6 +16,7 @@ import yaml
 from inbox.consuming.limits import MIB, ConsumerLimits
 from outbox.cli.main import main
 from relay.config import RelayConfig
+from tests.test_alerts import promtool
 
 DEFAULTS = ConsumerLimits(
     max_in_flight=64,
@@ -45,6 +46,10 @@ def pod_of(document: dict[str, Any]) -> dict[str, Any] | None:
     return spec if "containers" in spec else None
 
 
+def compose_services() -> dict[str, Any]:
+    return dict(yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"])
+
+
 def units() -> list[Path]:
     return sorted((DOCKER / "systemd").iterdir())
 
@@ -58,8 +63,7 @@ def commands() -> Iterator[Any]:
         pod = pod_of(parameter.values[0])
         assert pod is not None
         yield pytest.param(pod["containers"][0]["args"], id=parameter.id)
-    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
-    for name, service in services.items():
+    for name, service in compose_services().items():
         if service.get("command", [None])[0] == "pillarbox":
             yield pytest.param(service["command"], id=f"compose {name}")
 
@@ -118,8 +122,7 @@ def limited_processes(*programs: str) -> Iterator[Any]:
             if container["args"][1] in programs:
                 limit = container["resources"]["limits"]["memory"]
                 yield case(limit, container["args"], parameter.id)
-    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
-    for name, service in services.items():
+    for name, service in compose_services().items():
         if service.get("command", [None, None])[1] in programs:
             yield case(service["mem_limit"], service["command"], f"compose {name}")
     for unit in units():
@@ -173,10 +176,6 @@ def test_no_docker_file_contains_a_password() -> None:
             assert not re.search(r"://\w+:\w+@", text), file
 
 
-def compose_services() -> dict[str, Any]:
-    return dict(yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"])
-
-
 @pytest.mark.skipif(
     shutil.which("docker-compose") is None, reason="there is no docker-compose"
 )
@@ -212,13 +211,7 @@ def test_prometheus_scrapes_the_port_on_which_each_process_serves_metrics() -> N
         if f"0.0.0.0:{found['port']}" in dict(service.get("environment", {})).values()
     }
     assert serving == set(found["names"])
-    program = shutil.which("promtool")
-    assert program is not None, "no promtool on PATH; install it (Debian: prometheus)"
-    checked = subprocess.run(
-        [program, "check", "config", path], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stderr
-    assert "1 rule files found" in checked.stdout
+    assert "1 rule files found" in promtool("check", "config", path)
 
 
 def test_grafana_has_the_board_and_the_prometheus_of_the_same_profile() -> None:

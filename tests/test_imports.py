@@ -14,12 +14,16 @@ ADD = "from pillarbox import add"
 WRITER = "the writer imports only its own modules"
 
 
-def loaded(*statements: str) -> set[str]:
-    code = "; ".join((*statements, "import sys", "print(*sorted(sys.modules))"))
+def printed(*statements: str) -> set[str]:
+    code = "; ".join(statements)
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     return set(said.stdout.split())
+
+
+def loaded(*statements: str) -> set[str]:
+    return printed(*statements, "import sys", "print(*sys.modules)")
 
 
 def packages(modules: set[str]) -> set[str]:
@@ -36,18 +40,13 @@ def writers_modules() -> set[str]:
     return set(contract["source_modules"])
 
 
-def test_add_loads_the_writers_modules_and_no_others() -> None:
-    ours = {name for name in loaded(ADD) if name.partition(".")[0] == "outbox"}
+def test_add_loads_the_writers_modules_sqlalchemy_and_no_driver() -> None:
+    everything = loaded(ADD)
+    ours = {name for name in everything if name.partition(".")[0] == "outbox"}
     assert ours == writers_modules() | {"outbox"}
-
-
-def test_add_loads_sqlalchemy_and_the_standard_library() -> None:
-    others = loaded(ADD) - loaded("import sqlalchemy")
+    others = everything - loaded("import sqlalchemy")
     assert packages(others) == {"outbox", "pillarbox", "sqlalchemy"}
-
-
-def test_add_loads_no_driver() -> None:
-    assert not {"psycopg", "asyncpg", "sqlalchemy.ext.asyncio"} & loaded(ADD)
+    assert not {"psycopg", "asyncpg", "sqlalchemy.ext.asyncio"} & everything
 
 
 def test_import_pillarbox_loads_the_standard_library_alone() -> None:
@@ -59,19 +58,13 @@ def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(pillarbox, name).__module__ != "pillarbox"
 
 
-@pytest.mark.parametrize("module", ["relay", "relay.cli", "outbox.cli.main"])
-def test_a_process_that_writes_no_messages_loads_no_sqlalchemy(module: str) -> None:
-    assert "sqlalchemy" not in loaded(f"import {module}")
+def test_a_process_that_writes_no_messages_loads_no_sqlalchemy() -> None:
+    assert "sqlalchemy" not in loaded("import relay, relay.cli, outbox.cli.main")
 
 
 def test_public_names_are_listed_before_they_are_used() -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", "import pillarbox; print(*dir(pillarbox))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert set(pillarbox.__all__) <= set(said.stdout.split())
+    listed = printed("import pillarbox", "print(*dir(pillarbox))")
+    assert set(pillarbox.__all__) <= listed
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -134,10 +134,10 @@ def project(
     return pytester
 
 
-def run(project: pytest.Pytester, *options: str) -> None:
+def run(project: pytest.Pytester, *options: str, passed: int = 6) -> None:
     plugins = ("-p", "pytest_asyncio.plugin", "-p", "xdist.plugin")
     result = project.runpytest_subprocess("-q", *plugins, *options)
-    result.assert_outcomes(passed=6)
+    result.assert_outcomes(passed=passed)
 
 
 def stamps(cache: Path) -> list[tuple[int, int]]:
@@ -153,10 +153,10 @@ def templates(server: PostgresServer) -> dict[str, int]:
 def test_fixtures_work_in_another_project_and_keep_their_template(
     project: pytest.Pytester, cache: Path
 ) -> None:
-    run(project)
+    run(project, "-n2")
     kept = stamps(cache)
 
-    run(project, "-n2")
+    run(project, "-k", "test_database", passed=2)
 
     assert len(kept) == 1
     assert stamps(cache) == kept
@@ -182,7 +182,7 @@ def test_a_server_of_yours_keeps_one_template_of_today(
     try:
         run(project, "-n2")
         kept = templates(server)
-        run(project)
+        run(project, "-k", "test_database", passed=2)
         assert templates(server) == kept
     finally:
         for template in templates(server):

@@ -5,9 +5,11 @@ Nothing but the inbox prevents a message from being recorded twice.
 
 import os
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
 from sqlalchemy import BigInteger, Identity, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -56,6 +58,14 @@ async def count(session: AsyncSession, message: Message) -> None:
     )
 
 
+async def count_on_connection(connection: AsyncConnection, message: Message) -> None:
+    values = (message.id, message.key, int(message.payload), os.getpid())
+    await connection.execute(
+        "INSERT INTO counted (message_id, key, number, pid) VALUES (%s, %s, %s, %s)",
+        values,
+    )
+
+
 async def count_unless_in_doubt(session: AsyncSession, message: Message) -> None:
     """Count the message, but raise while the table `doubt` contains a row."""
     await count(session, message)
@@ -66,18 +76,40 @@ async def count_unless_in_doubt(session: AsyncSession, message: Message) -> None
 
 def counter() -> Consumer:
     """Create the consumer; without a broker URL, its database is also its broker."""
-    url = os.environ["PILLARBOX_DATABASE_URL"]
-    sessions = async_sessionmaker(create_async_engine(sqlalchemy_url(url), pool_size=8))
-    consumer = Consumer(
-        source_of(os.environ.get("PILLARBOX_BROKER_URL", url)),
-        sessions,
-        name=NAME,
-        max_in_flight=8,
-        retry=RetryPolicy(first_delay=timedelta(milliseconds=50)),
+    consumer = _consumer(
+        _sessions(), retry=RetryPolicy(first_delay=timedelta(milliseconds=50))
     )
     consumer.handles(COUNTED)(count)
     consumer.handles(DOUBTED)(count_unless_in_doubt)
     return consumer
+
+
+def impatient() -> Consumer:
+    """Create a counter whose transactions can be idle for at most 2 s."""
+    consumer = _consumer(_sessions(), max_idle=timedelta(seconds=2))
+    consumer.handles("numbers.*")(count)
+    return consumer
+
+
+def pooled() -> Consumer:
+    """Create a counter whose handlers get connections of a psycopg pool."""
+    consumer = _consumer(AsyncConnectionPool(_database(), max_size=8, open=False))
+    consumer.handles("numbers.*")(count_on_connection)
+    return consumer
+
+
+def _consumer(connections: Any, **options: Any) -> Consumer:
+    source = source_of(os.environ.get("PILLARBOX_BROKER_URL", _database()))
+    return Consumer(source, connections, name=NAME, max_in_flight=8, **options)
+
+
+def _database() -> str:
+    return os.environ["PILLARBOX_DATABASE_URL"]
+
+
+def _sessions() -> async_sessionmaker[AsyncSession]:
+    engine = create_async_engine(sqlalchemy_url(_database()), pool_size=8)
+    return async_sessionmaker(engine)
 
 
 def source_of(url: str) -> Source | str:

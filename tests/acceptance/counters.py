@@ -14,8 +14,8 @@ from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.waiting import wait_for
 
 COUNTER = "tests.acceptance.counter:counter"
-IMPATIENT = "tests.acceptance.impatient:counter"
-POOLED = "tests.acceptance.pooled:counter"
+IMPATIENT = "tests.acceptance.counter:impatient"
+POOLED = "tests.acceptance.counter:pooled"
 _TABLES = """
     CREATE TABLE counted (
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -115,20 +115,10 @@ def test_two_consumers_with_a_schedule_have_each_effect_once(
     assert sum(retried(consumer.log()) for consumer in started) == LETTERS
 
 
-def test_a_relay_exports_its_dead_letters_to_prometheus(
+def test_a_relay_exports_what_it_published_and_its_dead_letters_to_prometheus(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     give_up(database_url, Message("t", b"1"), origin="relay:main")
-    relay = relays.start(sink.url, "--listen=0")
-    origin = 'origin="relay:main",schema="outbox"'
-    wanted = f",{origin}}} 1.0"
-    wait_for(wanted, lambda: wanted in scrape(relay), seconds=60)
-    assert "\ndead_letter_age_seconds{" in scrape(relay)
-
-
-def test_a_relay_exports_what_it_published_to_prometheus(
-    database_url: str, relays: Relays, sink: Sink
-) -> None:
     messages = [Message(topic, b"1") for topic in ("a", "a", "b", "c")]
     insert(database_url, *messages)
     relay = relays.start(sink.url, "--listen=0")
@@ -139,15 +129,18 @@ def test_a_relay_exports_what_it_published_to_prometheus(
         "pillarbox_relay_lanes 48.0",
         "pillarbox_relay_breaker_open 0.0",
         "pillarbox_relay_add_to_publish_seconds_count 4.0",
+        ',origin="relay:main",schema="outbox"} 1.0',
     ):
         wait_for(wanted, partial(is_exported, wanted, relay), seconds=60)
+    assert "\ndead_letter_age_seconds{" in scrape(relay)
 
 
-async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus(
+async def test_a_consumer_exports_what_became_of_its_messages_to_prometheus(
     site: Site,
 ) -> None:
     good, bad = Message("orders", b"good"), Message("orders", b"bad")
-    await site.publish(good, bad, good)
+    head, behind = (Message("orders", it, key="customer 7") for it in (b"later", b"1"))
+    await site.publish(good, bad, good, head, behind)
     consumer = site.run("shop_app:consumer", "--listen=0", INTERVALS="metrics=0.1")
     origin = 'origin="consumer:billing",schema="inbox"'
     labels = '{consumer="billing",topic="orders"} 1.0'
@@ -156,10 +149,12 @@ async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus
         f"pillarbox_consumer_messages_duplicate_total{labels}",
         f"pillarbox_consumer_messages_dead_lettered_total{labels}",
         f"pillarbox_consumer_handler_duration_seconds_count{labels}",
+        'pillarbox_consumer_blocked_keys{consumer="billing"} 1.0',
         'pillarbox_events_total{consumer="billing",event="MessageHandled"} 1.0',
         f",{origin}}} 1.0",
         "\npillarbox_database_measured_timestamp_seconds{",
         '\npillarbox_findings{check="failures",',
+        'pillarbox_consumer_blocked_key_age_seconds{consumer="billing"}',
     ):
         wait_for(wanted, partial(is_exported, wanted, consumer), seconds=60)
     assert "\ndead_letter_age_seconds{" in scrape(consumer)

@@ -61,7 +61,7 @@ def test_messages_published_just_before_a_stop_are_reported(
 
 
 def test_a_relay_with_nothing_to_do_is_silent(relays: Relays, sink: Sink) -> None:
-    relay = relays.start(sink.url, INTERVALS="log=0.1")
+    relay = relays.start(sink.url, INTERVALS="log=0.02")
     relay.wait_for_log("LeaseTaken")
     # After 60 intervals it logs a sign of life.
     relay.wait_for_log("RelayActive", seconds=60)

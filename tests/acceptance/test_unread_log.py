@@ -3,7 +3,7 @@
 import os
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -12,7 +12,7 @@ import pytest
 
 from outbox.testing.lifetime import free_port
 from pillarbox import Message
-from tests.acceptance.test_watching import STUCK
+from tests.acceptance.test_watching import INSERT_STUCK, STUCK
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
@@ -52,17 +52,28 @@ def unread(tmp_path: Path) -> Iterator[Unread]:
     pipe.close()
 
 
-def start(
-    pipe: Unread, url: str, tmp_path: Path, command: str, *options: str
-) -> RunningProcess:
+Start = Callable[..., RunningProcess]
+
+
+@pytest.fixture
+def start(unread: Unread, tmp_path: Path) -> Iterator[Start]:
+    """Starts a command of a database whose standard error is the full pipe."""
+    started: list[RunningProcess] = []
     (tmp_path / "stuck.py").write_text(STUCK)
-    environment = {
-        "PILLARBOX_DATABASE_URL": url,
-        "TEST_URL": url,
-        "PYTHONPATH": str(tmp_path),
-    }
-    arguments = command_line("pillarbox", command, *options)
-    return RunningProcess(arguments, pipe.path, environment)
+
+    def start(url: str, command: str, *options: str) -> RunningProcess:
+        environment = {
+            "PILLARBOX_DATABASE_URL": url,
+            "TEST_URL": url,
+            "PYTHONPATH": str(tmp_path),
+        }
+        line = command_line("pillarbox", command, *options)
+        started.append(RunningProcess(line, unread.path, environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
 
 
 def wait_for_answer(port: int, path: str) -> None:
@@ -78,61 +89,35 @@ def wait_for_answer(port: int, path: str) -> None:
     wait_for(path, answered)
 
 
-@pytest.mark.parametrize("command", ["relay", "consume", "web"])
+@pytest.mark.parametrize("command", ["consume", "web"])
 def test_sigterm_ends_a_process_whose_log_nobody_reads(
-    command: str, unread: Unread, database_url: str, tmp_path: Path
+    command: str, start: Start, database_url: str, tmp_path: Path
 ) -> None:
     port = free_port()
     health = f"--listen=127.0.0.1:{port}"
     tokens = tmp_path / "tokens"
     tokens.write_text("ann 0123456789abcdef0123456789abcdef\n")
     options, path = {
-        "relay": (["--broker=memory://", health, "--log-level=debug"], "/ready"),
         "consume": (["stuck:consumer", health, "--log-level=debug"], "/ready"),
         "web": ([health, f"--tokens={tokens}"], "/login"),
     }[command]
-    process = start(unread, database_url, tmp_path, command, *options)
-    try:
-        wait_for_answer(port, path)
-        process.terminate()
-        assert process.wait() == 0
-    finally:
-        process.kill()
+    process = start(database_url, command, *options)
+    wait_for_answer(port, path)
+    process.terminate()
+    assert process.wait() == 0
 
 
 def test_the_watchdog_ends_a_process_whose_log_nobody_reads(
-    unread: Unread, database_url: str, tmp_path: Path
+    start: Start, database_url: str
 ) -> None:
-    execute(
-        database_url,
-        "INSERT INTO outbox.message (id, lane, topic, content_type, headers, payload)"
-        " VALUES (outbox.uuid7(), 16, 'orders', 'application/octet-stream',"
-        """ '{"pillarbox-codec": "stuck:1", "pillarbox-content-type": "a/b"}', '')""",
-    )
-    process = start(
-        unread,
-        database_url,
-        tmp_path,
-        "relay",
-        "--broker=memory://",
-        "--codec=stuck:codec",
-        "--watchdog=1s",
-    )
-    try:
-        assert process.wait() == 70
-    finally:
-        process.kill()
+    execute(database_url, INSERT_STUCK)
+    stuck = ("--codec=stuck:codec", "--watchdog=1s")
+    assert start(database_url, "relay", "--broker=memory://", *stuck).wait() == 70
 
 
-def test_a_failed_command_ends_although_nobody_reads_why(
-    unread: Unread, tmp_path: Path
-) -> None:
+def test_a_failed_command_ends_although_nobody_reads_why(start: Start) -> None:
     url = f"postgresql://127.0.0.1:{free_port()}/nowhere"
-    process = start(unread, url, tmp_path, "relay", "--broker=memory://")
-    try:
-        assert process.wait() == 2
-    finally:
-        process.kill()
+    assert start(url, "relay", "--broker=memory://").wait() == 2
 
 
 def test_a_process_with_an_unexpected_error_ends_although_nobody_reads_it(
@@ -147,17 +132,11 @@ def test_a_process_with_an_unexpected_error_ends_although_nobody_reads_it(
 
 
 def test_a_log_that_is_read_late_continues_in_order(
-    unread: Unread, database_url: str, tmp_path: Path
+    unread: Unread, start: Start, database_url: str
 ) -> None:
     port = free_port()
-    process = start(
-        unread,
-        database_url,
-        tmp_path,
-        "relay",
-        "--broker=memory://",
-        f"--listen=127.0.0.1:{port}",
-    )
+    listen = f"--listen=127.0.0.1:{port}"
+    process = start(database_url, "relay", "--broker=memory://", listen)
     log = ""
 
     def logged(text: str) -> bool:
@@ -165,14 +144,11 @@ def test_a_log_that_is_read_late_continues_in_order(
         log += unread.read()
         return text in log
 
-    try:
-        wait_for_answer(port, "/ready")
-        insert(database_url, Message("t", b""))
-        wait_for("RelayStarted", lambda: logged("RelayStarted"))
-        process.terminate()
-        assert process.wait() == 0
-        wait_for("RelayStopped", lambda: logged("RelayStopped"))
-    finally:
-        process.kill()
+    wait_for_answer(port, "/ready")
+    insert(database_url, Message("t", b""))
+    wait_for("RelayStarted", lambda: logged("RelayStarted"))
+    process.terminate()
+    assert process.wait() == 0
+    wait_for("RelayStopped", lambda: logged("RelayStopped"))
     assert log.index("RelayStarted") < log.index("RelayStopped")
     assert log.endswith("\n")

@@ -14,7 +14,6 @@ from pillarbox import Message
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess
-from tests.fixtures.prometheus import scrape
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
@@ -46,6 +45,11 @@ class Codec:
 
 codec = Codec()
 """
+INSERT_STUCK = """
+    INSERT INTO outbox.message (id, lane, topic, content_type, headers, payload)
+    VALUES (outbox.uuid7(), 16, 'orders', 'application/octet-stream',
+            '{"pillarbox-codec": "stuck:1", "pillarbox-content-type": "a/b"}', '')
+"""
 
 
 class Watched:
@@ -75,11 +79,17 @@ class Watched:
         assert self.get("/live") == (200, {"live": True})
 
 
-def test_a_consumer_is_ready_while_it_reaches_its_broker(
+async def test_a_consumer_is_ready_while_it_reaches_its_database_and_its_broker(
     site: Site, proxy: MakeProxy
 ) -> None:
-    broker, url = proxy(site.url)
-    process = site.run("shop_app:consumer", "--listen=127.0.0.1:0", TEST_BROKER=url)
+    broker, broker_url = proxy(site.url)
+    database, database_url = proxy(site.url)
+    process = site.run(
+        "shop_app:consumer",
+        "--listen=127.0.0.1:0",
+        TEST_BROKER=broker_url,
+        TEST_URL=database_url,
+    )
     watched = Watched(process)
     watched.wait_until(200)
     broker.refuse()
@@ -88,19 +98,6 @@ def test_a_consumer_is_ready_while_it_reaches_its_broker(
     broker.accept()
     watched.wait_until(200)
 
-
-async def test_a_consumer_is_ready_while_it_reaches_its_database(
-    site: Site, proxy: MakeProxy
-) -> None:
-    database, url = proxy(site.url)
-    process = site.run(
-        "shop_app:consumer",
-        "--listen=127.0.0.1:0",
-        TEST_BROKER=site.url,
-        TEST_URL=url,
-    )
-    watched = Watched(process)
-    watched.wait_until(200)
     database.refuse()
     database.cut()
     await site.publish(Message("orders", b"1"))
@@ -110,12 +107,14 @@ async def test_a_consumer_is_ready_while_it_reaches_its_database(
     wait_for("it is handled", lambda: site.effects() == ["1"], seconds=60)
 
 
-def test_a_relay_is_ready_while_it_reaches_its_database(
+def test_a_relay_is_ready_while_it_reaches_its_database_and_its_broker(
     database_url: str, tmp_path: Path, proxy: MakeProxy
 ) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', '*')")
     database, url = proxy(database_url)
-    with Relays(url, tmp_path) as relays:
-        watched = Watched(relays.start("memory://", "--listen=127.0.0.1:0"))
+    broker, broker_url = proxy(database_url)
+    with Relays(url, tmp_path) as relays, Writer(database_url) as writer:
+        watched = Watched(relays.start(broker_url, "--listen=127.0.0.1:0"))
         watched.wait_until(200)
         database.refuse()
         database.cut()
@@ -123,26 +122,17 @@ def test_a_relay_is_ready_while_it_reaches_its_database(
         database.accept()
         watched.wait_until(200)
 
-
-def test_a_relay_is_ready_while_it_reaches_its_broker(
-    database_url: str, relays: Relays, writer: Writer, proxy: MakeProxy
-) -> None:
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', '*')")
-    broker, url = proxy(database_url)
-    watched = Watched(relays.start(url, "--listen=127.0.0.1:0"))
-    watched.wait_until(200)
-    broker.refuse()
-    broker.cut()
-    writer.add(1)
-    watched.wait_until(503, "broker")
-    broker.accept()
-    watched.wait_until(200)
+        broker.refuse()
+        broker.cut()
+        writer.add(1)
+        watched.wait_until(503, "broker")
+        broker.accept()
+        watched.wait_until(200)
 
 
 def test_an_idle_relay_is_ready_while_it_reaches_its_broker(
     database_url: str, relays: Relays, proxy: MakeProxy
 ) -> None:
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', '*')")
     broker, url = proxy(database_url)
     relay = relays.start(url, "--listen=127.0.0.1:0", INTERVALS="broker_check=0.2")
     watched = Watched(relay)
@@ -172,22 +162,6 @@ def test_a_relay_is_not_ready_while_a_foreign_session_holds_its_lanes(
         watched.wait_until(200)
     finally:
         execute(database_url, "DROP ROLE passer_by")
-
-
-async def test_a_consumer_reports_which_keys_are_blocked(site: Site) -> None:
-    head = Message("orders", b"later", key="customer 7")
-    await site.publish(head, Message("orders", b"1", key="customer 7"))
-    await site.publish(Message("orders", b"2", key="customer 8"))
-    process = site.run(
-        "shop_app:consumer",
-        "--listen=127.0.0.1:0",
-        INTERVALS="metrics=0.1",
-    )
-    wait_for("other keys go on", lambda: site.effects() == ["2"])
-    wanted = 'pillarbox_consumer_blocked_keys{consumer="billing"} 1.0'
-    wait_for(wanted, lambda: wanted in scrape(process))
-    age = 'pillarbox_consumer_blocked_key_age_seconds{consumer="billing"}'
-    assert age in scrape(process)
 
 
 async def test_a_process_that_stops_is_not_ready(site: Site) -> None:
@@ -220,12 +194,7 @@ def test_a_codec_that_blocks_the_loop_ends_the_relay(
     database_url: str, relays: Relays, tmp_path: Path
 ) -> None:
     (tmp_path / "installed" / "stuck.py").write_text(STUCK)
-    execute(
-        database_url,
-        "INSERT INTO outbox.message (id, lane, topic, content_type, headers, payload)"
-        " VALUES (outbox.uuid7(), 16, 'orders', 'application/octet-stream',"
-        """ '{"pillarbox-codec": "stuck:1", "pillarbox-content-type": "a/b"}', '')""",
-    )
+    execute(database_url, INSERT_STUCK)
     relay = relays.start_without_waiting(
         "memory://", "--codec=stuck:codec", "--watchdog=1s"
     )

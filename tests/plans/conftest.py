@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -66,17 +66,77 @@ AUTO_EXPLAIN = """
 """
 
 
+def walk(node: Node) -> Iterator[Node]:
+    """Yield a node of a plan and all below it."""
+    yield node
+    for child in node.get("Plans", ()):
+        yield from walk(child)
+
+
+def record_plans(connection: psycopg.Connection[Any]) -> list[Node]:
+    """Return a list to which a session adds each statement's text and executed plan.
+
+    The next query ends a statement, whose plan is logged only then.
+    """
+    plans: list[Node] = []
+
+    def note(notice: psycopg.errors.Diagnostic) -> None:
+        _, plan, shown = (notice.message_primary or "").partition("plan:\n")
+        if plan:
+            plans.append(json.loads(shown))
+
+    connection.execute("LOAD 'auto_explain'")
+    connection.execute(AUTO_EXPLAIN)
+    connection.add_notice_handler(note)
+    return plans
+
+
+def executed_scans(nodes: Iterable[Node], *tables: str) -> list[Node]:
+    """Return the scans of partitions, without those that never ran.
+
+    Args:
+        tables: the partitioned tables; by default all.
+    """
+    partition = re.compile(f"({'|'.join(tables) or '.*'})_p2")
+    return [
+        node
+        for node in nodes
+        if partition.match(str(node.get("Relation Name", "")))
+        and node["Actual Loops"] > 0
+    ]
+
+
+def days_of(scans: Iterable[Node]) -> set[str]:
+    """Return the days that were read."""
+    # pg_partman 4 puts underscores into names; 5 doesn't.
+    return {re.sub(r"\D", "", str(node["Relation Name"])) for node in scans}
+
+
+def rows_per_loop(node: Node) -> float:
+    """Return how many rows a scan reads each time, even if it filters them out."""
+    return float(node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+
+
+def rows_read(scans: Iterable[Node]) -> int:
+    """Return how many rows were read in total, even if they were filtered out."""
+    return sum(round(node["Actual Loops"] * rows_per_loop(node)) for node in scans)
+
+
+def read_sequentially(scans: Iterable[Node]) -> set[str]:
+    """Return the partitions with rows that were read from end to end."""
+    return {
+        node["Relation Name"]
+        for node in scans
+        if node["Node Type"] == "Seq Scan" and rows_per_loop(node) > 0
+    }
+
+
 class Explained:
     """A plan, with its nodes and the indexes and partitions that it touches."""
 
     def __init__(self, plan: Node, parents: Mapping[str, str]) -> None:
-        self.nodes = list(self._walk(plan))
+        self.nodes = list(walk(plan))
         self._parents = parents
-
-    def _walk(self, node: Node) -> Iterator[Node]:
-        yield node
-        for child in node.get("Plans", ()):
-            yield from self._walk(child)
 
     def scans(self, *tables: str) -> list[Node]:
         """Return the scans of partitions of these tables (default: outbox.message)."""
@@ -90,20 +150,11 @@ class Explained:
 
     def partitions(self, *tables: str) -> set[str]:
         """Return the days that were read, without scans that never ran."""
-        return {
-            re.sub(r"\D", "", node["Relation Name"])
-            for node in self.scans(*tables)
-            if node["Actual Loops"] > 0
-        }
+        return days_of(it for it in self.scans(*tables) if it["Actual Loops"] > 0)
 
-    def sequential(self) -> list[str]:
+    def sequential(self) -> set[str]:
         """Return the non-empty partitions that were read sequentially."""
-        return [
-            node["Relation Name"]
-            for node in self.scans("message", "position", "deferral")
-            if node["Node Type"] == "Seq Scan"
-            and node["Actual Rows"] + node.get("Rows Removed by Filter", 0) > 0
-        ]
+        return read_sequentially(self.scans("message", "position", "deferral"))
 
     def rows_removed(self) -> int:
         """Return the number of rows that were read and then filtered out."""
@@ -159,22 +210,20 @@ def filled_url(
         yield url
 
 
-@pytest.fixture(params=["a plan of its own", "the generic plan", "a worker's plan"])
-def explain(request: pytest.FixtureRequest, filled_url: str) -> Iterator[Explain]:
-    """Explain one of the relay's statements, which is executed and rolled back."""
-    settings = {
-        "a plan of its own": {"plan_cache_mode": "force_custom_plan"},
-        "the generic plan": {"plan_cache_mode": "force_generic_plan"},
-        "a worker's plan": WORKER_SETTINGS,
-    }
-    with explaining(filled_url, settings[request.param]) as run:
+@pytest.fixture
+def explain(filled_url: str) -> Iterator[Explain]:
+    """Explain with the settings of all of a relay's connections."""
+    with explaining(filled_url) as run:
         yield run
 
 
 @contextmanager
-def explaining(url: str, settings: Mapping[str, str]) -> Iterator[Explain]:
-    """Yield a function that runs one of the relay's statements and returns its plan."""
-    with executed_plans(url, "pillarbox_relay", settings) as execute:
+def explaining(url: str) -> Iterator[Explain]:
+    """Yield a function that runs one of the relay's statements and returns its plan.
+
+    The statement has the settings of a relay's connections, and is rolled back.
+    """
+    with executed_plans(url, "pillarbox_relay", WORKER_SETTINGS) as execute:
         with psycopg.connect(url) as connection:
             parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
 
@@ -194,27 +243,18 @@ def executed_plans(
     The plan is the one that was executed. EXPLAIN would make another plan for these
     parameters, whatever the value of `plan_cache_mode`.
     """
-    plans: list[Node] = []
-
-    def note(notice: psycopg.errors.Diagnostic) -> None:
-        _, plan, shown = (notice.message_primary or "").partition("plan:\n")
-        if plan:
-            plans.append(json.loads(shown)["Plan"])
-
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("LOAD 'auto_explain'")
-        connection.execute(AUTO_EXPLAIN)
+        plans = record_plans(connection)
         connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
         for name, value in settings.items():
             connection.execute("SELECT set_config(%s, %s, false)", (name, value))
-        connection.add_notice_handler(note)
 
         def run(statement: str, parameters: Mapping[str, object]) -> Node:
             with connection.transaction(force_rollback=True):
                 plans.clear()
                 connection.execute(statement, parameters, prepare=True)
-                # The next query ends this one, and its plan is logged then.
                 connection.execute("SELECT")
-            return plans[0]
+            plan: Node = plans[0]["Plan"]
+            return plan
 
         yield run

@@ -13,6 +13,7 @@ import pytest
 from outbox.dead_letters import Criteria, Schema, Statement, statement
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
+from tests.plans.conftest import walk
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "dead-letters.md"
 QUESTIONS = re.findall(r"```sql\n(-- .*?)```", PAGE.read_text(), re.DOTALL)
@@ -105,12 +106,6 @@ def ask(filled: psycopg.Connection[Any]) -> Ask:
     return run
 
 
-def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield node
-    for child in node.get("Plans", ()):
-        yield from walk(child)
-
-
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.split("\n")[0][3:40])
 @pytest.mark.parametrize("schema", ["outbox", "inbox"])
 def test_the_pages_queries_use_their_index(
@@ -183,14 +178,12 @@ def test_a_dead_letter_is_locked_by_its_primary_key(
         assert (len(plan.partitions), plan.sequential) == (1, set())
 
 
-def test_a_dead_letter_is_listed_by_its_id_or_that_of_its_message(ask: Ask) -> None:
+def test_a_dead_letter_is_found_by_its_id_or_that_of_its_message(ask: Ask) -> None:
     criteria = Criteria(status=None, id=uuid4())
     plan = ask(statement("inbox", Statement.LIST), criteria.parameters())
     assert plan.indexes == {"dead_letter_pkey", "dead_letter_message_idx"}
     assert plan.sequential == set()
 
-
-def test_a_dead_letter_is_found_by_its_message_id(ask: Ask) -> None:
     plan = ask(
         "SELECT id FROM inbox.dead_letter WHERE status = 'PENDING'"
         " AND message_id = '102' AND origin = 'consumer:billing'"

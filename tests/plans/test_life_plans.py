@@ -1,7 +1,5 @@
 """The life of a message is read from indexes, in the days that can contain it."""
 
-import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -24,10 +22,17 @@ from tests.fixtures.days import make_partitions_at
 from tests.fixtures.deliveries import COVER, FROM_OLDEST
 from tests.fixtures.positions import publish
 from tests.fixtures.postgres import Template, new_database
-from tests.plans.conftest import AUTO_EXPLAIN, Node
+from tests.plans.conftest import (
+    Node,
+    days_of,
+    executed_scans,
+    record_plans,
+    rows_read,
+    walk,
+)
 
 DAY: Final = timedelta(days=1)
-DAYS: Final = 30
+DAYS: Final = 24
 ROWS: Final = 4000
 # Ids contain the time of adding; every hundredth message caused the next one.
 ADD = """
@@ -100,68 +105,32 @@ def url(
 
 
 class Recorded:
-    """The plans of the executed statements, and the partitions that they touched."""
+    """The plans of a session's statements, and the partitions that they touched."""
 
-    def __init__(self) -> None:
-        self.plans: list[tuple[str, Node]] = []
-
-    def note(self, notice: psycopg.errors.Diagnostic) -> None:
-        _, plan, shown = (notice.message_primary or "").partition("plan:\n")
-        if plan:
-            found = json.loads(shown)
-            self.plans.append((found["Query Text"], found["Plan"]))
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._plans = record_plans(connection)
 
     def scans(self, statement: str, *tables: str) -> list[Node]:
         """Return the executed scans of partitions by the statement with this text."""
-        prefixes = tuple(f"{table}_p2" for table in tables)
         return [
-            node
-            for text, plan in self.plans
-            if statement in text
-            for node in _walk(plan)
-            if str(node.get("Relation Name", "")).startswith(prefixes)
-            and node["Actual Loops"] > 0
+            scan
+            for it in self._plans
+            if statement in it["Query Text"]
+            for scan in executed_scans(walk(it["Plan"]), *tables)
         ]
 
-    def sequential(self) -> list[str]:
-        return [
-            node["Relation Name"]
-            for _, plan in self.plans
-            for node in _walk(plan)
-            if node["Node Type"] == "Seq Scan"
-            and "_p2" in node["Relation Name"]
-            and node["Actual Loops"] > 0
-        ]
-
-
-def _walk(node: Node) -> Iterator[Node]:
-    yield node
-    for child in node.get("Plans", ()):
-        yield from _walk(child)
-
-
-def rows(scans: list[Node]) -> int:
-    return sum(
-        round(it["Actual Loops"] * it["Actual Rows"])
-        + int(it.get("Rows Removed by Filter", 0))
-        for it in scans
-    )
-
-
-def days(scans: list[Node]) -> set[str]:
-    # pg_partman 4 puts underscores into names; 5 doesn't.
-    return {re.sub(r"\D", "", str(it["Relation Name"])) for it in scans}
+    def sequential(self) -> set[str]:
+        """Return the partitions that were read sequentially, even empty ones."""
+        scans = self.scans("")
+        return {it["Relation Name"] for it in scans if it["Node Type"] == "Seq Scan"}
 
 
 @contextmanager
 def recording(url: str) -> Iterator[tuple[AdministrationConnection, Recorded]]:
-    recorded = Recorded()
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("LOAD 'auto_explain'")
-        connection.execute(AUTO_EXPLAIN)
+        recorded = Recorded(connection)
         connection.execute(PIN_SESSION)
         connection.execute("SET ROLE pillarbox_monitor")
-        connection.add_notice_handler(recorded.note)
         yield connection, recorded
 
 
@@ -191,7 +160,7 @@ def test_a_life_is_read_from_indexes_of_the_days_that_can_contain_it(
     }
     (caused,) = found.life.caused
     assert caused.state is State.PUBLISHED
-    assert recorded.sequential() == []
+    assert recorded.sequential() == set()
     day = (today - back * DAY).strftime("%Y%m%d")
     for name, table in (
         ("find_envelopes", "message"),
@@ -202,11 +171,11 @@ def test_a_life_is_read_from_indexes_of_the_days_that_can_contain_it(
             name, "outbox.message_life"
         )
         touched = recorded.scans(text, table)
-        assert rows(touched) <= 60, (name, table)
+        assert rows_read(touched) <= 60, (name, table)
         near = {(today - (back + n) * DAY).strftime("%Y%m%d") for n in (-2, -1, 0, 1)}
-        assert days(touched) <= near, (name, table)
-    assert days(recorded.scans("inbox.message_life", "receipt")) == {day}
-    assert rows(recorded.scans("inbox.message_life", "receipt")) == 2
+        assert days_of(touched) <= near, (name, table)
+    assert days_of(recorded.scans("inbox.message_life", "receipt")) == {day}
+    assert rows_read(recorded.scans("inbox.message_life", "receipt")) == 2
 
 
 def test_the_messages_that_a_message_caused_are_found_by_index(
@@ -219,13 +188,13 @@ def test_the_messages_that_a_message_caused_are_found_by_index(
 
     touched = recorded.scans("is_caused", "message")
     # The statement runs for the message, and for the one that it caused.
-    assert rows(touched) == 1
+    assert rows_read(touched) == 1
     assert all(
         "expr" in str(it.get("Index Name")) for it in touched if "Index Name" in it
     )
 
 
-def test_the_messages_of_a_key_are_read_in_its_lane_and_the_requested_days(
+def test_the_messages_of_a_key_are_read_in_its_lane_and_the_requested_days_of(
     url: str, today: datetime
 ) -> None:
     since = today - 3 * DAY
@@ -237,9 +206,9 @@ def test_the_messages_of_a_key_are_read_in_its_lane_and_the_requested_days(
 
     del found  # the test's lanes don't match the keys
     touched = recorded.scans("wanted (lane)", "message")
-    assert recorded.sequential() == []
-    assert min(days(touched)) >= since.strftime("%Y%m%d")
-    assert rows(touched) <= 3 * ROWS / 16 + 3
+    assert recorded.sequential() == set()
+    assert min(days_of(touched)) >= since.strftime("%Y%m%d")
+    assert rows_read(touched) <= 3 * ROWS / 16 + 3
 
 
 def test_an_unknown_id_reads_no_row(url: str) -> None:
@@ -249,8 +218,8 @@ def test_an_unknown_id_reads_no_row(url: str) -> None:
         )
 
     assert found.found is Found.NOT_KNOWABLE
-    assert recorded.sequential() == []
-    assert rows(recorded.scans("", "message", "position", "receipt")) == 0
+    assert recorded.sequential() == set()
+    assert rows_read(recorded.scans("", "message", "position", "receipt")) == 0
 
 
 @pytest.mark.parametrize("schema", ["outbox", "inbox"])
@@ -271,4 +240,4 @@ def test_the_views_are_answered_by_indexes(
     messages = ["message"] if schema == "outbox" else []
     touched = recorded.scans("message_life", *messages, "deferral", "receipt")
     assert touched
-    assert rows(touched) <= 99
+    assert rows_read(touched) <= 99

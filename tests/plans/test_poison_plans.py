@@ -57,7 +57,7 @@ def session(database_url: str) -> Iterator[Session]:
         yield opened
 
 
-asks = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "ask",
     [
         look_for_receipt,
@@ -70,17 +70,10 @@ asks = pytest.mark.parametrize(
     ],
     ids=lambda ask: ask.__name__,
 )
-
-
-@asks
-def test_one_partition_is_touched(session: Session, ask: Ask) -> None:
+def test_only_the_days_of_the_messages_are_touched(session: Session, ask: Ask) -> None:
     ask(session, [uuid7()], "billing")
     assert session.scalar(TOUCHED) == 1
 
-
-@asks
-def test_only_the_days_of_the_messages_are_touched(session: Session, ask: Ask) -> None:
     yesterday = id_of(datetime.now(UTC) - timedelta(days=1))
-    ids = [uuid7(), yesterday, uuid7()]
-    ask(session, ids, "billing")
+    ask(session, [uuid7(), yesterday, uuid7()], "billing")
     assert session.scalar(TOUCHED) == (1 if ask is look_for_receipt else 2)

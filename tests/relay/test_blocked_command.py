@@ -2,25 +2,21 @@
 
 import asyncio
 import json
-from datetime import timedelta
 
 import pytest
 
 from outbox.cli.main import main
-from outbox.retry import RetryPolicy
 from pillarbox import Message
 from relay.events import BatchSettled, KeyBlocked, MessageDelayed
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.acceptance.relays import as_role
 from tests.fixtures.positions import defer
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import insert, running
+from tests.fixtures.relay import PATIENT, insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
-
-HOUR = timedelta(hours=1)
 
 
 async def test_a_blocked_key_is_listed_with_its_head(
@@ -33,9 +29,8 @@ async def test_a_blocked_key_is_listed_with_its_head(
     insert(database_url, head, Message("orders", b"", key="poison"))
     insert(database_url, Message("orders", b"", key="sound"), Message("orders", b""))
     publisher = ScriptedPublisher(refuse_poison)
-    retry = RetryPolicy(first_delay=HOUR, max_delay=HOUR)
     waits = "SELECT 1 FROM outbox.message_status WHERE attempts = 1"
-    async with running(database_url, publisher, retry=retry):
+    async with running(database_url, publisher, retry=PATIENT):
         await asyncio.to_thread(
             wait_for, "the head waits", lambda: execute(database_url, waits), seconds=60
         )
@@ -71,8 +66,7 @@ async def test_a_refused_message_without_a_key_is_reported_listed_and_counted(
     message = Message("orders", b"")
     insert(database_url, message)
     publisher = ScriptedPublisher(lambda message: Nacked("no such queue"))
-    retry = RetryPolicy(first_delay=HOUR, max_delay=HOUR)
-    async with running(database_url, publisher, retry=retry) as relay:
+    async with running(database_url, publisher, retry=PATIENT) as relay:
         (delayed,) = await relay.events.wait_for(MessageDelayed)
         assert (delayed.id, delayed.attempts) == (message.id, 1)
         await relay.events.wait_for(BatchSettled)
@@ -97,18 +91,6 @@ OLD = """
 """
 
 
-def test_the_doctor_counts_messages_refused_for_a_long_time(
-    database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    execute(database_url, OLD)
-    defer(database_url, "refused", attempts=3, reason="no such queue")
-    main(["doctor", "--json", "--database", database_url])
-    report = json.loads(capsys.readouterr().out)
-    (finding,) = [f for f in report["findings"] if f["check"] == "failures"]
-    assert "2 blocked keys, 1 message without a key" in finding["finding"]
-    assert finding["remedy"].startswith("pillarbox blocked")
-
-
 DELIVERY_REFUSED = """
     WITH refused AS (
         INSERT INTO inbox.message (message_id, lane, schema_version, topic, key,
@@ -126,11 +108,17 @@ DELIVERY_REFUSED = """
 """
 
 
-def test_deliveries_nacked_by_a_consumer_are_listed_too(
+def test_messages_refused_for_a_long_time_are_listed_with_nacked_deliveries(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, OLD)
     defer(database_url, "refused", attempts=3, reason="no such queue")
+    main(["doctor", "--json", "--database", database_url])
+    report = json.loads(capsys.readouterr().out)
+    (finding,) = [f for f in report["findings"] if f["check"] == "failures"]
+    assert "2 blocked keys, 1 message without a key" in finding["finding"]
+    assert finding["remedy"].startswith("pillarbox blocked")
+
     execute(database_url, DELIVERY_REFUSED)
     url = as_role(database_url, "pillarbox_monitor")
     assert main(["blocked", "--json", "--database", url]) == 0

@@ -8,11 +8,9 @@ import pytest
 import relay.worker
 from outbox.postgres.connection import Connection, connect
 from pillarbox import Message
-from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import BatchSettled, DatabaseRecovered
-from relay.publisher import Acked
-from relay.settle import complete, decide, settle_batch
+from relay.settle import settle_batch
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, mark_published, running, unsettled
 from tests.fixtures.sessions import execute
@@ -26,28 +24,6 @@ OVERTAKE = """
            snapshot
       FROM outbox.position WHERE messages > 0
 """
-
-
-async def test_of_two_relays_that_claimed_the_same_messages_one_settles(
-    database_url: str,
-) -> None:
-    insert(database_url, *(Message(f"k/{n}", b"", key="k") for n in range(3)))
-    former, owner = board_of_all_lanes(), board_of_all_lanes()
-    async with await connect(database_url, application_name="test") as connection:
-        settlements = []
-        for board in (former, owner):
-            lanes = board.pick()
-            batch = await claim_batch(connection, board, lanes, CONFIG)
-            answers = [Acked()] * len(batch.rows)
-            settlement = decide(batch.rows, answers, CONFIG.retry)
-            complete(settlement, batch)
-            settlements.append(settlement)
-        await settle_batch(connection, owner.reader, settlements[1])
-        with pytest.raises(psycopg.errors.UniqueViolation):
-            await settle_batch(connection, former.reader, settlements[0])
-
-    assert unsettled(database_url) == 0
-    assert execute(database_url, "SELECT sum(messages) FROM outbox.position") == [(3,)]
 
 
 @pytest.mark.parametrize("has_committed", [False, True])
@@ -78,29 +54,6 @@ async def test_a_connection_lost_during_a_settlement_repeats_nothing(
     assert publisher.topics() == ["k/0", "k/1", "k/2", "last"]
     assert unsettled(database_url) == 0
     assert execute(database_url, "SELECT sum(messages) FROM outbox.position") == [(4,)]
-
-
-async def test_a_lane_that_another_running_relay_has_settled_is_taken_over_again(
-    database_url: str,
-) -> None:
-    publisher = ScriptedPublisher()
-    async with running(database_url, publisher) as running_relay:
-        insert(database_url, Message("first", b"", key="k"))
-        await publisher.until_acked(1)
-        await running_relay.events.wait_for(BatchSettled)
-        execute(
-            database_url,
-            "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages,"
-            " lane, reader, owner, snapshot)"
-            " SELECT created_at, ends_at, number + 1, up_to, 0, lane, reader,"
-            " gen_random_uuid(), snapshot FROM outbox.position WHERE messages > 0",
-        )
-        insert(database_url, Message("second", b"", key="k"))
-        # Published again: its first settlement was refused.
-        await publisher.until_acked(3)
-
-    assert publisher.topics() == ["first", "second", "second"]
-    assert unsettled(database_url) == 0
 
 
 async def test_the_fence_moves_to_today_when_its_day_has_passed(

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import psycopg
+import pytest
 from prometheus_client import CollectorRegistry
 
 from outbox.events import Observer, ProcessMeasured
@@ -31,6 +32,14 @@ from tests.fixtures.relay import QUICK, insert
 from tests.fixtures.sessions import execute
 
 MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+pytestmark = pytest.mark.usefixtures("measured_often")
+
+
+@pytest.fixture
+def measured_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays report their measures several times a second."""
+    monkeypatch.setattr("outbox.observability.presence._REPORT", 0.1)
 
 
 class Observed:
@@ -97,36 +106,29 @@ async def test_published_messages_are_counted_and_timed(database_url: str) -> No
     assert seen.value("lanes") == 0
 
 
-async def test_refusals_and_dead_letters_are_counted_by_topic(
+async def test_refusals_dead_letters_and_blocked_keys_are_counted(
     database_url: str,
 ) -> None:
-    def script(message: Message) -> Acked | Nacked:
-        return Nacked("no") if message.topic == "bad" else Acked()
-
+    answers = {"bad": Nacked("no"), "later": Nacked("later", retry_after=HOUR)}
     insert(database_url, Message("bad", b"1", key="k"), Message("bad", b"1"))
-    insert(database_url, Message("good", b"1"))
-    async with running(database_url, ScriptedPublisher(script)) as seen:
+    insert(database_url, *[Message("later", b"1", key=f"k{n}") for n in range(3)])
+    publisher = ScriptedPublisher(lambda message: answers[message.topic])
+    async with running(database_url, publisher) as seen:
         await seen.events.wait_for(MessageDeadLettered, 2)
         attempts = QUICK.retry.max_attempts
         assert seen.value("messages_refused_total", topic="bad") == 2 * (attempts - 1)
         assert seen.value("messages_dead_lettered_total", topic="bad") == 2
         assert seen.value("messages_published_total", topic="bad") == 0
         assert seen.counts.is_active
-        active = seen.counts.take(MINUTE)
-        assert (active.refused, active.dead_lettered) == (2 * (attempts - 1), 2)
-
-
-async def test_keys_that_wait_for_a_retry_are_measured(database_url: str) -> None:
-    def script(message: Message) -> Nacked:
-        return Nacked("later", retry_after=timedelta(hours=1))
-
-    insert(database_url, *[Message("t", b"1", key=f"k{n}") for n in range(3)])
-    async with running(database_url, ScriptedPublisher(script)) as seen:
-        count = 1
+        # The keys of the other messages wait for their retries.
+        measured = 1
         while seen.value("blocked_keys") != 3:
-            await seen.events.wait_for(ProcessMeasured, count)
-            count += 1
-        assert seen.counts.take(MINUTE).blocked_keys == 3
+            await seen.events.wait_for(ProcessMeasured, measured)
+            measured += 1
+        active = seen.counts.take(MINUTE)
+        refused = 2 * (attempts - 1) + 3
+        assert (active.refused, active.dead_lettered) == (refused, 2)
+        assert active.blocked_keys == 3
 
 
 async def test_the_breaker_is_open_while_the_broker_is_unavailable(
@@ -160,7 +162,7 @@ async def test_topics_beyond_the_limit_are_counted_as_other(
         assert seen.value("messages_published_total", topic=OTHER) == 4
 
 
-DUE = "SELECT available_at FROM outbox.message"
+DUE = "SELECT available_at FROM outbox.message WHERE available_at IS NOT NULL"
 CREATED = "SELECT created_at FROM outbox.message"
 REPLAYED = "SELECT due_at FROM outbox.deferral WHERE cause = 'replayed'"
 
@@ -178,7 +180,7 @@ def due_at(seen: Observed) -> list[datetime]:
     return [at for event in seen.events.of(BatchPublished) for at in event.due_at]
 
 
-async def test_a_message_is_timed_from_when_it_was_added_even_if_refused(
+async def test_messages_are_timed_from_when_they_were_added_or_due(
     database_url: str,
 ) -> None:
     insert(database_url, Message("t", b"1", key="k"), Message("t", b"2"))
@@ -187,38 +189,22 @@ async def test_a_message_is_timed_from_when_it_was_added_even_if_refused(
     )
     async with running(database_url, publisher) as seen:
         await publisher.until_acked(2)
-    # The order of the retries is random.
-    assert {*due_at(seen)} == {*timestamps(database_url, CREATED)}
+        # The order of the retries is random.
+        assert {*due_at(seen)} == {*timestamps(database_url, CREATED)}
 
-
-async def test_a_scheduled_message_is_timed_from_when_it_was_due(
-    database_url: str,
-) -> None:
-    insert(database_url, Message("t", b"1"))
+    insert(database_url, Message("while no relay ran", b"1"), Message("soon", b"2"))
     execute(
         database_url,
-        "UPDATE outbox.message SET available_at = clock_timestamp() + interval '1 s'",
+        "UPDATE outbox.message SET available_at = CASE topic WHEN 'soon'"
+        " THEN clock_timestamp() + interval '1 s'"
+        " ELSE created_at + interval '1 microsecond' END"
+        " WHERE topic IN ('soon', 'while no relay ran')",
     )
     publisher = ScriptedPublisher()
     async with running(database_url, publisher) as seen:
-        await publisher.until_acked(1)
-    assert due_at(seen) == timestamps(database_url, DUE)
+        await publisher.until_acked(2)
+    assert {*due_at(seen)} == {*timestamps(database_url, DUE)}
     assert seen.counts.take(MINUTE).lag is not None
-
-
-async def test_a_message_that_came_due_without_a_relay_is_timed_from_when_it_was_due(
-    database_url: str,
-) -> None:
-    insert(database_url, Message("t", b"1"))
-    execute(
-        database_url,
-        "UPDATE outbox.message"
-        " SET available_at = created_at + interval '1 microsecond'",
-    )
-    publisher = ScriptedPublisher()
-    async with running(database_url, publisher) as seen:
-        await publisher.until_acked(1)
-    assert due_at(seen) == timestamps(database_url, DUE)
 
 
 async def test_a_replayed_message_is_timed_from_the_replay(database_url: str) -> None:

@@ -7,16 +7,46 @@ from datetime import timedelta
 import pytest
 from typing_extensions import override
 
+from outbox.errors import BrokerUnavailableError
+from outbox.events import Event
 from outbox.message import Message
+from relay.adaptive_batch import BatchLimit
+from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import BatchPublished, StaleBatchDropped
+from relay.publish import Answer, publish_batch
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.claimed import claimed
-from tests.fixtures.publish_harness import PublishHarness
 from tests.fixtures.publisher import ScriptedPublisher
 
-ACKED = Acked()
+ACKED, REFUSED = Acked(), Nacked("no")
 STRICT = RelayConfig(strict_order=True)
+
+
+class PublishHarness:
+    """Runs `publish_batch` and records its events."""
+
+    def __init__(self, config: RelayConfig | None = None) -> None:
+        self.publisher = ScriptedPublisher()
+        self.config = config or RelayConfig()
+        self.batch_limit = BatchLimit(self.config.publish_timeout)
+        self.events: list[Event] = []
+        self.leases = iter([True] * 100)
+
+    async def publish(
+        self, *rows: Claimed
+    ) -> tuple[list[Answer], BrokerUnavailableError | None]:
+        return await publish_batch(
+            rows,
+            self.publisher,
+            self.config,
+            batch_limit=self.batch_limit,
+            leased=lambda: next(self.leases),
+            notify=self.events.append,
+        )
+
+    def calls(self) -> list[list[str]]:
+        return [[m.topic for m in call] for call in self.publisher.calls]
 
 
 def nack(*topics: str, permanent: bool = False) -> ScriptedPublisher:
@@ -27,62 +57,61 @@ def nack(*topics: str, permanent: bool = False) -> ScriptedPublisher:
 
 async def test_a_batch_is_published_in_one_call_in_order() -> None:
     harness = PublishHarness()
+    harness.publisher = nack("b")
 
     answers, lost = await harness.publish(
         claimed("a", "k"), claimed("b"), claimed("c", "k"), claimed("d", "j")
     )
 
     assert harness.calls() == [["a", "b", "c", "d"]]
-    assert answers == [ACKED] * 4
+    assert answers == [ACKED, REFUSED, ACKED, ACKED]
     assert lost is None
     (event,) = harness.events
     assert isinstance(event, BatchPublished)
-    assert (event.messages, event.acked) == (4, 4)
-
-
-async def test_each_answer_belongs_to_its_row() -> None:
-    harness = PublishHarness()
-    harness.publisher = nack("b")
-
-    answers, _ = await harness.publish(claimed("a"), claimed("b"), claimed("c"))
-
-    assert answers == [ACKED, Nacked("no"), ACKED]
+    assert (event.messages, event.acked) == (4, 3)
 
 
 async def test_an_unreadable_row_is_nacked_permanently_and_not_sent() -> None:
     harness = PublishHarness()
+    odd = Nacked("odd", permanent=True)
+
+    answers, lost = await harness.publish(claimed("a", problem="odd"))
+    assert (answers, lost, harness.calls(), harness.events) == ([odd], None, [], [])
 
     answers, _ = await harness.publish(
         claimed("a", "k"), claimed("b", "k", problem="odd"), claimed("c", "k")
     )
-
-    assert answers == [ACKED, Nacked("odd", permanent=True), ACKED]
+    assert answers == [ACKED, odd, ACKED]
     assert harness.calls() == [["a", "c"]]
 
 
-async def test_a_batch_without_readable_rows_makes_no_call() -> None:
+@pytest.mark.parametrize(
+    ("refused", "permanent", "calls", "expected"),
+    [
+        ((), False, [["a1", "b1", "c1"], ["a2", "b2"]], [ACKED] * 5),
+        (
+            ("a1",),
+            False,
+            [["a1", "b1", "c1"], ["b2"]],
+            [REFUSED, ACKED, None, ACKED, ACKED],
+        ),
+        (
+            ("a1",),
+            True,
+            [["a1", "b1", "c1"], ["a2", "b2"]],
+            [Nacked("no", permanent=True), *[ACKED] * 4],
+        ),
+    ],
+    ids=["no longer refused", "refused again", "refused permanently"],
+)
+async def test_a_refused_message_is_sent_before_the_rest_of_its_key(
+    refused: Sequence[str],
+    permanent: bool,
+    calls: list[list[str]],
+    expected: list[Answer],
+) -> None:
     harness = PublishHarness()
-
-    answers, lost = await harness.publish(claimed("a", problem="odd"))
-
-    assert answers == [Nacked("odd", permanent=True)]
-    assert (lost, harness.calls(), harness.events) == (None, [], [])
-
-
-async def test_a_refused_message_is_sent_before_the_rest_of_its_key() -> None:
-    harness = PublishHarness()
-
-    answers, _ = await harness.publish(
-        claimed("a1", "a", attempts=1), claimed("b1", "b"), claimed("a2", "a")
-    )
-
-    assert harness.calls() == [["a1", "b1"], ["a2"]]
-    assert answers == [ACKED] * 3
-
-
-async def test_a_head_refused_again_holds_back_only_its_key() -> None:
-    harness = PublishHarness()
-    harness.publisher = nack("a1")
+    harness.publisher = nack(*refused, permanent=permanent)
 
     answers, _ = await harness.publish(
         claimed("a1", "a", attempts=1),
@@ -92,43 +121,23 @@ async def test_a_head_refused_again_holds_back_only_its_key() -> None:
         claimed("c1"),
     )
 
-    assert harness.calls() == [["a1", "b1", "c1"], ["b2"]]
-    assert answers == [Nacked("no"), ACKED, None, ACKED, ACKED]
-
-
-async def test_a_permanently_refused_head_unblocks_its_key() -> None:
-    harness = PublishHarness()
-    harness.publisher = nack("a1", permanent=True)
-
-    answers, _ = await harness.publish(
-        claimed("a1", "a", attempts=1), claimed("a2", "a"), claimed("a3", "a")
-    )
-
-    assert harness.calls() == [["a1"], ["a2", "a3"]]
-    assert answers == [Nacked("no", permanent=True), ACKED, ACKED]
+    assert harness.calls() == calls
+    assert answers == expected
 
 
 async def test_in_strict_mode_no_call_contains_two_messages_of_a_key() -> None:
     harness = PublishHarness(STRICT)
+    harness.publisher = nack("b1")
 
-    await harness.publish(
+    answers, _ = await harness.publish(
         *[claimed(f"a{n}", "a") for n in range(3)],
-        *[claimed(f"b{n}", "b") for n in range(2)],
+        *[claimed(f"b{n}", "b") for n in range(3)],
         *[claimed(f"-{n}") for n in range(2)],
     )
 
     assert harness.calls() == [["a0", "b0", "-0", "-1"], ["a1", "b1"], ["a2"]]
-
-
-async def test_in_strict_mode_nothing_overtakes_a_refused_message() -> None:
-    harness = PublishHarness(STRICT)
-    harness.publisher = nack("a1")
-
-    answers, _ = await harness.publish(
-        *[claimed(f"a{n}", "a") for n in range(4)], claimed("b0", "b")
-    )
-
-    assert answers == [ACKED, Nacked("no"), None, None, ACKED]
+    # Nothing overtakes a refused message.
+    assert answers == [*[ACKED] * 4, REFUSED, None, ACKED, ACKED]
 
 
 async def test_without_the_lease_nothing_is_published() -> None:
@@ -153,28 +162,20 @@ async def test_a_lease_lost_between_two_calls_stops_the_second() -> None:
     assert harness.events[-1] == StaleBatchDropped(messages=1)
 
 
-async def test_an_unavailable_broker_gives_a_reason_and_no_answers() -> None:
-    harness = PublishHarness()
-    harness.publisher.away = "gone fishing"
-
-    answers, lost = await harness.publish(claimed("a"), claimed("b", problem="odd"))
-
-    assert answers == [None, Nacked("odd", permanent=True)]
-    assert str(lost) == "gone fishing"
-
-
 async def test_messages_acked_before_an_outage_stay_acked() -> None:
     harness = PublishHarness(STRICT)
 
     def disconnect_after_the_first(_: Message) -> Confirmation:
-        harness.publisher.away = "gone"
+        harness.publisher.away = "gone fishing"
         return ACKED
 
     harness.publisher.script = disconnect_after_the_first
-    answers, lost = await harness.publish(claimed("a1", "a"), claimed("a2", "a"))
+    answers, lost = await harness.publish(
+        claimed("a1", "a"), claimed("a2", "a"), claimed("b", problem="odd")
+    )
 
-    assert answers == [ACKED, None]
-    assert str(lost) == "gone"
+    assert answers == [ACKED, None, Nacked("odd", permanent=True)]
+    assert str(lost) == "gone fishing"
 
 
 async def test_a_broker_that_does_not_answer_is_considered_unavailable() -> None:
@@ -198,12 +199,12 @@ async def test_a_batch_above_the_limit_is_published_in_several_calls() -> None:
     )
 
     assert harness.calls() == [["a1", "a2"], ["b"]]
-    assert answers == [ACKED, Nacked("no"), None, ACKED]
+    assert answers == [ACKED, REFUSED, None, ACKED]
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError("reset"), OSError("no route")])
-async def test_a_network_error_means_unavailable(error: OSError) -> None:
+async def test_a_network_error_means_unavailable() -> None:
     harness = PublishHarness()
+    error = ConnectionResetError("reset")
 
     def fail(_: Message) -> Confirmation:
         raise error
@@ -216,25 +217,7 @@ async def test_a_network_error_means_unavailable(error: OSError) -> None:
     assert lost.__cause__ is error
 
 
-async def test_a_message_that_makes_the_publisher_raise_does_not_affect_others() -> (
-    None
-):
-    harness = PublishHarness()
-
-    def stumble(message: Message) -> Confirmation:
-        if message.topic == "odd":
-            raise KeyError(message.topic)
-        return ACKED
-
-    harness.publisher.script = stumble
-    answers, lost = await harness.publish(claimed("a"), claimed("odd"), claimed("b"))
-
-    assert answers == [ACKED, Nacked("KeyError: 'odd'"), ACKED]
-    assert lost is None
-    assert harness.publisher.topics() == ["a", "b"]
-
-
-async def test_messages_behind_one_that_makes_the_publisher_raise_wait() -> None:
+async def test_a_message_that_makes_the_publisher_raise_delays_only_its_key() -> None:
     harness = PublishHarness()
 
     def stumble(message: Message) -> Confirmation:
@@ -243,14 +226,13 @@ async def test_messages_behind_one_that_makes_the_publisher_raise_wait() -> None
         return ACKED
 
     harness.publisher.script = stumble
-    answers, _ = await harness.publish(
-        claimed("a1", "a"), claimed("a2", "a"), claimed("b1", "b")
+    answers, lost = await harness.publish(
+        claimed("b1", "b"), claimed("a1", "a"), claimed("a2", "a"), claimed("c")
     )
 
-    assert isinstance(answers[0], Nacked)
-    assert not isinstance(answers[1], Acked)
-    assert answers[2] == ACKED
-    assert harness.publisher.topics() == ["b1"]
+    assert answers == [ACKED, Nacked("KeyError: 'a1'"), None, ACKED]
+    assert lost is None
+    assert harness.publisher.topics() == ["b1", "c"]
 
 
 async def test_a_broker_lost_while_looking_for_the_bad_message_is_unavailable() -> None:

@@ -236,18 +236,22 @@ async def test_a_message_that_no_reader_gets_is_reported_and_kept(
     assert not any(topic == "mistyped" for _, topic, _ in holding(database_url))
 
 
-@pytest.mark.parametrize("name", ["", "Web", "-x", "a" * 64, "a b"])
-def test_names_of_readers_are_checked(database_url: str, name: str) -> None:
-    with pytest.raises(ConfigError, match="1 to 63 characters"):
-        add(database_url, name)
-
-
-@pytest.mark.parametrize("topic", ["", "a*b", "*.x"])
-def test_topics_of_readers_are_checked(database_url: str, topic: str) -> None:
-    with pytest.raises(ConfigError, match="prefix followed by a star"):
-        add(database_url, "webhooks", topic)
-
-
-def test_a_reader_is_added_once(database_url: str) -> None:
-    with pytest.raises(ConfigError, match=r"reader=main: exists"):
-        add(database_url, "main")
+@pytest.mark.parametrize(
+    ("name", "topic", "said"),
+    [
+        ("main", "*", "reader=main: exists"),
+        ("", "*", "1 to 63 characters"),
+        ("a" * 64, "*", "1 to 63 characters"),
+        ("a b", "*", "1 to 63 characters"),
+        ("Web", "*", "1 to 63 characters"),
+        ("-x", "*", "1 to 63 characters"),
+        ("webhooks", "", "prefix followed by a star"),
+        ("webhooks", "a*b", "prefix followed by a star"),
+        ("webhooks", "*.x", "prefix followed by a star"),
+    ],
+)
+def test_names_and_topics_of_readers_are_checked(
+    database_url: str, name: str, topic: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        add(database_url, name, topic)

@@ -48,38 +48,35 @@ def last_hour(**changes: object) -> ReplayCriteria:
     return ReplayCriteria(since=now - timedelta(hours=1), until=now, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], ["a", "b.c", "b.d", "e"]),
-        (["--topic", "a"], ["a"]),
-        (["--topic", "b.*"], ["b.c", "b.d"]),
-        (["--key", "k"], ["a", "b.d"]),
-        (["--tenant", "acme"], ["e"]),
-        (["--limit", "2"], ["a", "b.c"]),
-        (["--key", "k", "--topic", "b.*"], ["b.d"]),
-        (["--until", "1m"], []),
-    ],
-    ids=lambda value: " ".join(value),
-)
+SELECTIONS = {
+    "": ["a", "b.c", "b.d", "e"],
+    "--topic a": ["a"],
+    "--topic b.*": ["b.c", "b.d"],
+    "--key k": ["a", "b.d"],
+    "--tenant acme": ["e"],
+    "--limit 2": ["a", "b.c"],
+    "--key k --topic b.*": ["b.d"],
+    "--until 1m": [],
+}
+
+
 def test_matching_messages_become_ready_again(
-    url: str,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    expected: list[str],
+    url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    published(
+    insert(
         url,
         Message("a", b"", key="k"),
         Message("b.c", b""),
         Message("b.d", b"", key="k"),
         Message("e", b"", tenant="acme"),
     )
+    for options, expected in SELECTIONS.items():
+        publish(url)
 
-    assert main(["replay", "--since", "1h", "--json", *options]) == 0
+        assert main(["replay", "--since", "1h", "--json", *options.split()]) == 0
 
-    assert json.loads(capsys.readouterr().out) == {"replayed": len(expected)}
-    assert ready(url) == expected
+        said = json.loads(capsys.readouterr().out)
+        assert (said, ready(url)) == ({"replayed": len(expected)}, expected), options
 
 
 def test_a_dry_run_counts_by_topic_and_changes_nothing(
@@ -100,24 +97,23 @@ def test_a_dry_run_counts_by_topic_and_changes_nothing(
     assert ready(url) == []
 
 
-def test_waiting_and_dead_lettered_messages_are_left_alone(url: str) -> None:
+def test_only_published_messages_are_replayed_and_start_with_no_attempts(
+    url: str,
+) -> None:
+    insert(url, Message("published", b"", key="k"))
+    defer(url, "refused", attempts=7)
+    publish(url)
     insert(url, Message("waits", b""), Message("given up", b""))
     give_up(url, "topic = 'given up'")
 
     assert main(["replay", "--since", "1h"]) == 0
 
-    assert ready(url) == ["waits"]
-
-
-def test_a_replayed_message_starts_with_no_attempts(url: str) -> None:
-    insert(url, Message("orders", b"", key="k"))
-    defer(url, "refused", attempts=7)
-    publish(url)
-
-    assert main(["replay", "--since", "1h"]) == 0
-
-    status = "SELECT state, run, attempts, last_error FROM outbox.message_status"
-    assert execute(url, status) == [("ready", 1, 0, None)]
+    status = "SELECT topic, state, run, attempts, last_error FROM outbox.message_status"
+    assert sorted(execute(url, status)) == [
+        ("given up", "dead_lettered", 0, 0, None),
+        ("published", "ready", 1, 0, None),
+        ("waits", "ready", 0, 0, None),
+    ]
 
 
 def test_a_replay_keeps_the_history(url: str) -> None:
@@ -196,9 +192,9 @@ async def test_a_running_relay_publishes_replayed_messages_with_each_key_in_orde
     assert len(topics) == 80
 
 
-def test_batches_are_reported_and_rate_limited(url: str) -> None:
+def test_each_batch_is_committed_and_reported_and_waits_for_its_turn(url: str) -> None:
     published(url, *numbered("a", 5))
-    told: list[int] = []
+    told: list[tuple[int, list[str]]] = []
     waits: list[float] = []
     with psycopg.connect(conninfo(url), autocommit=True) as connection:
         replayed = replay_published(
@@ -206,26 +202,13 @@ def test_batches_are_reported_and_rate_limited(url: str) -> None:
             last_hour(),
             batch_size=2,
             max_per_second=0.001,
-            on_batch=told.append,
+            on_batch=lambda count: told.append((count, ready(url))),
             sleep=waits.append,
         )
 
-    assert (replayed, told) == (5, [2, 4, 5])
+    assert replayed == 5
+    assert told == [(count, [f"a/{n}" for n in range(count)]) for count in (2, 4, 5)]
     assert waits == pytest.approx([2000, 4000, 5000], abs=60)
-
-
-def test_each_batch_of_a_replay_is_committed_before_the_next(url: str) -> None:
-    published(url, *numbered("a", 4))
-    seen: list[list[str]] = []
-    with psycopg.connect(conninfo(url), autocommit=True) as connection:
-        replay_published(
-            connection,
-            last_hour(),
-            batch_size=2,
-            on_batch=lambda _: seen.append(ready(url)),
-        )
-
-    assert seen == [["a/0", "a/1"], ["a/0", "a/1", "a/2", "a/3"]]
 
 
 def test_a_read_only_role_can_count_and_is_told_which_grant_it_needs(
@@ -249,19 +232,18 @@ def test_a_read_only_role_can_count_and_is_told_which_grant_it_needs(
     [
         (["--since", "yesterday"], "'--since': 'yesterday': write a moment"),
         (["--since", "2026-01-31T14:00"], "with its time zone"),
-        (["--since", "2026-01-31"], "with its time zone"),
         (["--since", "999999w"], "'--since': '999999w'"),
         (["--since", "1h", "--until", "2h"], "must be before until"),
         (["--since", "1h", "--until", "soon"], "'--until': 'soon'"),
-        (["--since", "1h", "--limit", "0"], "'--limit': 0 is not in the range"),
         (["--since", "1h", "--rate", "fast"], "'--rate': 'fast': write 10/s"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_the_error_for_invalid_input_is_one_line(
-    url: str, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
-    assert main(["replay", *options]) == 2
+    nowhere = "--database=postgresql://127.0.0.1:1/nowhere"
+    assert main(["replay", nowhere, *options]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

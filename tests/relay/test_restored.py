@@ -9,7 +9,6 @@ import pytest
 
 from outbox.administration.migrate import migrate
 from outbox.postgres.connection import conninfo
-from outbox.retry import RetryPolicy
 from outbox.testing.cluster import find_binaries, initialized
 from outbox.testing.lifetime import unprivileged_user
 from outbox.testing.postgres import PostgresServer
@@ -18,12 +17,10 @@ from relay.events import BatchSettled
 from relay.publisher import Acked, Nacked
 from tests.fixtures.postgres import FEW_DAYS, copied_server
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import insert, make_due, numbered, running, unsettled
+from tests.fixtures.relay import PATIENT, insert, make_due, numbered, running, unsettled
 from tests.fixtures.sessions import execute
 from tests.migrations.test_dump_and_restore import carry, run
 
-LONG = timedelta(hours=1)
-PATIENT = RetryPolicy(max_attempts=8, first_delay=LONG, max_delay=LONG)
 BURN_IDS = """
     DO $$
     BEGIN

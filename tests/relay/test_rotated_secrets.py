@@ -34,8 +34,9 @@ def held(file: Path, url: str) -> FileUrl:
 
 
 async def test_a_relay_reconnects_with_the_password_that_was_rotated(
-    migrated_server: PostgresServer, tmp_path: Path
+    migrated_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("outbox.postgres.lease.RETRY", 0.1)
     url = migrated_server.url
     file = tmp_path / "url"
     mary = held(file, set_password(url, "mary", "old"))

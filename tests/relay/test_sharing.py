@@ -8,11 +8,9 @@ import psycopg
 
 from outbox.lane import LANES, PRIORITIES, Priority, priority_of
 from outbox.postgres.connection import conninfo
-from pillarbox import Message
 from relay.events import BatchSettled, LeaseLost, LeaseTaken
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import QUICK, Running, insert, numbered, running, unsettled
-from tests.fixtures.sessions import execute
 
 HOUR = timedelta(hours=1)
 
@@ -66,39 +64,6 @@ async def test_relays_share_the_lanes_of_each_class_and_publish_each_message_onc
     assert unsettled(database_url) == 0
 
 
-async def test_a_relay_that_stops_leaves_its_lanes_to_the_other(
-    database_url: str,
-) -> None:
-    one, other = ScriptedPublisher(), ScriptedPublisher()
-    async with running(database_url, one) as first:
-        async with running(database_url, other) as second:
-            await wait_until_held(first, 24)
-            await wait_until_held(second, 24)
-        assert held(second) == set()
-        await wait_until_held(first, LANES)
-        insert(database_url, *numbered([f"k{n}" for n in range(50)], 1))
-        await one.until_acked(50)
-
-    assert other.acked == []
-
-
-async def test_keys_stay_in_order_while_relays_come_and_go(database_url: str) -> None:
-    insert(database_url, *numbered([f"k{n}" for n in range(20)], 50))
-    broker = ScriptedPublisher()
-    for n in range(1, 4):
-        async with (
-            running(database_url, broker, batch_size=10),
-            running(database_url, broker, batch_size=10),
-        ):
-            await broker.until_acked(100 * n)
-    async with running(database_url, broker):
-        await broker.until(lambda: len({m.id for m in broker.acked}) == 1000)
-
-    assert unsettled(database_url) == 0
-    for n in range(20):
-        assert broker.of_key(f"k{n}") == [f"k{n}/{i}" for i in range(50)]
-
-
 def flood(url: str, priority: Priority, count: int) -> None:
     with psycopg.connect(conninfo(url)) as connection:
         connection.execute(
@@ -123,18 +88,3 @@ async def test_a_flood_of_bulk_work_does_not_starve_the_rest(
 
     assert overtaken < 2500
     assert publisher.of_key("a") == [f"a/{n}" for n in range(5)]
-
-
-async def test_a_flood_of_urgent_work_does_not_starve_the_rest(
-    database_url: str,
-) -> None:
-    flood(database_url, Priority.REALTIME, 3000)
-    insert(
-        database_url,
-        *[Message(f"bulk/{n}", b"", key="k", priority=Priority.BULK) for n in range(5)],
-    )
-    publisher = ScriptedPublisher()
-    async with running(database_url, publisher, QUICK, batch_size=50, concurrency=1):
-        await publisher.until(lambda: len(publisher.of_key("k")) == 5)
-        assert len(publisher.acked) < 2500
-    assert execute(database_url, "SELECT count(*) FROM outbox.dead_letter") == [(0,)]

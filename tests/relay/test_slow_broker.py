@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
+import pytest
 from typing_extensions import override
 
 from outbox.lane import Priority
@@ -45,8 +46,9 @@ class WaitingPublisher(ScriptedPublisher):
 
 
 async def test_a_batch_that_times_out_is_published_in_smaller_calls(
-    database_url: str,
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("relay.breaker._CAP", 0.2)
     insert(database_url, *numbered("ab", 50))
     publisher = SlowPublisher()
 

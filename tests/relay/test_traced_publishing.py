@@ -85,16 +85,12 @@ async def test_a_batch_is_one_span_linked_with_each_message(spans: Spans) -> Non
     assert about["messaging.destination.name"] == "orders"
     assert "messaging.message.id" not in about
 
-
-async def test_a_batch_of_several_topics_names_none(spans: Spans) -> None:
+    # A batch of several topics names none.
     await publish([in_trace(1, "orders"), in_trace(2, "bills")])
-    sent = spans.one("send")
-    assert "messaging.destination.name" not in attributes_of(sent)
+    assert "messaging.destination.name" not in attributes_of(spans.one("send"))
 
-
-async def test_a_batch_of_one_trace_is_sent_within_that_trace(spans: Spans) -> None:
-    batch = [Message("t", b"", headers={"traceparent": TRACEPARENT}) for _ in range(3)]
-    await publish(batch)
+    # A batch of one trace is sent within that trace.
+    await publish(3 * [Message("t", b"", headers={"traceparent": TRACEPARENT})])
     sent = spans.one("send t")
     assert f"{context_of(sent).trace_id:032x}" in TRACEPARENT
     assert len(sent.links) == 3

@@ -1,28 +1,22 @@
 """A relay on a real database during failures and when stopped."""
 
 import asyncio
-from datetime import timedelta
 
-import psycopg
 import pytest
 
-from outbox.postgres.connection import connect, conninfo
+from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
 from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import (
     BatchClaimed,
-    BatchSettled,
-    BrokerLost,
-    BrokerRecovered,
     DatabaseLost,
     DatabaseRecovered,
     KeyBlocked,
     LeaseLost,
     LeaseTaken,
     MessageDeadLettered,
-    RelayStopped,
 )
 from relay.publisher import Acked, Nacked
 from relay.settle import complete, decide, settle_batch
@@ -91,41 +85,6 @@ async def test_a_settlement_after_another_relay_has_settled_is_refused_as_a_whol
     assert unsettled(database_url) == 0
 
 
-async def test_an_outage_of_the_broker_costs_no_attempts_and_publishing_resumes(
-    database_url: str,
-) -> None:
-    insert(database_url, *numbered("ab", 20))
-    publisher = ScriptedPublisher()
-
-    async with running(database_url, publisher, batch_size=5) as relay:
-        await publisher.until_acked(5)
-        publisher.away = "gone fishing"
-        await relay.events.wait_for(BrokerLost, 2)
-        publisher.away = None
-        await relay.events.wait_for(BrokerRecovered)
-        await publisher.until_acked(40)
-        assert relay.events.of(BrokerLost)[0].reason == "gone fishing"
-
-    for key in "ab":
-        assert publisher.of_key(key) == [f"{key}/{n}" for n in range(20)]
-    assert execute(database_url, "SELECT FROM outbox.deferral") == []
-    assert dead_letters(database_url) == []
-
-
-async def test_late_commits_are_found_by_the_sweep(database_url: str) -> None:
-    publisher = ScriptedPublisher()
-    with psycopg.connect(conninfo(database_url)) as slow:
-        slow.execute("SELECT outbox.add('late', '{}'::jsonb, key => 'k')")
-        async with running(database_url, publisher) as relay:
-            insert(database_url, Message("early", b"", key="k"))
-            await publisher.until_acked(1)
-            await relay.events.wait_for(BatchSettled)
-            slow.commit()
-            await publisher.until_acked(2)
-
-    assert publisher.topics() == ["early", "late"]
-
-
 async def test_a_claim_is_bounded_in_bytes(database_url: str) -> None:
     insert(database_url, *[Message(f"t{n}", b"x" * MIB, key="k") for n in range(10)])
     publisher = ScriptedPublisher()
@@ -138,15 +97,10 @@ async def test_a_claim_is_bounded_in_bytes(database_url: str) -> None:
     assert publisher.topics() == [f"t{n}" for n in range(10)]
     assert sizes == [3, 3, 3, 1]
 
-
-async def test_a_single_message_over_the_claims_byte_limit_is_published(
-    database_url: str,
-) -> None:
-    insert(database_url, *[Message(f"t{n}", b"x" * MIB, key="k") for n in range(3)])
-    publisher = ScriptedPublisher()
-
+    # A single message may exceed it.
+    insert(database_url, *[Message(f"t{n}", b"x" * MIB, key="k") for n in (10, 11)])
     async with running(database_url, publisher, max_batch_bytes=1000) as relay:
-        await publisher.until_acked(3)
+        await publisher.until_acked(12)
         assert all(c.messages == 1 for c in relay.events.of(BatchClaimed))
 
 
@@ -200,43 +154,6 @@ async def test_invalid_rows_inserted_by_hand_are_dead_lettered(
     assert unsettled(database_url) == 0
 
 
-async def test_a_graceful_stop_settles_messages_in_flight(database_url: str) -> None:
-    insert(database_url, *numbered("abcd", 10))
-    publisher = ScriptedPublisher()
-    publisher.open.clear()
-
-    async with running(database_url, publisher, batch_size=10) as relay:
-        await publisher.until(lambda: bool(publisher.calls))
-        relay.relay.stop()
-        publisher.open.set()
-        await relay.task
-        assert isinstance(relay.events.events[-1], RelayStopped)
-
-    published = len(publisher.acked)
-    assert published == sum(len(call) for call in publisher.calls) < 40
-    assert unsettled(database_url) == 40 - published
-    second = ScriptedPublisher()
-    async with running(database_url, second):
-        await second.until_acked(40 - published)
-    ids = [message.id for message in [*publisher.acked, *second.acked]]
-    assert len(set(ids)) == len(ids) == 40
-
-
-async def test_a_relay_stops_even_if_its_broker_never_answers(
-    database_url: str,
-) -> None:
-    insert(database_url, Message("t", b""))
-    publisher = ScriptedPublisher()
-    publisher.open.clear()
-    drain = timedelta(milliseconds=50)
-
-    async with running(database_url, publisher, drain=drain) as relay:
-        await publisher.until(lambda: bool(publisher.calls))
-        await relay.stop()
-
-    assert unsettled(database_url) == 1
-
-
 async def test_cancelling_drains_too(database_url: str) -> None:
     insert(database_url, Message("t", b""))
     publisher = ScriptedPublisher()
@@ -248,27 +165,6 @@ async def test_cancelling_drains_too(database_url: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await relay.task
 
-    assert unsettled(database_url) == 0
-
-
-async def test_a_relay_survives_the_loss_of_its_connections(database_url: str) -> None:
-    publisher = ScriptedPublisher()
-    async with running(database_url, publisher) as relay:
-        for n in range(2):
-            insert(database_url, Message(f"before/{n}", b"", key="k"))
-            await publisher.until_acked(2 * n + 1)
-            execute(
-                database_url,
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name LIKE 'pillarbox relay%'"
-                " AND datname = current_database()",
-            )
-            insert(database_url, Message(f"after/{n}", b"", key="k"))
-            await publisher.until_acked(2 * n + 2)
-        assert len(relay.events.of(LeaseTaken)) >= 3
-
-    order = ["before/0", "after/0", "before/1", "after/1"]
-    assert publisher.of_key("k") == order
     assert unsettled(database_url) == 0
 
 

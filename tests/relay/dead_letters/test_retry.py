@@ -12,8 +12,6 @@ from outbox.dead_letters import Criteria, RetrySchedule, Scheduler
 from outbox.dead_letters.events import (
     DeadLetterFailed,
     DeadLetterSucceeded,
-    RetryRunEnded,
-    RetryRunFailed,
 )
 from outbox.dead_letters.retry import Outcome, RetryCounts, retry_all
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
@@ -170,12 +168,6 @@ async def test_after_the_last_scheduled_retry_only_a_manual_retry_is_possible(
 
 async def test_an_unavailable_broker_costs_no_attempt(bench: Workbench) -> None:
     give_up(bench.url, *[Message("orders", b"") for _ in range(3)])
-    bench.publisher.away = "gone fishing"
-
-    with pytest.raises(BrokerUnavailableError, match="gone fishing"):
-        await bench.retry_all()
-
-    bench.publisher.away = None
     calls: list[Message] = []
 
     def fail_after_the_first(message: Message) -> Confirmation:
@@ -266,23 +258,6 @@ async def test_a_scheduled_run_retries_due_dead_letters_up_to_its_batch_size(
     assert await scheduler.run_due() == RetryCounts()
 
 
-async def test_of_two_concurrent_runs_one_retries_each_dead_letter(
-    bench: Workbench,
-) -> None:
-    messages = [Message("orders", b"") for _ in range(40)]
-    give_up(bench.url, *messages)
-    bench.publisher.script = lambda message: Nacked("no")
-
-    one, other = await asyncio.gather(
-        *(bench.scheduler(batch=25).run_due() for _ in range(2))
-    )
-
-    assert (one.failed + other.failed, one.skipped + other.skipped) == (40, 0)
-    assert [row[:2] for row in states(bench.url)] == 40 * [("PENDING", 1)]
-    retried = [message.id for (message,) in bench.publisher.calls]
-    assert sorted(retried) == sorted(message.id for message in messages)
-
-
 async def test_what_an_unavailable_broker_left_over_is_retried_in_the_next_run(
     bench: Workbench,
 ) -> None:
@@ -297,21 +272,6 @@ async def test_what_an_unavailable_broker_left_over_is_retried_in_the_next_run(
     pass_time = "UPDATE outbox.dead_letter SET retry_after = retry_after - %s"
     execute(bench.url, pass_time, (timedelta(hours=6),))
     assert await scheduler.run_due() == RetryCounts(succeeded=1)
-
-
-async def test_the_schedule_continues_after_a_failed_run(bench: Workbench) -> None:
-    give_up(bench.url, Message("orders", b""))
-    bench.publisher.away = "gone fishing"
-    scheduler = bench.scheduler(interval=timedelta(milliseconds=200))
-    running = asyncio.create_task(scheduler.run())
-    await bench.events.wait_for(RetryRunFailed, timeout=60)
-    bench.publisher.away = None
-    await bench.events.wait_for(DeadLetterSucceeded, timeout=60)
-    await bench.events.wait_for(RetryRunEnded, timeout=60)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert states(bench.url) == [("SUCCEEDED", 0, "refused")]
 
 
 async def test_a_manual_lock_on_one_table_does_not_stop_the_others(
