@@ -18,7 +18,7 @@ from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
-from tests.migrations.test_hostile_path import psql
+from tests.migrations.test_hostile_path import is_superuser, psql
 from tests.plans.conftest import Explained
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
@@ -116,12 +116,6 @@ def mallory(empty_database_url: str) -> Iterator[str]:
     with new_role(empty_database_url, f"mallory_{uuid4().hex[:8]}") as name:
         execute(empty_database_url, f'GRANT CREATE ON DATABASE "{database}" TO {name}')
         yield name
-
-
-def is_superuser(server: PostgresServer, role: str) -> bool:
-    query = "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = %s"
-    ((found,),) = execute(server.url, query, (role,))
-    return bool(found)
 
 
 @cache
