@@ -145,9 +145,38 @@ def test_who_may_not_detach_is_refused_after_everything_else_was_done(
 
 FINISH = "SELECT partition, outcome FROM outbox.finish_detached('outbox.message')"
 COUNT = "SELECT count(*) FROM outbox.message"
+# Holds a snapshot while it runs.
+UNRELATED = "SELECT pg_sleep(%s)"
+AT_WORK = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE state = 'active' AND wait_event = 'PgSleep'"
+)
 WAITS_FOR_A_SNAPSHOT = (
     "SELECT 1 FROM pg_locks WHERE locktype = 'virtualxid' AND NOT granted"
 )
+
+
+@contextmanager
+def busy(url: str) -> Iterator[None]:
+    """Run overlapping statements of a second each in two sessions."""
+    stop = threading.Event()
+
+    def work(first: float) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(UNRELATED, (first,))
+            while not stop.is_set():
+                connection.execute(UNRELATED, (1,))
+
+    sessions = [threading.Thread(target=work, args=(first,)) for first in (0.5, 1)]
+    for session in sessions:
+        session.start()
+    try:
+        wait_for("both at work", lambda: execute(url, AT_WORK) == [(2,)])
+        yield
+    finally:
+        stop.set()
+        for session in sessions:
+            session.join()
 
 
 @contextmanager
@@ -158,6 +187,16 @@ def long_statement(url: str) -> Iterator[psycopg.Connection[Any]]:
         connection.execute("SELECT 1")
         yield connection
         connection.rollback()
+
+
+def test_the_routines_wait_for_statements_of_other_sessions(
+    database_url: str,
+) -> None:
+    interrupted = leave_interrupted(database_url)
+    with busy(database_url):
+        done = execute(database_url, FINISH)
+
+    assert done == [(interrupted, "finalized"), (interrupted, "dropped")]
 
 
 def test_writers_and_readers_continue_while_the_routines_finish_a_detach(
