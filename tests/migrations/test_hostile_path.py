@@ -3,7 +3,7 @@
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -22,17 +22,17 @@ from tests.fixtures.postgres import (
     A_WEEK,
     Template,
     migrate_for_a_week,
+    new_database,
     removal,
 )
+from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute, session
 from tests.migrations.catalog import snapshot
 from tests.migrations.mallory import traps
-from tests.migrations.test_definer_functions import TRAPS
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 
-Lay: TypeAlias = Callable[[str], None]
 Commands: TypeAlias = dict[str, tuple[Callable[[str], int], int]]
 
 ROOT: Final = Path(__file__).parent.parent.parent
@@ -40,6 +40,63 @@ BREAK_A_CONDITION: Final = (
     "UPDATE outbox.partition_policy SET gate = 'outbox.nothing'"
     " WHERE parent_table = 'outbox.message'"
 )
+
+
+# The error names the role that hits a trap. Functions that need C are left out.
+TRAPS: Final = r"""
+CREATE SCHEMA evil;
+CREATE FUNCTION evil.bait() RETURNS boolean LANGUAGE plpgsql
+AS $f$BEGIN RAISE EXCEPTION 'trapped as %', current_user; END$f$;
+DO $do$
+DECLARE
+    o record;
+    v_body text := 'LANGUAGE plpgsql AS ''BEGIN PERFORM evil.bait(); END''';
+BEGIN
+    FOR o IN
+        SELECT p.proname, pg_get_function_identity_arguments(p.oid) AS arguments,
+               pg_get_function_result(p.oid) AS result
+          FROM pg_proc p
+         WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind IN ('f', 'a')
+           AND p.proname = ANY (string_to_array({names}, ','))
+    LOOP
+        BEGIN
+            EXECUTE format('CREATE FUNCTION evil.%I(%s) RETURNS %s ', o.proname,
+                           o.arguments, o.result) || v_body;
+        EXCEPTION WHEN OTHERS THEN CONTINUE;
+        END;
+    END LOOP;
+    FOR o IN
+        SELECT row_number() OVER () AS n, oprname, oprleft::regtype AS l,
+               oprright::regtype AS r, oprresult::regtype AS result
+          FROM pg_operator
+         WHERE oprleft <> 0 AND oprname IN ('=', '<>', '<', '>', '<=', '>=', '+', '-',
+                                            '*', '||', '~', '&', '>>')
+    LOOP
+        BEGIN
+            EXECUTE format('CREATE FUNCTION evil.operator_%s(%s, %s) RETURNS %s ',
+                           o.n, o.l, o.r, o.result) || v_body;
+            EXECUTE format('CREATE OPERATOR evil.%s (LEFTARG = %s, RIGHTARG = %s,'
+                ' FUNCTION = evil.operator_%s)', o.oprname, o.l, o.r, o.n);
+        EXCEPTION WHEN OTHERS THEN CONTINUE;
+        END;
+    END LOOP;
+    FOR o IN
+        SELECT c.relname FROM pg_class c
+         WHERE c.relkind IN ('r', 'v') AND c.relnamespace = 'pg_catalog'::regnamespace
+           AND c.relname = ANY (string_to_array({names}, ','))
+    LOOP
+        BEGIN
+            EXECUTE format('CREATE OR REPLACE VIEW evil.%I AS'
+                ' SELECT t.* FROM pg_catalog.%I t WHERE evil.bait()',
+                o.relname, o.relname);
+        EXCEPTION WHEN invalid_table_definition THEN CONTINUE;
+        END;
+        EXECUTE format('GRANT ALL ON evil.%I TO PUBLIC', o.relname);
+    END LOOP;
+END
+$do$;
+GRANT USAGE ON SCHEMA evil TO PUBLIC;
+"""
 
 
 def psql(url: str, script: str) -> int:
@@ -112,70 +169,6 @@ NEW: Final[dict[str, Callable[[str], int]]] = {
 }
 
 
-class Sources:
-    """Databases to copy, since making thousands of traps takes long."""
-
-    def __init__(self, server: PostgresServer, databases: ExitStack) -> None:
-        self._server = server
-        self._databases = databases
-        self._names: dict[tuple[Callable[[str], None], str | None], str] = {}
-
-    def name(self, prepare: Callable[[str], None], source: str | None) -> str:
-        """Return the name of a copy of `source`, or of a new database, prepared."""
-        if (prepare, source) not in self._names:
-            name = f"pillarbox_source_{uuid4().hex}"
-            self._databases.callback(self._server.drop_database, name)
-            session.end()
-            self._server.create_database(name, source)
-            prepare(self._server.database_url(name))
-            self._names[prepare, source] = name
-        return self._names[prepare, source]
-
-
-Copy: TypeAlias = Callable[[str], str]
-
-
-@pytest.fixture(scope="module")
-def sources(server: PostgresServer, mallory: str) -> Iterator[Sources]:
-    with ExitStack() as databases:
-        yield Sources(server, databases)
-
-
-@pytest.fixture
-def copy(server: PostgresServer) -> Iterator[Copy]:
-    """A function that copies the database of this name and returns the copy's URL."""
-    with ExitStack() as databases:
-
-        def copy_of(source: str) -> str:
-            name = f"pillarbox_test_{uuid4().hex}"
-            databases.callback(server.drop_database, name)
-            session.end()
-            server.create_database(name, source)
-            return server.database_url(name)
-
-        yield copy_of
-
-
-@pytest.fixture(scope="module")
-def mallory(server: PostgresServer) -> Iterator[str]:
-    """A role that must not gain any privileges."""
-    name = f"mallory_{uuid4().hex[:8]}"
-    execute(server.url, f"CREATE ROLE {name} LOGIN")
-    yield name
-    execute(server.url, f"DROP ROLE {name}")
-
-
-@pytest.fixture(scope="module")
-def lay(mallory: str) -> Lay:
-    """A function by which mallory lays traps in a database's schema public."""
-
-    def lay_in(url: str) -> None:
-        execute(url, f"GRANT CREATE ON SCHEMA public TO {mallory}")
-        execute(url, traps(mallory))
-
-    return lay_in
-
-
 def is_superuser(server: PostgresServer, role: str) -> bool:
     query = "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = %s"
     ((found,),) = execute(server.url, query, (role,))
@@ -190,90 +183,73 @@ def be_busy(url: str) -> None:
     execute(url, BREAK_A_CONDITION)
 
 
-@pytest.fixture
-def busy(sources: Sources, template: Template) -> str:
-    """The name of a database to copy, with many findings."""
-    return sources.name(be_busy, template.name())
-
-
-@pytest.fixture
-def trapped_url(sources: Sources, busy: str, lay: Lay, copy: Copy) -> str:
-    """A busy database with traps laid by mallory."""
-    return copy(sources.name(lay, busy))
-
-
-@pytest.mark.parametrize("commands", [COMMANDS, IN_SQL], ids=["commands", "SQL"])
-def test_no_command_calls_a_function_that_shadows_the_catalogs(
-    commands: Commands, trapped_url: str, server: PostgresServer, mallory: str
-) -> None:
-    for command, (run, status) in commands.items():
-        assert run(trapped_url) == status, command
-        assert not is_superuser(server, mallory), command
-
-
-@pytest.mark.parametrize("command", NEW)
-def test_a_first_migration_calls_no_function_that_shadows_the_catalogs(
-    command: str,
-    sources: Sources,
-    copy: Copy,
-    server: PostgresServer,
-    mallory: str,
-    lay: Lay,
-) -> None:
-    url = copy(sources.name(lay, None))
-
-    assert NEW[command](url) == 0
-
-    assert not is_superuser(server, mallory)
-    unmigrate(url)
-    assert not is_superuser(server, mallory)
-
-
-@pytest.mark.parametrize("command", ["doctor", "partitions"])
-def test_the_traps_catch_a_session_without_a_pinned_path(
-    command: str,
-    trapped_url: str,
-    server: PostgresServer,
-    mallory: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(administration, "PIN_SESSION", "SELECT 1")
-    try:
-        with suppress(TypeError):  # the traps return unexpected values
-            COMMANDS[command][0](trapped_url)
-
-        assert is_superuser(server, mallory)
-    finally:
-        execute(server.url, f"ALTER ROLE {mallory} NOSUPERUSER")
+def our_sources() -> Iterator[Path]:
+    for folder in ("outbox", "relay", "inbox", "migrations"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.suffix in {".sql", ".py"}:
+                yield file
 
 
 def hide_the_catalog(url: str) -> None:
     """Make a trap for every catalog object that pillarbox's sources name."""
-    words = set()
-    for folder in ("outbox", "relay", "inbox", "migrations"):
-        for file in (ROOT / folder).rglob("*"):
-            if file.suffix in {".sql", ".py"}:
-                words |= set(re.findall(r"[a-z_]\w*", file.read_text()))
+    words = {w for f in our_sources() for w in re.findall(r"[a-z_]\w*", f.read_text())}
     names = ",".join(sorted(words))
-    # pillarbox's tables are in no path: views of them would only block a removal.
-    own = "n.nspname IN ('outbox', 'inbox', 'partman')"
-    assert own in TRAPS
-    traps_for_all = TRAPS.replace("{names}", f"'{names}'").replace(own, "false")
-    execute(url, traps_for_all)
+    # pillarbox's tables are in no path.
+    execute(url, TRAPS.replace("{names}", f"'{names}'"))
 
 
-def put_traps_first(server: PostgresServer, url: str) -> str:
-    """Put the traps before the catalog in every session's path; return the URL."""
-    name = url.rpartition("/")[2].partition("?")[0]
-    path = "SET search_path = evil, public, pg_catalog"
-    execute(server.url, f'ALTER DATABASE "{name}" {path}')
-    return url
+@pytest.fixture(scope="module")
+def mallory(server: PostgresServer) -> Iterator[str]:
+    """A role that must not gain any privileges."""
+    with new_role(server.url, f"mallory_{uuid4().hex[:8]}") as name:
+        yield name
+
+
+def lay_traps(url: str, mallory: str) -> None:
+    """Make traps: in the schema evil, and mallory's in public."""
+    hide_the_catalog(url)
+    execute(url, f"GRANT CREATE ON SCHEMA public TO {mallory}")
+    execute(url, traps(mallory))
+
+
+@pytest.fixture(scope="module")
+def empty_with_traps(server: PostgresServer, mallory: str) -> Iterator[str]:
+    """The name of a database to copy, since making thousands of traps takes long."""
+    with new_database(server, "pillarbox_traps") as name:
+        lay_traps(server.database_url(name), mallory)
+        yield name
+
+
+@pytest.fixture(scope="module")
+def busy_with_traps(
+    server: PostgresServer, template: Template, mallory: str
+) -> Iterator[str]:
+    """The name of a migrated database to copy, with traps and many findings."""
+    with new_database(server, "pillarbox_traps", template) as name:
+        be_busy(server.database_url(name))
+        lay_traps(server.database_url(name), mallory)
+        yield name
+
+
+@contextmanager
+def trapped(server: PostgresServer, source: str) -> Iterator[str]:
+    """Copy a database; in each session's path, its traps come before the catalog."""
+    name = f"pillarbox_test_{uuid4().hex}"
+    session.end()
+    server.create_database(name, source)
+    try:
+        path = "SET search_path = evil, public, pg_catalog"
+        execute(server.url, f'ALTER DATABASE "{name}" {path}')
+        yield server.database_url(name)
+    finally:
+        session.end()
+        server.drop_database(name)
 
 
 @pytest.fixture
-def hidden_url(sources: Sources, busy: str, copy: Copy, server: PostgresServer) -> str:
-    """A busy database in which traps hide the catalog."""
-    return put_traps_first(server, copy(sources.name(hide_the_catalog, busy)))
+def trapped_url(server: PostgresServer, busy_with_traps: str) -> Iterator[str]:
+    with trapped(server, busy_with_traps) as url:
+        yield url
 
 
 def by_the_catalog(url: str) -> str:
@@ -283,40 +259,60 @@ def by_the_catalog(url: str) -> str:
 
 @pytest.mark.parametrize("commands", [COMMANDS, IN_SQL], ids=["commands", "SQL"])
 def test_no_command_uses_a_name_that_a_search_path_could_hide(
-    commands: Commands, hidden_url: str
+    commands: Commands, trapped_url: str, server: PostgresServer, mallory: str
 ) -> None:
     for command, (run, status) in commands.items():
-        assert run(hidden_url) == status, command
+        assert run(trapped_url) == status, command
+        assert not is_superuser(server, mallory), command
 
 
 @pytest.mark.week
 @pytest.mark.parametrize("command", NEW)
 def test_a_first_migration_makes_the_same_schema_whatever_the_path_hides(
     command: str,
-    sources: Sources,
-    copy: Copy,
+    empty_with_traps: str,
     database_url: str,
     server: PostgresServer,
+    mallory: str,
 ) -> None:
-    url = put_traps_first(server, copy(sources.name(hide_the_catalog, None)))
+    with trapped(server, empty_with_traps) as url:
+        assert NEW[command](url) == 0
 
-    assert NEW[command](url) == 0
+        asked = by_the_catalog(url)
+        assert snapshot(asked) == snapshot(by_the_catalog(database_url))
+        unmigrate(url)
+    assert not is_superuser(server, mallory)
 
-    asked = by_the_catalog(url)
-    assert snapshot(asked) == snapshot(by_the_catalog(database_url))
-    unmigrate(url)
 
-
-def test_a_session_without_a_pinned_path_calls_a_trap(
-    hidden_url: str,
+def test_the_traps_catch_a_session_without_a_pinned_path(
+    trapped_url: str,
+    server: PostgresServer,
+    mallory: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    doctor = ["doctor", "--database", trapped_url]
     monkeypatch.setattr(administration, "PIN_SESSION", "SELECT 1")
-
-    assert main(["doctor", "--database", hidden_url]) == 2
-
+    assert main(doctor) == 2
     assert "trapped as postgres" in capsys.readouterr().err
+
+    # Even with the catalog first, mallory's match better.
+    path = "SET search_path = pg_catalog, public"
+    monkeypatch.setattr(administration, "PIN_SESSION", path)
+    try:
+        with suppress(TypeError):  # the traps return unexpected values
+            main(doctor)
+        assert is_superuser(server, mallory)
+    finally:
+        execute(server.url, f"ALTER ROLE {mallory} NOSUPERUSER")
+
+
+def test_every_path_that_the_sql_sets_has_only_the_catalog() -> None:
+    """In a schema of others, a routine or operator can match better than its own."""
+    sources = "".join(file.read_text() for file in our_sources())
+    paths = re.findall(r"search_path = (\w+(?:, \w+)*)", sources)
+    assert len(paths) > 50
+    assert set(paths) == {"pg_catalog, pg_temp"}
 
 
 async def test_only_unshared_sessions_have_a_pinned_path(database_url: str) -> None:

@@ -59,20 +59,6 @@ def test_a_long_transaction_on_a_table_is_named_and_nothing_changes(
     assert snapshot(url) != before
 
 
-def test_a_held_lock_of_creating_partitions_fails_a_migration_that_can_be_repeated(
-    database_url: str,
-) -> None:
-    url = database_url
-    with psycopg.connect(url, autocommit=True) as foreign:
-        foreign.execute(
-            "SELECT pg_advisory_lock("
-            "hashtextextended('outbox.make_partitions outbox.message', 0))"
-        )
-        with pytest.raises(MigrationError, match="timed out waiting for a lock"):
-            migrate_for_a_week(url)
-    migrate_for_a_week(url)
-
-
 @pytest.mark.parametrize("part", [None, *Part])
 def test_the_printed_sql_has_the_same_lock_timeout(part: str | None) -> None:
     printed = migration_sql(part=part)

@@ -12,6 +12,7 @@ from outbox.cli.main import main
 from outbox.errors import ConfigError
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import migrate_for_a_week
+from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
 
@@ -19,6 +20,8 @@ pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 
 Psql: TypeAlias = Callable[[str, str], "subprocess.CompletedProcess[str]"]
 PREFIX = "parted"
+DETACHES = "SELECT outbox.schedule_detaches()"
+TRIM = "SELECT outbox.trim_cron_log()"
 
 
 @pytest.fixture
@@ -39,13 +42,11 @@ def psql(tmp_path: Path) -> Psql:
 
 
 @pytest.fixture
-def developer(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
+def developer(empty_database_url: str) -> Iterator[str]:
     """The empty database, as a role that is not an administrator."""
-    execute(server.url, "CREATE ROLE parted_developer LOGIN")
-    yield empty_database_url.replace("postgres@", "parted_developer@")
-    execute(empty_database_url, "DROP OWNED BY parted_developer CASCADE")
-    execute(server.url, "DROP ROLE parted_developer")
-    execute(server.url, "DROP ROLE IF EXISTS parted_maintainer, parted_detacher")
+    with new_role(empty_database_url, "parted_developer") as name:
+        yield empty_database_url.replace("postgres@", f"{name}@")
+    execute(empty_database_url, "DROP ROLE parted_maintainer, parted_detacher")
 
 
 def printed(part: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:
@@ -131,7 +132,7 @@ def test_sql_for_another_version_changes_nothing_and_at_the_newest_restores_obje
     unmigrate(url, role_prefix=PREFIX)
 
 
-def test_the_jobs_belong_to_the_administrator(
+def test_the_jobs_belong_to_roles_of_their_own(
     private_server: PostgresServer, psql: Psql
 ) -> None:
     url = private_server.url
@@ -140,11 +141,24 @@ def test_the_jobs_belong_to_the_administrator(
         done = psql(url, migration_sql(part=part))
         assert (done.returncode, "ERROR" in done.stderr) == (0, False)
 
-    jobs = snapshot(url)["cron.job"]
-    assert {role for *_, role in jobs} == {
-        "pillarbox_maintainer",
-        "pillarbox_detacher",
-    }
+    assert snapshot(url)["cron.job"] == [
+        (f"pillarbox {task} of pillarbox", when, call, "pillarbox", f"pillarbox_{role}")
+        for task, when, call, role in (
+            (
+                "plan detaches",
+                "2 * * * *",
+                "SELECT outbox.schedule_detaches()",
+                "detacher",
+            ),
+            (
+                "trim cron log",
+                "23 3 * * *",
+                "SELECT outbox.trim_cron_log()",
+                "maintainer",
+            ),
+            ("upkeep", "7 * * * *", "CALL outbox.maintain()", "maintainer"),
+        )
+    ]
     unmigrate(url)
     assert is_empty(snapshot(url))
 

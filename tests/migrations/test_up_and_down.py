@@ -4,13 +4,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from outbox.administration.migrate import migrate, migration_sql, unmigrate
 from outbox.cli.main import main
-from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
+from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.testing.lifetime import free_port
 from tests.fixtures.postgres import (
     A_WEEK,
@@ -19,7 +18,7 @@ from tests.fixtures.postgres import (
     removal,
 )
 from tests.fixtures.sessions import execute
-from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
+from tests.migrations.catalog import is_empty, snapshot
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -37,100 +36,53 @@ def run_in_psql(url: str, script: str, directory: Path) -> None:
 
 
 @pytest.mark.week
-def test_a_second_migration_changes_nothing(database_url: str) -> None:
-    first = snapshot(database_url)
-
-    migrate_for_a_week(database_url)
-
-    assert not is_empty(first)
-    assert snapshot(database_url) == first
-
-
-@pytest.mark.week
-def test_a_downgrade_removes_only_what_is_ours_and_an_upgrade_restores_it(
-    database_url: str,
+def test_a_removal_leaves_what_is_others_and_the_printed_sql_restores_the_schema(
+    database_url: str, tmp_path: Path
 ) -> None:
     first = snapshot(database_url)
+    assert not is_empty(first)
+    migrate_for_a_week(database_url)
+    assert snapshot(database_url) == first
     execute(
         database_url,
         "CREATE TABLE shop_order AS SELECT 7 AS id;"
         " CREATE TABLE alembic_version AS SELECT 'theirs' AS version",
     )
-    theirs = "SELECT id, version FROM shop_order, alembic_version"
 
     unmigrate(database_url)
     assert is_empty(snapshot(database_url))
-    assert execute(database_url, theirs) == [(7, "theirs")]
     # The roles are used in the database of which this one is a copy.
     roles = "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'pillarbox%'"
     assert execute(database_url, roles) == [(8,)]
-    migrate_for_a_week(database_url)
 
+    run_in_psql(database_url, migration_sql(with_cron=False), tmp_path)
     assert snapshot(database_url) == first
+    # The command recognizes it.
+    migrate_for_a_week(database_url)
+    assert snapshot(database_url) == first
+
+    run_in_psql(database_url, migration_sql(remove=True), tmp_path)
+    assert is_empty(snapshot(database_url))
+    theirs = "SELECT id, version FROM shop_order, alembic_version"
     assert execute(database_url, theirs) == [(7, "theirs")]
 
 
-@pytest.mark.week
-def test_the_printed_sql_makes_the_same_schema_as_the_command(
-    database_url: str, empty_database_url: str, tmp_path: Path
+def test_threads_and_processes_that_migrate_at_once_take_turns(
+    empty_database_url: str,
 ) -> None:
-    script = migration_sql(with_cron=False, days_ahead=A_WEEK)
-    run_in_psql(empty_database_url, script, tmp_path)
-    made = snapshot(empty_database_url)
-    assert made == snapshot(database_url)
-    # The command recognizes it.
-    migrate_for_a_week(empty_database_url)
-    assert snapshot(empty_database_url) == made
-
-    run_in_psql(empty_database_url, migration_sql(remove=True), tmp_path)
-    assert is_empty(snapshot(empty_database_url))
-
-
-def test_threads_that_migrate_at_once_take_turns(empty_database_url: str) -> None:
-    with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(migrate_for_a_week, empty_database_url) for _ in range(2)]
-        for run in runs:
-            run.result(timeout=120)
-
-    assert not is_empty(snapshot(empty_database_url))
-
-
-def test_concurrent_migrations_take_turns(empty_database_url: str) -> None:
     command = (
         "import sys; from outbox.administration.migrate import migrate;"
         f" migrate(sys.argv[1], with_cron=False, days_ahead={A_WEEK},"
         f" partman_schema={PARTMAN_SCHEMA!r})"
     )
-    runs = [
-        subprocess.Popen([sys.executable, "-c", command, empty_database_url])
-        for _ in range(2)
-    ]
+    process = subprocess.Popen([sys.executable, "-c", command, empty_database_url])
+    with ThreadPoolExecutor() as pool:
+        runs = [pool.submit(migrate_for_a_week, empty_database_url) for _ in range(2)]
+        for run in runs:
+            run.result(timeout=120)
 
-    assert [run.wait(120) for run in runs] == [0, 0]
+    assert process.wait(120) == 0
     assert not is_empty(snapshot(empty_database_url))
-
-
-def test_the_role_prefix_and_the_extensions_schema_can_be_chosen(
-    empty_database_url: str,
-) -> None:
-    names: dict[str, Any] = {"role_prefix": "other_app", "partman_schema": "parts"}
-    migrate_for_a_week(empty_database_url, **names)
-    try:
-        owners = execute(
-            empty_database_url,
-            "SELECT DISTINCT relowner::regrole::text FROM pg_class"
-            " WHERE relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)"
-            " AND relname NOT LIKE 'alembic%'",
-        )
-        assert owners == [("other_app_owner",)]
-        execute(empty_database_url, "CALL outbox.maintain()")
-        with pytest.raises(
-            MigrationError, match=r'"parts", not in "partman".*--partman'
-        ):
-            migrate_for_a_week(empty_database_url, role_prefix="other_app")
-    finally:
-        unmigrate(empty_database_url, role_prefix="other_app", partman_schema="parts")
-    drop_roles_of_jobs(empty_database_url, "other_app")
 
 
 @pytest.mark.parametrize("name", ["Upper", "semi;colon", "", "x" * 41, '"', "1st"])
@@ -184,6 +136,19 @@ def test_every_table_view_and_sequence_of_the_outbox_has_a_comment(
         " AND relkind IN ('p', 'v', 'S') AND obj_description(oid) IS NULL",
     )
     assert silent == []
+    # `make reference` writes the page of SQL from those of columns.
+    columns = execute(
+        database_url,
+        """
+        SELECT p.relation, a.attname, col_description(a.attrelid, a.attnum)
+          FROM (SELECT DISTINCT q.relation FROM outbox.promise AS q
+                 WHERE q.fact LIKE 'right of % to SELECT%') AS p
+          JOIN pg_class AS c ON c.oid = to_regclass(p.relation) AND c.relkind = 'v'
+          JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
+        """,
+    )
+    assert ("outbox.message_status", "published_at") in {it[:2] for it in columns}
+    assert [it for it in columns if not it[2]] == []
 
 
 def test_the_command_migrates_prints_and_asks_before_it_removes(

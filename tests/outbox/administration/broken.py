@@ -7,7 +7,7 @@ severity, and parts of the finding and of its remedy.
 from tests.fixtures.days import make_partitions_at
 
 IN_DAYS = (
-    "(SELECT partition::text FROM outbox.partitions('outbox.message')"
+    "(SELECT partition::text FROM outbox.partitions('{}')"
     " WHERE starts_at = date_trunc('day', now(), 'UTC') + {} * interval '24 hours')"
 )
 # Replaces the catalog view that a check reads with a fake, in this database only.
@@ -27,10 +27,6 @@ BROKEN = {
             "pillarbox migrate",
         ),
     ),
-    "a limit of the table is gone": (
-        "ALTER TABLE outbox.message DROP CONSTRAINT headers_size",
-        *("schema", "error", "lacks its constraint headers_size", "pillarbox migrate"),
-    ),
     "a limit of the table was never validated": (
         "UPDATE pg_constraint SET convalidated = false WHERE conname = 'key_size'"
         " AND conrelid = 'outbox.message'::regclass",
@@ -38,7 +34,7 @@ BROKEN = {
     ),
     "a partition is half detached": (
         "UPDATE pg_inherits SET inhdetachpending = true"
-        f" WHERE inhrelid = {IN_DAYS.format(3)}::regclass",
+        f" WHERE inhrelid = {IN_DAYS.format('outbox.message', 3)}::regclass",
         *("partitions", "error", "is half detached", "FINALIZE"),
     ),
     "part of the schema is missing": (
@@ -49,31 +45,6 @@ BROKEN = {
             "part of the schema is missing",
             "which pillarbox migrate --sql prints",
         ),
-    ),
-    "a transaction was prepared and forgotten": (
-        SEEN.format(
-            "pg_prepared_xacts",
-            "SELECT 'forgotten' AS gid, now() - interval '2 hours' AS prepared,"
-            " current_database() AS database, 'postgres'::name AS owner,"
-            " '3'::xid AS transaction",
-        ),
-        *(
-            "pins",
-            "warning",
-            "prepared transaction forgotten of postgres",
-            "COMMIT PREPARED 'forgotten'",
-        ),
-    ),
-    "a transaction stays open": (
-        SEEN.format(
-            "pg_stat_activity",
-            "SELECT datname, pid + 1000000 AS pid, usename, state, backend_type,"
-            " application_name,"
-            " usesysid, client_addr, backend_start, backend_xid, backend_xmin,"
-            " now() - interval '2 hours' AS xact_start"
-            " FROM pg_stat_activity_itself WHERE pid = pg_backend_pid()",
-        ),
-        *("pins", "warning", "is open for 2", "SELECT pg_terminate_backend("),
     ),
     FAR_BEHIND: (
         SEEN.format(
@@ -104,11 +75,13 @@ BROKEN = {
         *("grants", "error", "lacks privileges on pg_partman", "pillarbox migrate"),
     ),
     "today has no partition": (
-        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(0)}; END $$",
+        "DO $$ BEGIN EXECUTE 'DROP TABLE ' ||"
+        f" {IN_DAYS.format('inbox.dead_letter', 0)}; END $$",
         *("partitions", "error", "rows are refused", "outbox.make_partitions"),
     ),
     "a day ahead is missing": (
-        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(2)}; END $$",
+        "DO $$ BEGIN EXECUTE 'DROP TABLE ' ||"
+        f" {IN_DAYS.format('inbox.suspect', 2)}; END $$",
         *("partitions", "warning", "lacks 1 partition,", "outbox.make_partitions"),
     ),
     "there is a DEFAULT partition": (
@@ -117,7 +90,8 @@ BROKEN = {
         *("partitions", "error", "it is a DEFAULT partition", "then rename it"),
     ),
     "a partition belongs to another role": (
-        f"DO $$ BEGIN EXECUTE 'ALTER TABLE ' || {IN_DAYS.format(2)} ||"
+        "DO $$ BEGIN EXECUTE 'ALTER TABLE ' ||"
+        f" {IN_DAYS.format('outbox.message', 2)} ||"
         " ' OWNER TO pillarbox_maintainer'; END $$",
         *("partitions", "error", "not ours: it belongs to pillarbox_m", "OWNER TO"),
     ),
@@ -160,18 +134,28 @@ BROKEN = {
         *("pins", "warning", "the replication slot forgotten_", "find its owner first"),
     ),
 }
-# Fakes can't be repaired, and a person has to restore objects that were dropped, and to
-# decide what becomes of slots and partitions that pillarbox didn't create.
-OTHERWISE = {
-    "there is a DEFAULT partition",
-    "a partition begins in another time zone",
-    "a partition has no begin",
-    "part of the schema is missing",
-    "a limit of the table is gone",
-    "no relay runs",
-    "a transaction was prepared and forgotten",
-    "a transaction stays open",
-    "a replication slot has no reader",
-    "pg_partman is older than we can use",
-    "pg_partman was not upgraded with its files",
+TOGETHER = {
+    "an extension": ["pg_partman is gone"],
+    "what a migration restores": [
+        "a limit of the table was never validated",
+        "the grants on pg_partman are lost",
+    ],
+    "partitions and policies": [
+        *("a partition is half detached", "today has no partition"),
+        *("a day ahead is missing", "a partition belongs to another role"),
+        *("receipts are dropped too soon", "jobs are dropped too soon"),
+    ],
 }
+"""Problems that the remedies repair, all of a group in one database."""
+OTHERWISE = {
+    "partitions of others": [
+        *("there is a DEFAULT partition", "a partition begins in another time zone"),
+        *("a partition has no begin", "no relay runs"),
+        *("a replication slot has no reader", "pg_partman is older than we can use"),
+    ],
+    "fakes": [FAR_BEHIND, "pg_partman was not upgraded with its files"],
+    "objects": ["part of the schema is missing"],
+}
+"""The other ones: fakes can't be repaired, and a person has to restore objects that
+were dropped, and to decide what becomes of slots and partitions that pillarbox didn't
+create."""

@@ -5,8 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 
 from outbox.administration.upkeep import APPLICATION_NAME, plan_upkeep
+from tests.fixtures.sessions import execute
+from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 PENDING = (
     "SELECT 1 FROM outbox.partitions('outbox.message') WHERE detach_pending"
@@ -34,6 +37,54 @@ NOTED = (
 )
 
 
+NOTE = (
+    "INSERT INTO outbox.retiring_partition SELECT partition, %(table)s, starts_at,"
+    " ends_at, now(), %(by)s FROM outbox.partitions(%(table)s)"
+    " WHERE partition = %(partition)s::regclass"
+)
+
+
+def note(
+    url: str, partition: str, table: str = "outbox.message", by: str = "pg_cron"
+) -> None:
+    """Record that this partition is to be detached."""
+    execute(url, NOTE, {"partition": partition, "table": table, "by": by})
+
+
+def detach(url: str, partition: str, table: str = "outbox.message") -> None:
+    """Detach it by the statement that jobs use, so that nothing tells them apart."""
+    execute(url, f"ALTER TABLE {table} DETACH PARTITION {partition} CONCURRENTLY")
+
+
+def leave_detached(url: str, days: int = 20, outcome: str | None = "published") -> str:
+    """Leave the state of a run that was killed between its detach and its drop."""
+    old_partition(url, days)
+    add_old(url, days, outcome)
+    partition = str(execute(url, EXPIRED)[0][0])
+    note(url, partition, by=APPLICATION_NAME)
+    detach(url, partition)
+    return partition
+
+
+def interrupt_a_detach(url: str, partition: str, table: str = "outbox.message") -> None:
+    """Leave the state of a detach that was canceled while it waited for a reader."""
+    detach = f"ALTER TABLE {table} DETACH PARTITION {partition} CONCURRENTLY"
+    with reader(url, table), psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET statement_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            connection.execute(detach.encode())
+
+
+def leave_interrupted(url: str) -> str:
+    """Leave a planned detach that was canceled while it waited for a reader."""
+    old_partition(url)
+    partition = str(execute(url, EXPIRED)[0][0])
+    note(url, partition)
+    interrupt_a_detach(url, partition)
+    assert steps(url, "finalize") == ["finalize"]
+    return partition
+
+
 @contextmanager
 def acting_as(url: str, role: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(
@@ -44,10 +95,12 @@ def acting_as(url: str, role: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @contextmanager
-def reader(url: str) -> Iterator[psycopg.Connection[Any]]:
+def reader(
+    url: str, table: str = "outbox.message"
+) -> Iterator[psycopg.Connection[Any]]:
     """Keep a session idle in a transaction that has read the table."""
     with psycopg.connect(url) as connection:
-        connection.execute("SELECT count(*) FROM outbox.message")
+        connection.execute(f"SELECT count(*) FROM {table}".encode())
         yield connection
         connection.rollback()
 

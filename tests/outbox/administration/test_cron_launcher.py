@@ -14,7 +14,12 @@ from tests.fixtures.postgres import NEVER, migrate
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, NOTED, PENDING, steps
-from tests.outbox.administration.test_upkeep import add_old, old_partition
+from tests.outbox.administration.test_upkeep import (
+    BREAK_A_CONDITION,
+    add_old,
+    drop_ahead,
+    old_partition,
+)
 
 Runs: TypeAlias = dict[str, tuple[Any, ...]]
 
@@ -23,14 +28,6 @@ UPKEEP: Final = "pillarbox upkeep of pillarbox"
 TRIM: Final = "pillarbox trim cron log of pillarbox"
 PLAN: Final = "pillarbox plan detaches of pillarbox"
 
-AHEAD: Final = (
-    "SELECT partition::text FROM outbox.partitions('outbox.message')"
-    " WHERE starts_at > now() ORDER BY starts_at LIMIT 1"
-)
-BREAK_A_CONDITION: Final = (
-    "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
-    " WHERE parent_table = 'inbox.job'"
-)
 OLD_RUNS: Final = (
     "INSERT INTO cron.job_run_details (jobid, runid, username, start_time)"
     " SELECT -days, -row_number() OVER (), role, now() - days * interval '24 hours'"
@@ -113,48 +110,50 @@ def first_runs(url: str, *jobs: str) -> Runs:
     return runs
 
 
-@pytest.mark.parametrize("servers", [("on", "off")], indirect=True)
+@pytest.mark.parametrize("servers", [("on", "off", "on")], indirect=True)
 @pytest.mark.timeout(240)
 def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
     servers: list[PostgresServer], doctor: Doctor
 ) -> None:
-    urls = [server.url for server in servers]
-    for url in urls:
-        execute(url, f"DROP TABLE {execute(url, AHEAD)[0][0]}")
+    # In the same minute, one would leave expired partitions to the other.
+    *maintained, planned = [server.url for server in servers]
+    for url in maintained:
+        drop_ahead(url)
         assert steps(url, "make") == ["make"]
         execute(url, BREAK_A_CONDITION)
         old_partition(url, table="inbox.job")
-        execute(url, OLD_RUNS)
         schedule(url, EVERY_MINUTE, UPKEEP, TRIM)
+    schedule(planned, EVERY_MINUTE, PLAN)
+    for server in servers:
+        execute(server.url, OLD_RUNS)
 
-    all_runs = [first_runs(url, UPKEEP, TRIM) for url in urls]
-    # Not in the same minute: one would leave expired partitions to the other.
-    for url in urls:
-        schedule(url, EVERY_MINUTE, PLAN)
-    for url, runs in zip(urls, all_runs, strict=True):
-        runs.update(first_runs(url, PLAN))
+    runs_of_plan = first_runs(planned, PLAN)
+    all_runs = [first_runs(url, UPKEEP, TRIM) for url in maintained]
 
-    for url, runs in zip(urls, all_runs, strict=True):
+    for url, runs in zip(maintained, all_runs, strict=True):
         assert runs[TRIM][:2] == ("pillarbox_maintainer", "succeeded")
-        assert runs[PLAN][:2] == ("pillarbox_detacher", "succeeded")
         assert runs[UPKEEP][:2] == ("pillarbox_maintainer", "failed")
         assert 'column "no_such_column" does not exist' in runs[UPKEEP][2]
         # The failure did not prevent the rest of the upkeep.
         assert steps(url, "make") == []
         assert execute(url, LEFT_OF_OLD_RUNS) == [
             *(("another", 13), ("another", 15)),
-            *(("pillarbox_detacher", 13), ("pillarbox_maintainer", 13)),
+            *(("pillarbox_detacher", 13), ("pillarbox_detacher", 15)),
+            ("pillarbox_maintainer", 13),
         ]
-        ((when, _),) = execute(url, DETACHES)
-        assert when.partition(" ")[2] == "* * * *"
-        assert execute(url, "SELECT partition FROM outbox.retiring_partition")
 
         status, findings = doctor(url)
         assert status == 3
-        (finding,) = (f for f in findings if f["check"] == "cron")
-        assert finding["severity"] == "error"
-        assert "the job 'pillarbox upkeep' has never succeeded" in finding["finding"]
+        never = "the job 'pillarbox upkeep' has never succeeded"
+        (finding,) = (f for f in findings if never in f["finding"])
+        assert (finding["check"], finding["severity"]) == ("cron", "error")
         assert 'column "no_such_column" does not exist' in finding["finding"]
+
+    assert runs_of_plan[PLAN][:2] == ("pillarbox_detacher", "succeeded")
+    assert ("pillarbox_detacher", 15) not in execute(planned, LEFT_OF_OLD_RUNS)
+    ((when, _),) = execute(planned, DETACHES)
+    assert when.partition(" ")[2] == "* * * *"
+    assert execute(planned, "SELECT partition FROM outbox.retiring_partition")
 
 
 @pytest.mark.fault

@@ -5,8 +5,7 @@ from typing import Any, Final
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -27,7 +26,6 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import running as running_relay
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
-from tests.migrations.catalog import snapshot
 from tests.outbox.administration.test_upkeep import TABLES
 
 FORGET: Final = """
@@ -58,8 +56,9 @@ ADD: Final = "SELECT outbox.add('orders.placed', '{}'::jsonb)"
 async def ignore(session: AsyncSession, message: Message) -> None: ...
 
 
-def make_days(url: str, role: str = "pillarbox_relay") -> list[tuple[Any, ...]]:
-    return execute(f"{url}?options=-crole%3D{role}", "SELECT * FROM outbox.make_days()")
+def make_days(url: str) -> list[tuple[Any, ...]]:
+    url = f"{url}?options=-crole%3Dpillarbox_relay"
+    return execute(url, "SELECT * FROM outbox.make_days()")
 
 
 def are_made(url: str) -> bool:
@@ -74,17 +73,6 @@ def forgotten_url(database_url: str) -> str:
     return database_url
 
 
-@pytest.mark.parametrize("role", ["pillarbox_relay", "pillarbox_consumer"])
-def test_a_relay_and_a_consumer_make_the_days_that_nobody_made(
-    forgotten_url: str, role: str
-) -> None:
-    assert make_days(forgotten_url, role) == []
-
-    assert are_made(forgotten_url)
-    execute(forgotten_url, ADD)
-    assert execute(forgotten_url, "SELECT succeeded_at FROM outbox.upkeep") == [(None,)]
-
-
 async def test_a_relay_makes_them_at_its_start(forgotten_url: str) -> None:
     url = as_role(forgotten_url, "pillarbox_relay")
     async with running_relay(url, ScriptedPublisher()) as relay:
@@ -93,6 +81,8 @@ async def test_a_relay_makes_them_at_its_start(forgotten_url: str) -> None:
         await relay.events.wait_for(BatchPublished)
 
     assert relay.events.of(PartitionsNotMade) == []
+    # It is no upkeep.
+    assert execute(forgotten_url, "SELECT succeeded_at FROM outbox.upkeep") == [(None,)]
 
 
 async def test_a_consumer_makes_them_before_its_first_message(
@@ -149,34 +139,6 @@ async def test_days_are_made_again_every_hour_and_a_failure_is_retried(
     assert all(3240 <= pause <= 3600 for pause in later)
 
 
-def test_a_writer_may_not_make_days(database_url: str) -> None:
-    with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        make_days(database_url, "pillarbox_application")
-
-
-def test_days_are_made_as_pg_partman_makes_them(database_url: str) -> None:
-    made = []
-    for make in ("outbox.make_partitions(parent_table)", "outbox.make_days()"):
-        execute(database_url, FORGET)
-        execute(database_url, "UPDATE outbox.upkeep SET awaited_at = now()")
-        execute(database_url, f"SELECT {make} FROM outbox.partition_policy")
-        made.append(snapshot(database_url))
-
-    assert made[0] == made[1]
-
-
-def test_pg_partman_continues_where_a_relay_stopped(forgotten_url: str) -> None:
-    make_days(forgotten_url)
-
-    execute(forgotten_url, "SELECT outbox.accept_clock()")
-    execute(forgotten_url, "CALL outbox.maintain()")
-
-    ((few, gaps),) = execute(
-        forgotten_url, "SELECT min(ahead), max(gaps) FROM outbox.partition_health"
-    )
-    assert (few, gaps) == (3, 0)
-
-
 def test_the_days_of_dropped_receipts_stay_closed_to_them(forgotten_url: str) -> None:
     execute(
         forgotten_url,
@@ -209,26 +171,6 @@ def test_the_days_of_an_upkeep_at_work_are_left_to_it(forgotten_url: str) -> Non
     assert "inbox.receipt" in covered
 
 
-def test_a_long_transaction_of_a_writer_neither_waits_nor_hinders(
-    forgotten_url: str,
-) -> None:
-    make_days(forgotten_url)
-    execute(
-        forgotten_url,
-        "DO $$ DECLARE x record; BEGIN"
-        " FOR x IN SELECT parent_table AS t, q.partition FROM outbox.partition_policy,"
-        "   outbox.partitions(parent_table) q WHERE q.starts_at > now() LOOP"
-        "   EXECUTE format('DROP TABLE %s', x.partition);"
-        " END LOOP; END $$",
-    )
-    with psycopg.connect(forgotten_url) as writer:
-        writer.execute(ADD)
-
-        assert make_days(forgotten_url) == []
-
-        writer.execute(ADD)
-
-
 def test_a_locked_table_is_reported_and_the_others_get_their_days(
     forgotten_url: str,
 ) -> None:
@@ -245,29 +187,45 @@ def test_a_locked_table_is_reported_and_the_others_get_their_days(
     ]
 
 
-@pytest.mark.parametrize("years", [-2, 2])
-def test_a_clock_at_which_nothing_ever_ran_makes_no_days(
-    forgotten_url: str, years: int
-) -> None:
+def drop_all(url: str, which: str = "true") -> None:
+    """Drop the partitions of all tables, or those that fulfill a condition."""
     execute(
-        forgotten_url,
+        url,
         "DO $$ DECLARE x record; BEGIN"
         " FOR x IN SELECT parent_table AS t, q.partition FROM outbox.partition_policy,"
-        "   outbox.partitions(parent_table) q LOOP"
+        f"   outbox.partitions(parent_table) q WHERE {which} LOOP"
         "   EXECUTE format('DROP TABLE %s', x.partition);"
         " END LOOP; END $$",
     )
-    execute(
-        forgotten_url,
-        "UPDATE outbox.upkeep SET awaited_at = now() - %s * interval '1 year'",
-        (years,),
-    )
 
-    ((problem, remedy),) = make_days(forgotten_url)
 
-    assert problem.startswith("the server's clock says ")
-    assert "pillarbox maintain --accept-clock" in remedy
-    assert execute(forgotten_url, COVERED, (0,)) == []
+def test_a_long_transaction_of_a_writer_neither_waits_nor_hinders(
+    forgotten_url: str,
+) -> None:
+    make_days(forgotten_url)
+    drop_all(forgotten_url, "q.starts_at > now()")
+    with psycopg.connect(forgotten_url) as writer:
+        writer.execute(ADD)
+
+        assert make_days(forgotten_url) == []
+
+        writer.execute(ADD)
+
+
+def test_a_clock_at_which_nothing_ever_ran_makes_no_days(forgotten_url: str) -> None:
+    drop_all(forgotten_url)
+    for years in (-2, 2):
+        execute(
+            forgotten_url,
+            "UPDATE outbox.upkeep SET awaited_at = now() - %s * interval '1 year'",
+            (years,),
+        )
+
+        ((problem, remedy),) = make_days(forgotten_url)
+
+        assert problem.startswith("the server's clock says "), years
+        assert "pillarbox maintain --accept-clock" in remedy
+        assert execute(forgotten_url, COVERED, (0,)) == []
 
     execute(forgotten_url, "SELECT outbox.accept_clock()")
     assert make_days(forgotten_url) == []
@@ -275,57 +233,42 @@ def test_a_clock_at_which_nothing_ever_ran_makes_no_days(
 
 
 def test_without_pg_cron_a_migration_makes_30_days_or_as_many_as_were_asked_for(
-    server: PostgresServer, empty_database_url: str
+    server: PostgresServer, database_url: str
 ) -> None:
     with one_at_a_time(server):
-        migrate(empty_database_url, with_cron=False, days_ahead=10)
+        migrate(database_url, with_cron=False, days_ahead=10)
         for days, is_covered in ((9, True), (11, False)):
-            assert execute(empty_database_url, COVERED, (days,)) == [
+            assert execute(database_url, COVERED, (days,)) == [
                 (t, is_covered) for t in sorted(TABLES)
             ]
-        migrate(empty_database_url, with_cron=False)
+        migrate(database_url, with_cron=False)
 
-    assert execute(empty_database_url, COVERED, (30,)) == [
-        (t, True) for t in sorted(TABLES)
-    ]
-    assert execute(
-        empty_database_url, "SELECT max(gaps) FROM outbox.partition_health"
-    ) == [(0,)]
+    assert execute(database_url, COVERED, (30,)) == [(t, True) for t in sorted(TABLES)]
+    gaps = "SELECT max(gaps) FROM outbox.partition_health"
+    assert execute(database_url, gaps) == [(0,)]
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_writer_that_finds_no_partition_hears_the_remedy(
-    forgotten_url: str, driver: str, count: int
+async def test_a_writer_that_finds_no_partition_hears_the_remedy(
+    forgotten_url: str,
 ) -> None:
-    engine = create_engine(sqlalchemy_url(forgotten_url).replace("psycopg", driver, 1))
-    with Session(engine) as session:
-        add(session, *(Message("orders.placed", n) for n in range(count)))
-        with pytest.raises(MissingPartitionError, match="run pillarbox maintain"):
-            session.commit()
-    with engine.connect() as connection:
-        statement = insert_statement(Message("orders.placed", 1))
-        with pytest.raises(MissingPartitionError):
-            connection.execute(statement)
-    engine.dispose()
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_so_does_an_async_writer(forgotten_url: str, driver: str) -> None:
-    async with (
-        async_sessions_of(forgotten_url, driver) as sessions,
-        sessions() as session,
-    ):
-        add(session, Message("orders.placed", 1))
-        with pytest.raises(MissingPartitionError, match="run pillarbox maintain"):
-            await session.commit()
-
-
-def test_a_check_that_fails_is_still_an_integrity_error(database_url: str) -> None:
-    engine = create_engine(sqlalchemy_url(database_url))
-    query = "INSERT INTO outbox.message (id, lane, topic, content_type, payload)"
-    with engine.connect() as connection, pytest.raises(IntegrityError):
-        connection.execute(
-            text(f"{query} SELECT outbox.uuid7(), 0, repeat('t', 9999), 'c', ''")
-        )
-    engine.dispose()
+    refused = pytest.raises(MissingPartitionError, match="run pillarbox maintain")
+    message = Message("orders.placed", 1)
+    for driver in ("psycopg", "psycopg2"):
+        url = sqlalchemy_url(forgotten_url).replace("psycopg", driver, 1)
+        engine = create_engine(url)
+        for messages in ([message], [message, Message("orders.placed", 2)]):
+            with Session(engine) as session:
+                add(session, *messages)
+                with refused:
+                    session.commit()
+        with engine.connect() as connection, refused:
+            connection.execute(insert_statement(message))
+        engine.dispose()
+    for driver in ("psycopg", "asyncpg"):
+        async with (
+            async_sessions_of(forgotten_url, driver) as sessions,
+            sessions() as async_session,
+        ):
+            add(async_session, message)
+            with refused:
+                await async_session.commit()

@@ -2,16 +2,17 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
-from outbox.administration.upkeep import APPLICATION_NAME, maintain, plan_upkeep
+from outbox.administration.upkeep import APPLICATION_NAME, maintain
+from outbox.cli.main import main
 from outbox.errors import UpkeepError
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
-from tests.fixtures.positions import publish, replay
+from tests.fixtures.positions import publish
 from tests.fixtures.sessions import execute
 from tests.fixtures.upkeep import run_upkeep
 from tests.fixtures.waiting import wait_for
@@ -21,15 +22,19 @@ from tests.outbox.administration.retiring import (
     PENDING,
     about_messages,
     acting_as,
+    leave_detached,
+    leave_interrupted,
     reader,
     steps,
 )
-from tests.outbox.administration.test_upkeep import add_old, old_partition
-
-AHEAD = (
-    "SELECT partition::text FROM outbox.partitions('outbox.message')"
-    " WHERE starts_at = date_trunc('day', now(), 'UTC') + 3 * interval '24 hours'"
+from tests.outbox.administration.test_upkeep import (
+    add_old,
+    drop_ahead,
+    exists,
+    old_partition,
 )
+
+ADD = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"
 
 
 @pytest.fixture
@@ -59,25 +64,24 @@ def test_the_command_detaches_and_drops_expired_partitions(
 
 
 def test_writers_continue_while_a_detach_waits_for_a_reader(
-    database_url: str, dba: psycopg.Connection[Any]
+    database_url: str,
 ) -> None:
     old_partition(database_url)
+    # The detach is recognized whatever the name of its session.
+    named = f"{database_url}?application_name=nightly"
     with reader(database_url) as reading:
         upkeep = threading.Thread(
-            target=maintain, args=(dba,), kwargs={"report": print}
+            target=main, args=(["maintain", "--database", named],)
         )
         upkeep.start()
         wait_for("detach", lambda: execute(database_url, PENDING))
-        execute(
-            database_url,
-            "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)",
-        )
+        execute(database_url, ADD)
         # Another upkeep must not finalize it: that would overtake the reader.
         execute(database_url, "CALL outbox.maintain()")
         assert execute(database_url, PENDING) == [(1,)]
         assert upkeep.is_alive()
         reading.rollback()
-        upkeep.join(30)
+        upkeep.join(60)
 
     assert execute(database_url, EXPIRED) == []
     assert execute(database_url, NOTED) == []
@@ -89,83 +93,21 @@ def test_a_detach_that_waited_too_long_is_finalized_and_dropped_by_the_next_run(
     old_partition(database_url)
     old_partition(database_url, 25)
     told: list[str] = []
+    briefly = timedelta(milliseconds=500)
     with reader(database_url):
-        maintain(dba, report=told.append, detach_wait=timedelta(milliseconds=500))
+        maintain(dba, report=told.append, detach_wait=briefly)
     assert "the next run continues" in told[0]
     assert steps(database_url, "finalize", "detach") == ["finalize", "detach"]
 
-    maintain(dba, report=told.append)
+    with reader(database_url, "outbox.position"):
+        maintain(dba, report=told.append, detach_wait=briefly)
 
     assert execute(database_url, EXPIRED) == []
-    health = execute(
-        database_url,
-        "SELECT detach_pending FROM outbox.partition_health"
-        " WHERE parent_table = 'outbox.message'",
-    )
-    assert health == [(0,)]
-
-
-def test_an_interrupted_detach_is_finalized_by_the_routines_alone(
-    database_url: str, dba: psycopg.Connection[Any]
-) -> None:
-    old_partition(database_url)
-    with reader(database_url):
-        maintain(dba, report=lambda _: None, detach_wait=timedelta(milliseconds=500))
-
-    with acting_as(database_url, "pillarbox_maintainer") as maintainer:
-        maintainer.execute("CALL outbox.maintain()")
-
-    assert execute(database_url, EXPIRED) == []
-    assert execute(database_url, NOTED) == []
-
-
-def leave_detached(url: str) -> str:
-    """Leave the state of a run that was killed between its detach and its drop."""
-    old_partition(url)
-    add_old(url, outcome="published")
-    with psycopg.connect(url, autocommit=True) as connection:
-        (step,) = (s for s in plan_upkeep(connection) if s.step == "detach")
-        connection.execute(
-            "INSERT INTO outbox.retiring_partition"
-            " VALUES (%s, %s, %s, %s, now(), 'pillarbox maintain')",
-            (step.partition, step.parent_table, step.starts_at, step.ends_at),
-        )
-        connection.execute(step.statement.encode())
-    assert step.partition is not None
-    return step.partition
-
-
-def test_a_table_that_was_left_detached_is_dropped(
-    database_url: str,
-) -> None:
-    name = leave_detached(database_url)
-    assert steps(database_url, "drop") == ["drop"]
-
-    with acting_as(database_url, "pillarbox_maintainer") as maintainer:
-        maintainer.execute("CALL outbox.maintain()")
-
-    assert execute(database_url, f"SELECT to_regclass('{name}')") == [(None,)]
-    assert execute(database_url, NOTED) == []
-
-
-def test_a_row_that_became_unsettled_brings_its_partition_back(
-    database_url: str, dba: psycopg.Connection[Any]
-) -> None:
-    name = leave_detached(database_url)
-    replay(database_url, table=name)
-    assert steps(database_url, "attach") == ["attach"]
-    told: list[str] = []
-
+    assert any("outbox.position" in t and "not detached yet" in t for t in told)
     maintain(dba, report=told.append)
-
-    assert told == [f"{name}: attached again"]
-    assert execute(database_url, EXPIRED) == [(name,)]
-    assert steps(database_url, "attach", "detach", "hold") == ["hold"]
-    # It is an ordinary partition again: its rows can be settled through the parent.
-    publish(database_url)
-    maintain(dba, report=told.append)
-    assert about_messages(told)[1:] == [f"{name}: detached", f"{name}: dropped"]
-    assert execute(database_url, EXPIRED) == []
+    assert steps(database_url, "finalize", "detach", "drop", table=None) == []
+    health = "SELECT DISTINCT detach_pending FROM outbox.partition_health"
+    assert execute(database_url, health) == [(0,)]
 
 
 def test_a_detached_table_in_use_is_dropped_later(
@@ -187,13 +129,12 @@ def test_who_may_not_detach_is_refused_after_everything_else_was_done(
     database_url: str,
 ) -> None:
     old_partition(database_url)
-    ((ahead,),) = execute(database_url, AHEAD)
-    execute(database_url, f"DROP TABLE {ahead}")
+    ahead = drop_ahead(database_url)
     with acting_as(database_url, "pillarbox_maintainer") as maintainer:
         with pytest.raises(UpkeepError, match="can SET ROLE pillarbox_owner"):
             maintain(maintainer, report=lambda _: None)
 
-        assert execute(database_url, AHEAD) == [(ahead,)]
+        assert exists(database_url, ahead)
         assert len(execute(database_url, EXPIRED)) == 1
         with acting_as(database_url, "pillarbox_detacher") as detacher:
             maintain(detacher, report=lambda _: None)
@@ -202,23 +143,101 @@ def test_who_may_not_detach_is_refused_after_everything_else_was_done(
     assert execute(database_url, EXPIRED) == []
 
 
-def test_a_longer_retention_keeps_a_partition_that_was_to_be_dropped(
-    database_url: str, dba: psycopg.Connection[Any]
+FINISH = "SELECT partition, outcome FROM outbox.finish_detached('outbox.message')"
+COUNT = "SELECT count(*) FROM outbox.message"
+# Holds a snapshot while it runs.
+UNRELATED = "SELECT pg_sleep(%s)"
+AT_WORK = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE state = 'active' AND wait_event = 'PgSleep'"
+)
+WAITS_FOR_A_SNAPSHOT = (
+    "SELECT 1 FROM pg_locks WHERE locktype = 'virtualxid' AND NOT granted"
+)
+
+
+@contextmanager
+def busy(url: str) -> Iterator[None]:
+    """Run overlapping statements of a second each in two sessions."""
+    stop = threading.Event()
+
+    def work(first: float) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(UNRELATED, (first,))
+            while not stop.is_set():
+                connection.execute(UNRELATED, (1,))
+
+    sessions = [threading.Thread(target=work, args=(first,)) for first in (0.5, 1)]
+    for session in sessions:
+        session.start()
+    try:
+        wait_for("both at work", lambda: execute(url, AT_WORK) == [(2,)])
+        yield
+    finally:
+        stop.set()
+        for session in sessions:
+            session.join()
+
+
+@contextmanager
+def long_statement(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """Hold a snapshot until the transaction ends."""
+    with psycopg.connect(url) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT 1")
+        yield connection
+        connection.rollback()
+
+
+def test_the_routines_wait_for_statements_of_other_sessions(
+    database_url: str,
 ) -> None:
-    old_partition(database_url)
-    execute(database_url, "CALL outbox.maintain()")
-    execute(database_url, "UPDATE outbox.partition_policy SET retention = '60 days'")
+    interrupted = leave_interrupted(database_url)
+    with busy(database_url):
+        done = execute(database_url, FINISH)
 
-    maintain(dba, report=print)
-
-    assert len(execute(database_url, EXPIRED)) == 1
-    assert execute(database_url, NOTED) == []
+    assert done == [(interrupted, "finalized"), (interrupted, "dropped")]
 
 
-def test_two_concurrent_commands_do_not_conflict(
-    database_url: str, dba: psycopg.Connection[Any]
+def test_writers_and_readers_continue_while_the_routines_finish_a_detach(
+    database_url: str,
 ) -> None:
-    with psycopg.connect(database_url, autocommit=True) as other:
-        other.execute("SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, Lock.UPKEEP))
-        with pytest.raises(UpkeepError, match="another pillarbox maintain is running"):
+    interrupted = leave_interrupted(database_url)
+    done: list[tuple[str, str]] = []
+
+    def finish_it() -> None:
+        done.extend(execute(database_url, FINISH))
+
+    with long_statement(database_url) as working:
+        routine = threading.Thread(target=finish_it)
+        routine.start()
+        wait_for("FINALIZE", lambda: execute(database_url, WAITS_FOR_A_SNAPSHOT))
+        execute(database_url, ADD)
+        publish(f"{database_url}?options=-cstatement_timeout%3D5s")
+        assert execute(database_url, COUNT) == [(1,)]
+        # Readers of the plan and older transactions don't wait either.
+        assert steps(database_url, "finalize") == ["finalize"]
+        assert working.execute(COUNT).fetchall() == [(0,)]
+        working.rollback()
+        routine.join(60)
+
+    # It waits 5 s for others, which a busy machine may exceed.
+    if done == [(interrupted, "waiting")]:
+        done = execute(database_url, FINISH)
+    assert done == [(interrupted, "finalized"), (interrupted, "dropped")]
+
+
+def test_a_detach_is_not_finished_while_a_transaction_can_read_the_partition(
+    database_url: str,
+) -> None:
+    with long_statement(database_url) as older:
+        leave_interrupted(database_url)
+        assert execute(database_url, FINISH) == []
+        with psycopg.connect(database_url, autocommit=True) as dba:
             maintain(dba, report=print)
+        assert steps(database_url, "finalize") == ["finalize"]
+        # The older transaction therefore needn't wait.
+        older.execute("SET LOCAL lock_timeout = '1s'")
+        assert older.execute(COUNT).fetchall() == [(0,)]
+
+    assert [o for _, o in execute(database_url, FINISH)] == ["finalized", "dropped"]

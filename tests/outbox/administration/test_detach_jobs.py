@@ -6,7 +6,7 @@ import pytest
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.positions import count_holding, replay
 from tests.fixtures.sessions import execute
-from tests.outbox.administration.retiring import EXPIRED, acting_as, steps
+from tests.outbox.administration.retiring import EXPIRED, acting_as, detach, steps
 from tests.outbox.administration.test_upkeep import FOLLOWERS, add_old, old_partition
 
 PLAN = "SELECT outbox.schedule_detaches()"
@@ -27,7 +27,7 @@ def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
         acting_as(url, "pillarbox_detacher") as detacher,
         acting_as(url, "pillarbox_maintainer") as maintainer,
     ):
-        detacher.execute("SELECT outbox.schedule_detaches()")
+        detacher.execute(PLAN)
         scheduled = execute(url, jobs)
         assert len({schedule for _, schedule, _ in scheduled}) == 2
         for name, schedule, command in scheduled:
@@ -36,10 +36,10 @@ def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
             assert task.removeprefix("pillarbox detach ") in command
             assert len(schedule.split()) == 5
             detacher.execute(command)
-        maintainer.execute("CALL outbox.maintain()")
+        maintainer.execute(UPKEEP)
         assert execute(url, EXPIRED) == []
         # The next plan covers the followers of the dropped partitions.
-        detacher.execute("SELECT outbox.schedule_detaches()")
+        detacher.execute(PLAN)
         following = execute(url, jobs)
         assert {
             name.removeprefix("pillarbox detach ").partition("_p")[0]
@@ -47,8 +47,8 @@ def test_pg_cron_gets_a_job_for_each_partition_which_is_removed_afterwards(
         } == set(FOLLOWERS)
         for _, _, command in following:
             detacher.execute(command)
-        maintainer.execute("CALL outbox.maintain()")
-        detacher.execute("SELECT outbox.schedule_detaches()")
+        maintainer.execute(UPKEEP)
+        detacher.execute(PLAN)
 
     assert execute(url, jobs) == []
     assert steps(url, "detach", "drop", "finalize", table=None) == []
@@ -108,7 +108,6 @@ def test_a_detach_that_failed_as_a_job_is_reported_by_the_next_plan(
             pytest.raises(psycopg.errors.RaiseException, match="detach of"),
         ):
             maintainer.execute(UPKEEP)
-        detach = f"ALTER TABLE outbox.message DETACH PARTITION {partition} CONCURRENTLY"
-        detacher.execute(detach.encode())
-    execute(url, "CALL outbox.maintain()")
+        detach(url, partition)
+    execute(url, UPKEEP)
     assert execute(url, failures) == []

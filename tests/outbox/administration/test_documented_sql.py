@@ -100,18 +100,6 @@ def test_the_documented_job_archives_and_drops_what_the_policy_keeps(
     assert set(execute(url, kept)) == {(True,)}
 
 
-def test_no_policy_names_a_function_that_the_upkeep_would_run_for_another_role(
-    database_url: str,
-) -> None:
-    named = (
-        "SELECT attname FROM pg_attribute WHERE attnum > 0 AND attname = 'archive'"
-        " AND attrelid = 'outbox.partition_policy'::regclass"
-    )
-    assert execute(database_url, named) == []
-    command = ["retention", "set", "outbox.message", "--archive", "archive.save"]
-    assert main([*command, "--database", database_url]) == 2
-
-
 def test_a_lock_timeout_is_an_ordinary_error_and_the_session_continues(
     database_url: str,
 ) -> None:

@@ -9,8 +9,6 @@ import pytest
 from outbox.administration.connection import administration
 from outbox.administration.partitions import draw_timeline, read_partitions
 from outbox.administration.retention import change_policy
-from outbox.cli.main import main
-from outbox.errors import ConfigError
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.positions import publish
@@ -20,11 +18,12 @@ from tests.outbox.administration.retiring import EXPIRED
 
 pytestmark = pytest.mark.timeout(300)
 
-Capture = pytest.CaptureFixture[str]
 Change: TypeAlias = Callable[..., None]
 CheckHealth: TypeAlias = Callable[[], None]
 UNITS = {"hourly": "hour", "daily": "day", "weekly": "week"}
 PREMAKE = {"hourly": 48, "daily": 7, "weekly": 4}
+# From daily partitions, which each table has at first, and back to them.
+EACH_AFTER_EACH = ("hourly", "weekly", "hourly", "daily", "weekly", "daily", "daily")
 PARTITIONS = """
 SELECT partition::text, starts_at, ends_at, ends_at - starts_at, starts_at > now()
   FROM outbox.partitions('outbox.message') ORDER BY starts_at
@@ -78,16 +77,15 @@ def check_health(database_url: str) -> Callable[[], None]:
     return check
 
 
-@pytest.mark.parametrize("old", UNITS)
 def test_one_interval_follows_another_without_a_gap(
-    old: str,
-    database_url: str,
-    change: Change,
-    check_health: CheckHealth,
-    doctor: Doctor,
+    database_url: str, change: Change, check_health: CheckHealth, doctor: Doctor
 ) -> None:
-    for new in UNITS:
-        change(old)
+    config = (
+        "SELECT partition_interval::interval, datetime_string FROM partman.part_config"
+        " WHERE parent_table = 'outbox.message'"
+    )
+    configured, daily = (execute(database_url, q) for q in (config, PARTITIONS))
+    for new in EACH_AFTER_EACH:
         before = execute(database_url, PARTITIONS)
 
         change(new)
@@ -107,7 +105,13 @@ def test_one_interval_follows_another_without_a_gap(
         assert ahead[-1] not in odd
         # One fewer if one of them has become the current partition meanwhile.
         assert len(ahead) >= PREMAKE[new] - 1
+        publish(database_url)
         assert doctor(database_url)[1] == []
+
+    # Back at daily partitions, pg_partman's configuration and the names are the same.
+    assert execute(database_url, config) == configured
+    names = {row[0] for row in execute(database_url, PARTITIONS)}
+    assert {row[0] for row in daily} <= names
 
 
 def test_a_lost_day_in_a_week_of_days_is_refused(
@@ -130,47 +134,18 @@ def test_a_lost_day_in_a_week_of_days_is_refused(
     assert any("and today's is among them" in str(found) for found in findings)
 
 
-def test_back_at_daily_partitions_pg_partmans_configuration_and_names_are_the_same(
-    database_url: str, change: Change
+def test_hours_are_made_shown_dropped_and_held_individually(
+    database_url: str, change: Change, check_health: CheckHealth
 ) -> None:
-    config = (
-        "SELECT partition_interval::interval, datetime_string FROM partman.part_config"
-        " WHERE parent_table = 'outbox.message'"
-    )
-    before = execute(database_url, config), execute(database_url, PARTITIONS)
-
     change("hourly")
-    change("weekly")
-    change("daily")
-    run_upkeep(database_url)
-
-    assert execute(database_url, config) == before[0]
-    assert {r[0] for r in before[1]} <= {
-        r[0] for r in execute(database_url, PARTITIONS)
-    }
-
-
-@pytest.mark.parametrize("interval", UNITS)
-def test_partitions_are_premade_dropped_and_held_individually(
-    interval: str, database_url: str, change: Change, check_health: CheckHealth
-) -> None:
-    change(interval)
     *_, third, _, last = (row[0] for row in execute(database_url, PARTITIONS))
     for name in (last, third):
         execute(database_url, f"DROP TABLE {name}")
-
-    run_upkeep(database_url)
-
-    check_health()
-    assert {third, last} <= {row[0] for row in execute(database_url, PARTITIONS)}
-    unit = UNITS[interval]
-    for weeks in (5, 6):
-        execute(
-            f"{database_url}?options=-crole%3Dpillarbox_owner",
-            "SELECT outbox.make_partition('outbox.message',"
-            " date_trunc(%s, now() - %s * interval '1 week', 'UTC'))",
-            (unit, weeks),
-        )
+    old_hours = (
+        "SELECT outbox.make_partition('outbox.message', date_trunc('hour',"
+        " now() - n * interval '1 week')) FROM generate_series(5, 6) AS n"
+    )
+    execute(f"{database_url}?options=-crole%3Dpillarbox_owner", old_hours)
     execute(
         database_url,
         "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
@@ -180,12 +155,23 @@ def test_partitions_are_premade_dropped_and_held_individually(
     assert len(execute(database_url, EXPIRED)) == 2
 
     run_upkeep(database_url)
+
+    assert {third, last} <= {row[0] for row in execute(database_url, PARTITIONS)}
     assert len(execute(database_url, EXPIRED)) == 1
     publish(database_url)
     run_upkeep(database_url)
-
     assert execute(database_url, EXPIRED) == []
     check_health()
+    with administration(database_url, application_name="test") as connection:
+        connection.execute("SET timezone = 'UTC'")
+        drawn = [
+            line
+            for policy, partitions in read_partitions(connection).items()
+            if policy.parent_table == "outbox.message"
+            for line in draw_timeline(policy, partitions)
+        ]
+    assert ":00  ahead" in drawn[-1]
+    assert " partitions" in drawn[-1]
 
 
 @pytest.mark.week
@@ -225,41 +211,3 @@ def test_a_change_waits_only_briefly_for_an_open_transaction(
     assert policy(database_url) == before
     change("hourly")
     check_health()
-
-
-def test_an_unsupported_partition_width_is_refused(
-    database_url: str, change: Change
-) -> None:
-    with pytest.raises(ConfigError, match="use hourly, daily, weekly; hours, days and"):
-        change("monthly")
-    with pytest.raises(psycopg.errors.CheckViolation, match="span_hourly_daily"):
-        execute(
-            database_url, "UPDATE outbox.partition_policy SET span = interval '2 days'"
-        )
-
-
-def test_the_maintainer_cannot_change_the_interval(database_url: str) -> None:
-    with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        execute(
-            f"{database_url}?options=-crole%3Dpillarbox_maintainer",
-            "SELECT outbox.set_interval('outbox.message', '1 hour', 48)",
-        )
-
-
-def test_the_command_changes_and_shows_the_interval(
-    database_url: str, capsys: Capture
-) -> None:
-    command = ["retention", "--database", database_url, "set", "outbox.message"]
-    assert main([*command, "2d", "--interval", "hourly"]) == 0
-    assert "hourly   kept 2d" in capsys.readouterr().out
-
-    with administration(database_url, application_name="test") as connection:
-        connection.execute("SET timezone = 'UTC'")
-        drawn = [
-            line
-            for policy, partitions in read_partitions(connection).items()
-            if policy.parent_table == "outbox.message"
-            for line in draw_timeline(policy, partitions)
-        ]
-    assert ":00  ahead" in drawn[-1]
-    assert " partitions" in drawn[-1]

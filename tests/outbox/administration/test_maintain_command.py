@@ -1,16 +1,23 @@
 """The printed plan of the upkeep."""
 
 import re
-from contextlib import closing
 from typing import Final
 
-import psycopg
 import pytest
 
 from outbox.cli.main import main
 from tests.fixtures.sessions import execute
-from tests.outbox.administration.retiring import EXPIRED
-from tests.outbox.administration.test_upkeep import add_old, old_partition
+from tests.outbox.administration.retiring import (
+    EXPIRED,
+    interrupt_a_detach,
+    leave_detached,
+)
+from tests.outbox.administration.test_upkeep import (
+    BREAK_A_CONDITION,
+    add_old,
+    drop_ahead,
+    old_partition,
+)
 
 LINES: Final = re.compile(r"(?m)^(\w+) +(\S+?)(?: from .*)?: (.*)\n {10}(.*)$")
 LATE: Final = "its retention of 7 days is over, and nothing in it is unsettled"
@@ -27,19 +34,6 @@ WHY: Final = {
 UNKNOWN: Final = (
     'its unsettled rows can\'t be found: column "no_such_column" does not exist'
 )
-AHEAD: Final = (
-    "SELECT partition::text FROM outbox.partitions('outbox.message')"
-    " WHERE starts_at = date_trunc('day', now(), 'UTC') + 3 * interval '24 hours'"
-)
-BREAK_A_CONDITION: Final = (
-    "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
-    " WHERE parent_table = 'inbox.job'"
-)
-NOTE: Final = (
-    "INSERT INTO outbox.retiring_partition"
-    " SELECT partition, 'outbox.message', starts_at, ends_at, now(), 'pg_cron'"
-    "   FROM outbox.partitions('outbox.message') WHERE partition = %s::regclass"
-)
 OLD_FOREIGN_RECEIPT: Final = (
     "INSERT INTO inbox.foreign_receipt VALUES"
     " ('stripe', 'a', 'billing', now() - 15 * interval '24 hours')"
@@ -52,34 +46,6 @@ def oldest(url: str, table: str) -> str:
     return str(partition)
 
 
-def leave_detached(url: str, days: int, outcome: str | None) -> str:
-    """Leave the state of a run that was killed between its detach and its drop."""
-    old_partition(url, days)
-    add_old(url, days, outcome)
-    partition = oldest(url, "outbox.message")
-    execute(url, NOTE, [partition])
-    execute(
-        url, f"ALTER TABLE outbox.message DETACH PARTITION {partition} CONCURRENTLY"
-    )
-    return partition
-
-
-def leave_half_detached(url: str, table: str) -> str:
-    """Leave the state of a run that was cancelled while it waited for a reader."""
-    old_partition(url, table=table)
-    partition = oldest(url, table)
-    with (
-        psycopg.connect(url) as reader,
-        closing(psycopg.connect(url, autocommit=True)) as upkeep,
-    ):
-        reader.execute(f"SELECT count(*) FROM {table}")
-        upkeep.execute("SET statement_timeout = '50ms'")
-        detach = f"ALTER TABLE {table} DETACH PARTITION {partition} CONCURRENTLY"
-        with pytest.raises(psycopg.errors.QueryCanceled):
-            upkeep.execute(detach.encode())
-    return partition
-
-
 @pytest.mark.week
 def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
     database_url: str, capsys: pytest.CaptureFixture[str]
@@ -88,7 +54,7 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
     command = ["maintain", "--dry-run", "--database", url]
     assert main(command) == 0
     assert capsys.readouterr().out == "nothing to do\n"
-    execute(url, f"DROP TABLE {execute(url, AHEAD)[0][0]}")
+    drop_ahead(url)
     attached = leave_detached(url, 35, outcome=None)
     dropped = leave_detached(url, 30, outcome="published")
     old_partition(url, 25)
@@ -96,7 +62,9 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
     old_partition(url, 20)
     add_old(url, 20)
     _, held = (partition for (partition,) in execute(url, EXPIRED))
-    finalized = leave_half_detached(url, "inbox.receipt")
+    old_partition(url, table="inbox.receipt")
+    finalized = oldest(url, "inbox.receipt")
+    interrupt_a_detach(url, finalized, "inbox.receipt")
     old_partition(url, table="inbox.job")
     untold = oldest(url, "inbox.job")
     execute(url, BREAK_A_CONDITION)

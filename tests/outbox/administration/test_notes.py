@@ -1,26 +1,21 @@
 """A partition that was to be dropped but must stay is found when it is detached."""
 
-from datetime import timedelta
-
-import psycopg
 import pytest
 
-from outbox.administration.upkeep import maintain
-from outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.positions import REPLAY
+from tests.fixtures.pasting import paste
+from tests.fixtures.positions import REPLAY, publish
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import (
-    AT_THE_NOTES,
     EXPIRED,
     NOTE_A_JOB,
     NOTED,
     acting_as,
-    reader,
+    detach,
+    interrupt_a_detach,
     steps,
 )
-from tests.outbox.administration.test_detach import leave_detached
-from tests.outbox.administration.test_upkeep import add_old, old_partition
+from tests.outbox.administration.test_upkeep import add_old, exists, old_partition
 
 PLAN = (
     "SELECT outbox.finish_detached(parent_table) FROM outbox.partition_policy"
@@ -52,57 +47,50 @@ def upkeep(url: str) -> None:
         maintainer.execute(UPKEEP)
 
 
-def detach_by_job(url: str, partition: str) -> None:
-    with acting_as(url, "pillarbox_detacher") as job:
-        detach = f"ALTER TABLE outbox.message DETACH PARTITION {partition} CONCURRENTLY"
-        job.execute(detach.encode())
-
-
-@pytest.mark.parametrize("change", [REPLAY, KEEP])
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (REPLAY, "is past its retention and held and detached, so that queries don't"),
+        (KEEP, "is detached, so that queries don't see its rows"),
+    ],
+    ids=["replayed", "kept for longer"],
+)
 def test_a_detached_partition_that_must_stay_is_attached_again(
-    change: str, database_url: str, planned: str
+    change: str, finding: str, database_url: str, planned: str, doctor: Doctor
 ) -> None:
     execute(database_url, change)
     upkeep(database_url)
 
-    detach_by_job(database_url, planned)
+    detach(database_url, planned)
     assert execute(database_url, ROWS) == [(0,)]
     assert steps(database_url, "attach", "drop") == ["attach"]
+    (found,) = (f for f in doctor(database_url)[1] if finding in f["finding"])
+    assert f"ALTER TABLE outbox.message ATTACH PARTITION {planned}" in found["remedy"]
     upkeep(database_url)
 
     assert execute(database_url, ROWS) == [(1,)]
     assert execute(database_url, EXPIRED) == [(planned,)]
     # Jobs stay scheduled until a plan removes them.
-    detach_by_job(database_url, planned)
+    detach(database_url, planned)
     plan(database_url)
     assert execute(database_url, ROWS) == [(1,)]
-
-
-def test_a_retention_raised_after_the_detach_is_respected(
-    database_url: str, planned: str, doctor: Doctor
-) -> None:
-    detach_by_job(database_url, planned)
-    execute(database_url, KEEP)
-    (found,) = doctor(database_url)[1]
-    assert "is detached, so that queries don't see its rows" in found["finding"]
-    assert f"ATTACH PARTITION {planned}" in found["remedy"]
-
-    upkeep(database_url)
-
+    # The remedy does the same.
+    detach(database_url, planned)
+    paste(database_url, found["remedy"])
     assert execute(database_url, ROWS) == [(1,)]
-    assert doctor(database_url)[1] == []
+    # Once nothing keeps it any longer, it is dropped as any other.
+    publish(database_url)
+    execute(database_url, KEEP.replace("60", "7"))
+    execute(database_url, NOTE_A_JOB)
+    detach(database_url, planned)
+    upkeep(database_url)
+    assert not exists(database_url, planned)
 
 
 def test_a_retention_raised_while_a_detach_waits_is_respected(
-    database_url: str,
+    database_url: str, planned: str
 ) -> None:
-    old_partition(database_url)
-    add_old(database_url, outcome="published")
-    with (
-        psycopg.connect(database_url, autocommit=True) as dba,
-        reader(database_url),
-    ):
-        maintain(dba, report=print, detach_wait=timedelta(milliseconds=500))
+    interrupt_a_detach(database_url, planned)
     assert steps(database_url, "finalize") == ["finalize"]
     execute(database_url, KEEP)
 
@@ -120,11 +108,7 @@ def test_a_manual_detach_of_an_unexpired_partition_is_left_alone(
         " WHERE ends_at < now() ORDER BY ends_at DESC LIMIT 1"
     )
     ((name,),) = execute(database_url, young)
-    detach = f"ALTER TABLE outbox.message DETACH PARTITION {name} CONCURRENTLY"
-    with reader(database_url), psycopg.connect(database_url, autocommit=True) as dba:
-        dba.execute("SET statement_timeout = '50ms'")
-        with pytest.raises(psycopg.errors.QueryCanceled):
-            dba.execute(detach.encode())
+    interrupt_a_detach(database_url, name)
 
     upkeep(database_url)
 
@@ -142,27 +126,3 @@ def test_a_note_is_removed_with_its_table(database_url: str, planned: str) -> No
     upkeep(database_url)
 
     assert execute(database_url, NOTED) == []
-
-
-def test_the_command_notes_a_detach_that_it_leaves_for_another_upkeep_to_drop(
-    database_url: str,
-) -> None:
-    old_partition(database_url)
-    with psycopg.connect(database_url) as other:
-        other.execute(AT_THE_NOTES)
-        assert main(["maintain", "--database", database_url]) == 0
-
-    assert execute(database_url, EXPIRED) == []
-    assert len(execute(database_url, NOTED)) == 1
-    assert steps(database_url, "drop") == ["drop"]
-
-
-def test_the_timeline_shows_a_detached_partition(
-    database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    leave_detached(database_url)
-    execute(database_url, KEEP)
-
-    assert main(["partitions", "--database", database_url]) == 0
-
-    assert "  detached " in capsys.readouterr().out

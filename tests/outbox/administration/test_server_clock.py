@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -15,7 +14,7 @@ from outbox.cli.main import main
 from outbox.errors import UpkeepError
 from outbox.testing.postgres import PostgresServer
 from pillarbox import record_receipt, uuid7
-from tests.fixtures.consumers import id_of, sessions_of
+from tests.fixtures.consumers import sessions_of
 from tests.fixtures.positions import count_holding
 from tests.fixtures.postgres import FEW_DAYS, Template, new_database
 from tests.fixtures.publisher import ScriptedPublisher
@@ -80,18 +79,25 @@ def handle(url: str, message_id: Any) -> bool:
         return record_receipt(session, message_id, "billing")
 
 
-@pytest.mark.parametrize("days", [9, 20])
 def test_a_clock_that_jumps_ahead_drops_nothing_and_handles_nothing_twice(
-    days: int, url: str, clock: ServerClock, ask: Ask
+    url: str, clock: ServerClock, ask: Ask
 ) -> None:
+    record = (
+        "SELECT succeeded_at, failed_at > succeeded_at, failure"
+        " FROM outbox.upkeep LEFT JOIN outbox.upkeep_failure ON true"
+    )
+    ((succeeded_at, _, _),) = execute(url, record)
     message_id = uuid7()
     assert handle(url, message_id)
     before = execute(url, PARTITIONS)
 
-    clock.jump(days)
+    clock.jump(20)
     with pytest.raises(UpkeepError, match=REFUSED):
         run_upkeep(url)
 
+    ((still, is_later, failure),) = execute(url, record)
+    assert (still, is_later) == (succeeded_at, True)
+    assert "nothing is dropped" in failure
     (found,) = ask()
     assert found["severity"] == "error"
     assert "the clock jumped ahead" in found["finding"]
@@ -102,34 +108,20 @@ def test_a_clock_that_jumps_ahead_drops_nothing_and_handles_nothing_twice(
     run_upkeep(url)
     execute(url, ADD)
     assert ask() == []
+    ((_, is_later, failure),) = execute(url, record)
+    assert (is_later, failure) == (None, None)
 
 
-def test_a_refused_run_is_recorded_as_a_failure_and_not_as_a_success(
-    url: str, clock: ServerClock
-) -> None:
-    record = (
-        "SELECT succeeded_at, failed_at > succeeded_at, failure"
-        " FROM outbox.upkeep LEFT JOIN outbox.upkeep_failure ON true"
+def test_what_a_wrong_clock_dropped_is_too_old(url: str, clock: ServerClock) -> None:
+    queue = (
+        "INSERT INTO inbox.job (message_id, message_at, consumer, state, finished_at)"
+        " SELECT id, inbox.moment_of(id), 'billing', 'success', now()"
+        "  FROM (SELECT %s::uuid AS id) AS m"
     )
-    ((succeeded_at, _, _),) = execute(url, record)
-    clock.jump(20)
-
-    assert main(["maintain", "--database", url]) == 2
-
-    ((still, is_later, failure),) = execute(url, record)
-    assert (still, is_later) == (succeeded_at, True)
-    assert "nothing is dropped" in failure
-    clock.jump(0)
-    assert main(["maintain", "--database", url]) == 0
-    assert execute(url, record) == [(execute(url, record)[0][0], None, None)]
-
-
-def test_a_message_whose_partition_a_wrong_clock_dropped_is_too_old(
-    url: str, clock: ServerClock
-) -> None:
     handled = uuid7()
     assert handle(url, handled)
-    clock.jump(20)
+    execute(url, queue, [handled])
+    clock.jump(30)
     assert main(["maintain", "--accept-clock", "--database", url]) == 0
     clock.jump(0)
     # There is no partition: today's was dropped.
@@ -147,30 +139,13 @@ def test_a_message_whose_partition_a_wrong_clock_dropped_is_too_old(
         pytest.raises(MessageTooOldError, match="by a clock that was ahead"),
     ):
         record_receipts(session, [handled], "billing")
+    with pytest.raises(psycopg.errors.CheckViolation, match="not_forgotten_"):
+        execute(url, queue, [handled])
     later = uuid7()
     assert handle(url, later)
     assert not handle(url, later)
+    execute(url, queue, [later])
     execute(url, ADD)
-
-
-def test_jobs_of_dropped_partitions_are_not_queued_again(
-    url: str, clock: ServerClock
-) -> None:
-    queue = (
-        "INSERT INTO inbox.job (message_id, message_at, consumer, state, finished_at)"
-        " SELECT id, inbox.moment_of(id), 'billing', 'success', now()"
-        "  FROM (SELECT %s::uuid AS id) AS m"
-    )
-    done = uuid7()
-    execute(url, queue, [done])
-    clock.jump(30)
-    assert main(["maintain", "--accept-clock", "--database", url]) == 0
-    clock.jump(0)
-    assert main(["maintain", "--accept-clock", "--database", url]) == 0
-
-    with pytest.raises(psycopg.errors.CheckViolation, match="not_forgotten_"):
-        execute(url, queue, [done])
-    execute(url, queue, [uuid7()])
 
 
 def test_a_clock_set_back_stops_the_upkeep_until_it_is_accepted(
@@ -244,24 +219,19 @@ def test_the_longest_pause_can_be_set(url: str, clock: ServerClock) -> None:
         execute(url, "UPDATE outbox.upkeep SET longest_pause = '2 hours'")
 
 
-def test_a_new_schema_needs_no_last_success(url: str) -> None:
-    execute(url, "UPDATE outbox.upkeep SET succeeded_at = NULL")
-    assert main(["maintain", "--database", url]) == 0
-    execute(url, "DELETE FROM outbox.upkeep")
-    assert main(["maintain", "--database", url]) == 0
-
-
-def test_receipts_of_foreign_ids_outlive_a_clock_that_jumped(
+def test_foreign_receipts_and_operations_outlive_a_clock_that_jumped(
     url: str, clock: ServerClock
 ) -> None:
     execute(url, "INSERT INTO inbox.foreign_receipt VALUES ('stripe', 'a', 'billing')")
-    clock.jump(20)
-    with pytest.raises(UpkeepError, match=REFUSED):
-        run_upkeep(url)
-
-    execute(url, "SELECT outbox.trim_batch('inbox.foreign_receipt')")
-
-    assert execute(url, "SELECT count(*) FROM inbox.foreign_receipt") == [(1,)]
+    execute(
+        url,
+        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
+        " finished_at, state) VALUES ('retry', '{}', '', 'ann', 1, now(), 'done')",
+    )
+    clock.jump(100)
+    for table in ("inbox.foreign_receipt", "outbox.operation"):
+        trim = "SELECT outbox.trim_batch(%s)"
+        assert execute(url, trim, [table]) == [(0,)], table
 
 
 def test_receipts_of_foreign_ids_outlive_a_clock_that_was_behind(
@@ -274,20 +244,3 @@ def test_receipts_of_foreign_ids_outlive_a_clock_that_was_behind(
     run_upkeep(url)
 
     assert not handle(url, event)
-
-
-def test_operations_outlive_a_clock_that_jumped(url: str, clock: ServerClock) -> None:
-    execute(
-        url,
-        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
-        " finished_at, state) VALUES ('retry', '{}', '', 'ann', 1, now(), 'done')",
-    )
-    clock.jump(100)
-    assert execute(url, "SELECT outbox.trim_batch('outbox.operation')") == [(0,)]
-
-
-def test_an_id_older_than_the_retention_is_too_old_even_if_nothing_was_dropped(
-    url: str,
-) -> None:
-    with pytest.raises(MessageTooOldError, match="no longer has a partition"):
-        handle(url, id_of(datetime.now(UTC) - timedelta(days=30)))

@@ -6,15 +6,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.administration.migrate import unmigrate
 from outbox.administration.upkeep import maintain
 from outbox.errors import UpkeepError
-from outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.positions import give_up, publish
-from tests.fixtures.postgres import Template, migrate, migrate_for_a_week, one_at_a_time
 from tests.fixtures.sessions import execute
-from tests.migrations.catalog import drop_roles_of_jobs
 
 Connection = psycopg.Connection[Any]
 FOLLOWERS = ["outbox.deferral", "outbox.position"]
@@ -32,6 +28,11 @@ TABLES = [
     *FOLLOWERS,
 ]
 """All tables in the order of the policy: each table before its followers."""
+BREAK_A_CONDITION = (
+    "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
+    " WHERE parent_table = 'inbox.job'"
+)
+"""Lets the retention of one table fail."""
 
 
 class Upkeep:
@@ -89,6 +90,22 @@ def add_old(
         settle(url, f"id = '{id}'")
 
 
+def drop_ahead(url: str, days: int = 3, table: str = "outbox.message") -> str:
+    """Drop a day's partition ahead, and return its name."""
+    ((partition,),) = execute(
+        url,
+        "SELECT partition::text FROM outbox.partitions(%s) WHERE starts_at ="
+        " date_trunc('day', now(), 'UTC') + %s * interval '24 hours'",
+        (table, days),
+    )
+    execute(url, f"DROP TABLE {partition}")
+    return str(partition)
+
+
+def exists(url: str, table: str) -> bool:
+    return execute(url, "SELECT to_regclass(%s) IS NOT NULL", [table]) == [(True,)]
+
+
 def expired(upkeep: Upkeep) -> int:
     ((count,),) = upkeep.query(
         "SELECT count(*) FROM outbox.partitions('outbox.message')"
@@ -108,82 +125,24 @@ def test_a_new_schema_has_a_week_of_partitions_ahead_no_default_and_no_gap(
     assert health == [(table, True, True, 0, 0, 0, 0, 1) for table in sorted(TABLES)]
 
 
-def test_bounds_are_utc_midnights_whatever_the_servers_time_zone(
-    server: PostgresServer, empty_database_url: str, template: Template
+def test_missing_future_partitions_are_created_and_no_others(
+    database_url: str, upkeep: Upkeep
 ) -> None:
-    name = empty_database_url.rpartition("/")[2].partition("?")[0]
-    zone = f"ALTER DATABASE \"{name}\" SET timezone = 'Pacific/Chatham'"
-    execute(server.url, zone)
-    with one_at_a_time(server):
-        migrate_for_a_week(empty_database_url)
-    assert execute(empty_database_url, "SHOW timezone") == [("Pacific/Chatham",)]
-    execute(empty_database_url, "CALL outbox.maintain()")
-
-    for table in TABLES:
-        odd = execute(
-            empty_database_url,
-            "SELECT * FROM outbox.partitions(%s)"
-            " WHERE starts_at <> date_trunc('day', starts_at, 'UTC')"
-            "    OR ends_at - starts_at <> interval '1 day'",
-            (table,),
-        )
-        assert odd == []
-    execute(empty_database_url, "SELECT outbox.add('t', '{}'::jsonb)")
-
-
-def test_upkeep_that_has_nothing_to_do_changes_nothing(upkeep: Upkeep) -> None:
     query = "SELECT * FROM outbox.partitions('outbox.message')"
     before = upkeep.query(query)
-
     upkeep.run()
-
     assert upkeep.query(query) == before
     assert upkeep.heard == []
 
-
-@pytest.mark.week
-def test_a_missing_future_partition_is_created(
-    database_url: str, upkeep: Upkeep
-) -> None:
-    for days in (3, 7):
-        ((partition,),) = execute(
-            database_url,
-            "SELECT partition::text FROM outbox.partitions('outbox.message')"
-            " WHERE starts_at = date_trunc('day', now(), 'UTC')"
-            " + %s * interval '24 hours'",
-            (days,),
-        )
-        execute(database_url, f"DROP TABLE {partition}")
-
-    upkeep.run()
-
-    assert upkeep.query(
-        "SELECT ahead, gaps FROM outbox.partition_health"
-        " WHERE parent_table = 'outbox.message'"
-    ) == [(7, 0)]
-
-
-@pytest.mark.week
-def test_a_partition_whose_name_is_taken_fails_the_run(
-    database_url: str, upkeep: Upkeep
-) -> None:
-    day = "date_trunc('day', now(), 'UTC') + interval '168 hours'"
-    ahead = "SELECT partition::text FROM outbox.partitions('outbox.message')"
-    ((taken,),) = execute(database_url, f"{ahead} WHERE starts_at = {day}")
-    execute(database_url, f"DROP TABLE {taken}; CREATE TABLE {taken} ()")
-
-    with pytest.raises(UpkeepError, match=r"outbox\.message created no partition"):
-        upkeep.run()
-
-
-def test_the_number_of_premade_partitions_follows_the_policy(
-    database_url: str, upkeep: Upkeep
-) -> None:
     execute(database_url, "UPDATE outbox.partition_policy SET premake = 10")
+    for days in (1, 3):
+        drop_ahead(database_url, days)
 
     upkeep.run()
 
-    assert upkeep.query("SELECT DISTINCT ahead FROM outbox.partition_health") == [(10,)]
+    assert upkeep.query("SELECT DISTINCT ahead, gaps FROM outbox.partition_health") == [
+        (10, 0)
+    ]
 
 
 def test_a_partition_with_an_unsettled_row_is_kept_and_reported_until_settled(
@@ -207,51 +166,36 @@ def test_a_partition_with_an_unsettled_row_is_kept_and_reported_until_settled(
     assert len(upkeep.heard) == 1
 
 
-def test_a_failure_of_one_table_stops_neither_its_days_ahead_nor_other_tables(
+def test_a_failure_of_one_table_stops_no_other_step_and_is_no_success(
     database_url: str, upkeep: Upkeep
 ) -> None:
-    ((ahead,),) = execute(
-        database_url,
-        "SELECT partition::text FROM outbox.partitions('inbox.job')"
-        " WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '72 hours'",
-    )
-    execute(database_url, f"DROP TABLE {ahead}")
+    ahead = drop_ahead(database_url, table="inbox.job")
     old_partition(database_url)
-    execute(
-        database_url,
-        "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
-        " WHERE parent_table = 'inbox.job'",
-    )
+    execute(database_url, BREAK_A_CONDITION)
     old_partition(database_url, table="inbox.job")
 
     with pytest.raises(UpkeepError, match=r"upkeep: retention of inbox\.job"):
         upkeep.run()
 
     assert expired(upkeep) == 0
-    assert upkeep.query(f"SELECT to_regclass('{ahead}') IS NOT NULL") == [(True,)]
+    assert exists(database_url, ahead)
+    assert upkeep.query("SELECT succeeded_at FROM outbox.upkeep") == [(None,)]
 
 
-def test_old_foreign_receipts_are_trimmed(database_url: str, upkeep: Upkeep) -> None:
+def test_old_foreign_receipts_and_operations_are_deleted(
+    database_url: str, upkeep: Upkeep
+) -> None:
     execute(
         database_url,
         "INSERT INTO inbox.foreign_receipt (source, message_id, consumer, received_at)"
         " SELECT 'stripe', n::text, 'billing', now() - 15 * interval '24 hours'"
+        # More than one batch.
         " FROM generate_series(1, 2500) n",
     )
     execute(
         database_url,
         "INSERT INTO inbox.foreign_receipt VALUES ('stripe', 'young', 'billing')",
     )
-
-    upkeep.run()
-
-    rows = execute(database_url, "SELECT message_id FROM inbox.foreign_receipt")
-    assert rows == [("young",)]
-
-
-def test_operations_are_deleted_after_90_days(
-    database_url: str, upkeep: Upkeep
-) -> None:
     execute(
         database_url,
         "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
@@ -259,37 +203,13 @@ def test_operations_are_deleted_after_90_days(
         " SELECT 'retry', '{}', days::text, 'ann', 1, now() - days * interval '1 day'"
         "   FROM unnest('{91, 89}'::int[]) AS o (days)",
     )
-    plan = "SELECT partition FROM outbox.upkeep_plan() WHERE parent_table = %s"
-    assert execute(database_url, plan, ["outbox.operation"]) == [(None,)]
+    plan = "SELECT parent_table FROM outbox.upkeep_plan() WHERE step = 'trim'"
+    trimmed = [("inbox.foreign_receipt",), ("outbox.operation",)]
+    assert execute(database_url, plan) == trimmed
 
     upkeep.run()
 
-    rows = execute(database_url, "SELECT reason FROM outbox.operation ORDER BY reason")
-    assert rows == [("89",)]
-    assert execute(database_url, plan, ["outbox.operation"]) == []
-
-
-def test_pg_cron_runs_the_upkeep_as_the_maintainer(
-    scheduled_server: PostgresServer,
-) -> None:
-    jobs = "SELECT jobname, schedule, command, username FROM cron.job ORDER BY 1"
-    migrate(scheduled_server.url)
-    first = execute(scheduled_server.url, jobs)
-    assert [(name, role) for name, _, _, role in first] == [
-        ("pillarbox plan detaches of pillarbox", "pillarbox_detacher"),
-        ("pillarbox trim cron log of pillarbox", "pillarbox_maintainer"),
-        ("pillarbox upkeep of pillarbox", "pillarbox_maintainer"),
-    ]
-    assert first[2][1:3] == (*("7 * * * *", "CALL outbox.maintain()"),)
-
-    migrate(scheduled_server.url)
-    assert execute(scheduled_server.url, jobs) == first
-    with psycopg.connect(scheduled_server.url, autocommit=True) as connection:
-        for _, _, command, role in first:
-            connection.execute(f"SET SESSION AUTHORIZATION {role}")
-            connection.execute(command)
-
-    unmigrate(scheduled_server.url)
-    assert execute(scheduled_server.url, jobs) == []
-    # They may have jobs that were scheduled from another database.
-    drop_roles_of_jobs(scheduled_server.url, "pillarbox")
+    receipts = execute(database_url, "SELECT message_id FROM inbox.foreign_receipt")
+    operations = execute(database_url, "SELECT reason FROM outbox.operation")
+    assert (receipts, operations) == ([("young",)], [("89",)])
+    assert execute(database_url, plan) == []
