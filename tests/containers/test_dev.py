@@ -4,11 +4,14 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import LiteralString
 
+import psycopg
 import pytest
 
 from outbox.dev.project import Project
 from outbox.dev.server import Container
+from outbox.postgres.connection import conninfo
 from tests.acceptance.test_dev import Dev, project
 from tests.containers.engine import docker
 
@@ -42,6 +45,12 @@ def started_in(folder: Path, devs: list[Dev], *arguments: str) -> Dev:
     return devs[-1]
 
 
+def rows(dev: Dev, statement: LiteralString) -> list[tuple[object, ...]]:
+    with psycopg.connect(conninfo(dev.url)) as connection:
+        done = connection.execute(statement)
+        return done.fetchall() if done.description else []
+
+
 def volumes() -> set[str]:
     return set(docker("volume", "ls", "--quiet").split())
 
@@ -60,8 +69,8 @@ def test_the_server_has_both_extensions_and_its_data_stay_until_a_reset(
     dev.send("the first order")
     dev.wait_for("consumer | billed the first order")
     extensions = "SELECT extname::text FROM pg_extension WHERE extname LIKE 'pg\\_%'"
-    assert sorted(dev.execute(extensions)) == [("pg_cron",), ("pg_partman",)]
-    dev.execute("CREATE TABLE kept ()")
+    assert sorted(rows(dev, extensions)) == [("pg_cron",), ("pg_partman",)]
+    rows(dev, "CREATE TABLE kept ()")
     url = dev.url
     assert dev.end(signal.SIGINT) == 0
     assert dev.left_over() == []
@@ -69,7 +78,7 @@ def test_the_server_has_both_extensions_and_its_data_stay_until_a_reset(
 
     dev = started_in(folder, devs)
     assert dev.url == url
-    assert dev.execute("SELECT to_regclass('kept')::text") == [("kept",)]
+    assert rows(dev, "SELECT to_regclass('kept')::text") == [("kept",)]
     assert dev.end(signal.SIGTERM) == 0
 
     dev = started_in(folder, devs, "--reset")
