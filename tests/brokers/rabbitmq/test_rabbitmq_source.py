@@ -1,8 +1,8 @@
 """The RabbitMQ source beyond the suite: bindings, replicas and closing channels."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from uuid import uuid4
 
@@ -16,9 +16,9 @@ from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.rabbitmq import channel_of
 from tests.fixtures.urls import with_options
-from tests.servers.rabbitmq import RabbitMQServer
 
 SOON = timedelta(milliseconds=50)
 
@@ -27,24 +27,6 @@ SOON = timedelta(milliseconds=50)
 def consumer() -> str:
     """A consumer name that no other test uses."""
     return f"billing-{uuid4().hex}"
-
-
-@contextmanager
-def short_ack_timeout(server: RabbitMQServer) -> Iterator[None]:
-    """Make channels opened in the block close when an ack takes over a second."""
-
-    def configure(timeout: int, check: int) -> None:
-        for name, value in (
-            ("consumer_timeout", timeout),
-            ("channel_tick_interval", check),
-        ):
-            server.evaluate(f"application:set_env(rabbit, {name}, {value}).")
-
-    configure(1000, 200)
-    try:
-        yield
-    finally:
-        configure(1_800_000, 60_000)
 
 
 @asynccontextmanager
@@ -207,23 +189,22 @@ async def test_a_deleted_queue_is_redeclared(rabbitmq_url: str, consumer: str) -
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 async def test_a_redelivered_message_keeps_its_attempts(
-    shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, consumer: str, queue_type: str
+    rabbitmq_url: str, proxy: MakeProxy, consumer: str, queue_type: str
 ) -> None:
-    with ExitStack() as trouble:
-        trouble.enter_context(short_ack_timeout(shared_rabbitmq))
-        async with source(rabbitmq_url, consumer, queue_type=queue_type) as only:
-            await publish(rabbitmq_url, *numbered(3, keys=3))
-            failed, done, slow = await receive(only, 3)
-            await failed.nack(timedelta(seconds=3))
-            with pytest.raises(BrokerUnavailableError, match="timed out"):
-                await until_lost(only)
-            trouble.close()
-            await done.ack()
-            again = await receive(only, 2)
-            attempts = {int(d.message.payload): d.attempts for d in again}
-            assert attempts == {0: 1, 2: 0}
-            await slow.nack()
-            assert await only.receive(limit=10) == []
+    server, url = proxy(rabbitmq_url)
+    async with source(url, consumer, queue_type=queue_type) as only:
+        await publish(rabbitmq_url, *numbered(3, keys=3))
+        failed, done, slow = await receive(only, 3)
+        await failed.nack(timedelta(seconds=1))
+        await asyncio.to_thread(server.cut)
+        with pytest.raises(BrokerUnavailableError):
+            await until_lost(only)
+        await done.ack()
+        again = await receive(only, 2)
+        attempts = {int(d.message.payload): d.attempts for d in again}
+        assert attempts == {0: 1, 2: 0}
+        await slow.nack()
+        assert await only.receive(limit=10) == []
 
 
 @pytest.mark.parametrize(
