@@ -178,7 +178,7 @@ class SourceCase(BrokerCase, ABC):
             await source.receive(limit=1)
 
     async def anything(
-        self, source: Source, during: timedelta = timedelta(seconds=0.6)
+        self, source: Source, during: timedelta = timedelta(seconds=0.4)
     ) -> Sequence[Delivery]:
         """Return whatever arrives within `during`, possibly nothing."""
         until = time.monotonic() + during.total_seconds()

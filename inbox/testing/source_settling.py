@@ -53,9 +53,9 @@ class SourceSettling(SourceCase):
                 if self.capabilities.counts_attempts:
                     assert delivery.attempts == attempts
                 nacked_at = time.monotonic()
-                await delivery.nack(timedelta(seconds=0.5))
+                await delivery.nack(timedelta(seconds=0.3))
                 (delivery,) = await self.receive(source, 1)
-                assert time.monotonic() - nacked_at >= 0.45
+                assert time.monotonic() - nacked_at >= 0.27
             await delivery.ack()
             assert not await self.anything(source)
 
@@ -67,7 +67,7 @@ class SourceSettling(SourceCase):
             deliveries = await self.receive(source, 2)
             by_key = {delivery.message.key: delivery for delivery in deliveries}
             nacked_at = time.monotonic()
-            await by_key["key-0"].nack(timedelta(seconds=3))
+            await by_key["key-0"].nack(timedelta(seconds=1.5))
             await by_key["key-1"].ack()
             await self.put(*numbered(topic, 2, keys=2, start=2))
             messages: list[Message] = []
@@ -75,7 +75,7 @@ class SourceSettling(SourceCase):
                 for delivery in await self.receive(source, 1):
                     messages.append(delivery.message)
                     await delivery.ack()
-                if time.monotonic() - nacked_at < 2.9:
+                if time.monotonic() - nacked_at < 1.4:
                     assert {message.key for message in messages} == {"key-1"}
             assert numbers_by_key(messages) == {"key-0": [0, 2], "key-1": [3]}
 

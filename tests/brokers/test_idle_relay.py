@@ -1,8 +1,7 @@
 """An idle relay notices when its broker becomes unavailable and available again."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, cast
 
@@ -20,36 +19,22 @@ from relay.events import (
     RelayStopped,
 )
 from relay.publisher import Checkable, Publisher
-from tests.fixtures.nats import make_stream
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import Running, insert, running
 from tests.fixtures.sessions import execute
 from tests.servers.kafka import KafkaCluster
-from tests.servers.nats import nats_server
 from tests.servers.process import PrivateServer
-from tests.servers.rabbitmq import rabbitmq_server
-from tests.servers.redis import redis_server
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "redis": redis_server,
-    "nats": nats_server,
-    "rabbitmq": rabbitmq_server,
-}
 OFTEN = timedelta(milliseconds=200)
 
 
-@pytest.fixture(params=SERVERS)
-def broker(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
-    with SERVERS[request.param]() as server:
-        yield server
-
-
-async def make_ready(url: str) -> None:
-    if url.startswith("nats:"):
-        await make_stream(url, "orders", "orders")
+@pytest.fixture(params=["redis", "nats", "rabbitmq"])
+def broker(request: pytest.FixtureRequest) -> PrivateServer:
+    server: PrivateServer = request.getfixturevalue(f"private_{request.param}")
+    return server
 
 
 def publisher_of(url: str) -> Publisher:
@@ -68,7 +53,6 @@ def waits_for(relay: Running) -> list[str]:
 async def test_an_idle_relay_is_not_ready_while_its_broker_is_down(
     database_url: str, broker: Any
 ) -> None:
-    await make_ready(broker.url)
     async with running(
         database_url, publisher_of(broker.url), broker_check_interval=OFTEN
     ) as relay:
@@ -79,7 +63,6 @@ async def test_an_idle_relay_is_not_ready_while_its_broker_is_down(
 
         await asyncio.to_thread(broker.start)
         await relay.events.wait_for(BrokerRecovered, timeout=120)
-        await make_ready(broker.url)
         assert waits_for(relay) == []
 
 

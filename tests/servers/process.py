@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+from typing_extensions import override
 
 from outbox.errors import OutboxError
 from outbox.testing.lifetime import free_port, wait_until, watched
@@ -26,6 +28,11 @@ class PrivateServer(ABC):
         self.directory = directory
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to use the server, which can't end it."""
+        return self.__dict__ | {"_process": None}
 
     @abstractmethod
     def command(self) -> Sequence[str | Path]:

@@ -152,7 +152,7 @@ async def test_a_silent_host_is_unavailable_and_accepted_messages_are_not_repeat
         return web.Response(status=204)
 
     target.script = script
-    async with HttpPublisher.from_url(target.url("timeout=3s")) as publisher:
+    async with HttpPublisher.from_url(target.url("timeout=2s")) as publisher:
         async with asyncio.timeout(60):
             with pytest.raises(BrokerUnavailableError, match="no answer in time"):
                 await publisher.publish([one, *others])
@@ -200,7 +200,7 @@ async def test_a_suspect_does_not_delay_the_others(target: Target) -> None:
         return web.Response(status=204)
 
     target.script = script
-    async with HttpPublisher.from_url(target.url("timeout=3s")) as publisher:
+    async with HttpPublisher.from_url(target.url("timeout=2s")) as publisher:
         with pytest.raises(BrokerUnavailableError):
             await publisher.publish([bad])
         with pytest.raises(BrokerUnavailableError):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from outbox.errors import BrokerUnavailableError
 from pillarbox import uuid7
 from relay.publishers.http import host as host_module
 from relay.publishers.http.host import Host
@@ -22,10 +21,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(host_module, "time", clock)
     return clock
-
-
-def test_the_first_failure_is_not_charged_to_the_message(clock: Clock) -> None:
-    assert not Host("it").blames(uuid7())
 
 
 def test_a_message_that_keeps_failing_while_others_succeed_is_charged(
@@ -64,27 +59,3 @@ def test_the_number_of_suspects_is_bounded(clock: Clock) -> None:
     for _ in range(10_000):
         host.blames(uuid7())
     assert not host.suspects(first)
-
-
-def test_five_refusals_in_a_row_blame_the_host_until_one_succeeds() -> None:
-    host = Host("it")
-    for _ in range(4):
-        host.refused("HTTP 503")
-    host.answered(uuid7())
-    for _ in range(4):
-        host.refused("HTTP 503")
-    assert host.away is None
-    host.refused("HTTP 503")
-    assert "HTTP 503" in str(host.error())
-    host.answered(uuid7())
-    assert host.away is None
-
-
-def test_a_pause_lasts_for_the_requested_time(clock: Clock) -> None:
-    host = Host("it")
-    host.pause(10)
-    clock.now += 9
-    with pytest.raises(BrokerUnavailableError, match="1 s of it remain"):
-        host.check_pause()
-    clock.now += 1
-    host.check_pause()

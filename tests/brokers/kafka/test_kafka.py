@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, murmur2
 
 from outbox.brokers.kafka.connection import kafka_config
 from outbox.errors import BrokerTimeoutError, ConfigError
+from outbox.testing.samples import numbered
 from pillarbox import Message
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka import KafkaPublisher
@@ -29,10 +30,6 @@ def topic() -> str:
 async def publish(kafka: Kafka, *batch: Message) -> list[Confirmation]:
     async with KafkaPublisher(kafka.url) as publisher:
         return list(await publisher.publish(batch))
-
-
-def numbered(topic: str, count: int, *, keys: int = 1) -> list[Message]:
-    return [Message(topic, b"%d" % n, key=f"key {n % keys}") for n in range(count)]
 
 
 async def test_a_record_is_a_cloud_event(shared_kafka: Kafka, topic: str) -> None:
@@ -226,7 +223,7 @@ async def test_only_a_message_that_is_refused_alone_costs_an_attempt(
         assert isinstance(nacked, Nacked)
         assert nacked.permanent
         assert "Message size too large" in nacked.reason
-        more = [Message(topic, b"%d" % n, key="key 0") for n in range(20, 40)]
+        more = numbered(topic, 20, start=20)
         assert await publisher.publish(more) == [Acked()] * 20
     arrived = messages(private_mock.url, topic, 39)
     numbers = [int(message.payload) for message in arrived]

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -17,13 +17,12 @@ from inbox.source import Delivery
 from inbox.sources.kafka import KafkaSource
 from inbox.sources.kafka.reader import Reader
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.message_id import uuid7
+from outbox.testing.samples import numbered
 from pillarbox import Message
-from relay.publisher import Acked
-from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.kafka import Kafka, client_config
 from tests.fixtures.real_kafka import RealKafka
+from tests.fixtures.sources import payloads, publish, receive, receive_despite_losses
 from tests.fixtures.waiting import answer_after
 from tests.servers.kafka import COMMIT, KafkaCluster
 
@@ -51,29 +50,6 @@ async def source(
         yield entered
 
 
-async def publish(kafka: Kafka, *batch: Message) -> None:
-    async with KafkaPublisher(kafka.url) as publisher:
-        assert await publisher.publish(batch) == [Acked()] * len(batch)
-
-
-async def receive(
-    source: KafkaSource, count: int, *, limit: int = 100
-) -> list[Delivery]:
-    received: list[Delivery] = []
-    async with asyncio.timeout(60):
-        while len(received) < count:
-            received += await source.receive(limit=limit)
-    return received
-
-
-def numbered(topic: str, count: int, *, keys: int = 1) -> list[Message]:
-    return [Message(topic, b"%d" % n, key=f"key {n % keys}") for n in range(count)]
-
-
-def payloads(deliveries: list[Delivery]) -> list[int]:
-    return [int(delivery.message.payload) for delivery in deliveries]
-
-
 def committed(kafka: Kafka, topic: str, partition: int = 0) -> int:
     consumer = Consumer(client_config(kafka.url) | {"group.id": topic})
     try:
@@ -86,7 +62,7 @@ def committed(kafka: Kafka, topic: str, partition: int = 0) -> int:
 async def test_only_the_settled_prefix_is_committed(
     shared_kafka: Kafka, topic: str
 ) -> None:
-    await publish(shared_kafka, *numbered(topic, 10))
+    await publish(shared_kafka.url, *numbered(topic, 10))
     async with source(shared_kafka, topic) as consumer:
         deliveries = await receive(consumer, 10)
         for n in (9, 1, 0, 2, 5):
@@ -98,7 +74,7 @@ async def test_a_forbidden_offset_commit_is_reported_and_retried(
     private_mock: KafkaCluster,
 ) -> None:
     private_mock.create_topic("orders", partitions=1)
-    await publish(private_mock, *numbered("orders", 2))
+    await publish(private_mock.url, *numbered("orders", 2))
     async with source(private_mock, "orders") as consumer:
         first, second = await receive(consumer, 2)
         private_mock.refuse(COMMIT, KafkaError.GROUP_AUTHORIZATION_FAILED)
@@ -123,7 +99,7 @@ async def test_an_outage_is_reported_even_if_librdkafka_does_not_report_it(
 ) -> None:
     monkeypatch.setattr("inbox.sources.kafka.source.Reader", Deaf)
     private_mock.create_topic("orders", partitions=1)
-    await publish(private_mock, *numbered("orders", 1))
+    await publish(private_mock.url, *numbered("orders", 1))
     async with source(private_mock, "orders") as consumer:
         (delivery,) = await receive(consumer, 1)
         await delivery.ack()
@@ -131,14 +107,14 @@ async def test_an_outage_is_reported_even_if_librdkafka_does_not_report_it(
         with pytest.raises(BrokerUnavailableError, match="can't be reached"):
             await receive(consumer, 1)
         private_mock.start()
-        await publish(private_mock, *numbered("orders", 1))
-        assert payloads(await receive_in_spite_of_errors(consumer)) == [0]
+        await publish(private_mock.url, *numbered("orders", 1))
+        assert payloads(await receive_despite_losses(consumer, 1, limit=1)) == [0]
 
 
 async def test_attempts_are_counted_while_the_process_runs(
     shared_kafka: Kafka, topic: str
 ) -> None:
-    await publish(shared_kafka, *numbered(topic, 1))
+    await publish(shared_kafka.url, *numbered(topic, 1))
     async with source(shared_kafka, topic) as consumer:
         for attempts in range(3):
             (delivery,) = await receive(consumer, 1)
@@ -152,10 +128,10 @@ async def test_attempts_are_counted_while_the_process_runs(
 async def test_messages_from_before_the_takeover_could_have_been_started(
     shared_kafka: Kafka, topic: str
 ) -> None:
-    await publish(shared_kafka, *numbered(topic, 3))
+    await publish(shared_kafka.url, *numbered(topic, 3))
     async with source(shared_kafka, topic) as consumer:
         before = await receive(consumer, 3)
-        await publish(shared_kafka, *numbered(topic, 3))
+        await publish(shared_kafka.url, *numbered(topic, 3))
         later = await receive(consumer, 3)
     assert [isinstance(d.history, TakenOver) for d in before] == [True] * 3
     assert [d.history for d in later] == [FIRST_DELIVERY] * 3
@@ -164,7 +140,7 @@ async def test_messages_from_before_the_takeover_could_have_been_started(
 async def test_nacked_deliveries_come_again_in_the_order_of_their_key(
     shared_kafka: Kafka, topic: str
 ) -> None:
-    await publish(shared_kafka, *numbered(topic, 6))
+    await publish(shared_kafka.url, *numbered(topic, 6))
     async with source(shared_kafka, topic) as consumer:
         deliveries = await receive(consumer, 4, limit=4)
         for n in (2, 0, 3, 1):
@@ -175,7 +151,7 @@ async def test_nacked_deliveries_come_again_in_the_order_of_their_key(
 async def test_topics_are_found_by_prefix(shared_kafka: Kafka) -> None:
     name = uuid4().hex
     topics = [f"{name}.a", f"{name}xa", f"{name}.b"]
-    await publish(shared_kafka, *(Message(each, b"1") for each in topics))
+    await publish(shared_kafka.url, *(Message(each, b"1") for each in topics))
     async with source(shared_kafka, f"{name}.*") as consumer:
         deliveries = await receive(consumer, 2)
         assert await consumer.receive(limit=1) == []
@@ -188,7 +164,7 @@ async def test_the_newer_group_protocol_finds_topics_by_prefix_too(
 ) -> None:
     name = uuid4().hex
     real_node.create_topic(f"{name}.a", partitions=1)
-    await publish(real_node, Message(f"{name}.a", b"1"))
+    await publish(real_node.url, Message(f"{name}.a", b"1"))
     async with KafkaSource(
         f"{real_node.url}/?group.protocol=consumer", consumer=name, topics=[f"{name}.*"]
     ) as consumer:
@@ -211,69 +187,47 @@ def test_an_invalid_url_is_refused(option: str) -> None:
         KafkaSource(f"kafka://h/?{option}", consumer="c", topics=["t"])
 
 
-async def test_foreign_records_are_delivered_with_their_problem(
+async def test_foreign_records_are_read_as_far_as_possible(
     shared_kafka: Kafka, topic: str
 ) -> None:
-    producer = Producer(client_config(shared_kafka.url))
-    producer.produce(topic, None, b"\xff")
-    producer.produce(topic, b"1", headers=[("ce_id", b"\xff")])
-    producer.produce(topic, b"2", headers=[("ce_type", b"x"), ("ce_id", b"7")])
-    assert producer.flush(60) == 0
-    async with source(shared_kafka, topic) as consumer:
-        deliveries = await receive(consumer, 3)
-    problems = [delivery.problem or "" for delivery in deliveries]
-    assert "tombstone" in problems[0]
-    assert "header ce_id b'\\xff': isn't UTF-8" in problems[1]
-    assert "isn't a UUID" in problems[2]
-    assert [d.message.payload for d in deliveries] == [b"", b"1", b"2"]
-
-
-async def test_a_null_attribute_is_one_that_the_message_does_not_have(
-    shared_kafka: Kafka, topic: str
-) -> None:
-    id = uuid7()
-    producer = Producer(client_config(shared_kafka.url))
-    producer.produce(
-        topic,
-        b"",
-        headers={
-            "ce_id": str(id).encode(),
-            "ce_type": topic.encode(),
-            "ce_tenant": None,
-            "ce_partitionkey": None,
-            "x": None,
-        },
-    )
-    assert producer.flush(60) == 0
-    async with source(shared_kafka, topic) as consumer:
-        (delivery,) = await receive(consumer, 1)
-    assert delivery.message == Message(topic, b"", id=id, headers={"x": ""})
-    assert delivery.message.tenant is None
-
-
-async def test_own_headers_may_come_as_json(shared_kafka: Kafka, topic: str) -> None:
     sent = Message(topic, b"", headers={"traceparent": "00", "Größe": 'ü"'})
-    attributes = {
+    attributes: dict[str, str | bytes | None] = {
         "ce_id": str(sent.id).encode(),
         "ce_type": topic.encode(),
         "content-type": sent.content_type.encode(),
     }
+    absent = {"ce_tenant": None, "ce_partitionkey": None, "x": None}
+    own = [json.dumps(dict(sent.headers)), "{}", '{"n": 1}', "[]", "{", DEEP]
     producer = Producer(client_config(shared_kafka.url))
-    for text in (json.dumps(dict(sent.headers)), "{}", '{"n": 1}', "[]", "{", DEEP):
-        own: dict[str, str | bytes | None] = {"pillarbox-headers": text}
-        producer.produce(topic, b"", headers={**own, **attributes})
+    producer.produce(topic, None, b"\xff")
+    producer.produce(topic, b"1", headers=[("ce_id", b"\xff")])
+    producer.produce(topic, b"2", headers=[("ce_type", b"x"), ("ce_id", b"7")])
+    producer.produce(topic, b"", headers={**attributes, **absent})
+    for text in own:
+        producer.produce(topic, b"", headers={"pillarbox-headers": text, **attributes})
     assert producer.flush(60) == 0
     async with source(shared_kafka, topic) as consumer:
-        whole, bare, *broken = await receive(consumer, 6)
+        deliveries = await receive(consumer, 10)
+
+    *foreign, without, whole, bare, one, two, three, four = deliveries
+    problems = [delivery.problem or "" for delivery in foreign]
+    assert "tombstone" in problems[0]
+    assert "header ce_id b'\\xff': isn't UTF-8" in problems[1]
+    assert "isn't a UUID" in problems[2]
+    assert [d.message.payload for d in foreign] == [b"", b"1", b"2"]
+    assert without.message == sent.replace(headers={"x": ""})
+    assert without.message.tenant is None
     assert whole.message == sent
     assert bare.message == sent.replace(headers={})
-    assert [d.problem and d.problem.rpartition(": ")[2] for d in broken] == [
-        "isn't a JSON object of strings; fix the producer"
-    ] * 4
+    for delivery in (one, two, three, four):
+        assert delivery.problem is not None
+        assert delivery.problem.endswith(
+            ": isn't a JSON object of strings; fix the producer"
+        )
 
 
 async def test_unfetched_records_wait_in_kafka(shared_kafka: Kafka, topic: str) -> None:
-    await publish(shared_kafka, *numbered(topic, 3000, keys=10))
+    await publish(shared_kafka.url, *numbered(topic, 3000, keys=10))
     async with source(shared_kafka, topic) as consumer:
         first = await receive(consumer, 1, limit=1)
         # Wait for longer than the reader does before it pauses.
@@ -289,7 +243,7 @@ async def test_a_rebalance_waits_for_handlers_in_progress(
     shared_kafka: Kafka, strategy: str
 ) -> None:
     topic = f"orders.{uuid4().hex}"
-    await publish(shared_kafka, *numbered(topic, 40, keys=20))
+    await publish(shared_kafka.url, *numbered(topic, 40, keys=20))
     # The mock limits a rebalance to the session timeout.
     options = f"partition.assignment.strategy={strategy}&session.timeout.ms=10000"
     async with source(shared_kafka, topic, options) as one:
@@ -301,7 +255,7 @@ async def test_a_rebalance_waits_for_handlers_in_progress(
                     await delivery.ack()
                 assert not await one.receive(limit=1)
             more = [Message(topic, b"%d" % n, key=f"key {n}") for n in range(40, 80)]
-            await publish(shared_kafka, *more)
+            await publish(shared_kafka.url, *more)
             by_other = await joining
             by_one: list[Delivery] = []
             async with asyncio.timeout(60):
@@ -321,7 +275,7 @@ async def test_a_partition_that_left_while_it_was_paused_is_read_when_it_returns
 ) -> None:
     topic = f"orders.{uuid4().hex}"
     shared_kafka.create_topic(topic, partitions=4)
-    await publish(shared_kafka, *numbered(topic, 3000, keys=100))
+    await publish(shared_kafka.url, *numbered(topic, 3000, keys=100))
     options = f"partition.assignment.strategy={strategy}"
     handled: set[int] = set()
 
@@ -343,14 +297,14 @@ async def test_a_partition_that_left_while_it_was_paused_is_read_when_it_returns
             handled |= set(payloads(held))
             await joining
         await handle_all(one, 3000)
-        await publish(shared_kafka, *numbered(topic, 3100, keys=100)[3000:])
+        await publish(shared_kafka.url, *numbered(topic, 3100, keys=100)[3000:])
         await handle_all(one, 3100)
 
 
 async def test_a_consumer_that_holds_a_partition_too_long_loses_it(
     shared_kafka: Kafka, topic: str
 ) -> None:
-    await publish(shared_kafka, *numbered(topic, 3))
+    await publish(shared_kafka.url, *numbered(topic, 3))
     async with source(shared_kafka, topic, "handover=0.1s") as slow:
         held = await receive(slow, 3)
         async with (
@@ -384,23 +338,15 @@ async def test_a_replica_that_another_with_its_instance_id_replaced_reads_again(
     real_node.create_topic(topic, partitions=1)
     same = "group.instance.id=one"
     async with source(real_node, topic, same) as old:
-        await publish(real_node, *numbered(topic, 1))
+        await publish(real_node.url, *numbered(topic, 1))
         for delivery in await receive(old, 1):
             await delivery.ack()
         async with source(real_node, topic, same):
             with pytest.raises(BrokerUnavailableError, match="fenced"):
                 await receive(old, 1)
-        await publish(real_node, *numbered(topic, 1))
-        (delivery,) = await receive_in_spite_of_errors(old)
+        await publish(real_node.url, *numbered(topic, 1))
+        (delivery,) = await receive_despite_losses(old, 1, limit=1)
         assert payloads([delivery]) == [0]
-
-
-async def receive_in_spite_of_errors(source: KafkaSource) -> list[Delivery]:
-    async with asyncio.timeout(60):
-        while True:
-            with suppress(BrokerUnavailableError):
-                if received := list(await source.receive(limit=1)):
-                    return received
 
 
 @pytest.mark.variant
@@ -412,9 +358,9 @@ async def test_a_topic_that_is_created_again_is_read_within_seconds(
     never = "allow.auto.create.topics=false"
     async with source(real_node, topic, never) as consumer:
         # More records than each new partition gets: see the page on Kafka.
-        await publish(real_node, *numbered(topic, 100))
+        await publish(real_node.url, *numbered(topic, 100))
         for delivery in await receive(consumer, 100):
             await delivery.ack()
         real_node.create_topic(topic, partitions=4)
-        await publish(real_node, *numbered(topic, 100, keys=100))
+        await publish(real_node.url, *numbered(topic, 100, keys=100))
         assert sorted(payloads(await receive(consumer, 100))) == list(range(100))

@@ -52,6 +52,7 @@ class TestMemorySource(SourceSuite):
         goes_away=False,
         stalls=False,
     )
+    hold = 0.5  # nothing here ends after a time
 
     @pytest.fixture(autouse=True)
     def broker(self) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import select
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.nats import NatsPublisher
+from tests.fixtures.certificates import certificate_in
 from tests.servers.nats import NatsServer, nats_server
 
 _INFO = b'INFO {"version":"2.10.0","max_payload":1048576,"auth_required":true}\r\n'
@@ -62,26 +62,12 @@ async def test_tls_is_required_even_if_the_server_offers_none(
             pass
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A file with a certificate for 127.0.0.1, and a file with its key."""
-    path = tmp_path / "cert.pem"
-    files = ["-keyout", str(path.with_suffix(".key")), "-out", str(path)]
-    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *name, *files],
-        check=True,
-        capture_output=True,
-    )
-    return path
-
-
-async def test_tls_is_used_and_verified(certificate: Path) -> None:
-    key = certificate.with_suffix(".key")
-    files = {"cert_file": str(certificate), "key_file": str(key)}
+async def test_tls_is_used_and_verified(tmp_path: Path) -> None:
+    chain, key, authority = certificate_in(tmp_path)
+    files = {"cert_file": str(chain), "key_file": str(key)}
     with nats_server({"tls": files | {"timeout": 60}}) as server:
         url = server.url.replace("nats://", "tls://") + "?stream=S&create=orders.>"
-        async with NatsPublisher(f"{url}&tls_ca={certificate}") as publisher:
+        async with NatsPublisher(f"{url}&tls_ca={authority}") as publisher:
             assert await publisher.publish([Message("orders.x", b"")]) == [Acked()]
         with pytest.raises(BrokerUnavailableError, match="certificate"):
             async with NatsPublisher(url):

@@ -2,20 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from inbox.source import Delivery
 from inbox.sources.nats import NatsSource
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import ConfigError
 from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
-from relay.publisher import Acked
-from relay.publishers.nats import NatsPublisher
 from tests.fixtures.nats import ask
+from tests.fixtures.sources import payloads, publish, receive, receive_despite_losses
 from tests.fixtures.urls import with_options
 from tests.servers.nats import NatsServer
 
@@ -35,36 +33,9 @@ async def source(
         yield entered
 
 
-async def publish(url: str, *messages: Message) -> None:
-    async with NatsPublisher(url) as publisher:
-        assert await publisher.publish(messages) == [Acked()] * len(messages)
-
-
-async def receive(consumer: NatsSource, count: int) -> list[Delivery]:
-    received: list[Delivery] = []
-    async with asyncio.timeout(60):
-        while len(received) < count:
-            received += await consumer.receive(limit=100)
-    return received
-
-
-async def receive_despite_losses(consumer: NatsSource, count: int) -> list[Delivery]:
-    """Receive, even if the broker is lost meanwhile."""
-    received: list[Delivery] = []
-    async with asyncio.timeout(60):
-        while len(received) < count:
-            with suppress(BrokerUnavailableError):
-                received += await consumer.receive(limit=1)
-    return received
-
-
 async def delete_durable(url: str, stream: str) -> None:
     (name,) = (await ask(url, f"CONSUMER.NAMES.{stream}"))["consumers"]
     await ask(url, f"CONSUMER.DELETE.{stream}.{name}")
-
-
-def payloads(deliveries: list[Delivery]) -> list[int]:
-    return [int(delivery.message.payload) for delivery in deliveries]
 
 
 @pytest.mark.parametrize("topics", [["ord*"], ["a b"], ["$JS.*"], [".*"]])
@@ -152,7 +123,7 @@ async def test_nothing_waits_for_what_another_replica_is_handling(
     await publish(shared_nats.url, Message(topic, b"0"))
     async with source(shared_nats.url, topic) as one:
         # A pull of one message, so that none is open when the next one is published.
-        (held,) = await receive_despite_losses(one, 1)
+        (held,) = await receive_despite_losses(one, 1, limit=1)
         # By default ack_wait is 30 s, after which the message would be missing.
         async with asyncio.timeout(15), source(shared_nats.url, topic) as other:
             await publish(shared_nats.url, Message(topic, b"1"))

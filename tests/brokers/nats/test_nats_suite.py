@@ -57,6 +57,7 @@ class TestNatsPublisher(ThroughProxy, PublisherSuite):
 class TestNatsSource(ThroughProxy, SourceSuite):
     # After a crash or a cut connection, what was held is redelivered late.
     capabilities = SourceCapabilities(ordered_by_key=False)
+    hold = 2.0
 
     @pytest.fixture(autouse=True)
     def broker(

@@ -1,7 +1,7 @@
 """Consumers in the outbox's own database can read it without a relay."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,10 +23,9 @@ from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import NEVER
-from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.through_proxy import ThroughProxy
+from tests.fixtures.through_proxy import ProxiedUrl
 
 BROKER = "postgres:///?direct=true"
 
@@ -42,7 +41,8 @@ def direct(url: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}direct=true"
 
 
-class TestDirectSource(ThroughProxy, SourceSuite):
+class TestDirectSource(ProxiedUrl, SourceSuite):
+    server = "database_url"
     capabilities = Capabilities(
         counts_reclaimed=False,
         takes_bytes=False,
@@ -50,15 +50,11 @@ class TestDirectSource(ThroughProxy, SourceSuite):
         # They become dead letters of the reader.
         gets_foreign_messages=False,
     )
-
-    @pytest.fixture(autouse=True)
-    def broker(self, database_url: str, proxy: MakeProxy) -> None:
-        self.database = database_url
-        self.proxy, self.url = proxy(database_url)
+    hold = 2.0
 
     @override
     def source(self, consumer: str, topic: str) -> DirectSource:
-        add_direct(self.database, consumer, topic)
+        add_direct(self.direct, consumer, topic)
         return DirectSource(
             f"{direct(self.url)}&lease={self.hold}s",
             consumer=consumer,
@@ -69,7 +65,7 @@ class TestDirectSource(ThroughProxy, SourceSuite):
 
     @override
     async def put(self, *messages: Message) -> None:
-        insert(self.database, *messages)
+        insert(self.direct, *messages)
 
 
 @pytest.fixture
@@ -243,28 +239,21 @@ async def test_a_scheduled_message_is_handled_when_it_is_due(
     assert received == ["now", "later"]
 
 
-async def started(url: str, consumer: str, topics: Sequence[str]) -> None:
-    async with DirectSource(direct(url), consumer=consumer, topics=topics):
-        pass
-
-
-async def test_a_consumer_without_a_reader_is_refused(database_url: str) -> None:
-    with pytest.raises(ConfigError, match=r"reader=billing: .*readers add billing"):
-        await started(database_url, "billing", ["orders"])
-
-
-async def test_a_topic_that_the_reader_does_not_get_is_refused(
+async def test_a_consumer_needs_a_reader_of_its_own_that_gets_its_topics(
     database_url: str,
 ) -> None:
+    async def refuse(consumer: str, topic: str, reason: str) -> None:
+        with pytest.raises(ConfigError, match=reason):
+            async with DirectSource(
+                direct(database_url), consumer=consumer, topics=["orders.placed", topic]
+            ):
+                pass
+
+    await refuse("billing", "orders", r"reader=billing: .*readers add billing")
     add_direct(database_url, "billing", "orders.*")
-    with pytest.raises(ConfigError, match="topic=invoices: reader billing"):
-        await started(database_url, "billing", ["orders.placed", "invoices"])
-
-
-async def test_the_reader_of_a_relay_is_refused(database_url: str) -> None:
-    add_direct(database_url, "billing", broker="redis://a")
-    with pytest.raises(ConfigError, match=r"reader=billing: .*publish to redis://a/0"):
-        await started(database_url, "billing", ["orders"])
+    await refuse("billing", "invoices", "topic=invoices: reader billing")
+    add_direct(database_url, "audit", broker="redis://a")
+    await refuse("audit", "orders", r"reader=audit: .*publish to redis://a/0")
 
 
 def test_a_relay_is_refused_such_a_url(database_url: str) -> None:

@@ -16,11 +16,11 @@ from outbox.lane import bucket_of
 from outbox.postgres.connection import Link, conninfo
 from outbox.testing.postgres import PostgresServer
 from pillarbox import BrokerUnavailableError, ConfigError, Message, uuid7
-from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.deliveries import count_holding
 from tests.fixtures.sessions import execute
+from tests.fixtures.sources import publish
 from tests.fixtures.upkeep import run_upkeep
 
 HOUR = timedelta(hours=1)
@@ -88,11 +88,6 @@ async def replica(
         yield Replica(queue, lanes)
     finally:
         await queue.close()
-
-
-async def publish(url: str, *messages: Message) -> None:
-    async with PostgresPublisher(url) as publisher:
-        await publisher.publish(messages)
 
 
 def numbers(rows: Sequence[ClaimedDelivery]) -> list[int]:

@@ -1,14 +1,12 @@
 """The postgres source: a consumer's deliveries, shared by its replicas, in order."""
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
 import psycopg
 import pytest
 
-from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import Outcome, Queue
@@ -17,10 +15,10 @@ from outbox.errors import ConfigError
 from outbox.lane import bucket_of
 from outbox.postgres.connection import Link, conninfo
 from pillarbox import Message, uuid7
-from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
+from tests.fixtures.sources import payloads, publish, receive
 from tests.fixtures.urls import with_options
 
 HOUR = timedelta(hours=1)
@@ -55,29 +53,6 @@ async def source(
         sweep_interval=sweep_interval,
     ) as entered:
         yield entered
-
-
-async def publish(url: str, *messages: Message) -> None:
-    async with PostgresPublisher(url) as publisher:
-        await publisher.publish(messages)
-
-
-async def receive(
-    source: PostgresSource, count: int, *, limit: int = 100
-) -> list[Delivery]:
-    received: list[Delivery] = []
-    async with asyncio.timeout(20):
-        while len(received) < count:
-            received += await source.receive(limit=limit)
-    return received
-
-
-async def nothing_arrives(source: PostgresSource, times: int = 3) -> bool:
-    return not any([await source.receive(limit=100) for _ in range(times)])
-
-
-def payloads(deliveries: Sequence[Delivery]) -> list[int]:
-    return sorted(int(delivery.message.payload) for delivery in deliveries)
 
 
 @pytest.mark.parametrize("began", ["earlier", "later"])
@@ -189,7 +164,7 @@ async def test_a_refusal_after_the_lease_is_lost_blocks_no_key(
 
         received = await receive(owner, 3)
 
-    assert [int(delivery.message.payload) for delivery in received] == [0, 1, 2]
+    assert payloads(received) == [0, 1, 2]
     assert execute(database_url, "TABLE inbox.deferral") == []
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-import pytest
 from typing_extensions import override
 
 from inbox.sources.postgres import PostgresSource
@@ -13,19 +12,14 @@ from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
-from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
-from tests.fixtures.through_proxy import ThroughProxy
+from tests.fixtures.through_proxy import ProxiedUrl
 from tests.fixtures.urls import with_options
 
 
-class TestPostgresPublisher(ThroughProxy, PublisherSuite):
+class TestPostgresPublisher(ProxiedUrl, PublisherSuite):
+    server = "database_url"
     capabilities = Capabilities()
-
-    @pytest.fixture(autouse=True)
-    def broker(self, database_url: str, proxy: MakeProxy) -> None:
-        self.direct = database_url
-        self.proxy, self.url = proxy(database_url)
 
     @override
     def publisher(self) -> PostgresPublisher:
@@ -71,16 +65,13 @@ class TestPostgresPublisher(ThroughProxy, PublisherSuite):
         return Message("nobody-subscribes-to-this", b"1")
 
 
-class TestPostgresSource(ThroughProxy, SourceSuite):
+class TestPostgresSource(ProxiedUrl, SourceSuite):
+    server = "database_url"
     capabilities = SourceCapabilities(
         counts_reclaimed=False, takes_bytes=False, takes_bytes_as_topic=False
     )
+    hold = 2.0
     answer_timeout = 20.0
-
-    @pytest.fixture(autouse=True)
-    def broker(self, database_url: str, proxy: MakeProxy) -> None:
-        self.direct = database_url
-        self.proxy, self.url = proxy(database_url)
 
     @override
     def source(self, consumer: str, topic: str) -> PostgresSource:

@@ -14,23 +14,17 @@ from tests.acceptance.broker_faults import (
     by_first_appearance,
 )
 from tests.fixtures.rabbitmq import bind, channel_of, drain
-from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
+from tests.servers.rabbitmq import RabbitMQServer
 
 pytestmark = pytest.mark.fault
-
-
-@pytest.fixture(scope="module")
-def rabbitmq() -> Iterator[RabbitMQServer]:
-    with rabbitmq_server() as running:
-        yield running
 
 
 class RabbitMQFaults(BrokerFaults):
     kind: ClassVar[str] = "quorum"
 
     @pytest.fixture(autouse=True)
-    def broker(self, rabbitmq: RabbitMQServer) -> Iterator[None]:
-        self.server = rabbitmq
+    def broker(self, private_rabbitmq: RabbitMQServer) -> Iterator[None]:
+        self.server = private_rabbitmq
         self.make_queue({})
         yield
         with channel_of(self.broker_url()) as channel:

@@ -1,4 +1,4 @@
-"""The RabbitMQ publisher with a full queue, a queue that is down or a full disk."""
+"""The RabbitMQ publisher with a full queue, or one that is down."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
-from tests.fixtures.rabbitmq import bind, drain, set_free_disk_limit
+from tests.fixtures.rabbitmq import bind, drain
 from tests.fixtures.waiting import answer_after
 from tests.servers.rabbitmq import RabbitMQServer
 
@@ -91,27 +91,3 @@ async def test_a_queue_that_is_down_is_unavailable_until_it_is_up(
                 continue
     arrived = drain(rabbitmq_url, topic, len(batch))
     assert [m.id for m in arrived] == [m.id for m in batch]
-
-
-@pytest.mark.fault
-async def test_a_server_with_a_full_disk_is_unavailable_until_there_is_room(
-    shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, topic: str
-) -> None:
-    bind(rabbitmq_url, topic)
-    batch = [Message(topic, b"") for _ in range(10)]
-    set_free_disk_limit(shared_rabbitmq, "1000000000000000")
-    try:
-        async with RabbitMQPublisher(rabbitmq_url) as publisher:
-            for _ in range(2):
-                with pytest.raises(
-                    BrokerUnavailableError, match="messages: low on disk"
-                ):
-                    await publisher.publish(batch)
-            set_free_disk_limit(shared_rabbitmq, "50MB")
-            async with asyncio.timeout(50):
-                while not await is_published(publisher, batch):
-                    continue
-    finally:
-        set_free_disk_limit(shared_rabbitmq, "50MB")
-    arrived = drain(rabbitmq_url, topic, len(batch))
-    assert {m.id for m in arrived} == {m.id for m in batch}

@@ -1,6 +1,5 @@
 """A message in RabbitMQ contains its publishing time."""
 
-import time
 from typing import Any
 
 import pytest
@@ -12,19 +11,6 @@ from pillarbox import Message
 
 def properties(**given: Any) -> BasicProperties:
     return BasicProperties(**given)  # type: ignore[no-untyped-call]
-
-
-def test_the_publishing_time_is_sent_and_is_no_header_of_the_message() -> None:
-    began = time.time()
-    written = to_properties(Message("orders", b"1", headers={"own": "x"}))
-    read, problem = from_delivery(written, "orders", b"1")
-
-    moment = published_at(written)
-    assert moment is not None
-    assert began - 0.001 <= moment <= time.time()
-    assert written.timestamp == int(moment)
-    assert problem is None
-    assert dict(read.headers) == {"own": "x"}
 
 
 def test_a_users_header_of_the_same_name_is_kept() -> None:

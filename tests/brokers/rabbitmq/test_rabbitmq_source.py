@@ -1,8 +1,8 @@
 """The RabbitMQ source beyond the suite: bindings, replicas and closing channels."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from uuid import uuid4
 
@@ -13,12 +13,16 @@ from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.rabbitmq.queue import QueueConfig, binding_key
 from outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox import Message
-from relay.publisher import Acked
-from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.rabbitmq import channel_of
+from tests.fixtures.sources import (
+    payloads,
+    publish,
+    receive_despite_losses,
+    until_lost,
+)
 from tests.fixtures.urls import with_options
-from tests.servers.rabbitmq import RabbitMQServer
 
 SOON = timedelta(milliseconds=50)
 
@@ -27,24 +31,6 @@ SOON = timedelta(milliseconds=50)
 def consumer() -> str:
     """A consumer name that no other test uses."""
     return f"billing-{uuid4().hex}"
-
-
-@contextmanager
-def short_ack_timeout(server: RabbitMQServer) -> Iterator[None]:
-    """Make channels opened in the block close when an ack takes over a second."""
-
-    def configure(timeout: int, check: int) -> None:
-        for name, value in (
-            ("consumer_timeout", timeout),
-            ("channel_tick_interval", check),
-        ):
-            server.evaluate(f"application:set_env(rabbit, {name}, {value}).")
-
-    configure(1000, 200)
-    try:
-        yield
-    finally:
-        configure(1_800_000, 60_000)
 
 
 @asynccontextmanager
@@ -58,34 +44,6 @@ async def source(
         poll_interval=SOON,
     ) as entered:
         yield entered
-
-
-async def publish(url: str, *messages: Message) -> None:
-    async with RabbitMQPublisher(url) as publisher:
-        assert await publisher.publish(messages) == [Acked()] * len(messages)
-
-
-async def receive(
-    source: RabbitMQSource, count: int, *, limit: int = 100
-) -> list[Delivery]:
-    received: list[Delivery] = []
-    async with asyncio.timeout(50):
-        while len(received) < count:
-            try:
-                received += await source.receive(limit=limit)
-            except BrokerUnavailableError:
-                continue
-    return received
-
-
-async def until_lost(source: RabbitMQSource) -> None:
-    async with asyncio.timeout(50):
-        while True:
-            await source.receive(limit=10)
-
-
-def payloads(deliveries: Sequence[Delivery]) -> list[int]:
-    return [int(delivery.message.payload) for delivery in deliveries]
 
 
 @pytest.mark.parametrize(
@@ -116,10 +74,10 @@ async def test_a_prefix_matches_topics_that_start_with_it_and_no_others(
         source(rabbitmq_url, f"{consumer}-all", "*") as every,
     ):
         await publish(rabbitmq_url, *(Message(topic, b"1") for topic in topics))
-        found = [d.message.topic for d in await receive(some, 3)]
+        found = [d.message.topic for d in await receive_despite_losses(some, 3)]
         assert await some.receive(limit=10) == []
         assert sorted(found) == ["orders.", "orders.a", "orders.a.b"]
-        assert len(await receive(every, len(topics))) == len(topics)
+        assert len(await receive_despite_losses(every, len(topics))) == len(topics)
 
 
 def test_a_quorum_queue_of_rabbitmq_4_drops_no_returned_messages() -> None:
@@ -133,16 +91,16 @@ async def test_at_most_the_prefetch_is_held_and_a_retry_holds_its_key(
 ) -> None:
     async with source(rabbitmq_url, consumer, prefetch=4) as only:
         await publish(rabbitmq_url, *numbered(8, keys=4))
-        held = await receive(only, 4)
+        held = await receive_despite_losses(only, 4)
         assert await only.receive(limit=100) == []
         await held[0].nack(timedelta(milliseconds=300))
         for delivery in held[1:]:
             await delivery.ack()
-        others = await receive(only, 2)
+        others = await receive_despite_losses(only, 2)
         assert payloads(others) == [5, 6]
         await others[0].ack()
-        assert payloads(await receive(only, 1)) == [7]
-        again = await receive(only, 2)
+        assert payloads(await receive_despite_losses(only, 1)) == [7]
+        again = await receive_despite_losses(only, 2)
         assert payloads(again) == [0, 4]
         assert [delivery.attempts for delivery in again] == [1, 0]
 
@@ -163,11 +121,11 @@ async def test_one_replica_works_at_a_time_and_the_order_is_kept_when_it_leaves(
             assert await second.receive(limit=10) == []
             await publish(rabbitmq_url, *numbered(50))
             assert await second.receive(limit=10) == []
-            for delivery in (await receive(first, 10, limit=10))[:5]:
+            for delivery in (await receive_despite_losses(first, 10, limit=10))[:5]:
                 await delivery.ack()
         rest: list[Delivery] = []
         while len(rest) < 45:
-            for delivery in await receive(second, 1):
+            for delivery in await receive_despite_losses(second, 1):
                 rest.append(delivery)
                 await delivery.ack()
     assert payloads(rest) == list(range(5, 50))
@@ -190,7 +148,7 @@ async def test_an_existing_queue_is_used_as_it_is(
         channel.queue_declare(consumer, durable=True, arguments={"x-max-length": 3})
     async with source(rabbitmq_url, consumer) as only:
         await publish(rabbitmq_url, *numbered(3))
-        assert payloads(await receive(only, 3)) == [0, 1, 2]
+        assert payloads(await receive_despite_losses(only, 3)) == [0, 1, 2]
 
 
 async def test_a_deleted_queue_is_redeclared(rabbitmq_url: str, consumer: str) -> None:
@@ -202,28 +160,27 @@ async def test_a_deleted_queue_is_redeclared(rabbitmq_url: str, consumer: str) -
             await until_lost(only)
         assert await only.receive(limit=10) == []
         await publish(rabbitmq_url, *numbered(3))
-        assert payloads(await receive(only, 3)) == [0, 1, 2]
+        assert payloads(await receive_despite_losses(only, 3)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 async def test_a_redelivered_message_keeps_its_attempts(
-    shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, consumer: str, queue_type: str
+    rabbitmq_url: str, proxy: MakeProxy, consumer: str, queue_type: str
 ) -> None:
-    with ExitStack() as trouble:
-        trouble.enter_context(short_ack_timeout(shared_rabbitmq))
-        async with source(rabbitmq_url, consumer, queue_type=queue_type) as only:
-            await publish(rabbitmq_url, *numbered(3, keys=3))
-            failed, done, slow = await receive(only, 3)
-            await failed.nack(timedelta(seconds=3))
-            with pytest.raises(BrokerUnavailableError, match="timed out"):
-                await until_lost(only)
-            trouble.close()
-            await done.ack()
-            again = await receive(only, 2)
-            attempts = {int(d.message.payload): d.attempts for d in again}
-            assert attempts == {0: 1, 2: 0}
-            await slow.nack()
-            assert await only.receive(limit=10) == []
+    server, url = proxy(rabbitmq_url)
+    async with source(url, consumer, queue_type=queue_type) as only:
+        await publish(rabbitmq_url, *numbered(3, keys=3))
+        failed, done, slow = await receive_despite_losses(only, 3)
+        await failed.nack(timedelta(seconds=1))
+        await asyncio.to_thread(server.cut)
+        with pytest.raises(BrokerUnavailableError):
+            await until_lost(only)
+        await done.ack()
+        again = await receive_despite_losses(only, 2)
+        attempts = {int(d.message.payload): d.attempts for d in again}
+        assert attempts == {0: 1, 2: 0}
+        await slow.nack()
+        assert await only.receive(limit=10) == []
 
 
 @pytest.mark.parametrize(
@@ -239,12 +196,3 @@ async def test_a_redelivered_message_keeps_its_attempts(
 def test_an_invalid_option_is_refused(options: str) -> None:
     with pytest.raises(ConfigError):
         RabbitMQSource(f"amqp://h?{options}", consumer="c", topics=["t"])
-
-
-def test_the_options_of_a_url_are_used() -> None:
-    RabbitMQSource(
-        "amqp://h/v?exchange=e&queue=q&queue_type=classic&prefetch=10"
-        "&single_active_consumer=true&heartbeat=30",
-        consumer="c",
-        topics=["t", "u.*"],
-    )

@@ -17,18 +17,13 @@ from outbox.brokers.rabbitmq.message import to_properties
 from pillarbox import Message
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
-from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of, put_bytes
-from tests.fixtures.through_proxy import ThroughProxy
+from tests.fixtures.through_proxy import ProxiedUrl
 
 
-class TestRabbitMQPublisher(ThroughProxy, PublisherSuite):
+class TestRabbitMQPublisher(ProxiedUrl, PublisherSuite):
+    server = "rabbitmq_url"
     capabilities = Capabilities()
-
-    @pytest.fixture(autouse=True)
-    def broker(self, rabbitmq_url: str, proxy: MakeProxy) -> None:
-        self.direct = rabbitmq_url
-        self.proxy, self.url = proxy(rabbitmq_url)
 
     @override
     def publisher(self) -> RabbitMQPublisher:
@@ -50,18 +45,19 @@ class TestRabbitMQPublisher(ThroughProxy, PublisherSuite):
         return Message(topic, b"1")
 
 
-class RabbitMQSourceCase(ThroughProxy, SourceSettling):
+class RabbitMQSourceCase(ProxiedUrl, SourceSettling):
     """Tests in which queue types can differ, except slow ones with time limits."""
 
+    server = "rabbitmq_url"
     capabilities = SourceCapabilities()
     options = ""
     # Long enough that a client that hangs briefly doesn't count as a stalled broker.
     heartbeat = 20
+    hold = 0.5  # for RabbitMQ, a delivery in progress stays so for half an hour
 
     @pytest.fixture(autouse=True)
-    def broker(self, rabbitmq_url: str, proxy: MakeProxy) -> None:
-        self.direct = rabbitmq_url
-        self.proxy, self.url = proxy(rabbitmq_url)
+    def constants(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
 
     @override
     def source(self, consumer: str, topic: str) -> RabbitMQSource:
@@ -110,13 +106,18 @@ class RabbitMQOutageCase(RabbitMQSourceCase, SourceSharing, SourceOutage):
 
     @override
     def test_a_stall_is_reported_and_loses_nothing(self) -> None:
-        self.heartbeat = 4
+        self.notice_a_stall_soon()
         super().test_a_stall_is_reported_and_loses_nothing()
 
     @override
     def test_a_source_can_be_left_while_the_broker_stalls(self) -> None:
-        self.heartbeat = 4
+        self.notice_a_stall_soon()
         super().test_a_source_can_be_left_while_the_broker_stalls()
+
+    def notice_a_stall_soon(self) -> None:
+        self.heartbeat = 2
+        for wait, seconds in (("_ANSWER", 4.0), ("_CLOSE", 1.0)):
+            self.monkeypatch.setattr(f"outbox.brokers.rabbitmq.amqp.{wait}", seconds)
 
 
 class TestRabbitMQSource(RabbitMQOutageCase, SourceSuite):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from inbox.poison.history import Delivered
-from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import ConfigError
 from pillarbox import Message
-from relay.publisher import Acked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.sources import payloads, publish, receive, receive_despite_losses
 from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import answer_after
 from tests.servers.redis import RedisServer, redis_server
@@ -38,26 +37,6 @@ async def source(
         poll_interval=SOON,
     ) as entered:
         yield entered
-
-
-async def publish(url: str, *messages: Message) -> None:
-    async with RedisPublisher(url) as publisher:
-        answers = await publisher.publish(messages)
-    assert answers == [Acked()] * len(messages)
-
-
-async def receive(
-    source: RedisSource, count: int, *, limit: int = 100
-) -> list[Delivery]:
-    received: list[Delivery] = []
-    async with asyncio.timeout(60):
-        while len(received) < count:
-            received += await source.receive(limit=limit)
-    return received
-
-
-def payloads(deliveries: list[Delivery]) -> list[int]:
-    return [int(delivery.message.payload) for delivery in deliveries]
 
 
 def pending(url: str) -> Any:
@@ -149,9 +128,7 @@ async def test_deliveries_of_live_replicas_do_not_hide_those_of_a_dead_one(
         await publish(redis_url, Message("orders", b"50"))
         async with Redis.from_url(redis_url, protocol=2) as client:
             await client.xreadgroup("billing", "dead", {"orders": ">"})
-        async with asyncio.timeout(60):
-            while not (found := list(await living.receive(limit=1))):
-                pass
+        found = await receive(living, 1)
         assert payloads(found) == [50]
         for delivery in held + found:
             await delivery.ack()
@@ -187,12 +164,7 @@ async def test_streams_lost_in_a_restart_are_recreated(
         private_redis.kill()
         private_redis.start()
         await publish(private_redis.url, *numbered(1))
-        async with asyncio.timeout(60):
-            while True:
-                with suppress(BrokerUnavailableError):
-                    if found := list(await consumer.receive(limit=1)):
-                        break
-        assert payloads(found) == [0]
+        assert payloads(await receive_despite_losses(consumer, 1)) == [0]
 
 
 async def test_a_topic_that_is_not_a_stream_is_refused_at_start(

@@ -9,17 +9,15 @@ from redis import Redis
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
-from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
 from outbox.cli.main import main
 from outbox.errors import ConfigError
 from pillarbox import Consumer, Message
-from relay.publisher import Acked
-from relay.publishers.redis import RedisPublisher
 from tests.fixtures import positions
 from tests.fixtures.consumers import NEVER, async_sessions_of, running
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
+from tests.fixtures.sources import publish
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.web import browsing
 
@@ -28,11 +26,6 @@ LETTERS = """
     SELECT message_id, topic, payload, attempts, status, error_reason
       FROM inbox.dead_letter
 """
-
-
-async def publish(url: str, message: Message) -> None:
-    async with RedisPublisher(url) as publisher:
-        assert await publisher.publish([message]) == [Acked()]
 
 
 @pytest.mark.parametrize(
@@ -125,26 +118,6 @@ def commands(url: str, id: str, capsys: pytest.CaptureFixture[str]) -> dict[str,
         main([command, *arguments, "--database", url])
         said[command] = capsys.readouterr().out
     return said
-
-
-async def test_a_url_can_set_when_a_dead_replicas_deliveries_are_reclaimed(
-    redis_url: str,
-) -> None:
-    await publish(redis_url, Message("orders", b"left", key="k"))
-    with Redis.from_url(redis_url, protocol=2) as client:
-        client.xgroup_create("orders", "billing", id="0")
-        client.xreadgroup("billing", "dead", {"orders": ">"})
-
-    url = f"{redis_url}?reclaim_after=1s"
-    async with (
-        RedisSource(url, consumer="billing", topics=["orders"]) as source,
-        asyncio.timeout(90),
-    ):
-        taken: list[Delivery] = []
-        while not taken:
-            taken += await source.receive(limit=1)
-
-    assert taken[0].message.payload == b"left"
 
 
 def test_an_invalid_duration_in_the_url_is_reported(redis_url: str) -> None:

@@ -1,6 +1,5 @@
 """A replica that leaves its group in Redis loses no entries."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -9,11 +8,11 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
 from outbox.cloudevents.fields import to_fields
 from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
+from tests.fixtures.sources import receive
 from tests.servers.redis import RedisServer
 
 SOON = timedelta(milliseconds=50)
@@ -71,10 +70,7 @@ async def test_a_source_that_may_not_leave_the_group_still_releases_its_entries(
     async with source(url.replace("://", "://some:some@"), "a", "b") as leaving:
         assert len(await leaving.receive(limit=2)) == 2
     async with source(url, "a", "b") as next_one:
-        taken: list[Delivery] = []
-        async with asyncio.timeout(60):
-            while len(taken) < 2:
-                taken += await next_one.receive(limit=2)
+        await receive(next_one, 2)
 
 
 @pytest.mark.parametrize("command", ["xack", "xclaim", "xautoclaim", "xpending"])

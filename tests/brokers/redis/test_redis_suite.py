@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-import pytest
 from redis import Redis
 from typing_extensions import override
 
@@ -14,17 +13,12 @@ from outbox.cloudevents.fields import from_fields, to_fields
 from pillarbox import Message
 from relay.publishers.redis import RedisPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
-from tests.fixtures.proxy import MakeProxy
-from tests.fixtures.through_proxy import ThroughProxy
+from tests.fixtures.through_proxy import ProxiedUrl
 
 
-class TestRedisPublisher(ThroughProxy, PublisherSuite):
+class TestRedisPublisher(ProxiedUrl, PublisherSuite):
+    server = "redis_url"
     capabilities = Capabilities()
-
-    @pytest.fixture(autouse=True)
-    def broker(self, redis_url: str, proxy: MakeProxy) -> None:
-        self.direct = redis_url
-        self.proxy, self.url = proxy(redis_url)
 
     @override
     def publisher(self) -> RedisPublisher:
@@ -46,14 +40,11 @@ class TestRedisPublisher(ThroughProxy, PublisherSuite):
         return Message("taken", b"1")
 
 
-class TestRedisSource(ThroughProxy, SourceSuite):
+class TestRedisSource(ProxiedUrl, SourceSuite):
+    server = "redis_url"
     capabilities = SourceCapabilities(holds_back_keys=False)
+    hold = 2.0
     socket_timeout = 30
-
-    @pytest.fixture(autouse=True)
-    def broker(self, redis_url: str, proxy: MakeProxy) -> None:
-        self.direct = redis_url
-        self.proxy, self.url = proxy(redis_url)
 
     @override
     def source(self, consumer: str, topic: str) -> RedisSource:

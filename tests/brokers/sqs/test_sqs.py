@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from inbox.source import Delivery
 from inbox.sources.sqs import SqsSource
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.brokers.sqs.message import read
@@ -17,6 +16,7 @@ from outbox.testing.samples import differences, full_message, numbered
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.sqs import SqsPublisher
+from tests.fixtures.sources import payloads, publish, receive
 from tests.fixtures.sqs import Aws, fresh
 from tests.fixtures.urls import with_options
 from tests.servers.sqs import SqsServer
@@ -31,18 +31,6 @@ async def source(url: str, *topics: str, **options: object) -> AsyncIterator[Sqs
     made = SqsSource(settings, consumer="billing", topics=topics, poll_interval=SOON)
     async with made as entered:
         yield entered
-
-
-async def publish(url: str, *messages: Message) -> None:
-    async with SqsPublisher.from_url(url) as publisher:
-        assert await publisher.publish(messages) == [Acked()] * len(messages)
-
-
-async def receive(source: SqsSource, count: int) -> list[Delivery]:
-    received: list[Delivery] = []
-    while len(received) < count:
-        received += await source.receive(limit=100)
-    return received
 
 
 async def test_the_error_names_the_size_limit_of_the_queue(
@@ -143,7 +131,7 @@ async def test_a_failed_message_of_a_group_comes_again_before_later_ones(
         for delivery in reversed(others):
             await delivery.nack()
         again = await receive(consumer, 5)
-        assert [int(d.message.payload) for d in again] == [0, 1, 2, 3, 4]
+        assert payloads(again) == [0, 1, 2, 3, 4]
         assert [d.attempts for d in again] == [1, 0, 0, 0, 0]
 
 

@@ -123,18 +123,6 @@ async def test_an_entry_that_makes_a_request_fail_is_found() -> None:
         assert kinds(await publish(sqs, *batch)) == "+x++"
 
 
-async def test_a_missing_queue_is_named_and_used_again_once_it_exists() -> None:
-    missing = error("QueueDoesNotExist")
-    async with (
-        scripted_sqs(lambda _: missing) as sqs,
-        SqsPublisher.from_url(sqs.url()) as publisher,
-    ):
-        (answer,) = await publisher.publish(messages("a1"))
-        assert answer == Nacked("there is no queue t: create it")
-        sqs.script = taken
-        assert await publisher.publish(messages("a1")) == [Acked()]
-
-
 async def test_an_answer_without_a_message_does_not_ack_it() -> None:
     async with scripted_sqs(lambda entries: taken(entries[:1])) as sqs:
         assert kinds(await publish(sqs, *messages("a1", "b1"))) == "+-"

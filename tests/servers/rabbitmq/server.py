@@ -63,7 +63,7 @@ _PROTOCOL = b"AMQP\x00\x00\x09\x01"
 class RabbitMQServer(PrivateServer):
     """One node with its directory and ports."""
 
-    seconds_to_start = 90
+    seconds_to_start = 180
 
     def __init__(self, directory: Path, epmd_port: int, settings: Mapping[str, str]):
         super().__init__(directory)
