@@ -154,7 +154,7 @@ BEGIN
         IF v_found = 0 THEN
             RETURN QUERY EXECUTE format($query$
                 SELECT r.id, r.created_at, r.seq, r.lane, r.topic, r.key, r.tenant, 'passed', $5
-                  FROM (SELECT m.*, rank() OVER (ORDER BY p.sees) AS likely
+                  FROM (SELECT m.*, rank() OVER (PARTITION BY m.lane ORDER BY p.sees) AS likely
                           FROM unnest($1) AS l (lane)
                          CROSS JOIN LATERAL (SELECT * FROM %s AS q WHERE q.lane = l.lane OFFSET 0) AS m
                          CROSS JOIN LATERAL (SELECT outbox.covers(q, m.seq, m.xid, $3) FROM outbox.position AS q

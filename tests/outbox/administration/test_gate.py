@@ -109,6 +109,13 @@ def test_any_message_of_a_lane_can_be_one_that_was_not_claimed(settled: str) -> 
     )
     assert list(holding(settled).values()) == ["passed"] * (3000 // 48)
 
+    # One that is known in another lane doesn't hide them.
+    execute(settled, ONE_BY_HAND.replace("1, 0,", "1, 1,"))
+    execute(settled, PASSED.replace("lane = 0", "lane = 1"))
+    defer(settled, "replayed", "topic = 'by hand'")
+    publish(settled)
+    assert list(holding(settled).values()) == ["passed"] * (3000 // 48)
+
     execute(settled, REPLAY)
     # More than a thousand are not counted.
     assert count_holding(settled) == 1000
