@@ -58,6 +58,8 @@ def _asyncapi(
         raise ConfigError(
             f"--against {against}: can't be read: {one_line(error)}"
         ) from error
+    if not isinstance(old, dict) or "asyncapi" not in old:
+        raise ConfigError(f"--against {against}: isn't an AsyncAPI document")
     problems = compare(old, new)
     for problem in problems:
         write_line(problem)

@@ -264,4 +264,7 @@ def test_the_command_prints_a_document_and_compares_with_an_earlier_one(
     old.write_text("{")
     assert main(["asyncapi", path, "--against", str(old)]) == 2
     assert "can't be read: JSONDecodeError" in capsys.readouterr().err
+    old.write_text("[]")
+    assert main(["asyncapi", path, "--against", str(old)]) == 2
+    assert "isn't an AsyncAPI document" in capsys.readouterr().err
     assert main(["asyncapi", path, "--against", str(tmp_path / "none.json")]) == 2
