@@ -131,13 +131,19 @@ class Limits:
                 "is before the year 1",
                 "leave it out",
             )
-        if moment - datetime.now(UTC) > self.max_delay:
+        delay = moment - datetime.now(UTC)
+        if delay > self.max_delay:
+            days = delay.days + 1
             raise InvalidMessageError(
                 "available_at",
                 moment.isoformat(),
                 f"is more than {exact_duration(self.max_delay)} ahead",
-                "add it later, or raise Limits(max_delay=…) and the retention:"
-                " pillarbox retention set inbox.receipt 45d --minimum 31d",
+                "add it later, or allow it, add(…, limits=outbox.limits."
+                f"Limits(max_delay=timedelta(days={days}))), and keep receipts for "
+                "longer than that: without those of the day on which it was created, "
+                "it becomes a dead letter. For inbox.receipt and inbox.job: "
+                "pillarbox retention set inbox.receipt "
+                f"{days + 15}d --minimum {days + 1}d",
             )
 
 

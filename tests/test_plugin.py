@@ -241,3 +241,37 @@ def test_messages_left_unsent_are_warnings_which_can_be_errors(
     result.stdout.fnmatch_lines(
         ["*lost 1 message of topic 'closed': their session was closed without *"]
     )
+
+
+UNAWAITED = """
+import asyncio
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+
+async def handle(session):
+    session.execute(text("SELECT 1"))
+
+
+def test_unawaited():
+    asyncio.run(handle(AsyncSession()))
+"""
+
+
+def test_the_filters_in_the_documentation_find_what_was_not_awaited_and_not_committed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    page = (ROOT / "docs" / "testing.md").read_text()
+    filters = page.partition("```toml\n")[2].partition("```")[0]
+    pytester.makepyprojecttoml(filters)
+    pytester.makepyfile(test_unsent=UNSENT, test_unawaited=UNAWAITED)
+
+    result = pytester.runpytest_subprocess("-q")
+
+    result.assert_outcomes(failed=2, passed=2)
+    result.stdout.fnmatch_lines_random(
+        ["FAILED *::test_unawaited - *", "FAILED *::test_closed - *"]
+    )

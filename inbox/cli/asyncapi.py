@@ -3,7 +3,7 @@
 import sys
 from json import dumps, loads
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -13,10 +13,19 @@ from outbox.cli.output import write_line
 from outbox.errors import ConfigError, one_line
 from outbox.payload.asyncapi import compare, document
 
+INCOMPATIBLE: Final = 1
+"""The exit status with `--against` when there is an incompatible change."""
+
 app = new_app()
 
 
-@command(app, "asyncapi")
+@command(
+    app,
+    "asyncapi",
+    epilog="Exit status: 0 printed, or compatible; "
+    f"{INCOMPATIBLE} with --against, if a change is incompatible; "
+    f"{FAILED} it could not run.",
+)
 def _asyncapi(
     consumer: Annotated[
         str,
@@ -28,16 +37,15 @@ def _asyncapi(
         typer.Option(
             "--against",
             metavar="FILE",
-            help="An earlier document. Fail if a consumer that was written for it "
-            "would break.",
+            help="An earlier document. Fail if a change since then is incompatible.",
             show_default=False,
         ),
     ] = None,
 ) -> int:
     """Describe an application's messages as AsyncAPI 3, or compare with before.
 
-    Prints the document as JSON. With --against, prints what breaks consumers: a field
-    that was removed, renamed or became required, or a type that became narrower.
+    Prints the document as JSON. With --against, prints the incompatible changes: any
+    but a new message, a new optional field, and new titles, descriptions and defaults.
     """
     found = load_consumer(consumer)
     new = document(found.name, "1.0.0", found.messages())
@@ -50,7 +58,9 @@ def _asyncapi(
         raise ConfigError(
             f"--against {against}: can't be read: {one_line(error)}"
         ) from error
+    if not isinstance(old, dict) or "asyncapi" not in old:
+        raise ConfigError(f"--against {against}: isn't an AsyncAPI document")
     problems = compare(old, new)
     for problem in problems:
         write_line(problem)
-    return FAILED if problems else 0
+    return INCOMPATIBLE if problems else 0

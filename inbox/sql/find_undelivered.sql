@@ -1,6 +1,6 @@
 -- Does:  Find messages of the outbox that a consumer has neither handled nor dead-lettered, for tests.
 -- Takes: consumer, at (available by then)
--- Gives: id, topic, key, tenant, headers, payload, content_type, schema_version, available_at, in the order of seq
+-- Gives: id, topic, key, tenant, headers, payload, content_type, schema_version, available_at, in the order in which they became due
 -- Index: none: it reads the whole table, which is small in tests
 SELECT m.id, m.topic, m.key, m.tenant, m.headers, m.payload, m.content_type, m.schema_version, m.available_at
   FROM outbox.message AS m
@@ -11,4 +11,4 @@ SELECT m.id, m.topic, m.key, m.tenant, m.headers, m.payload, m.content_type, m.s
    AND NOT EXISTS (
        SELECT FROM inbox.dead_letter AS d
         WHERE d.message_id = CAST(m.id AS text) AND d.origin = 'consumer:' || CAST(:consumer AS text))
- ORDER BY m.seq
+ ORDER BY greatest(m.created_at, m.available_at), m.seq

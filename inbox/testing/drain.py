@@ -6,7 +6,7 @@
     assert drained.topics == ["orders.placed", "orders.billed"]
 
 There is no relay, no broker and no waiting: committed messages go from the outbox to
-the handlers, in the order in which they were added, and so do the messages that
+the handlers, in the order in which they become due, and so do the messages that
 handlers add. Receipts, transactions, retries and dead letters are as in production.
 """
 
@@ -97,11 +97,16 @@ async def drain(
             Default: now.
 
     Raises:
-        ConfigError: `sessions` are for another kind of handlers.
+        ConfigError: `sessions` are for another kind of handlers, or `at` is naive.
     """
     if is_pool(sessions) and sessions.closed:
         raise ConfigError(
             f"sessions {shorten(sessions)}: the pool isn't open; drain in its block"
+        )
+    if at is not None and at.tzinfo is None:
+        raise ConfigError(
+            f"at {shorten(at)}: is a naive datetime, which has no time zone; give it "
+            "one: datetime.now(UTC) + …"
         )
     drained = Drained()
     at = datetime.now(UTC) if at is None else at

@@ -43,7 +43,7 @@ class LeaveOut:
         self._connection = connection
 
     def include_name(
-        self, name: str | None, type_: str, parent_names: Mapping[str, Any]
+        self, name: str | None, type_: str, parent_names: Mapping[Any, Any]
     ) -> bool:
         """Return whether to compare the database object with this name."""
         if type_ == "schema":

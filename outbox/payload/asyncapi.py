@@ -1,18 +1,26 @@
 """Describe the messages of an application as an AsyncAPI 3 document, and compare two.
 
-`compare` finds changes that break consumers of the messages: code that was written for
-the old document must be able to read what the new one allows.
+`compare` finds incompatible changes. It doesn't judge whom they break: a field that may
+hold more breaks those who read it, one that may hold less those who write it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from json import dumps
 from typing import Any, Final
 
 from outbox.payload import json_codec as codec
 
 VERSION: Final = "3.0.0"
-_LOWER_BOUNDS: Final = ("minimum", "exclusiveMinimum", "minLength", "minItems")
-_UPPER_BOUNDS: Final = ("maximum", "exclusiveMaximum", "maxLength", "maxItems")
+_ANNOTATIONS: Final = frozenset(
+    {
+        *("$comment", "$defs", "$id", "$schema", "title", "description", "examples"),
+        *("default", "deprecated", "readOnly", "writeOnly", "discriminator"),
+    }
+)
+"""Keywords that don't say what a value may be."""
+_STEPS: Final = {"items": "[]", "prefixItems": "[]", "additionalProperties": ".*"}
+"""What a value inside another one adds to the path."""
 _REF: Final = "#/components/schemas/"
 
 
@@ -91,10 +99,11 @@ def _moved(schema: Any, name: str) -> Any:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what in `new` breaks a consumer or producer of `old`; empty if nothing.
+    """Return the incompatible changes from `old` to `new`; empty if there is none.
 
-    A field that was removed, renamed or became required, a type or an enum that became
-    narrower, and a message that is gone.
+    New messages and new optional fields are compatible, and so are changes of titles,
+    descriptions and defaults. Any other change isn't, whether a field may hold more
+    than before or less.
     """
     before = _schemas_of(old)
     after = _schemas_of(new)
@@ -102,14 +111,14 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for name, schema in before.items():
         if name not in after:
             problems.append(f"{name}: is gone")
-        elif schema is not None and after[name] is not None:
+        else:
             problems += _Comparison(old, new).compare(name, schema, after[name])
     return problems
 
 
 def _schemas_of(document: Mapping[str, Any]) -> dict[str, Any]:
     messages = document.get("components", {}).get("messages", {})
-    return {name: message.get("payload") for name, message in messages.items()}
+    return {name: message.get("payload", {}) for name, message in messages.items()}
 
 
 class _Comparison:
@@ -117,52 +126,30 @@ class _Comparison:
 
     def __init__(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         self._documents = (old, new)
-        self._seen: set[str] = set()
+        self._seen: set[tuple[str | None, str | None]] = set()
 
     def compare(self, path: str, old: Any, new: Any) -> Iterator[str]:
-        """Yield what became narrower, with its path."""
-        references = f"{_reference(old)} {_reference(new)}"
-        if _reference(old) and _reference(new):
+        """Yield the incompatible changes, each with its path."""
+        references = (_reference(old), _reference(new))
+        if None not in references:
             if references in self._seen:
                 return  # a recursive schema
             self._seen.add(references)
-        old, new = self._resolve(old, 0), self._resolve(new, 1)
-        if old == new or new in (True, {}):
-            return
-        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-            yield f"{path}: is refused" if new is False else f"{path}: has a new schema"
-            return
-        yield from self._choices(path, old, new)
-        yield from self._fields(path, old, new)
-        yield from _bounds(path, old, new)
-        if "items" in old and "items" in new:
-            yield from self.compare(f"{path}[]", old["items"], new["items"])
-
-    def _choices(
-        self, path: str, old: Mapping[str, Any], new: Mapping[str, Any]
-    ) -> Iterator[str]:
-        if "type" in new and not {"anyOf", "oneOf"} & {*old}:
-            gone = (_types(old) or {"any"}) - _types(new)
-            if gone:
-                yield f"{path}: the type {', '.join(sorted(gone))} is gone"
-        allowed, before = _values(new), _values(old)
-        if allowed is not None and (
-            before is None or any(value not in allowed for value in before)
-        ):
-            yield f"{path}: allows fewer values"
-        for kind in ("anyOf", "oneOf"):
-            if kind in old:
-                for number, option in enumerate(old[kind], 1):
-                    if not self._fits_one(option, new.get(kind, [new])):
-                        yield f"{path}: alternative {number} is gone"
-            elif kind in new and not self._fits_one(old, new[kind]):
-                yield f"{path}: has a new schema"
-
-    def _fits_one(self, old: Any, options: Sequence[Any]) -> bool:
-        return any(
-            next(_Comparison(*self._documents).compare("", old, option), None) is None
-            for option in options
-        )
+        before, after = self._keywords(old, 0), self._keywords(new, 1)
+        yield from self._fields(path, before, after)
+        was: dict[str, Any] = {}
+        now: dict[str, Any] = {}
+        for keyword in sorted(({*before} | {*after}) - {"properties", "required"}):
+            parts = _parts(keyword, before), _parts(keyword, after)
+            if parts[0] and len(parts[0]) == len(parts[1]):
+                inner = f"{path}{_STEPS.get(keyword, '')}"
+                for one, two in zip(*parts, strict=True):
+                    yield from self.compare(inner, one, two)
+            elif _text(keyword, before) != _text(keyword, after):
+                was |= {keyword: before[keyword]} if keyword in before else {}
+                now |= {keyword: after[keyword]} if keyword in after else {}
+        if was or now:
+            yield f"{path}: was {dumps(was)}, is {dumps(now)}"
 
     def _fields(
         self, path: str, old: Mapping[str, Any], new: Mapping[str, Any]
@@ -173,15 +160,20 @@ class _Comparison:
                 yield f"{path}.{name}: was removed"
             else:
                 yield from self.compare(f"{path}.{name}", schema, after[name])
-        required = {*new.get("required", ())} - {*old.get("required", ())}
-        for name in sorted(required):
+        required, was_required = {*new.get("required", ())}, {*old.get("required", ())}
+        for name in sorted(required - was_required):
             yield f"{path}.{name}: became required"
+        for name in sorted((was_required - required) & {*after}):
+            yield f"{path}.{name}: became optional"
 
-    def _resolve(self, schema: Any, which: int) -> Any:
+    def _keywords(self, schema: Any, which: int) -> Mapping[str, Any]:
+        """Return what a schema says about values; `true` says nothing."""
         while (name := _reference(schema)) is not None:
             schemas = self._documents[which].get("components", {}).get("schemas", {})
             schema = schemas.get(name, {})
-        return schema
+        if not isinstance(schema, Mapping):
+            return {} if schema else {"not": {}}
+        return {key: schema[key] for key in schema if key not in _ANNOTATIONS}
 
 
 def _reference(schema: Any) -> str | None:
@@ -189,31 +181,21 @@ def _reference(schema: Any) -> str | None:
     return None if reference is None else str(reference).removeprefix(_REF)
 
 
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the values that a schema allows; None if it doesn't list them."""
-    if "const" in schema:
-        return [schema["const"]]
-    values: list[Any] | None = schema.get("enum")
-    return values
+def _parts(keyword: str, schema: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas inside a keyword, alternatives in a stable order."""
+    value = schema.get(keyword)
+    if keyword in ("items", "additionalProperties"):
+        return [value] if isinstance(value, Mapping) else []
+    if keyword in ("allOf", "anyOf", "oneOf"):
+        return sorted(value or (), key=dumps)
+    return list(value or ()) if keyword == "prefixItems" else []
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    kinds = schema.get("type", [])
-    found = {kinds} if isinstance(kinds, str) else {*kinds}
-    return found | {"integer"} if "number" in found else found
-
-
-def _bounds(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    for name in _LOWER_BOUNDS:
-        if name in new and (name not in old or new[name] > old[name]):
-            yield f"{path}: {name} rose to {new[name]}"
-    for name in _UPPER_BOUNDS:
-        if name in new and (name not in old or new[name] < old[name]):
-            yield f"{path}: {name} fell to {new[name]}"
-    for name in ("pattern", "format"):
-        if name in new and old.get(name) != new[name]:
-            yield f"{path}: has a new {name}"
-    if new.get("additionalProperties") is False and (
-        old.get("additionalProperties") is not False
-    ):
-        yield f"{path}: allows no other fields"
+def _text(keyword: str, schema: Mapping[str, Any]) -> str | None:
+    """Return a keyword's value as text, which tells 1 from true; None: absent."""
+    if keyword not in schema:
+        return None
+    value = schema[keyword]
+    if keyword in ("enum", "type") and isinstance(value, list):
+        value = sorted(value, key=dumps)
+    return dumps(value, sort_keys=True)

@@ -59,13 +59,20 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("available_at", NAIVE, "naive datetime", "datetime.now(UTC)"),
     ("available_at", "2030-01-01", "isn't a datetime", "aware datetime"),
     ("available_at", NOW + timedelta(days=7), "more than 6d", "add it later"),
+    *(
+        ("available_at", NOW + timedelta(days=29.5), "more than 6d", remedy)
+        for remedy in (
+            "limits=outbox.limits.Limits(max_delay=timedelta(days=30)))",
+            "pillarbox retention set inbox.receipt 45d --minimum 31d",
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("field", "value", "problem", "remedy"),
     REFUSED,
-    ids=[f"{field}: {problem}" for field, _, problem, _ in REFUSED],
+    ids=[f"{field}: {problem}; {remedy}" for field, _, problem, remedy in REFUSED],
 )
 def test_the_error_for_a_violated_limit_names_field_value_and_remedy(
     field: str, value: Any, problem: str, remedy: str

@@ -1,12 +1,13 @@
 """An application as users write it. Nothing of it runs: its types are the test."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self, TypedDict, assert_type
 from uuid import UUID
 
 import psycopg
+from alembic import context
 from psycopg_pool import AsyncConnectionPool
 from pydantic import BaseModel
 from sqlalchemy import Connection, Insert
@@ -19,6 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.source import Abilities
 from inbox.testing.drain import DeadLettered, Drained, drain
+from outbox.administration.autogenerate import LeaveOut
 from outbox.testing import added
 from pillarbox import (
     Acked,
@@ -208,3 +210,15 @@ class Nothing:
 
 publisher: Publisher = Nowhere()
 source: Source = Nothing()
+
+
+def env_py(connection: Connection) -> None:
+    leave_out = LeaveOut(connection)
+
+    def include_name(name: str | None, type_: str, parents: Mapping[Any, Any]) -> bool:
+        return leave_out.include_name(name, type_, parents) and name != "legacy"
+
+    context.configure(
+        include_name=leave_out.include_name, include_object=leave_out.include_object
+    )
+    context.configure(include_name=include_name)

@@ -138,6 +138,39 @@ async def test_scheduled_messages_are_delivered_at_their_time(
     assert drained.topics == ["reminders"]
 
 
+async def test_messages_of_a_key_are_delivered_in_the_order_in_which_they_become_due(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    billing = consumer_of("billing")
+
+    @billing.handles("*")
+    async def bill(session: AsyncSession, message: Message) -> None: ...
+
+    now = datetime.now(UTC)
+    hour = timedelta(hours=1)
+    await write(
+        sessions,
+        Message("last", b"", key="k", available_at=now + 2 * hour),
+        Message("in an hour", b"", key="k", available_at=now + hour),
+        Message("also in an hour", b"", key="k", available_at=now + hour),
+        Message("at once", b"", key="k"),
+        Message("overdue", b"", key="k", available_at=now - hour),
+    )
+
+    drained = await drain(billing, sessions=sessions, at=now + 2 * hour)
+    assert drained.topics == [
+        *("at once", "overdue", "in an hour", "also in an hour", "last"),
+    ]
+
+
+async def test_a_moment_without_a_time_zone_is_refused(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    at = datetime.now(UTC).replace(tzinfo=None)
+    with pytest.raises(ConfigError, match=r"at .*: is a naive datetime, which has no"):
+        await drain(consumer_of("billing"), sessions=sessions, at=at)
+
+
 async def test_plain_handlers_are_drained_with_plain_sessions(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
@@ -152,3 +185,22 @@ async def test_plain_handlers_are_drained_with_plain_sessions(
     await write(sessions, Message("orders.placed", b""))
     with pytest.raises(ConfigError, match="handlers for another kind of sessions"):
         await drain(billing, sessions=sessions)
+
+
+async def test_handlers_of_both_kinds_are_drained_with_a_tuple_of_both_sessions(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    both = (async_sessionmaker[AsyncSession](), sessionmaker[Session]())
+    billing = Consumer(UNUSED, both, name="billing")
+
+    @billing.handles("orders.placed")
+    async def bill(session: AsyncSession, message: Message) -> None:
+        add(session, Message("orders.billed", b""))
+
+    @billing.handles("orders.billed")
+    def ship(session: Session, message: Message) -> None: ...
+
+    await write(sessions, Message("orders.placed", b""))
+    with sessions_of(database_url) as plain:
+        drained = await drain(billing, sessions=(sessions, plain))
+    assert drained.topics == ["orders.placed", "orders.billed"]
