@@ -144,9 +144,9 @@ def relay(
     watching: Watching,
 ) -> None:
     """Publish committed messages until SIGTERM; then drain and exit."""
-    url = broker_url(broker)
+    database, url = database_url(database), broker_url(broker)
     options = RetryOptions(
-        database=database_url(database),
+        database=database,
         broker=url,
         codec=codec,
         consumer=None,
@@ -176,7 +176,7 @@ def relay(
         counts=counts,
         metrics=metrics,
         scope=RELAY,
-        database=lambda: options.database,
+        database=lambda: database,
     )
     watched.retry(
         options.schedule,
@@ -185,7 +185,7 @@ def relay(
         origin=f"relay:{reader}",
     )
     process = Relay(
-        options.database,
+        database,
         publisher_of(url),
         config,
         observers=watched.observers,

@@ -19,7 +19,7 @@ def implementation(group: str, url: str) -> Any:
     """
     scheme = scheme_of(url)
     kind = group.rpartition(".")[2].removesuffix("s")
-    if not scheme:
+    if not url:
         raise ConfigError(
             f"the URL of the {kind} is empty; pass one such as redis://broker.example"
         )

@@ -25,12 +25,15 @@ import os, signal
 from pathlib import Path
 from tests.servers.rabbitmq.server import _epmd
 
+def is_epmd(child):
+    return b"epmd" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\\0")[0]
+
 with _epmd():
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    for child in children:
-        if b"epmd" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\\0")[0]:
-            print(child)
-    os.sys.stdout.flush()
+    started = []
+    while not started:  # between fork and exec it has another name
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        started = list(filter(is_epmd, children))
+    print(*started, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
