@@ -200,7 +200,10 @@ class MessageDeadLettered(DeliveryEvent):
     settles = "dead_letter"
     level = logging.WARNING
     about = ("consumer", "topic", "reason")
-    advice = "fix the cause, then run pillarbox dead-letters retry --side inbox"
+    advice = (
+        "fix the cause, then run pillarbox dead-letters retry --consumer MODULE:NAME"
+        " ID, with the id above"
+    )
 
     attempts: int
     reason: str

@@ -226,7 +226,7 @@ def replay(
     with opened(database, "replay", rights=rights) as connection:
         found = count_published(connection, choice)
         if dry_run:
-            _write(found, as_json=json)
+            _write(found, limit, as_json=json)
             return
         total = sum(topic.messages for topic in found)
         total = min(total, choice.max_rows or total)
@@ -256,7 +256,7 @@ def replay(
         write_line(f"{replayed} replayed: ready to be published again")
 
 
-def _write(found: Sequence[Published], *, as_json: bool) -> None:
+def _write(found: Sequence[Published], limit: int | None, *, as_json: bool) -> None:
     if as_json:
         write_json(found)
         return
@@ -274,3 +274,5 @@ def _write(found: Sequence[Published], *, as_json: bool) -> None:
             for t in found
         ],
     )
+    if limit is not None and limit < sum(t.messages for t in found):
+        write_line(f"with --limit {limit}, the first {limit} of these")

@@ -91,7 +91,10 @@ WORKER_SETTINGS: Final = {
     "idle_in_transaction_session_timeout": "10s",
 }
 
-_GRANT: Final = "GRANT pillarbox_relay TO its role"
+_GRANT: Final = (
+    "GRANT pillarbox_relay TO its role; if it has that, pillarbox migrate restores"
+    " what was revoked"
+)
 _DAYS_DELAY: Final = 1.0
 """Seconds before missing days are made, which takes longer than the first claims."""
 
@@ -135,9 +138,7 @@ class Relay(Process):
         self._publisher = publisher
         self._config = config or RelayConfig()
         self._outages = Outages()
-        # Where handlers run, their consumer logs.
-        all_of = observers if isinstance(publisher, Handling) else logged(observers)
-        self._notify = Observers([self._outages, *all_of]).notify
+        self._notify = Observers([self._outages, *logged(observers)]).notify
         self._name = name or type(publisher).__name__
         self._reader = Reader(reader, broker, publisher, self._notify)
         self._switch_broker = switch_broker

@@ -34,6 +34,7 @@ _REFUSED: Final = 5
 """The ledger refuses the invoices of so many; in 100 orders, some are theirs."""
 _BEFORE_KILL: Final = 5
 _RELAY: Final = ("relay", "--lease", "3s")
+_INFO: Final = ("--log-level", "info")  # whatever the environment says
 _BILLING: Final = "inbox.demo.consumers:billing"
 _TICK: Final = 0.5
 _START_SECONDS: Final = 60.0
@@ -138,7 +139,7 @@ class _Play:
     async def serve_page(self, port: int, options: Sequence[str]) -> str:
         """Serve the page until the end, and return its address."""
         listen = ("--listen", f"127.0.0.1:{port}")
-        web = await self._parts.pillarbox("web", "web", *listen, *options)
+        web = await self._parts.pillarbox("web", "web", *listen, *options, *_INFO)
         found = _ADDRESS.search(await self._logged(web, "WebStarted"))
         assert found is not None
         return found[0]
@@ -193,7 +194,8 @@ class _Play:
         await self._start(relay, *_RELAY)
 
     async def _start(self, name: str, *arguments: str) -> None:
-        part = self._running[name] = await self._parts.pillarbox(name, *arguments)
+        started = await self._parts.pillarbox(name, *arguments, *_INFO)
+        part = self._running[name] = started
         say(f"  ↻ started {name} (pid {part.pid})")
 
     async def _logged(self, part: Part, text: str) -> str:

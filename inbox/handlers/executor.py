@@ -181,7 +181,8 @@ def _check_rights(rights: Row[Any]) -> None:
         raise ConfigError(
             f"the database of sessions: the role {rights.role!r} lacks "
             f"{', '.join(rights.missing)}; GRANT pillarbox_consumer TO "
-            f'"{rights.role}", or use a role that has it'
+            f'"{rights.role}", or use a role that has it; if it has it, pillarbox '
+            "migrate restores what was revoked"
         )
     if rights.hiding:
         raise ConfigError(

@@ -28,6 +28,7 @@ CHECKS: Final[dict[str, Check]] = {
     "foreign": check_foreign,
     "standby": by_statement(load("outbox", "check_standby")),
     "schema": by_statement(load("outbox", "check_schema")),
+    "cluster": by_statement(load("outbox", "check_cluster")),
     "extensions": by_statement(load("outbox", "check_extensions")),
     "roles": by_statement(load("outbox", "check_roles")),
     "grants": by_statement(load("outbox", "check_grants")),
@@ -43,7 +44,7 @@ CHECKS: Final[dict[str, Check]] = {
 }
 OF_PROCESSES: Final = ("upkeep", "partitions", "retention")
 """The checks of the schema that a relay and a consumer may run for the metrics."""
-QUICK: Final = (*OF_PROCESSES, "receipts")
+QUICK: Final = (*OF_PROCESSES, "cluster", "receipts")
 """The checks of the schema that `pillarbox status` and the page run, too."""
 OF_OVERVIEW: Final[dict[str, Callable[[Overview], Iterator[Finding]]]] = {
     "backlog": check_backlog,

@@ -78,9 +78,10 @@ async def _run(project: Project, server: Server, consumer: str | None) -> None:
     assert running is not None
 
     def stop() -> None:
-        running.cancel()
-        for number in _STOPS:  # a second signal ends it at once
-            loop.remove_signal_handler(number)
+        if not running.cancelling():
+            running.cancel()
+        else:
+            parts.kill()
 
     for number in _STOPS:
         loop.add_signal_handler(number, stop)

@@ -99,14 +99,18 @@ def _opened(urls: Sequence[str]) -> Iterator[Databases]:
     """Open databases, each named by its URL if there are several."""
     rights = "GRANT pillarbox_monitor TO its role"
     with ExitStack() as stack:
-        databases = {
-            without_password(url): stack.enter_context(
+        opened = [
+            stack.enter_context(
                 administration(url, application_name="pillarbox trace", rights=rights)
             )
             for url in urls
-        }
-        names = [it.info.dbname for it in databases.values()]
-        yield databases if len(names) > 1 else {names[0]: databases.popitem()[1]}
+        ]
+        names = [without_password(url) for url in urls]
+        if len(opened) == 1:
+            names = [opened[0].info.dbname]
+        elif len({*names}) < len(names):  # they differ in what is left out
+            names = [f"{name} ({n})" for n, name in enumerate(names, 1)]
+        yield dict(zip(names, opened, strict=True))
 
 
 def _show_message(found: Trace, *, as_json: bool) -> int:

@@ -132,6 +132,11 @@ class Parts:
                 "above say why"
             )
 
+    def kill(self) -> None:
+        """Kill every process but the first, the server, which then stops fast."""
+        for part, _ in self._running[1:]:
+            part.send(signal.SIGKILL)
+
     async def __aenter__(self) -> Self:
         """Start the watchdog."""
         self._watchdog = await asyncio.create_subprocess_exec(

@@ -5,6 +5,7 @@ define further metrics in `relay/metrics.py` and `inbox/consuming/metrics.py`, w
 share the registry and the topic labels.
 """
 
+from collections import Counter as Counts
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final, cast
@@ -201,20 +202,26 @@ class DatabaseMetrics:
         name = overview.database
         self._at.clear()
         self._at.labels(name).set(overview.at.timestamp())
-        for it in findings:
-            if it.severity is not Severity.HINT:
-                self._findings.labels(name, it.check, it.severity).inc()
+        found = Counts(
+            (name, it.check, it.severity)
+            for it in findings
+            if it.severity is not Severity.HINT
+        )
+        for labels, count in found.items():
+            self._findings.labels(*labels).set(count)
         backlog = overview.outbox
         if backlog is not None:
             if backlog.estimated is not None:
                 self._backlog.labels(name).set(backlog.estimated)
             waited = backlog.waited or timedelta(0)
             self._oldest.labels(name).set(waited.total_seconds())
-        ages: dict[tuple[str, ...], timedelta] = {}
+        pending: Counts[tuple[str, str, str]] = Counts()
+        ages: dict[tuple[str, str, str], timedelta] = {}
         for side in overview.dead_letters:
             for reason in side.reasons:
-                labels = name, side.side, reason.origin
-                self._letters.labels(*labels).inc(reason.pending)
-                ages[labels] = max(reason.age, ages.get(labels, reason.age))
-        for of, age in ages.items():
-            self._letter_age.labels(*of).set(age.total_seconds())
+                of = name, side.side, reason.origin
+                pending[of] += reason.pending
+                ages[of] = max(reason.age, ages.get(of, reason.age))
+        for each, age in ages.items():
+            self._letters.labels(*each).set(pending[each])
+            self._letter_age.labels(*each).set(age.total_seconds())

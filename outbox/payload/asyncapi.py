@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from json import dumps
 from typing import Any, Final
 
+from outbox.errors import ConfigError
 from outbox.payload import json_codec as codec
 
 VERSION: Final = "3.0.0"
@@ -104,6 +105,9 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     New messages and new optional fields are compatible, and so are changes of titles,
     descriptions and defaults. Any other change isn't, whether a field may hold more
     than before or less.
+
+    Raises:
+        ConfigError: a document doesn't describe its messages as `document` does.
     """
     before = _schemas_of(old)
     after = _schemas_of(new)
@@ -117,8 +121,14 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _schemas_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    messages = document.get("components", {}).get("messages", {})
-    return {name: message.get("payload", {}) for name, message in messages.items()}
+    try:
+        messages = document["components"]["messages"]
+        return {name: message.get("payload", {}) for name, message in messages.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "the document has no components.messages; compare with what pillarbox "
+            "asyncapi printed"
+        ) from error
 
 
 class _Comparison:

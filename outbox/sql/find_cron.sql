@@ -6,7 +6,7 @@
 SELECT i.installed AND coalesce(s.home = current_database(), false),
        i.installed AND s.home IS NOT NULL AND NOT EXISTS (SELECT FROM pg_database d WHERE d.datname = s.home),
        s.home, current_database(), s.heeds_nodes
-  FROM (SELECT to_regclass('cron.job') IS NOT NULL) AS i (installed)
+  FROM (SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron')) AS i (installed)
  CROSS JOIN (SELECT CASE WHEN r.sees THEN current_setting('cron.database_name', true) ELSE current_database() END,
                     CASE WHEN r.sees THEN coalesce(current_setting('cron.use_background_workers', true) = 'off', false) ELSE false END
                FROM (SELECT pg_has_role(current_user, 'pg_read_all_settings', 'USAGE')) AS r (sees)) AS s (home, heeds_nodes)

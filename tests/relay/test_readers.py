@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from outbox.administration.connection import administration
+from outbox.administration.doctor import examine_quickly
 from outbox.administration.readers import add_reader, drop_reader, list_readers
 from outbox.errors import ConfigError
 from outbox.lane import LANES
@@ -255,3 +256,38 @@ def test_names_and_topics_of_readers_are_checked(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         add(database_url, name, topic)
+
+
+def test_a_reader_without_a_relay_is_found_although_another_has_one(
+    database_url: str,
+) -> None:
+    def backlog() -> dict[str, str]:
+        with administration(database_url, application_name="test") as connection:
+            _, findings = examine_quickly(connection)
+        return {it.finding: it.remedy for it in findings if it.check == "backlog"}
+
+    def run(reader: str) -> None:
+        beat = (
+            "SELECT outbox.beat(gen_random_uuid(), 'relay', %s, 'host 1', 'redis://b',"
+            " NULL, NULL, 0, 0, false)"
+        )
+        execute(database_url, beat, (reader,))
+
+    add(database_url, "webhooks")
+    add(database_url, "nothing", broker=None)
+    insert(database_url, Message("orders", b""))
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (created_at, id, lane, topic, content_type,"
+        " payload) VALUES (now() - interval '2 minutes', outbox.uuid7(), 0, 't', 'c',"
+        " '')",
+    )
+    run("webhooks")
+    (finding,) = backlog()
+    assert finding.startswith("no relay is running, and the oldest due message has w")
+
+    execute(database_url, "DELETE FROM outbox.process")
+    run("main")
+    found = backlog()
+    remedy = found["no relay of reader webhooks is running: its messages wait"]
+    assert remedy.startswith("pillarbox relay --broker redis://b/0 --reader webhooks ")

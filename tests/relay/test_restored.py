@@ -15,6 +15,7 @@ from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
 from relay.events import BatchSettled
 from relay.publisher import Acked, Nacked
+from tests.fixtures.doctor import Doctor
 from tests.fixtures.postgres import FEW_DAYS, copied_server
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import PATIENT, insert, make_due, numbered, running, unsettled
@@ -91,6 +92,7 @@ async def test_a_database_restored_in_another_cluster_goes_on_where_it_was(
     server: PostgresServer,
     other_cluster: PostgresServer,
     tmp_path: Path,
+    doctor: Doctor,
 ) -> None:
     source, target = database_url, other_cluster.url
     execute(source if burns == "source" else target, BURN_IDS)
@@ -112,6 +114,9 @@ async def test_a_database_restored_in_another_cluster_goes_on_where_it_was(
     with pytest.raises(ConfigError, match="run pillarbox migrate"):
         async with running(target, second):
             pass
+    _, findings = doctor(target)
+    ((remedy,),) = ([it["remedy"]] for it in findings if it["check"] == "cluster")
+    assert remedy.startswith("pillarbox migrate")
     migrate(target, with_cron=False, days_ahead=FEW_DAYS)
     assert execute(
         target,

@@ -8,6 +8,7 @@ from typing import Final
 from outbox.administration.check import Finding, Severity, error, hint, warning
 from outbox.duration import write_duration
 from outbox.observability.overview import Overview
+from outbox.postgres.advisory_lock import MAIN
 
 _WAITING: Final = timedelta(minutes=1)
 _LATE: Final = timedelta(minutes=15)
@@ -34,15 +35,33 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
             )
 
 
+def _relay_of(reader: str, overview: Overview) -> str:
+    """Return the command that starts a relay of a reader."""
+    processes = overview.processes
+    broker = None if processes is None else processes.readers.get(reader)
+    words = ["pillarbox", "relay", "--broker", broker or "URL"]
+    if reader != MAIN:
+        words += ["--reader", reader]
+    return shlex.join(words)
+
+
 def _check_outbox(overview: Overview) -> Iterator[Finding]:
     processes = overview.processes
-    is_relayed = processes is None or bool(processes.relays)
+    unserved = () if processes is None else processes.unserved
+    for reader in unserved:
+        if reader != MAIN:
+            yield warning(
+                f"no relay of reader {reader} is running: its messages wait",
+                f"{_relay_of(reader, overview)}  # start it; or, if it is not needed"
+                f" any more, pillarbox readers drop {shlex.quote(reader)}",
+            )
+    is_relayed = MAIN not in unserved
     waited = None if overview.outbox is None else overview.outbox.waited
     if waited is None or waited < _WAITING:
         if not is_relayed:
             yield hint(
                 "no relay is running: messages that are added will wait",
-                "pillarbox relay  # unless nothing is published from here",
+                f"{_relay_of(MAIN, overview)}  # unless nothing is published from here",
             )
         return
     retention = [it.retention for it in overview.tables if it.table == "outbox.message"]
@@ -54,9 +73,14 @@ def _check_outbox(overview: Overview) -> Iterator[Finding]:
     if not is_relayed:
         yield error(
             f"no relay is running, and {oldest}",
-            "pillarbox relay  # start it",
+            f"{_relay_of(MAIN, overview)}  # start it",
         )
-    elif processes is not None and processes.free and not overview.is_standby:
+    elif (
+        processes is not None
+        and MAIN in processes.readers
+        and processes.free
+        and not overview.is_standby
+    ):
         yield Finding(
             Severity.ERROR if is_late else Severity.WARNING,
             f"{len(processes.free)} of {processes.lanes} lanes are held by no relay,"

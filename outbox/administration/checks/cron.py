@@ -74,6 +74,12 @@ def check_cron(
                     {"roles": roles, "heeds_nodes": cron.heeds_nodes},
                 )
                 jobs |= {row[0]: _Job(*row) for row in rows}
+    if not rights[None][1] and not jobs:
+        yield unknown(
+            "this role can't see the jobs of pg_cron",
+            f"run pillarbox doctor as a superuser or as a member of {roles[0]}",
+        )
+        return
     for job in jobs.values():
         if job.foreign is not None:
             yield warning(job.foreign, job.remedy)
@@ -149,9 +155,18 @@ def _check_job(
         if not is_late and not job.is_failing:
             return
         last = "has never succeeded" if at is None else f"last succeeded at {at:%F %R}"
+        remedy = (
+            f"SELECT * FROM cron.job_run_details WHERE jobid = {job.jobid}"  # noqa: S608 - for a person to read
+            " ORDER BY runid DESC LIMIT 5;"
+        )
+        if job.failure == "connection failed":
+            remedy = (
+                "ALTER SYSTEM SET cron.use_background_workers = on;  -- and raise"
+                " max_worker_processes, then restart: the roles of the jobs have no"
+                " password"
+            )
         yield Finding(
             Severity.ERROR if is_late else Severity.WARNING,
             f"the job {name!r} {last}; its last failure: {job.failure}",
-            f"SELECT * FROM cron.job_run_details WHERE jobid = {job.jobid}"  # noqa: S608 - for a person to read
-            " ORDER BY runid DESC LIMIT 5;",
+            remedy,
         )

@@ -1,5 +1,6 @@
 """The running processes, as they record themselves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -55,14 +56,26 @@ class Processes:
     Attributes:
         lanes: the number of lanes of the outbox.
         free: lanes that no relay holds.
-        broker: where relays publish, without credentials; None before the first relay.
+        readers: the readers that need a relay, and where each publishes, without
+            credentials; None before its first relay.
     """
 
     relays: tuple[Process, ...]
     consumers: tuple[Process, ...]
     lanes: int
     free: tuple[int, ...]
-    broker: str | None
+    readers: Mapping[str, str | None]
+
+    @property
+    def broker(self) -> str | None:
+        """Where the relays of the main reader publish."""
+        return self.readers.get(MAIN)
+
+    @property
+    def unserved(self) -> tuple[str, ...]:
+        """The readers of which no relay is running."""
+        running = {relay.name for relay in self.relays}
+        return tuple(reader for reader in self.readers if reader not in running)
 
 
 def read_processes(reading: Reading) -> Processes:
@@ -73,13 +86,10 @@ def read_processes(reading: Reading) -> Processes:
         consumers=list_processes(connection, "inbox"),
         lanes=LANES,
         free=tuple(sorted({*range(LANES)} - read_held_lanes(reading))),
-        broker=next(
-            (
-                row["broker"]
-                for row in reading.rows(load("outbox", "read_broker"), reader=MAIN)
-            ),
-            None,
-        ),
+        readers={
+            row["reader"]: row["broker"]
+            for row in reading.rows(load("outbox", "list_relayed_readers"))
+        },
     )
 
 

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
+import pytest
+
+from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
@@ -85,6 +88,11 @@ def test_missing_inactive_silent_or_failing_jobs_are_found(
     (failing,) = about_upkeep()
     assert failing["severity"] == "error"
     assert "its last failure: upkeep: no lock" in failing["finding"]
+    execute(url, "UPDATE cron.job_run_details SET return_message = 'connection failed'")
+    (failing,) = about_upkeep()
+    assert "cron.use_background_workers = on" in failing["remedy"]
+    execute(url, "UPDATE cron.job_run_details SET return_message = 'upkeep: no lock'")
+    (failing,) = about_upkeep()
     assert "no lock" in paste(url, failing["remedy"])
     execute(url, ran, (3, "succeeded", now, now))
     assert about_upkeep() == []
@@ -277,3 +285,23 @@ def test_a_run_that_could_not_connect_is_the_last_failure_and_is_trimmed(
     (failure,) = failures_of_jobs()
     assert failure["severity"] == "warning"
     assert "its last failure: connection failed" in failure["finding"]
+
+
+def test_the_monitor_sees_whether_the_upkeep_runs_and_who_sees_the_jobs(
+    scheduled_server: PostgresServer,
+    doctor: Doctor,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = scheduled_server.url
+    execute(
+        url,
+        "CREATE ROLE watcher LOGIN IN ROLE pillarbox_monitor, pg_monitor",
+    )
+    watching = url.replace("postgres@", "watcher@")
+    assert watching != url
+    assert main(["status", "--database", watching]) == 0
+    assert "permission denied" not in capsys.readouterr().out
+    execute(url, "CALL outbox.maintain()")
+    status, (found,) = doctor(watching)
+    assert (status, found["check"], found["severity"]) == (4, "cron", "unknown")
+    assert "a member of pillarbox_maintainer" in found["remedy"]

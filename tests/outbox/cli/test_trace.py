@@ -120,6 +120,15 @@ def test_the_databases_of_consumers_are_searched_too(
     assert str(effect.id) in {it["id"] for it in life["caused"]}
 
 
+def test_databases_whose_urls_differ_only_in_options_are_all_searched(
+    database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = [f"{database_url}?connect_timeout={n}" for n in (8, 9)]
+    assert run(urls[0], str(family[0].id), "--database", urls[1], "--json") == 0
+    life = json.loads(capsys.readouterr().out)["life"]
+    assert len({it["database"] for it in life["steps"]}) == 2
+
+
 def test_invalid_combinations_of_arguments_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -87,6 +87,17 @@ async def test_a_process_that_does_not_stop_is_killed(
     assert "still runs after 0.1 s" in lines.get_nowait()
 
 
+async def test_impatience_kills_all_but_the_first(lines: asyncio.Queue[str]) -> None:
+    async with Parts({}) as parts:
+        first = await parts.start("database", "sh", "-c", PATIENT)
+        assert await lines.get() == "database: started"
+        second = await parts.start("relay", "sh", "-c", STUBBORN)
+        assert await lines.get() == "relay: started"
+        parts.kill()
+
+    assert (first.ended.result(), second.ended.result()) == (3, -signal.SIGKILL)
+
+
 async def test_a_command_that_fails_is_an_error_that_names_it() -> None:
     async with Parts({}) as parts:
         with pytest.raises(

@@ -268,3 +268,7 @@ def test_the_command_prints_a_document_and_compares_with_an_earlier_one(
     assert main(["asyncapi", path, "--against", str(old)]) == 2
     assert "isn't an AsyncAPI document" in capsys.readouterr().err
     assert main(["asyncapi", path, "--against", str(tmp_path / "none.json")]) == 2
+    for broken in ({}, {"components": {"messages": []}}):
+        old.write_text(json.dumps({"asyncapi": "3.0.0", **broken}))
+        assert main(["asyncapi", path, "--against", str(old)]) == 2
+        assert "has no components.messages" in capsys.readouterr().err

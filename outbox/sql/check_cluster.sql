@@ -1,0 +1,10 @@
+-- Does:  Find out whether the tables came from another cluster by a dump or a logical replica, and weren't migrated since: relays and consumers refuse to start, because the ids of transactions mean nothing here.
+-- Takes: migrate
+-- Gives: severity, finding, remedy
+-- Index: base_pkey
+SELECT 'error',
+       'this database was restored in this cluster, or copied to it: its relays and consumers don''t start',
+       %(migrate)s
+ WHERE NOT EXISTS (SELECT FROM outbox.base AS b
+                    WHERE b.cluster = split_part(outbox.cluster(), '/', 1)
+                      AND b.seq > ALL (SELECT other.seq FROM outbox.base AS other WHERE other.cluster <> b.cluster))
