@@ -194,7 +194,10 @@ def arguments_of(
         takes,
         takes_session=any(map(_is_session, annotations.values())),
         takes_psycopg=any(map(_is_connection, annotations.values())),
-        model=next((it for it in map(_model, annotations.values()) if it), None),
+        model=next(
+            (it for it in (_model(one, takes) for one in annotations.values()) if it),
+            None,
+        ),
     )
 
 
@@ -359,9 +362,9 @@ def _is_payload(annotation: Any) -> bool:
     )
 
 
-def _model(annotation: Any) -> type | None:
+def _model(annotation: Any, takes: Takes) -> type | None:
     """Return the class of a payload, alone or of each in a batch."""
-    if typing.get_origin(annotation) in _MANY:
+    if takes is Takes.MANY and typing.get_origin(annotation) in _MANY:
         annotation = next(iter(typing.get_args(annotation)), None)
     is_one = isinstance(annotation, type) and _is_payload(annotation)
     return annotation if is_one and annotation is not Message else None

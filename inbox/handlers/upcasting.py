@@ -44,7 +44,7 @@ class Versions:
         self._codec = codec
         self._understood: dict[str, int | None] = {}
         self._upcasters: dict[str, dict[int, Upcaster]] = {}
-        self._decoded: dict[str, type | None] = {}
+        self._decoded: set[str] = set()
         self._readers: dict[Upcaster, Callable[[Message], Any]] = {}
 
     def understands(self, topic: str, version: int | None) -> None:
@@ -68,30 +68,20 @@ class Versions:
             model: the class of the decoded payloads, if they have one.
 
         Raises:
-            ConfigError: it is the class of another topic or version, so that no message
-                would fit.
+            ConfigError: the registry has another class for the topic and the version,
+                and this one for others, so that no message would fit.
         """
-        self._decoded[topic] = model
-        bound = self._bound(model)
-        if model is None or bound is None:
-            return
-        of, version = bound
-        prefix = topic.removesuffix("*")
-        if of != topic and (prefix == topic or not of.startswith(prefix)):
+        bound = None if model is None else self._registry.topic_of(model)
+        version = self._understood[topic]
+        known = self._registry.classes(topic, version)
+        if model is not None and bound is not None and known and model not in known:
+            which = "" if version is None else f" in version {version}"
             raise ConfigError(
-                f"topic {shorten(topic)}: its handler takes {model.__name__}, the "
-                f"event of topic {shorten(of)}; register it for that topic, or let it "
-                "take another class"
+                f"topic {shorten(topic)}{which}: its handler takes {model.__name__}, "
+                f"the event of topic {shorten(bound[0])} in version {bound[1]}; "
+                "register it for that, or let it take what is registered for this"
             )
-        if self._understood[topic] not in (None, version):
-            raise ConfigError(
-                f"topic {shorten(topic)}, version={self._understood[topic]}: its "
-                f"handler takes {model.__name__}, which is version {version}; pass "
-                "that version, or let it take another class"
-            )
-
-    def _bound(self, model: type | None) -> tuple[str, int] | None:
-        return None if model is None else self._registry.topic_of(model)
+        self._decoded.add(topic)
 
     def add(self, topic: str, to: int, upcaster: Upcaster) -> None:
         """Register an upcaster of a topic from version `to - 1` to version `to`.
@@ -114,13 +104,8 @@ class Versions:
 
         Raises:
             ConfigError: a step is missing or leads beyond the handler's version, or no
-                handler declares a version; or a handler takes the class of one of
-                several versions and doesn't say so.
+                handler declares a version.
         """
-        for topic, model in self._decoded.items():
-            bound = self._bound(model)
-            if bound and self._understood[topic] is None:
-                self._refuse_others(topic, *bound)
         for topic, known in self._upcasters.items():
             version = self._understood.get(topic)
             if version is None:
@@ -140,14 +125,6 @@ class Versions:
                         f"missing between {min(known) - 1} and {version}; register it "
                         f"by upcasts({topic!r}, to={step})"
                     )
-
-    def _refuse_others(self, topic: str, of: str, version: int) -> None:
-        if self._registry.has_others(of, version):
-            raise ConfigError(
-                f"topic {shorten(of)}: has several versions, and its handler takes "
-                f"the class of one; register it by handles({topic!r}, "
-                f"version={version})"
-            )
 
     def upcast(self, topic: str, message: Message) -> Message:
         """Return a message in the version that the handler of `topic` understands.

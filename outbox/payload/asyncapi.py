@@ -20,6 +20,8 @@ _ANNOTATIONS: Final = frozenset(
     }
 )
 """Keywords that don't say what a value may be."""
+_OF_NAMES: Final = ("properties", "patternProperties", "dependentSchemas")
+"""Keywords whose value has names that are chosen, each with a schema."""
 _STEPS: Final = {"items": "[]", "prefixItems": "[]", "additionalProperties": ".*"}
 """What a value inside another one adds to the path."""
 _REF: Final = "#/components/schemas/"
@@ -150,12 +152,12 @@ class _Comparison:
         was: dict[str, Any] = {}
         now: dict[str, Any] = {}
         for keyword in sorted(({*before} | {*after}) - {"properties", "required"}):
-            parts = _parts(keyword, before), _parts(keyword, after)
+            parts = self._parts(keyword, before, 0), self._parts(keyword, after, 1)
             if parts[0] and len(parts[0]) == len(parts[1]):
                 inner = f"{path}{_STEPS.get(keyword, '')}"
                 for one, two in zip(*parts, strict=True):
                     yield from self.compare(inner, one, two)
-            elif _text(keyword, before) != _text(keyword, after):
+            elif self._text(keyword, before, 0) != self._text(keyword, after, 1):
                 was |= {keyword: before[keyword]} if keyword in before else {}
                 now |= {keyword: after[keyword]} if keyword in after else {}
         if was or now:
@@ -179,11 +181,64 @@ class _Comparison:
     def _keywords(self, schema: Any, which: int) -> Mapping[str, Any]:
         """Return what a schema says about values; `true` says nothing."""
         while (name := _reference(schema)) is not None:
-            schemas = self._documents[which].get("components", {}).get("schemas", {})
-            schema = schemas.get(name, {})
+            schema = self._referenced(schema, name, which)
         if not isinstance(schema, Mapping):
             return {} if schema else {"not": {}}
         return {key: schema[key] for key in schema if key not in _ANNOTATIONS}
+
+    def _referenced(self, schema: Mapping[str, Any], name: str, which: int) -> Any:
+        """Return what a reference leads to, with the keywords that stand beside it."""
+        schemas = self._documents[which].get("components", {}).get("schemas", {})
+        found = schemas.get(name, {})
+        beside = {key: schema[key] for key in schema if key != "$ref"}
+        return {**found, **beside} if isinstance(found, Mapping) else found
+
+    def _parts(self, keyword: str, schema: Mapping[str, Any], which: int) -> list[Any]:
+        """Return the schemas inside a keyword, alternatives in a stable order."""
+        value = schema.get(keyword)
+        if keyword in ("items", "additionalProperties"):
+            return [value] if isinstance(value, Mapping) else []
+        if keyword in ("allOf", "anyOf", "oneOf"):
+            plain = {id(it): self._plain(it, which) for it in value or ()}
+            return sorted(value or (), key=lambda it: _order(plain[id(it)]))
+        return list(value or ()) if keyword == "prefixItems" else []
+
+    def _text(self, keyword: str, schema: Mapping[str, Any], which: int) -> str | None:
+        """Return a keyword's value as text, which tells 1 from true; None: absent."""
+        if keyword not in schema:
+            return None
+        value = self._plain({keyword: schema[keyword]}, which)[keyword]
+        if keyword in ("enum", "type") and isinstance(value, list):
+            value = sorted(value, key=dumps)
+        return dumps(value, sort_keys=True)
+
+    def _plain(
+        self, schema: Any, which: int, above: frozenset[str] = frozenset()
+    ) -> Any:
+        """Return a schema without references, and without what says nothing.
+
+        Args:
+            above: the references that led to it: it can be recursive.
+        """
+        if isinstance(schema, list):
+            return [self._plain(one, which, above) for one in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        name = _reference(schema)
+        if name is not None:
+            if name in above:
+                return "recursive"
+            found = self._referenced(schema, name, which)
+            return self._plain(found, which, above | {name})
+        plain: dict[str, Any] = {}
+        for key in schema.keys() - _ANNOTATIONS:
+            value = schema[key]
+            if key in _OF_NAMES and isinstance(value, Mapping):
+                value = {it: self._plain(value[it], which, above) for it in value}
+            elif key not in ("const", "enum"):
+                value = self._plain(value, which, above)
+            plain[key] = value
+        return plain
 
 
 def _reference(schema: Any) -> str | None:
@@ -191,21 +246,7 @@ def _reference(schema: Any) -> str | None:
     return None if reference is None else str(reference).removeprefix(_REF)
 
 
-def _parts(keyword: str, schema: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas inside a keyword, alternatives in a stable order."""
-    value = schema.get(keyword)
-    if keyword in ("items", "additionalProperties"):
-        return [value] if isinstance(value, Mapping) else []
-    if keyword in ("allOf", "anyOf", "oneOf"):
-        return sorted(value or (), key=dumps)
-    return list(value or ()) if keyword == "prefixItems" else []
-
-
-def _text(keyword: str, schema: Mapping[str, Any]) -> str | None:
-    """Return a keyword's value as text, which tells 1 from true; None: absent."""
-    if keyword not in schema:
-        return None
-    value = schema[keyword]
-    if keyword in ("enum", "type") and isinstance(value, list):
-        value = sorted(value, key=dumps)
-    return dumps(value, sort_keys=True)
+def _order(plain: Any) -> tuple[str, str]:
+    """Sort alternatives by their type: a new optional field must not change places."""
+    kind = plain.get("type") if isinstance(plain, Mapping) else None
+    return dumps(kind), dumps(plain, sort_keys=True)

@@ -237,6 +237,29 @@ def test_recursive_schemas_are_compared() -> None:
     assert any("price" in problem for problem in compare(old, new))
 
 
+def test_references_are_compared_by_what_they_lead_to() -> None:
+    def named(keyword: str, name: str, inner: Any) -> Any:
+        return {keyword: {"$ref": f"#/$defs/{name}"}, "$defs": {name: inner}}
+
+    some, fewer = {"enum": ["a", "b"]}, {"enum": ["a"]}
+    for keyword in ("propertyNames", "not"):
+        old = named(keyword, "A", some)
+        assert compare(*documents(old, named(keyword, "B", some))) == []
+        assert len(compare(*documents(old, named(keyword, "A", fewer)))) == 1
+
+    beside = {"$ref": "#/$defs/A", "$defs": {"A": TEXT}}
+    assert len(compare(*documents(beside, {**beside, "maxLength": 3}))) == 1
+
+    old, new = (
+        {
+            "anyOf": [{"$ref": f"#/$defs/{name}"}, {**WHOLE, "description": name}],
+            "$defs": {name: {**TEXT, "description": name}},
+        }
+        for name in ("A", "Z")
+    )
+    assert compare(*documents(old, new)) == []
+
+
 def test_a_message_that_is_gone_is_found() -> None:
     (old,) = documents(TEXT)
     new = document("d", "1", [MessageSchema("t", 2, TEXT, is_received=True)])
@@ -268,7 +291,7 @@ def test_the_command_prints_a_document_and_compares_with_an_earlier_one(
     assert main(["asyncapi", path, "--against", str(old)]) == 2
     assert "isn't an AsyncAPI document" in capsys.readouterr().err
     assert main(["asyncapi", path, "--against", str(tmp_path / "none.json")]) == 2
-    for broken in ({}, {"components": {"messages": []}}):
-        old.write_text(json.dumps({"asyncapi": "3.0.0", **broken}))
+    for parts in ('"info": {}', '"components": {"messages": []}'):
+        old.write_text(f'{{"asyncapi": "3.0.0", {parts}}}')
         assert main(["asyncapi", path, "--against", str(old)]) == 2
         assert "has no components.messages" in capsys.readouterr().err
