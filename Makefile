@@ -22,6 +22,9 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml \
   --no-config --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock' --quiet
 
+# The tests that run again with the server in a container.
+PARTITION_TESTS := tests/migrations tests/outbox/administration
+
 # The extras installed in the image.
 IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http \
   jsonschema msgspec pydantic metrics otel web
@@ -101,7 +104,7 @@ images: packages ## Build the images of docker/, without a registry if need be
 
 containers: packages $(READY) ## Build the images and test what runs in containers
 	@docker/engine sh -c 'docker/build-images && $(BIN)/pytest -m containers tests/containers $(ARGS) && \
-	  $(BIN)/pytest -n $(WORKERS) tests/migrations tests/outbox/administration'
+	  $(BIN)/pytest -n $(WORKERS) $(PARTITION_TESTS)'
 
 matrix: packages ## Run the tests on each supported Debian and PostgreSQL, as root
 	@docker/matrix $(ARGS)
