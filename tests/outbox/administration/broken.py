@@ -135,7 +135,7 @@ BROKEN = {
     ),
 }
 TOGETHER = {
-    "an extension": ["pg_partman is gone"],
+    "pg_partman": ["pg_partman is gone"],
     "what a migration restores": [
         "a limit of the table was never validated",
         "the grants on pg_partman are lost",

@@ -12,6 +12,7 @@ from outbox.administration.retention import change_policy
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.positions import publish
+from tests.fixtures.postgres import WITHOUT_PARTMAN
 from tests.fixtures.sessions import execute
 from tests.fixtures.upkeep import run_upkeep
 from tests.outbox.administration.retiring import EXPIRED
@@ -84,7 +85,8 @@ def test_one_interval_follows_another_without_a_gap(
         "SELECT partition_interval::interval, datetime_string FROM partman.part_config"
         " WHERE parent_table = 'outbox.message'"
     )
-    configured, daily = (execute(database_url, q) for q in (config, PARTITIONS))
+    configured = None if WITHOUT_PARTMAN else execute(database_url, config)
+    daily = execute(database_url, PARTITIONS)
     for new in EACH_AFTER_EACH:
         before = execute(database_url, PARTITIONS)
 
@@ -109,7 +111,7 @@ def test_one_interval_follows_another_without_a_gap(
         assert doctor(database_url)[1] == []
 
     # Back at daily partitions, pg_partman's configuration and the names are the same.
-    assert execute(database_url, config) == configured
+    assert configured is None or execute(database_url, config) == configured
     names = {row[0] for row in execute(database_url, PARTITIONS)}
     assert {row[0] for row in daily} <= names
 
