@@ -96,7 +96,7 @@ class LogEvents:
 def logged(observers: Iterable[Observer]) -> list[Observer]:
     """Return these observers and, unless one of them logs, one that does.
 
-    So whoever embeds a process sees in the log what its command would have logged.
+    An embedded process then logs what its command would have logged.
     """
     given = list(observers)
     if any(isinstance(observer, LogEvents) for observer in given):
