@@ -108,6 +108,7 @@ class Reader:
         self._arrived = 0
         self._stop = threading.Event()
         self._commands: deque[Callable[[confluent_kafka.Consumer], None]] = deque()
+        self._positions: deque[list[TopicPartition]] = deque()
         self._client = confluent_kafka.Consumer(
             {
                 **config,
@@ -170,7 +171,7 @@ class Reader:
     def store(self, positions: Mapping[Part, int]) -> None:
         """Schedule the commit of positions; those of lost partitions are skipped."""
         offsets = [TopicPartition(*part, at) for part, at in positions.items()]
-        self._commands.append(lambda client: client.store_offsets(offsets=offsets))
+        self._positions.append(offsets)
 
     async def close(self) -> None:
         """Commit the stored positions, and leave the group."""
@@ -195,11 +196,17 @@ class Reader:
             self._post(self._listener.changed)
 
     def _run_commands(self, client: confluent_kafka.Consumer) -> None:
+        self._store_positions(client)
         while self._commands:
             command = self._commands.popleft()
-            # Storing a position of a lost partition has no effect, as intended.
             with suppress(KafkaException):
                 command(client)
+
+    def _store_positions(self, client: confluent_kafka.Consumer) -> None:
+        while self._positions:
+            # Storing a position of a lost partition has no effect, as intended.
+            with suppress(KafkaException):
+                client.store_offsets(offsets=self._positions.popleft())
 
     def _read(self, client: confluent_kafka.Consumer) -> None:
         # The loop hasn't counted the messages that are still on their way to it.
@@ -254,7 +261,9 @@ class Reader:
             self.is_leaving = True
             left.wait(self._handover)
             self.is_leaving = False
-            self._run_commands(self._client)
+            # No commands: this is a callback of the client, and a blocking call within
+            # one makes the client abort the process at its next callback.
+            self._store_positions(self._client)
             self._post(self._listener.lost, _parts(partitions))
 
     def _lost(self, _: object, partitions: Sequence[TopicPartition]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from typing_extensions import override
 from inbox.poison.history import FIRST_DELIVERY, TakenOver
 from inbox.source import Delivery
 from inbox.sources.kafka import KafkaSource
-from inbox.sources.kafka.reader import Reader
+from inbox.sources.kafka.reader import Part, Reader
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.samples import numbered
 from pillarbox import Message
@@ -109,6 +109,36 @@ async def test_an_outage_is_reported_even_if_librdkafka_does_not_report_it(
         private_mock.start()
         await publish(private_mock.url, *numbered("orders", 1))
         assert payloads(await receive_despite_losses(consumer, 1, limit=1)) == [0]
+
+
+class Asking(KafkaSource):
+    """A source that asks for the topics while it leaves, as after a lost connection."""
+
+    reader: Reader
+    question: asyncio.Task[object]
+
+    @override
+    def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.question = loop.create_task(self.reader.topics(loop.time() + 10.0))
+        loop.call_soon(super().leave, parts, left)
+
+
+async def test_a_question_while_partitions_leave_does_not_end_the_process(
+    shared_kafka: Kafka, topic: str
+) -> None:
+    # If the client is asked within a callback, it aborts the process at the next
+    # callback of the same call: when it closes, that of its last commit.
+    await publish(shared_kafka.url, *numbered(topic, 1))
+    async with Asking(
+        f"{shared_kafka.url}/?{SESSION}", topics=[topic], consumer=topic
+    ) as consumer:
+        assert consumer._reader is not None
+        consumer.reader = consumer._reader
+        (delivery,) = await receive(consumer, 1)
+        await delivery.ack()
+    consumer.question.cancel()
+    assert committed(shared_kafka, topic) == 1
 
 
 async def test_attempts_are_counted_while_the_process_runs(
