@@ -43,7 +43,7 @@ _CHECKS = {
             SELECT step, lag(step) OVER (PARTITION BY consumer, customer ORDER BY id)
                    AS previous
               FROM handled h
-             -- What was given up and handled by a retry comes behind its key.
+             -- A dead letter that a retry handled follows later messages of its key.
              WHERE NOT EXISTS (
                    SELECT FROM inbox.dead_letter d
                     WHERE d.tenant = :tenant AND d.message_id = h.message_id::text

@@ -194,7 +194,7 @@ class _Dev:
             await asyncio.Event().wait()
         from watchfiles import PythonFilter, awatch
 
-        # It logs how many files changed; which ones is said here.
+        # It logs how many files changed; `dev` names them.
         logging.getLogger("watchfiles").setLevel(logging.WARNING)
         root = self._project.root
         async for changes in awatch(root, watch_filter=PythonFilter(), step=100):

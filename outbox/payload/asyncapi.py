@@ -1,7 +1,7 @@
 """Describe the messages of an application as an AsyncAPI 3 document, and compare two.
 
-`compare` finds incompatible changes. It doesn't judge whom they break: a field that may
-hold more breaks those who read it, one that may hold less those who write it.
+`compare` finds incompatible changes, whomever they break: a field that may hold more
+breaks those who read it, one that may hold less those who write it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
