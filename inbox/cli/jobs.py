@@ -24,7 +24,6 @@ from outbox.cli.command import (
     opened,
 )
 from outbox.cli.output import warn, write_json, write_line, write_table
-from outbox.duration import write_duration
 
 _COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
 _RIGHTS = "grant the role pillarbox_consumer to its user"
@@ -113,7 +112,7 @@ def cancel(
     return 0
 
 
-def _row(job: JobRow, now: datetime) -> tuple[str | None, ...]:
+def _row(job: JobRow, now: datetime) -> tuple[object, ...]:
     worker = job.worker
     if job.worker_is_gone:
         worker = f"{worker} (gone)"
@@ -121,10 +120,10 @@ def _row(job: JobRow, now: datetime) -> tuple[str | None, ...]:
         worker = None  # the job's previous worker
     return (
         job.state,
-        write_duration(now - job.since),
-        str(job.attempts),
+        now - job.since,
+        job.attempts,
         job.consumer,
         job.topic,
-        str(job.message_id),
+        job.message_id,
         worker,
     )
