@@ -59,7 +59,7 @@ class Cluster:
     def __init__(
         self, binaries: Path, directory: Path, user: pwd.struct_passwd | None
     ) -> None:
-        self._binaries = binaries
+        self._binaries = usable(binaries)
         self._directory = directory
         self._user = user
         self._data = directory / "data"
@@ -234,7 +234,7 @@ def find_binaries() -> Path:
             " or pip install 'pillarbox[dev]', or set PILLARBOX_DATABASE_URL to the URL"
             " of a server"
         )
-    return usable(min(servers, key=lambda it: len(missing_extensions(it))))
+    return min(servers, key=lambda it: len(missing_extensions(it)))
 
 
 @cache
