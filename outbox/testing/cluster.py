@@ -88,7 +88,8 @@ class Cluster:
         _copy(data, self._data)
         has_cron = "pg_cron" not in missing_extensions(self._binaries)
         self._configure(SETTINGS | (CRON_SETTINGS if has_cron else {}) | dict(settings))
-        self._start_anywhere()
+        self._port = free_port()
+        self.start()
 
     def copy_data(self, target: Path) -> None:
         """Copy the data directory of the stopped cluster."""
@@ -112,19 +113,6 @@ class Cluster:
         with (self._data / "postgresql.conf").open("a") as configuration:
             for name, value in {**settings, **sockets}.items():
                 configuration.write(f"{name} = {quoted(value)}\n")
-
-    def _start_anywhere(self) -> None:
-        attempts = 5
-        while True:
-            attempts -= 1
-            self._port = free_port()
-            try:
-                self.start()
-            except OutboxError as error:
-                if "could not bind" not in str(error) or attempts == 0:
-                    raise
-            else:
-                return
 
     def start(self) -> None:
         """Start the server, and return when it accepts connections."""
