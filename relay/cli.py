@@ -29,7 +29,13 @@ from outbox.cli.command import (
     opened,
 )
 from outbox.cli.output import progress, write_line, write_table
-from outbox.cli.supervisor import Schedule, Watched, Watching
+from outbox.cli.supervisor import (
+    RETRY_INTERVAL,
+    RetryInterval,
+    Watched,
+    Watching,
+    schedule_of,
+)
 from outbox.events import Observer
 from outbox.observability.database_measure import RELAY
 from outbox.payload.payload_codec import load_codec
@@ -138,18 +144,11 @@ def relay(
             "publishing.",
         ),
     ] = False,
-    schedule: Schedule,
+    dead_letter_interval: RetryInterval = RETRY_INTERVAL,
     watching: Watching,
 ) -> None:
     """Publish committed messages until SIGTERM; then drain and exit."""
     database, url = database_url(database), broker_url(broker)
-    options = RetryOptions(
-        database=database,
-        broker=url,
-        codec=codec,
-        consumer=None,
-        schedule=schedule.read(),
-    )
     config = RelayConfig(
         batch_size=batch_size,
         concurrency=concurrency,
@@ -175,6 +174,13 @@ def relay(
         metrics=metrics,
         scope=RELAY,
         database=lambda: database,
+    )
+    options = RetryOptions(
+        database=database,
+        broker=url,
+        codec=codec,
+        consumer=None,
+        schedule=schedule_of(dead_letter_interval),
     )
     watched.retry(
         options.schedule,

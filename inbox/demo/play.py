@@ -1,15 +1,11 @@
 """The demo: place, publish and handle orders despite failures, and count them."""
 
 import asyncio
-import re
-import secrets
 import signal
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from sqlalchemy import Engine, create_engine, text
@@ -42,7 +38,6 @@ _LAST_LINES: Final = 15
 _BETWEEN_LINES: Final = 2.0
 _PATIENCE: Final = 120.0
 _PAUSE: Final = 0.05
-_ADDRESS: Final = re.compile(r"http://[\d.]+:\d+")
 
 Logs: TypeAlias = defaultdict[str, list[str]]
 """What processes printed, by their names."""
@@ -93,31 +88,18 @@ def show(url: str, broker: str, options: Options) -> int:
         BROKER_VARIABLE: broker,
         TENANT_VARIABLE: tenant,
     }
-    token = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
-        tokens = Path(folder, "tokens")
-        tokens.touch(mode=0o600)
-        tokens.write_text(f"you {token} act payloads\n")
-        page = ("--tokens", str(tokens), "--consumer", _BILLING)
-        try:
-            return asyncio.run(_play(engine, environment, options, page, token))
-        finally:
-            engine.dispose()
+    try:
+        return asyncio.run(_play(engine, environment, options))
+    finally:
+        engine.dispose()
 
 
 async def _play(
-    engine: Engine,
-    environment: Mapping[str, str],
-    options: Options,
-    page: Sequence[str],
-    token: str,
+    engine: Engine, environment: Mapping[str, str], options: Options
 ) -> int:
     logs: Logs = defaultdict(list)
     async with Parts(environment, lambda name, it: logs[name].append(it)) as parts:
         play = _Play(engine, parts, logs, environment[TENANT_VARIABLE], options)
-        if options.web is not None:
-            address = await play.serve_page(options.web, page)
-            say(f"page       {address}/login#{token}")
         return await play.run()
 
 
@@ -136,17 +118,15 @@ class _Play:
         self._shop = Shop(sessionmaker(engine), tenant=tenant, customers=_CUSTOMERS)
         self._good = True
 
-    async def serve_page(self, port: int, options: Sequence[str]) -> str:
-        """Serve the page until the end, and return its address."""
-        listen = ("--listen", f"127.0.0.1:{port}")
-        web = await self._parts.pillarbox("web", "web", *listen, *options, *_INFO)
-        found = _ADDRESS.search(await self._logged(web, "WebStarted"))
-        assert found is not None
-        return found[0]
-
     async def run(self) -> int:
         """Return the exit status."""
-        orders = self._options.orders
+        orders, port = self._options.orders, self._options.web
+        if port is not None:
+            page = await self._parts.pillarbox(
+                "web", "web", "--listen", f"127.0.0.1:{port}", *_INFO
+            )
+            link = await self._logged(page, "Log in at ")
+            say(f"page       {link.partition('Log in at ')[2]}")
         await self._start_all("relay-1")
         say()
         with Session(self._engine) as session, session.begin():
@@ -181,7 +161,7 @@ class _Play:
             say(self._last_lines())
         say()
         say("everything holds" if self._good else "SOMETHING IS WRONG")
-        if self._options.web is not None:
+        if port is not None:
             await self._keep_open()
         return 0 if self._good else 1
 

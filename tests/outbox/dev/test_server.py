@@ -37,21 +37,14 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def binaries(folder: Path, major: int, *extensions: str) -> Path:
+def binaries(folder: Path, *extensions: str) -> Path:
     """Make the programs of a server that has these extensions."""
-    program(folder / "postgres", f"echo 'postgres (PostgreSQL) {major}.1 (Debian)'")
-    program(folder / "initdb", "")
+    program(folder / "postgres", "")
     program(folder / "pg_config", f"echo {folder}")
     (folder / "extension").mkdir()
     for name in extensions:
         (folder / "extension" / f"{name}.control").touch()
     return folder
-
-
-def docker(folder: Path, monkeypatch: pytest.MonkeyPatch, *, has_image: bool) -> None:
-    """Put a docker on the path that has the project's image, or hasn't."""
-    program(folder / "docker", f"exit {0 if has_image else 1}")
-    monkeypatch.setenv("PATH", str(folder))
 
 
 BOTH = ("pg_partman", "pg_cron")
@@ -73,8 +66,9 @@ def test_programs_with_both_extensions_come_first_then_docker(
     has_image: bool,
     chosen: type,
 ) -> None:
-    docker(tmp_path / "docker", monkeypatch, has_image=has_image)
-    found = binaries(tmp_path / "bin", 17, *extensions)
+    program(tmp_path / "docker" / "docker", f"exit {0 if has_image else 1}")
+    monkeypatch.setenv("PATH", str(tmp_path / "docker"))
+    found = binaries(tmp_path / "bin", *extensions)
     monkeypatch.setattr(module, "find_binaries", lambda: found)
 
     assert isinstance(choose_server(project), chosen)
@@ -83,7 +77,7 @@ def test_programs_with_both_extensions_come_first_then_docker(
 def test_the_data_stay_with_the_program_that_made_them(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older, newer = binaries(tmp_path / "15", 15), binaries(tmp_path / "18", 18, *BOTH)
+    older, newer = binaries(tmp_path / "15"), binaries(tmp_path / "18", *BOTH)
     for found in (older, newer):
         monkeypatch.setattr(module, "find_binaries", lambda found=found: found)
         assert choose_server(project).name == f"PostgreSQL in {older}"
