@@ -5,7 +5,6 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from sqlalchemy import Engine, create_engine, text
@@ -43,27 +42,18 @@ Logs: TypeAlias = defaultdict[str, list[str]]
 """What processes printed, by their names."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """The size of the demo.
-
-    Attributes:
-        orders: how many are placed, at least 100.
-        web: the port of the page, which stays open until Ctrl-C; 0 for any free one,
-            None for no page.
-    """
-
-    orders: int = 3000
-    web: int | None = None
-
-
 def say(line: str = "") -> None:
     """Print a line and flush it."""
     print(line, flush=True)
 
 
-def show(url: str, broker: str, options: Options) -> int:
+def show(url: str, broker: str, *, orders: int, web: int | None) -> int:
     """Set up the database, run the demo, and count.
+
+    Args:
+        orders: how many are placed, at least 100.
+        web: the port of the page, which stays open until Ctrl-C; 0 for any free one,
+            None for no page.
 
     Returns:
         0 only if every count is right, else 1.
@@ -89,38 +79,34 @@ def show(url: str, broker: str, options: Options) -> int:
         TENANT_VARIABLE: tenant,
     }
     try:
-        return asyncio.run(_play(engine, environment, options))
+        return asyncio.run(_play(engine, environment, orders, web))
     finally:
         engine.dispose()
 
 
 async def _play(
-    engine: Engine, environment: Mapping[str, str], options: Options
+    engine: Engine, environment: Mapping[str, str], orders: int, web: int | None
 ) -> int:
     logs: Logs = defaultdict(list)
     async with Parts(environment, lambda name, it: logs[name].append(it)) as parts:
-        play = _Play(engine, parts, logs, environment[TENANT_VARIABLE], options)
-        return await play.run()
+        play = _Play(engine, parts, logs, environment[TENANT_VARIABLE])
+        return await play.run(orders, web)
 
 
 class _Play:
     """One run: orders are placed while processes fail and die, then counted."""
 
-    def __init__(
-        self, engine: Engine, parts: Parts, logs: Logs, tenant: str, options: Options
-    ) -> None:
+    def __init__(self, engine: Engine, parts: Parts, logs: Logs, tenant: str) -> None:
         self._engine = engine
         self._parts = parts
         self._logs = logs
         self._tenant = tenant
-        self._options = options
         self._running: dict[str, Part] = {}
         self._shop = Shop(sessionmaker(engine), tenant=tenant, customers=_CUSTOMERS)
         self._good = True
 
-    async def run(self) -> int:
+    async def run(self, orders: int, port: int | None) -> int:
         """Return the exit status."""
-        orders, port = self._options.orders, self._options.web
         if port is not None:
             page = await self._parts.pillarbox(
                 "web", "web", "--listen", f"127.0.0.1:{port}", *_INFO

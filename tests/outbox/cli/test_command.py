@@ -235,6 +235,7 @@ def test_debug_applies_to_pillarbox_only_because_clients_log_payloads() -> None:
     assert "INFO retried\n" in said
     assert "DEBUG in detail\n" in said
     assert "confidential" not in said
+    assert "WARNING a\n    b\n" in said, "it can't look like another record"
 
 
 def test_a_closed_pipe_ends_a_command_silently() -> None:
