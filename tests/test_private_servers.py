@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -14,8 +13,6 @@ from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.testing import cluster
 from outbox.testing.lifetime import free_port, is_running, wait_until
 from outbox.testing.postgres import PostgresServer, postgres_server
-from tests.fixtures.command_server import CommandServer
-from tests.fixtures.processes import command_line
 from tests.servers.redis import RedisServer, redis_server
 
 # Starts both servers, prints their process ids and directories, and is killed.
@@ -142,24 +139,3 @@ def test_a_private_server_leaves_nothing_behind() -> None:
     assert not is_running(pid)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_a_command_server_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
-    server: CommandServer | None = None
-
-    def version() -> int:
-        nonlocal server
-        server = server or CommandServer()
-        with (tmp_path / "output").open("wb") as output:
-            command = server.start(
-                command_line("pillarbox", "--version")[1:], os.environ, output.fileno()
-            )
-        return command.wait(60)
-
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(version).result() == 0
-    assert server is not None
-    try:
-        assert version() == 0
-    finally:
-        server.close()
