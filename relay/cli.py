@@ -1,7 +1,6 @@
 """`pillarbox relay`, `pillarbox replay`, and the relay's side of repair."""
 
-import sys
-from collections.abc import Sequence
+from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -15,7 +14,6 @@ from outbox.cli.command import (
     Database,
     DryRun,
     Duration,
-    Json,
     Key,
     Limit,
     Rate,
@@ -30,8 +28,14 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import progress, write_json, write_line, write_table
-from outbox.cli.supervisor import Schedule, Watched, Watching
+from outbox.cli.output import progress, write_line, write_table
+from outbox.cli.supervisor import (
+    RETRY_INTERVAL,
+    RetryInterval,
+    Watched,
+    Watching,
+    schedule_of,
+)
 from outbox.events import Observer
 from outbox.observability.database_measure import RELAY
 from outbox.payload.payload_codec import load_codec
@@ -44,7 +48,7 @@ from relay.dead_letters.side import SIDE
 from relay.events import RelayStarted
 from relay.relay import Relay
 from relay.renewed_publisher import publisher_of
-from relay.replay import Published, ReplayCriteria, count_published, replay_published
+from relay.replay import ReplayCriteria, count_published, replay_published
 
 if TYPE_CHECKING:
     from outbox.observability.prometheus import PrometheusEvents
@@ -140,18 +144,11 @@ def relay(
             "publishing.",
         ),
     ] = False,
-    schedule: Schedule,
+    dead_letter_interval: RetryInterval = RETRY_INTERVAL,
     watching: Watching,
 ) -> None:
     """Publish committed messages until SIGTERM; then drain and exit."""
     database, url = database_url(database), broker_url(broker)
-    options = RetryOptions(
-        database=database,
-        broker=url,
-        codec=codec,
-        consumer=None,
-        schedule=schedule.read(),
-    )
     config = RelayConfig(
         batch_size=batch_size,
         concurrency=concurrency,
@@ -177,6 +174,13 @@ def relay(
         metrics=metrics,
         scope=RELAY,
         database=lambda: database,
+    )
+    options = RetryOptions(
+        database=database,
+        broker=url,
+        codec=codec,
+        consumer=None,
+        schedule=schedule_of(dead_letter_interval),
     )
     watched.retry(
         options.schedule,
@@ -210,7 +214,6 @@ def replay(
     rate: Rate = None,
     dry_run: DryRun = False,
     database: Database = None,
-    json: Json = False,
 ) -> None:
     """Publish messages again, selected by topic, key and time."""
     choice = ReplayCriteria(
@@ -226,53 +229,19 @@ def replay(
     with opened(database, "replay", rights=rights) as connection:
         found = count_published(connection, choice)
         if dry_run:
-            _write(found, limit, as_json=json)
+            if found:
+                write_table(_PUBLISHED_COLUMNS, [astuple(it) for it in found])
+            else:
+                write_line("no published message matches")
             return
         total = sum(topic.messages for topic in found)
-        total = min(total, choice.max_rows or total)
-        done = 0
-        with progress(total) as show_progress:
-
-            def show(count: int) -> None:
-                nonlocal done
-                done = count
-                show_progress(min(count, total))
-
-            try:
-                replayed = replay_published(
-                    connection,
-                    choice,
-                    # Don't exceed the rate within a second, either.
-                    batch_size=min(_BATCH, max(1, int(rate or _BATCH))),
-                    max_per_second=rate,
-                    on_batch=show,
-                )
-            finally:
-                if done < total:
-                    sys.stderr.write(f"{total - done} of {total} were not replayed\n")
-    if json:
-        write_json({"replayed": replayed})
-    else:
-        write_line(f"{replayed} replayed: ready to be published again")
-
-
-def _write(found: Sequence[Published], limit: int | None, *, as_json: bool) -> None:
-    if as_json:
-        write_json(found)
-        return
-    if not found:
-        write_line("no published message matches")
-        return
-    write_table(
-        _PUBLISHED_COLUMNS,
-        [
-            (
-                t.topic,
-                t.messages,
-                *(f"{m:%Y-%m-%d %H:%M:%S%z}" for m in (t.oldest, t.newest)),
+        with progress(min(total, limit or total)) as show_progress:
+            replayed = replay_published(
+                connection,
+                choice,
+                # Don't exceed the rate within a second, either.
+                batch_size=min(_BATCH, max(1, int(rate or _BATCH))),
+                max_per_second=rate,
+                on_batch=show_progress,
             )
-            for t in found
-        ],
-    )
-    if limit is not None and limit < sum(t.messages for t in found):
-        write_line(f"with --limit {limit}, the first {limit} of these")
+    write_line(f"{replayed} replayed: ready to be published again")

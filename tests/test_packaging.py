@@ -1,7 +1,5 @@
 """The built wheel contains what is in the tree."""
 
-import json
-import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, distribution
@@ -13,26 +11,6 @@ import pytest
 from tests.install.wheel import MOUNTS, ROOT, build_wheel
 
 SHIPPED = {".py", ".sql", ".typed", ".mako", ".html", ".css", ".js", ".svg"}
-
-# Prints the hash of each file of pillarbox's packages, as the interpreter finds them.
-FIND_FILES = """
-import hashlib, json
-from importlib.resources import files
-
-def walk(folder, name):
-    for entry in folder.iterdir():
-        path = f"{name}/{entry.name}"
-        if entry.is_dir() and entry.name != "__pycache__":
-            yield from walk(entry, path)
-        elif entry.is_file() and not path.endswith(".pyc"):
-            yield path, hashlib.sha256(entry.read_bytes()).hexdigest()
-
-packages = ["outbox", "outbox.migrations", "relay", "inbox"]
-found = {}
-for package in packages:
-    found.update(walk(files(package), package.replace(".", "/")))
-print(json.dumps(found))
-"""
 
 # Adds messages through plain sessions in an interpreter that has no greenlet.
 ADD_WITHOUT_GREENLET = """
@@ -63,16 +41,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("built"))
 
 
-def files_found(**environment: str) -> dict[str, str]:
-    found = subprocess.run(
-        [sys.executable, "-P", "-c", FIND_FILES],
-        check=True,
-        capture_output=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
-    )
-    return dict(json.loads(found.stdout))
-
-
 def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     in_tree = {
         f"{mount}/{path.relative_to(ROOT / folder)}"
@@ -91,14 +59,6 @@ def test_type_checkers_read_every_package_of_the_wheel(wheel: Path) -> None:
     # PEP 561: a module that isn't in a package can't be typed.
     for top in {name.partition("/")[0] for name in names if ".dist-info/" not in name}:
         assert f"{top}/py.typed" in names
-
-
-def test_the_wheel_and_the_editable_install_give_the_same_files(
-    wheel: Path, tmp_path: Path
-) -> None:
-    with ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-    assert files_found(PYTHONPATH=str(tmp_path)) == files_found()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """The pytest plugin, in a separate run as in an application's tests."""
 
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine, text
 
+from outbox.testing.databases import databases
 from outbox.testing.postgres import PostgresServer
 
 pytest_plugins = ["pytester"]
@@ -79,113 +80,72 @@ def test_own_tables(pillarbox_databases, with_orders, n):
             assert session.scalar(count) == 1
         engine.dispose()
 """
-WITHOUT_PYTEST = """
-import unittest
-
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
-
-import pillarbox
-from outbox.testing import added
-from outbox.testing.databases import databases
-from pillarbox import Message
-
-
-def setUpModule():
-    global made
-    made = unittest.enterModuleContext(databases())
-
-
-class OrderTest(unittest.TestCase):
-    def setUp(self):
-        engine = create_engine(self.enterContext(made.new()))
-        self.addCleanup(engine.dispose)
-        self.session = self.enterContext(Session(engine))
-
-    def test_placed(self):
-        pillarbox.add(self.session, Message("orders.placed", b""))
-        self.session.flush()
-        self.assertEqual(1, len(added(self.session)))
-"""
 STALE = "pillarbox_template_20200101_0123456789ab"
 TEMPLATES = """
 SELECT datname, oid FROM pg_database WHERE datname ^@ 'pillarbox_template_2'
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory that keeps the template of private servers."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def project(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cache: Path
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.Pytester:
-    """The tests of an application."""
+    """The tests of an application, with a cache of its own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path))
     monkeypatch.setenv("PILLARBOX_DATABASE_URL", "postgresql://production.invalid/shop")
     # The result must not depend on whether this tree is installed.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    pytester.makeconftest('pytest_plugins = ["outbox.testing.plugin"]')
-    pytester.makepyfile(TESTS)
     return pytester
 
 
-def run(project: pytest.Pytester, *options: str, passed: int = 6) -> None:
-    plugins = ("-p", "pytest_asyncio.plugin", "-p", "xdist.plugin")
-    result = project.runpytest_subprocess("-q", *plugins, *options)
-    result.assert_outcomes(passed=passed)
-
-
-def stamps(cache: Path) -> list[tuple[int, int]]:
-    kept = (path.stat() for path in (cache / "pillarbox").glob("2*"))
-    return [(found.st_ino, found.st_mtime_ns) for found in kept]
-
-
-def templates(server: PostgresServer) -> dict[str, int]:
-    with psycopg.connect(server.url) as connection:
-        return dict(connection.execute(TEMPLATES).fetchall())
+def use_a_database(number: int) -> str:
+    """Use a new database, as another run does."""
+    with databases() as made, made.new() as url:
+        engine = create_engine(url)
+        with engine.connect() as connection:
+            query = text("SELECT count(*) FROM outbox.message")
+            assert connection.scalar(query) == 0, number
+        engine.dispose()
+    return url
 
 
 def test_fixtures_work_in_another_project_and_keep_their_template(
-    project: pytest.Pytester, cache: Path
+    project: pytest.Pytester,
 ) -> None:
-    run(project, "-n2")
-    kept = stamps(cache)
+    def stamps() -> list[tuple[int, int]]:
+        kept = (path.stat() for path in (project.path / "pillarbox").glob("2*"))
+        return [(found.st_ino, found.st_mtime_ns) for found in kept]
 
-    run(project, "-k", "test_database", passed=2)
+    project.makeconftest('pytest_plugins = ["outbox.testing.plugin"]')
+    project.makepyfile(TESTS)
+    plugins = ("-p", "pytest_asyncio.plugin", "-p", "xdist.plugin")
+    project.runpytest_subprocess("-q", *plugins, "-n2").assert_outcomes(passed=6)
+    kept = stamps()
+
+    use_a_database(1)
 
     assert len(kept) == 1
-    assert stamps(cache) == kept
-
-
-def test_databases_need_no_pytest(project: pytest.Pytester) -> None:
-    project.makepyfile(test_orders=WITHOUT_PYTEST)
-    done = subprocess.run(
-        [sys.executable, "-m", "unittest", "-v", "test_orders"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Ran 1 test" in done.stderr
+    assert stamps() == kept
 
 
 def test_a_server_of_yours_keeps_one_template_of_today(
-    project: pytest.Pytester, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def templates() -> dict[str, int]:
+        with psycopg.connect(server.url) as connection:
+            return dict(connection.execute(TEMPLATES).fetchall())
+
     monkeypatch.setenv("PILLARBOX_TEST_DATABASE_URL", server.url)
     server.create_database(STALE)
     try:
-        run(project, "-n2")
-        kept = templates(server)
-        run(project, "-k", "test_database", passed=2)
-        assert templates(server) == kept
+        with ThreadPoolExecutor(2) as at_once:
+            assert len({*at_once.map(use_a_database, range(2))}) == 2
+        kept = templates()
+        use_a_database(3)
+        assert templates() == kept
     finally:
-        for template in templates(server):
+        for template in templates():
             server.drop_database(template)
     assert len(kept) == 1
     assert STALE not in kept
@@ -216,28 +176,14 @@ def test_rolled_back():
         pillarbox.add(session, Message("rolled back", b""))
         raise ValueError
 """
-FAIL = (
-    *("-W", "error::pillarbox.UnsentMessagesWarning"),
-    *("-W", "error::pytest.PytestUnraisableExceptionWarning"),
-)
 
 
-@pytest.mark.parametrize(
-    ("options", "failed"), [((), 0), (FAIL, 1)], ids=["as it is", "as an error"]
-)
-def test_messages_left_unsent_are_warnings_which_can_be_errors(
-    options: tuple[str, ...],
-    failed: int,
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    pytester.makepyfile(UNSENT)
+def test_messages_left_unsent_are_warnings(project: pytest.Pytester) -> None:
+    project.makepyfile(UNSENT)
 
-    result = pytester.runpytest_subprocess("-q", *options)
+    result = project.runpytest_subprocess("-q")
 
-    result.assert_outcomes(failed=failed, passed=3 - failed, warnings=1 - failed)
+    result.assert_outcomes(passed=3, warnings=1)
     result.stdout.fnmatch_lines(
         ["*lost 1 message of topic 'closed': their session was closed without *"]
     )
@@ -260,16 +206,14 @@ def test_unawaited():
 
 
 def test_the_filters_in_the_documentation_find_what_was_not_awaited_and_not_committed(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     page = (ROOT / "docs" / "testing.md").read_text()
     filters = page.partition("```toml\n")[2].partition("```")[0]
-    pytester.makepyprojecttoml(filters)
-    pytester.makepyfile(test_unsent=UNSENT, test_unawaited=UNAWAITED)
+    project.makepyprojecttoml(filters)
+    project.makepyfile(test_unsent=UNSENT, test_unawaited=UNAWAITED)
 
-    result = pytester.runpytest_subprocess("-q")
+    result = project.runpytest_subprocess("-q")
 
     result.assert_outcomes(failed=2, passed=2)
     result.stdout.fnmatch_lines_random(

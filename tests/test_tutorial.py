@@ -48,7 +48,6 @@ class Reader:
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("PILLARBOX_")},
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "XDG_CACHE_HOME": str(folder / "cache"),
         }
         self._terminals: list[subprocess.Popen[bytes]] = []
         self._actual: dict[str, str] = {}

@@ -51,7 +51,7 @@ _BROKERS: Final = """\
 
 <!-- Written by `make reference` from the code. -->
 
-`pillarbox brokers NAME` shows the same. One URL serves both sides: relay and consumer
+One URL serves both sides: relay and consumer
 each use their own options.
 """
 _COLUMNS: Final = "| option | variable | default | |\n|---|---|---|---|\n"
@@ -101,8 +101,6 @@ def _section(words: tuple[str, ...], command: Any) -> str:
     parts.append(_COLUMNS + "".join(rows))
     if command.epilog:
         parts.append(f"{_plain(command.epilog)}\n")
-    if words[1] == "brokers":
-        parts.append("The same tables: [options of broker URLs](brokers.md).\n")
     return "\n".join(parts)
 
 

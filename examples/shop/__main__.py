@@ -5,15 +5,15 @@ import os
 import sys
 
 from examples.shop.brokers import NAMES, broker
-from inbox.demo.command import run
-from inbox.demo.play import PAGE_PORT, Options
+from inbox.demo.command import ORDERS, run
+from inbox.demo.play import PAGE_PORT
 from outbox.cli.command import DATABASE_VARIABLE
 
 
 def main() -> int:
     """Run the demo; return 0 only if every count is right."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--orders", type=int, default=Options().orders, metavar="N")
+    parser.add_argument("--orders", type=int, default=ORDERS, metavar="N")
     parser.add_argument(
         "--broker",
         metavar="URL",
@@ -38,9 +38,7 @@ def main() -> int:
     )
     given = vars(parser.parse_args())
     database, chosen = given.pop("database"), given.pop("broker")
-    return run(
-        Options(**given), database=database, broker=lambda url: broker(chosen, url)
-    )
+    return run(**given, database=database, broker=lambda url: broker(chosen, url))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,13 @@ from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.load import load_consumer, queues_of
 from inbox.events import ConsumerStarted, HandlersAbandoned, MessageDeadLettered
 from outbox.cli.command import command, new_app
-from outbox.cli.supervisor import Schedule, Watched, Watching
+from outbox.cli.supervisor import (
+    RETRY_INTERVAL,
+    RetryInterval,
+    Watched,
+    Watching,
+    schedule_of,
+)
 from outbox.events import Event, Observer
 from outbox.observability.database_measure import CONSUMER
 
@@ -61,7 +67,7 @@ def consume(
             help="Exit when no message has arrived for 5 seconds.",
         ),
     ] = False,
-    schedule: Schedule,
+    dead_letter_interval: RetryInterval = RETRY_INTERVAL,
     watching: Watching,
 ) -> int:
     """Handle messages with your Consumer until SIGTERM; then drain and exit."""
@@ -91,11 +97,13 @@ def consume(
     )
     for observer in (*watched.observers, watch):
         found.observe(observer)
-    retries = schedule.read()
-    if retries is not None:
-        open_retrier = partial(found.retrier, retries, watched.notify)
-        origin = f"consumer:{found.name}"
-        watched.retry(retries, open_retrier, schema="inbox", origin=origin)
+    schedule = schedule_of(dead_letter_interval)
+    watched.retry(
+        schedule,
+        partial(found.retrier, schedule, watched.notify),
+        schema="inbox",
+        origin=f"consumer:{found.name}",
+    )
     watched.run(partial(found.run, idle=IDLE if once else None), found.stop)
     status = GAVE_UP if once and dead_lettered else 0
     _leave_stuck_handlers(found.name, status, found.notify)

@@ -23,8 +23,7 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import warn, write_json, write_line, write_table
-from outbox.duration import write_duration
+from outbox.cli.output import write_json, write_line, write_table
 
 _COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
 _RIGHTS = "grant the role pillarbox_consumer to its user"
@@ -104,16 +103,10 @@ def cancel(
         f"{message_id} of {name} will be cancelled: a running handler stops with "
         "its next heartbeat; one that has not started never starts"
     )
-    if name not in known:
-        warn(
-            f"consumer {name!r} has no job for it yet. If its message reaches a "
-            "handler with a lease, the job ends there; a handler without a lease "
-            "handles it anyway"
-        )
     return 0
 
 
-def _row(job: JobRow, now: datetime) -> tuple[str | None, ...]:
+def _row(job: JobRow, now: datetime) -> tuple[object, ...]:
     worker = job.worker
     if job.worker_is_gone:
         worker = f"{worker} (gone)"
@@ -121,10 +114,10 @@ def _row(job: JobRow, now: datetime) -> tuple[str | None, ...]:
         worker = None  # the job's previous worker
     return (
         job.state,
-        write_duration(now - job.since),
-        str(job.attempts),
+        now - job.since,
+        job.attempts,
         job.consumer,
         job.topic,
-        str(job.message_id),
+        job.message_id,
         worker,
     )

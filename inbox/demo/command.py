@@ -3,12 +3,15 @@
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
-from inbox.demo.play import Options, say, show
+from inbox.demo.play import say, show
 from outbox.cli.command import FAILED, command, new_app
 from outbox.cli.main import INTERRUPTED
 from outbox.errors import OutboxError
 from outbox.testing.postgres import postgres_server
+
+ORDERS: Final = 3000
 
 app = new_app()
 
@@ -24,18 +27,20 @@ def demo() -> int:
     It starts a PostgreSQL server of its own, which it removes at the end. On a terminal
     it also shows the shop on the page, which stays open until Ctrl-C.
     """
-    return run(Options(web=0 if sys.stdout.isatty() else None))
+    return run(web=0 if sys.stdout.isatty() else None)
 
 
 def run(
-    options: Options,
     *,
+    orders: int = ORDERS,
+    web: int | None = None,
     database: str | None = None,
     broker: Callable[[str], AbstractContextManager[str]] = nullcontext,
 ) -> int:
     """Run the demo, and return its exit status.
 
     Args:
+        orders, web: as for `show`.
         database: the URL of a database to use instead of a private server.
         broker: opens the broker, given the database's URL; returns its URL.
     """
@@ -44,7 +49,7 @@ def run(
             postgres_server(database, durable=False) as server,
             broker(server.url) as chosen,
         ):
-            return show(server.url, chosen, options)
+            return show(server.url, chosen, orders=orders, web=web)
     except OutboxError as error:
         sys.stderr.write(f"demo: {error}\n")
         return FAILED

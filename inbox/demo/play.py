@@ -1,15 +1,10 @@
 """The demo: place, publish and handle orders despite failures, and count them."""
 
 import asyncio
-import re
-import secrets
 import signal
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from sqlalchemy import Engine, create_engine, text
@@ -42,24 +37,9 @@ _LAST_LINES: Final = 15
 _BETWEEN_LINES: Final = 2.0
 _PATIENCE: Final = 120.0
 _PAUSE: Final = 0.05
-_ADDRESS: Final = re.compile(r"http://[\d.]+:\d+")
 
 Logs: TypeAlias = defaultdict[str, list[str]]
 """What processes printed, by their names."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """The size of the demo.
-
-    Attributes:
-        orders: how many are placed, at least 100.
-        web: the port of the page, which stays open until Ctrl-C; 0 for any free one,
-            None for no page.
-    """
-
-    orders: int = 3000
-    web: int | None = None
 
 
 def say(line: str = "") -> None:
@@ -67,8 +47,13 @@ def say(line: str = "") -> None:
     print(line, flush=True)
 
 
-def show(url: str, broker: str, options: Options) -> int:
+def show(url: str, broker: str, *, orders: int, web: int | None) -> int:
     """Set up the database, run the demo, and count.
+
+    Args:
+        orders: how many are placed, at least 100.
+        web: the port of the page, which stays open until Ctrl-C; 0 for any free one,
+            None for no page.
 
     Returns:
         0 only if every count is right, else 1.
@@ -93,60 +78,41 @@ def show(url: str, broker: str, options: Options) -> int:
         BROKER_VARIABLE: broker,
         TENANT_VARIABLE: tenant,
     }
-    token = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
-        tokens = Path(folder, "tokens")
-        tokens.touch(mode=0o600)
-        tokens.write_text(f"you {token} act payloads\n")
-        page = ("--tokens", str(tokens), "--consumer", _BILLING)
-        try:
-            return asyncio.run(_play(engine, environment, options, page, token))
-        finally:
-            engine.dispose()
+    try:
+        return asyncio.run(_play(engine, environment, orders, web))
+    finally:
+        engine.dispose()
 
 
 async def _play(
-    engine: Engine,
-    environment: Mapping[str, str],
-    options: Options,
-    page: Sequence[str],
-    token: str,
+    engine: Engine, environment: Mapping[str, str], orders: int, web: int | None
 ) -> int:
     logs: Logs = defaultdict(list)
     async with Parts(environment, lambda name, it: logs[name].append(it)) as parts:
-        play = _Play(engine, parts, logs, environment[TENANT_VARIABLE], options)
-        if options.web is not None:
-            address = await play.serve_page(options.web, page)
-            say(f"page       {address}/login#{token}")
-        return await play.run()
+        play = _Play(engine, parts, logs, environment[TENANT_VARIABLE])
+        return await play.run(orders, web)
 
 
 class _Play:
     """One run: orders are placed while processes fail and die, then counted."""
 
-    def __init__(
-        self, engine: Engine, parts: Parts, logs: Logs, tenant: str, options: Options
-    ) -> None:
+    def __init__(self, engine: Engine, parts: Parts, logs: Logs, tenant: str) -> None:
         self._engine = engine
         self._parts = parts
         self._logs = logs
         self._tenant = tenant
-        self._options = options
         self._running: dict[str, Part] = {}
         self._shop = Shop(sessionmaker(engine), tenant=tenant, customers=_CUSTOMERS)
         self._good = True
 
-    async def serve_page(self, port: int, options: Sequence[str]) -> str:
-        """Serve the page until the end, and return its address."""
-        listen = ("--listen", f"127.0.0.1:{port}")
-        web = await self._parts.pillarbox("web", "web", *listen, *options, *_INFO)
-        found = _ADDRESS.search(await self._logged(web, "WebStarted"))
-        assert found is not None
-        return found[0]
-
-    async def run(self) -> int:
+    async def run(self, orders: int, port: int | None) -> int:
         """Return the exit status."""
-        orders = self._options.orders
+        if port is not None:
+            page = await self._parts.pillarbox(
+                "web", "web", "--listen", f"127.0.0.1:{port}", *_INFO
+            )
+            link = await self._logged(page, "Log in at ")
+            say(f"page       {link.partition('Log in at ')[2]}")
         await self._start_all("relay-1")
         say()
         with Session(self._engine) as session, session.begin():
@@ -181,7 +147,7 @@ class _Play:
             say(self._last_lines())
         say()
         say("everything holds" if self._good else "SOMETHING IS WRONG")
-        if self._options.web is not None:
+        if port is not None:
             await self._keep_open()
         return 0 if self._good else 1
 

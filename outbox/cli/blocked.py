@@ -1,11 +1,10 @@
 """`pillarbox blocked`: refused messages that wait, and the keys that they block."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
 
-from outbox.administration.sides import Blocked, BlockedCount, load_sides
+from outbox.administration.sides import BlockedCount, load_sides
 from outbox.cli.command import (
     Database,
     Json,
@@ -16,9 +15,8 @@ from outbox.cli.command import (
     opened,
 )
 from outbox.cli.output import write_json, write_line, write_table
-from outbox.duration import write_duration
 from outbox.logs.printable import count
-from outbox.observability.measures.processes import Process, list_processes
+from outbox.observability.measures.processes import list_processes
 
 _RIGHTS: Final = (
     "GRANT pillarbox_monitor TO its role; for one side, with --side, pillarbox_relay "
@@ -86,10 +84,39 @@ def blocked(
         )
         return
     write_line(_summary(counted, is_failing=bool(running)))
+    now = datetime.now(UTC)
     if messages:
-        _write_table(messages)
+        write_table(
+            _COLUMNS,
+            [
+                (
+                    _NO_KEY if it.key is None else it.key,
+                    now - it.created_at,
+                    schema,
+                    it.available_at - now,
+                    it.attempts,
+                    it.topic,
+                    it.consumer or it.reader,
+                    it.id,
+                    (it.last_error or "")[:_MAX_REASON],
+                )
+                for it, schema in messages
+            ],
+        )
     if running:
-        _write_processes(running)
+        write_table(
+            _PROCESSES,
+            [
+                (
+                    f"{it.kind} {it.name} on {it.host}",
+                    it.broker,
+                    it.blocked_keys,
+                    it.failing_since and now - it.failing_since,
+                    (it.reason or "")[:_MAX_REASON],
+                )
+                for it in running
+            ],
+        )
 
 
 def _summary(counted: BlockedCount, *, is_failing: bool) -> str:
@@ -98,44 +125,4 @@ def _summary(counted: BlockedCount, *, is_failing: bool) -> str:
     return (
         f"{count(counted.keys, 'blocked key')}, "
         f"{count(counted.without_key, 'refused message')} without a key"
-    )
-
-
-def _write_processes(processes: Sequence[Process]) -> None:
-    now = datetime.now(UTC)
-    write_table(
-        _PROCESSES,
-        [
-            (
-                f"{it.kind} {it.name} on {it.host}",
-                it.broker,
-                it.blocked_keys,
-                None
-                if it.failing_since is None
-                else write_duration(now - it.failing_since),
-                (it.reason or "")[:_MAX_REASON],
-            )
-            for it in processes
-        ],
-    )
-
-
-def _write_table(messages: Sequence[tuple[Blocked, str]]) -> None:
-    now = datetime.now(UTC)
-    write_table(
-        _COLUMNS,
-        [
-            (
-                _NO_KEY if it.key is None else it.key,
-                write_duration(now - it.created_at),
-                side,
-                write_duration(it.available_at - now),
-                it.attempts,
-                it.topic,
-                it.consumer or it.reader,
-                it.id,
-                (it.last_error or "")[:_MAX_REASON],
-            )
-            for it, side in messages
-        ],
     )

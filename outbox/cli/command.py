@@ -51,8 +51,7 @@ Broker: TypeAlias = Annotated[
         "--broker",
         metavar="URL",
         envvar=BROKER_VARIABLE,
-        help="The broker to publish to, such as redis://host; pillarbox brokers lists "
-        "the options of its URL. "
+        help="The broker to publish to, such as redis://host. "
         f"{BROKER_VARIABLE}_FILE may name a file that holds the URL.",
         show_default=False,
     ),

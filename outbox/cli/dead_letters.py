@@ -4,9 +4,10 @@ import json as json_module
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import count
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -47,15 +48,8 @@ from outbox.cli.supervisor import run_coroutine
 from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.events import DeadLetterFailed
 from outbox.dead_letters.inspect import DeadLetterTable
-from outbox.dead_letters.letter import Letter, Status, Summary, decode_json
-from outbox.dead_letters.retry import (
-    Candidate,
-    Outcome,
-    Retrier,
-    RetryCounts,
-    retry_all,
-)
-from outbox.duration import write_duration
+from outbox.dead_letters.letter import Letter, Status, Summary
+from outbox.dead_letters.retry import Candidate, retry_all
 from outbox.errors import ConfigError, shorten
 from outbox.events import Event
 from outbox.logs.printable import printable
@@ -145,8 +139,11 @@ def _list(
     criteria = filters.criteria(_status(state), limit)
     with _open_tables(database, load_sides(side)) as tables:
         found = _select(tables, criteria)
-    found.sort(key=lambda it: it.letter.created_at, reverse=True)
-    _write(found[:limit], as_json=json)
+    newest_first = found[::-1][:limit]
+    if json:
+        write_json([it.as_json() for it in newest_first])
+    else:
+        _write(newest_first)
 
 
 @command(app)
@@ -180,33 +177,23 @@ def discard(
     reason: Reason,
     side: SideOption = None,
     filters: Filters,
-    limit: Limit = None,
-    dry_run: DryRun = False,
     database: Database = None,
-    json: Json = False,
 ) -> None:
     """Discard dead letters: they are never retried again."""
-    criteria = filters.criteria(Status.PENDING)
-    _check_choice(ids, filters, limit)
     if not reason.strip():
         raise ConfigError(
             "--reason is empty: state why; it is stored with the dead letter"
         )
+    _check_choice(ids, filtered=filters != Filters())
     with _open_tables(database, load_sides(side)) as tables:
-        chosen = _choose(tables, ids, criteria, limit)
-        if dry_run:
-            _write(chosen, as_json=json)
-            return
+        chosen = _choose(tables, ids, filters.criteria(Status.PENDING))
         discarded = sum(
             table.discard(_candidates(chosen, its_side), reason)
             for its_side, table in tables.items()
         )
     settled = len(chosen) - discarded
-    if json:
-        write_json({"discarded": discarded, "settled": settled})
-    else:
-        text = f", {settled} were settled already" if settled else ""
-        write_line(f"{discarded} discarded{text}")
+    text = f", {settled} were settled already" if settled else ""
+    write_line(f"{discarded} discarded{text}")
 
 
 @command(app)
@@ -215,21 +202,14 @@ def export(
     side: SideOption = None,
     filters: Filters,
     state: State = "ANY",
-    limit: Limit = None,
     database: Database = None,
 ) -> None:
     """Print dead letters as JSON lines, with payloads, the oldest first."""
-    criteria = filters.criteria(_status(state), limit)
     with _open_tables(database, load_sides(side)) as tables:
-        candidates = [
-            (candidate.created_at, its_side, table, candidate.id)
-            for its_side, table in tables.items()
-            for candidate in table.find(criteria)
-        ]
-        candidates.sort(key=lambda it: it[0])
-        for _, its_side, table, id in candidates[:limit]:
-            letter = {"side": its_side.schema, **table.read(id).as_json()}
-            sys.stdout.write(f"{json_module.dumps(letter, default=to_json)}\n")
+        for found in _select(tables, filters.criteria(_status(state))):
+            letter = tables[found.side].read(found.letter.id)
+            values = {"side": found.side.schema, **letter.as_json()}
+            sys.stdout.write(f"{json_module.dumps(values, default=to_json)}\n")
 
 
 @command(
@@ -249,7 +229,6 @@ def retry(
     broker: Broker = None,
     codec: Codec = None,
     database: Database = None,
-    json: Json = False,
 ) -> int:
     """Retry dead letters: publish those of the outbox, handle those of the inbox."""
     options = RetryOptions(
@@ -259,16 +238,16 @@ def retry(
         consumer=consumer,
         schedule=None,
     )
-    criteria = filters.criteria(Status.PENDING)
-    _check_choice(ids, filters, limit)
+    _check_choice(ids, filtered=filters != Filters() or limit is not None)
     sides = _sides_to_retry(side, options)
-    failures: list[DeadLetterFailed] = []
 
     def on_event(event: Event) -> None:
         if isinstance(event, DeadLetterFailed):
-            failures.append(event)
+            text = f"{event.id} of {event.topic} failed: {event.reason}"
+            write_line(" ".join(text.split()))
 
-    async def retry_chosen() -> RetryCounts | None:
+    async def retry_chosen() -> Counter[str] | None:
+        counts: Counter[str] = Counter()
         async with AsyncExitStack() as stack:
             # They connect only when there is something to retry.
             retriers = {
@@ -276,51 +255,33 @@ def retry(
                 for it in sides
             }
             with _open_tables(options.database, sides) as tables:
-                found = _choose(tables, ids, criteria, None)
+                found = _choose(tables, ids, filters.criteria(Status.PENDING))
             chosen = [
                 it
                 for it in found
                 if ids or retriers[it.side].origin in {None, it.letter.origin}
             ][:limit]
             if dry_run:
-                _write(chosen, as_json=json)
+                _write(chosen)
                 return None
-            return await _retry_chosen(chosen, retriers, rate)
+            with progress(len(chosen)) as show_progress:
+                done = count(1)
+                for its_side, retrier in retriers.items():
+                    retried = await retry_all(
+                        retrier,
+                        _candidates(chosen, its_side),
+                        max_per_second=rate,
+                        on_outcome=lambda _: show_progress(next(done)),
+                    )
+                    counts.update(asdict(retried))
+        return counts
 
-    try:
-        counts = run_coroutine(retry_chosen())
-    finally:
-        # Also print what failed before the broker or the database became unavailable.
-        if not json:
-            for failure in failures:
-                text = f"{failure.id} of {failure.topic} failed: {failure.reason}"
-                write_line(" ".join(text.split()))
-    return 0 if counts is None else _report(counts, failures, as_json=json)
-
-
-async def _retry_chosen(
-    chosen: Sequence[_Found], retriers: Mapping[Side, Retrier], rate: float | None
-) -> RetryCounts:
-    counts: Counter[str] = Counter()
-    with progress(len(chosen)) as show_progress:
-
-        def show(outcome: Outcome) -> None:
-            counts[outcome.value] += 1
-            show_progress(counts.total())
-
-        try:
-            for side, retrier in retriers.items():
-                await retry_all(
-                    retrier,
-                    _candidates(chosen, side),
-                    max_per_second=rate,
-                    on_outcome=show,
-                )
-        finally:
-            left = len(chosen) - counts.total()
-            if left:
-                sys.stderr.write(f"{left} of {len(chosen)} were not tried\n")
-    return RetryCounts(**counts)
+    counts = run_coroutine(retry_chosen())
+    if counts is None:
+        return 0
+    text = ", ".join(f"{number} {name}" for name, number in counts.items())
+    write_line(f"{counts.total()} retried: {text}")
+    return 1 if counts["failed"] else 0
 
 
 def _candidates(chosen: Sequence[_Found], side: Side) -> list[Candidate]:
@@ -338,9 +299,8 @@ def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
         ConfigError: neither side can be retried, or the chosen one can't.
     """
     sides = load_sides(only)
-    lacking = {side.schema: side.lacks(options) for side in sides}
-    able = [side for side in sides if lacking[side.schema] is None]
-    reasons = [reason for reason in lacking.values() if reason is not None]
+    able = [side for side in sides if side.lacks(options) is None]
+    reasons = [reason for side in sides if (reason := side.lacks(options)) is not None]
     if not able:
         raise ConfigError("; ".join(reasons))
     for reason in reasons:
@@ -362,11 +322,13 @@ def _open_tables(database: str | None, sides: Sequence[Side]) -> Iterator[_Table
 
 
 def _select(tables: _Tables, criteria: Criteria) -> list[_Found]:
-    return [
+    """Return the dead letters of both sides that match, the oldest first."""
+    found = [
         _Found(side, it)
         for side, table in tables.items()
         for it in table.summaries(criteria)
     ]
+    return sorted(found, key=lambda it: it.letter.created_at)
 
 
 def _find(id: str, tables: _Tables) -> _Found:
@@ -375,15 +337,14 @@ def _find(id: str, tables: _Tables) -> _Found:
     Raises:
         ConfigError: there is none, or more than one.
     """
-    try:
+    found = []
+    with suppress(ValueError):  # it isn't an id
         found = _select(tables, Criteria(status=None, id=UUID(id)))
-    except ValueError:
-        raise ConfigError(
-            f"dead letter {shorten(id)}: isn't an id; list shows them"
-        ) from None
     if not found:
         names = " or ".join(f"{side.schema}.dead_letter" for side in tables)
-        raise ConfigError(f"dead letter {id}: not found in {names}; list shows them")
+        raise ConfigError(
+            f"dead letter {shorten(id)}: not found in {names}; list shows them"
+        )
     if len(found) > 1:
         ids = ", ".join(str(it.letter.id) for it in found)
         raise ConfigError(f"dead letter {id}: its message has several, give one: {ids}")
@@ -391,40 +352,28 @@ def _find(id: str, tables: _Tables) -> _Found:
 
 
 def _choose(
-    tables: _Tables,
-    ids: Sequence[str] | None,
-    criteria: Criteria,
-    limit: int | None,
+    tables: _Tables, ids: Sequence[str] | None, criteria: Criteria
 ) -> list[_Found]:
-    """Return the matching dead letters, oldest first, or those named, in order."""
+    """Return the dead letters that are named, in order, or else those that match."""
     if ids:
         return list(dict.fromkeys(_find(id, tables) for id in ids))
-    found = _select(tables, criteria)
-    found.sort(key=lambda it: it.letter.created_at)
-    return found[:limit]
+    return _select(tables, criteria)
 
 
 def _status(text: str) -> Status | None:
     return None if text == "ANY" else Status(text)
 
 
-def _check_choice(
-    ids: Sequence[str] | None, filters: Filters, limit: int | None
-) -> None:
+def _check_choice(ids: Sequence[str] | None, *, filtered: bool) -> None:
     """Refuse to select all dead letters unless a filter says so."""
-    filtered = filters != Filters() or limit is not None
-    if ids and filtered:
-        raise ConfigError("give either ids or filters, not both")
-    if not ids and not filtered:
+    if bool(ids) == filtered:
         raise ConfigError(
-            "which dead letters? give ids, or a filter: --topic '*' selects all"
+            "which dead letters? give ids, or a filter, and not both; --topic '*' "
+            "selects all"
         )
 
 
-def _write(found: Sequence[_Found], *, as_json: bool) -> None:
-    if as_json:
-        write_json([it.as_json() for it in found])
-        return
+def _write(found: Sequence[_Found]) -> None:
     if not found:
         write_line("no dead letters")
         return
@@ -434,7 +383,7 @@ def _write(found: Sequence[_Found], *, as_json: bool) -> None:
         [
             (
                 it.letter.id,
-                write_duration(now - it.letter.created_at),
+                now - it.letter.created_at,
                 it.side.schema,
                 it.letter.status,
                 it.letter.topic,
@@ -449,46 +398,26 @@ def _write(found: Sequence[_Found], *, as_json: bool) -> None:
     )
 
 
-def _report(
-    counts: RetryCounts, failures: Sequence[DeadLetterFailed], *, as_json: bool
-) -> int:
-    if as_json:
-        names = ("id", "message_id", "topic", "retry_count", "reason")
-        reasons = [{name: getattr(it, name) for name in names} for it in failures]
-        write_json({**asdict(counts), "failures": reasons})
-    else:
-        text = ", ".join(f"{count} {name}" for name, count in asdict(counts).items())
-        write_line(f"{counts.total} retried: {text}")
-    return 1 if counts.failed else 0
-
-
 def _page_of(side: Side, letter: Letter) -> str:
     """Return all that is stored about one dead letter, as text."""
-    stored = {"side": side.schema, **letter.as_json()}
-    trace = stored.pop("error_stacktrace")
-    for name in ("headers", "payload_json", "payload_base64"):
-        stored.pop(name, None)
+    values = {"side": side.schema, **letter.as_json()}
+    headers, trace = values.pop("headers"), values.pop("error_stacktrace")
+    if "payload_json" in values:
+        payload = _indented(values.pop("payload_json"))
+    else:
+        del values["payload_base64"]
+        payload = bytes(letter.payload).decode(errors="backslashreplace")
     lines = [
         f"{name:<17} {printable(value)}"
-        for name, value in stored.items()
+        for name, value in values.items()
         if value is not None
     ]
-    lines += ["", "headers"]
-    headers = (
-        letter.headers if isinstance(letter.headers, dict) else {"": letter.headers}
-    )
-    lines += [
-        f"  {printable(name)}: {printable(value)}" for name, value in headers.items()
-    ]
-    lines += ["", f"payload ({len(letter.payload)} bytes)", _payload(letter)]
+    lines += ["", "headers", _indented(headers)]
+    lines += ["", f"payload ({len(letter.payload)} bytes)", payload]
     if trace is not None:
         lines += ["", "stack trace", trace]
     return printable("\n".join(lines), lines=True) + "\n"
 
 
-def _payload(letter: Letter) -> str:
-    payload = bytes(letter.payload)
-    decoded = decode_json(letter.content_type, payload)
-    if decoded is not None:
-        return json_module.dumps(decoded[0], indent=2, ensure_ascii=False)
-    return payload.decode(errors="backslashreplace")
+def _indented(value: object) -> str:
+    return json_module.dumps(value, indent=2, ensure_ascii=False)

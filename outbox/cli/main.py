@@ -43,7 +43,6 @@ _PANELS: Final = {
     ),
     "The relay": ("relay", "readers"),
     "The consumer": ("consume", "subscribe", "unsubscribe", "jobs", "cancel"),
-    "Brokers": ("brokers",),
     "Repair": ("trace", "dead-letters", "blocked", "replay", "web"),
 }
 _PANEL_OF: Final = {name: panel for panel, names in _PANELS.items() for name in names}

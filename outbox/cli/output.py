@@ -10,6 +10,7 @@ from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from outbox.duration import write_duration
 from outbox.logs.printable import printable
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print rows under the names of their columns.
 
     On a terminal, long cells are folded to fit. In a pipe or a file, each row is on one
-    line, complete and without colours. Unprintable characters are escaped.
+    line, complete and without colours. Unprintable characters are escaped, and a
+    duration is in its largest unit.
     """
     from rich.table import Table
     from rich.text import Text
@@ -115,7 +117,14 @@ def warn(text: object) -> None:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else printable(" ".join(str(value).split()))
+    match value:
+        case None:
+            return "-"
+        case timedelta():
+            return write_duration(value)
+        case datetime():
+            return f"{value:%F %T%z}"
+    return printable(" ".join(str(value).split()))
 
 
 @contextmanager

@@ -48,9 +48,9 @@ def _list(*, database: Database = None, json: Json = False) -> None:
                 if it.discards
                 else "reads",
                 count_of(it).removesuffix(" messages").removesuffix(" message"),
-                "" if it.oldest is None else f"{it.oldest:%Y-%m-%d %H:%M:%S%z}",
+                it.oldest,
                 ", ".join(it.topics),
-                it.broker or "",
+                it.broker,
             )
             for it in readers
         ],

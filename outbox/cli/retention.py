@@ -69,20 +69,14 @@ def retention(
 ) -> None:
     """Show how long each table keeps its rows, or set it."""
     asked = {kept, interval, minimum} != {None}
-    if action == "set" and (not table or not asked):
-        raise ConfigError(
-            "nothing to set: write pillarbox retention set TABLE 7d, or give --interval"
-        )
     keeps = {"keep-table": True, "drop-table": False}.get(action)
-    if keeps is not None and (not table or asked):
+    if (table is not None, asked) != (action != "show", action == "set"):
         raise ConfigError(
-            f"{action} takes only a table: write"
-            f" pillarbox retention {action} outbox.message"
+            f"{action}: write show, or set TABLE with what to change, such as set "
+            "outbox.message 7d, or keep-table TABLE, or drop-table TABLE"
         )
-    if action == "show" and table:
-        raise ConfigError("show takes no table: write pillarbox retention show")
     with opened(database, "retention") as connection:
-        if action == "show" or table is None:
+        if table is None:
             policies = read_policies(connection)
         else:
             policies = [

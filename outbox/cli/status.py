@@ -1,9 +1,9 @@
 """`pillarbox status`: whether all is well, and what waits, fails and runs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from outbox.administration.check import Finding, Severity, status_of
 from outbox.administration.checks.upkeep import Upkeep
@@ -172,9 +172,9 @@ def _write_consumers(overview: Overview) -> None:
                 it.name,
                 it.replicas,
                 rate and f"{_number(rate.per_second)}/s",
-                rate and _or_none(brief_duration, rate.slow),
+                rate and rate.slow and brief_duration(rate.slow),
                 lag and lag.size,
-                lag and _or_none(write_duration, lag.waited),
+                lag and lag.waited,
                 running and running.queued,
                 running and running.running + running.cancelling,
             )
@@ -194,12 +194,6 @@ def _write_consumers(overview: Overview) -> None:
     )
 
 
-def _or_none(
-    write: Callable[[timedelta], str], duration: timedelta | None
-) -> str | None:
-    return None if duration is None else write(duration)
-
-
 def _blocked(overview: Overview) -> Iterator[str]:
     for it in overview.blocked:
         if it.oldest:
@@ -213,7 +207,7 @@ def _write_letters(overview: Overview) -> None:
         (
             reason.pending,
             reason.new,
-            write_duration(reason.age),
+            reason.age,
             side.side,
             reason.origin,
             reason.topic

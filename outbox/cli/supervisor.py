@@ -33,8 +33,6 @@ T = TypeVar("T")
 Background: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 _WATCHING: Final = "Watching"
-_SCHEDULE: Final = "Dead letters"
-_DEFAULT: Final = RetrySchedule()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,28 +90,21 @@ class Watching:
         return PrometheusEvents()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """The options for scheduled retries of dead letters."""
+RetryInterval: TypeAlias = Annotated[
+    timedelta,
+    duration_option(
+        "--dead-letter-interval",
+        envvar="PILLARBOX_DEAD_LETTER_INTERVAL",
+        help="How often dead letters that are due are retried; 0s: never.",
+        panel="Dead letters",
+    ),
+]
+RETRY_INTERVAL: Final = Duration.of(RetrySchedule().interval)
 
-    dead_letter_interval: Annotated[
-        timedelta,
-        duration_option(
-            "--dead-letter-interval",
-            envvar="PILLARBOX_DEAD_LETTER_INTERVAL",
-            help="How often dead letters that are due are retried; 0s: never.",
-            panel=_SCHEDULE,
-        ),
-    ] = Duration.of(_DEFAULT.interval)
 
-    def read(self) -> RetrySchedule | None:
-        """Return the schedule; None for an interval of 0.
-
-        Raises:
-            ConfigError: a value is invalid.
-        """
-        interval = self.dead_letter_interval
-        return RetrySchedule(interval=interval) if interval else None
+def schedule_of(interval: timedelta) -> RetrySchedule | None:
+    """Return the schedule of this interval; None for 0."""
+    return RetrySchedule(interval=interval) if interval else None
 
 
 class Watched:

@@ -1,22 +1,21 @@
 """`pillarbox trace`: the life of a message, and the tree of what it caused."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
 import typer
 
-from outbox.administration.connection import administration
 from outbox.cli.command import (
     DATABASE_VARIABLE,
     Json,
     Limit,
     Since,
     command,
-    database_url,
     new_app,
+    opened,
 )
 from outbox.cli.output import Branch, write_json, write_line, write_table, write_tree
 from outbox.duration import brief_duration
@@ -35,13 +34,13 @@ from outbox.observability.message_life import (
     read_trace,
     write_moment,
 )
-from outbox.url import without_password
 
 _STATUS: Final = {Found.FOUND: 0, Found.NOT_FOUND: 1, Found.NOT_KNOWABLE: 4}
 _STEPS: Final = ("at (UTC)", "after", "step", "who", "details")
 _MESSAGES: Final = ("message", "added (UTC)", "topic", "state", "consumers")
 _DAY: Final = timedelta(days=1)
 _MAX_REASON: Final = 200
+_RIGHTS: Final = "GRANT pillarbox_monitor TO its role"
 
 app = new_app()
 
@@ -83,42 +82,25 @@ def trace(
     """Show the life of a message, and the messages that it caused, as a tree."""
     if (id is None) == (key is None):
         raise ConfigError("give the id of a message, or --key KEY, and not both")
-    urls = list(dict.fromkeys(database or [database_url(None)]))
     limit = limit or MOST_MESSAGES
-    with _opened(urls) as databases:
+    urls: Sequence[str | None] = database or [None]
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(opened(url, "trace", rights=_RIGHTS)) for url in urls
+        ]
+        databases = {
+            f"{it.info.host}:{it.info.port}/{it.info.dbname}": it for it in connections
+        }
         if id is not None:
             found = read_trace(databases, read_id(id), max_messages=limit)
-            return _show_message(found, as_json=json)
+            if json:
+                write_json(_as_json(found))
+            else:
+                _write_trace(found)
+            return _STATUS[found.found]
         assert key is not None
         since = since or datetime.now(UTC) - _DAY
         return _show_key(databases, key, since, limit, as_json=json)
-
-
-@contextmanager
-def _opened(urls: Sequence[str]) -> Iterator[Databases]:
-    """Open databases, each named by its URL if there are several."""
-    rights = "GRANT pillarbox_monitor TO its role"
-    with ExitStack() as stack:
-        opened = [
-            stack.enter_context(
-                administration(url, application_name="pillarbox trace", rights=rights)
-            )
-            for url in urls
-        ]
-        names = [without_password(url) for url in urls]
-        if len(opened) == 1:
-            names = [opened[0].info.dbname]
-        elif len({*names}) < len(names):  # they differ in what is left out
-            names = [f"{name} ({n})" for n, name in enumerate(names, 1)]
-        yield dict(zip(names, opened, strict=True))
-
-
-def _show_message(found: Trace, *, as_json: bool) -> int:
-    if as_json:
-        write_json(_as_json(found))
-    else:
-        _write_trace(found)
-    return _STATUS[found.found]
 
 
 def _show_key(
@@ -143,7 +125,8 @@ def _show_key(
 
 
 def _row(life: Life) -> Sequence[str | None]:
-    return life.id, write_moment(life.added_at), life.topic, _state(life), _who(life)
+    handled = ", ".join(_handlings(life)) or None
+    return life.id, write_moment(life.added_at), life.topic, _state(life), handled
 
 
 def _write_trace(found: Trace) -> None:
@@ -169,14 +152,12 @@ def _write_trace(found: Trace) -> None:
 def _write_life(life: Life) -> None:
     write_line(f"{life.topic}  {life.id}")
     write_line(": ".join(filter(None, (_state(life), life.waits))))
-    for handling in life.handlings:
-        write_line(f"{handling.consumer}: {_progress(handling)}")
+    write_line(*_handlings(life))
     write_line("")
     for envelope in life.envelopes:
         about = {
             "key": envelope.key,
             "tenant": envelope.tenant,
-            "lane": f"{envelope.lane} ({envelope.priority})",
             "content": f"{envelope.payload_bytes:,} bytes of {envelope.content_type}",
             "schema version": envelope.schema_version,
             "trace": envelope.traceparent,
@@ -231,18 +212,8 @@ def _state(life: Life) -> str:
     return text
 
 
-def _who(life: Life) -> str | None:
-    parts = [f"{it.consumer}: {it.text}" for it in life.handlings]
-    return ", ".join(parts) or None
-
-
-def _progress(step: LifeStep) -> str:
-    text = f"{step.text} {write_moment(step.at)}"
-    if step.attempts:
-        text += f", {count(step.attempts, 'attempt')}"
-    if step.due_at is not None:
-        text += f", next {write_moment(step.due_at)}"
-    return f"{text}: {step.reason}" if step.reason else text
+def _handlings(life: Life) -> list[str]:
+    return [f"{it.consumer}: {it.text}" for it in life.handlings]
 
 
 def _tree(found: Trace) -> Branch:
@@ -259,8 +230,7 @@ def _grown(life: Life) -> Branch:
 
 
 def _line(life: Life) -> str:
-    parts = [life.topic, life.id, _state(life), _who(life)]
-    return "  ".join(filter(None, parts))
+    return "  ".join([life.topic, life.id, _state(life), *_handlings(life)])
 
 
 def _as_json(found: Trace) -> dict[str, Any]:

@@ -92,7 +92,7 @@ async def _serve(made: "Starlette", opened: socket.socket, token: str | None) ->
     import uvicorn
 
     class Server(uvicorn.Server):
-        """Announces its address, and exits with status 0 after a signal."""
+        """Exits with status 0 after a signal."""
 
         @override
         def handle_exit(self, sig: int, frame: object) -> None:
@@ -100,12 +100,6 @@ async def _serve(made: "Starlette", opened: socket.socket, token: str | None) ->
             # exiting with status 0.
             self.force_exit = self.should_exit and sig == signal.SIGINT
             self.should_exit = True
-
-        @override
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                _announce(made, address_of(opened), token)
 
     server = Server(
         uvicorn.Config(
@@ -117,7 +111,8 @@ async def _serve(made: "Starlette", opened: socket.socket, token: str | None) ->
             timeout_graceful_shutdown=5,
         )
     )
-    with opened:
+    with opened:  # it accepts connections already
+        _announce(made, address_of(opened), token)
         await server.serve(sockets=[opened])
 
 

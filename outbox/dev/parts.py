@@ -15,6 +15,8 @@ from outbox.errors import OutboxError
 
 Show: TypeAlias = Callable[[str, str], None]
 
+# -P: the working directory may have a module of the same name as ours.
+PILLARBOX: Final = (sys.executable, "-P", "-m", "pillarbox")
 DRAIN_SECONDS: Final = 30.0
 _LONGEST_LINE: Final = 1 << 24
 # Leads the group of all parts, and stops them when the pipe closes because this process
@@ -113,11 +115,9 @@ class Parts:
         self._running.append((part, stop))
         return part
 
-    async def pillarbox(self, name: str, *arguments: str, **settings: Any) -> Part:
-        """Start one of pillarbox's own commands, with `settings` as in `start`."""
-        # -P: the working directory may have a module of the same name as ours.
-        program = (sys.executable, "-P", "-m", "pillarbox")
-        return await self.start(name, *program, *arguments, **settings)
+    async def pillarbox(self, name: str, *arguments: str) -> Part:
+        """Start one of pillarbox's own commands."""
+        return await self.start(name, *PILLARBOX, *arguments)
 
     async def run(self, *arguments: str) -> None:
         """Run one of pillarbox's own commands to its end.
@@ -131,11 +131,6 @@ class Parts:
                 f"pillarbox {' '.join(arguments)} ended with {status}; its last lines "
                 "above say why"
             )
-
-    def kill(self) -> None:
-        """Kill every process but the first, the server, which then stops fast."""
-        for part, _ in self._running[1:]:
-            part.send(signal.SIGKILL)
 
     async def __aenter__(self) -> Self:
         """Start the watchdog."""

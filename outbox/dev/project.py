@@ -3,7 +3,7 @@
 import fcntl
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -66,17 +66,14 @@ class Project:
         return self.folder / "data"
 
     @property
-    def volume(self) -> Path:
-        """A file that exists if the data are in a volume of Docker instead."""
-        return self.folder / "docker"
-
-    @property
     def url(self) -> str:
         """The database's URL, in SQLAlchemy's form, until the project is erased."""
-        return self._kept(
+        return self.keep(
             "url",
-            f"postgresql+psycopg://postgres:{secrets.token_hex(16)}"
-            f"@127.0.0.1:{free_port()}/pillarbox",
+            lambda: (
+                f"postgresql+psycopg://postgres:{secrets.token_hex(16)}"
+                f"@127.0.0.1:{free_port()}/pillarbox"
+            ),
         )
 
     @property
@@ -94,7 +91,7 @@ class Project:
     @property
     def tokens(self) -> Path:
         """The file with the page's viewers: one, with all rights."""
-        self._kept("tokens", f"you {secrets.token_hex(16)} act payloads")
+        self.keep("tokens", lambda: f"you {secrets.token_hex(16)} act payloads")
         return self.folder / "tokens"
 
     @property
@@ -102,10 +99,11 @@ class Project:
         """The token with which that viewer logs in."""
         return self.tokens.read_text().split()[1]
 
-    def _kept(self, name: str, text: str) -> str:
-        """Return what a file holds; write `text` to it if there is none."""
+    def keep(self, name: str, make: Callable[[], str]) -> str:
+        """Return what a file holds; if there is none, write what `make` returns."""
         path = self.folder / name
         if not path.exists():
+            text = make()
             path.touch(mode=0o600)
             path.write_text(f"{text}\n")
         return path.read_text().strip()

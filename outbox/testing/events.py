@@ -1,6 +1,7 @@
 """An observer for tests that wait for events instead of sleeping."""
 
 import asyncio
+from collections import Counter
 from typing import TypeVar
 
 from outbox.events import Event
@@ -52,10 +53,7 @@ class RecordedEvents:
                     new, seen = self.events[seen:], len(self.events)
                     found += [event for event in new if isinstance(event, kind)]
         except TimeoutError:
-            tally: dict[str, int] = {}
-            for event in self.events:
-                name = type(event).__name__
-                tally[name] = tally.get(name, 0) + 1
+            tally = dict(Counter(type(event).__name__ for event in self.events))
             raise TimeoutError(
                 f"{len(found)} of {count} {kind.__name__} happened within "
                 f"{timeout} s; all events: {tally}; the last: {self.events[-3:]}"

@@ -4,17 +4,19 @@ It is the server at a given URL, or else a private cluster, created with this ma
 server binaries, which has pg_partman and pg_cron if this machine has them.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
+from sqlalchemy import make_url
 
-from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.administration.connection import errors_explained
+from outbox.errors import ConfigError
+from outbox.postgres.connection import conninfo
 from outbox.testing.cluster import Cluster, StopMode, private_cluster
+from outbox.url import without_password
 
 __all__ = ["PostgresServer", "StopMode", "postgres_server"]
 
@@ -26,14 +28,14 @@ class PostgresServer:
     """
 
     def __init__(self, url: str, cluster: Cluster | None = None) -> None:
-        self._start, self._query = split_url(url)
         self._cluster = cluster
         self.url = url
         """The main database, as `postgresql://user@host:port/name`."""
 
     def database_url(self, name: str) -> str:
         """Return the URL of another database of this server."""
-        return f"{self._start}/{quote(name, safe='')}{self._query}"
+        url = make_url(self.url).set(database=name)
+        return url.render_as_string(hide_password=False)
 
     def create_database(self, name: str, template: str | None = None) -> None:
         """Create a database, as a copy of `template` if one is given.
@@ -64,7 +66,7 @@ class PostgresServer:
     def _own_cluster(self, action: str) -> Cluster:
         if self._cluster is None:
             raise ConfigError(
-                f"can't {action} the server of url {hide_password(self.url)}: it was "
+                f"can't {action} the server of {without_password(self.url)}: it was "
                 "not started here; omit the URL to get a private server"
             )
         return self._cluster
@@ -88,7 +90,8 @@ def postgres_server(
         data: a stopped private server's data directory, which the new one begins with.
     """
     if url is not None:
-        check_reachable(url)
+        with errors_explained(url):
+            psycopg.connect(conninfo(url), connect_timeout=10).close()
         yield PostgresServer(url)
         return
     with private_cluster(settings or {}, durable=durable, data=data) as cluster:
@@ -122,31 +125,3 @@ def copies_files_fast(connection: psycopg.Connection) -> bool:
     if connection.info.server_version < 150000:
         return False  # this version always copies, and doesn't know the option
     return connection.execute("SHOW fsync").fetchone() == ("off",)
-
-
-def check_reachable(url: str) -> None:
-    """Raise `DatabaseUnavailableError` if the server is unreachable."""
-    split_url(url)
-    try:
-        psycopg.connect(url, connect_timeout=10).close()
-    except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(
-            f"can't connect to url {hide_password(url)}: {str(error).strip()}; "
-            "start that server, or omit the URL to get a private one"
-        ) from error
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Return the parts of a URL before and after the database name."""
-    match = re.fullmatch(r"(postgres(?:ql)?://[^/?]*)(?:/[^?]*)?(\?.*)?", url)
-    if match is None:
-        raise ConfigError(
-            f"url {hide_password(url)}: not a PostgreSQL URL; "
-            "write postgresql://user@host:port/name"
-        )
-    return match[1], match[2] or ""
-
-
-def hide_password(url: str) -> str:
-    """Replace the password in a URL."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)

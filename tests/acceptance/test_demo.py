@@ -15,7 +15,6 @@ from examples.shop.brokers import NAMES
 from examples.shop.brokers import broker as chosen
 from inbox.demo.command import run
 from inbox.demo.orders import TENANT_VARIABLE, TOPIC, is_ours
-from inbox.demo.play import Options
 from outbox.errors import ConfigError
 from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
@@ -84,9 +83,7 @@ def counted(said: str, what: str) -> int:
 def test_the_error_for_an_unknown_broker_lists_the_known_ones(
     server: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = run(
-        Options(), database=server.url, broker=lambda url: chosen("pigeon", url)
-    )
+    status = run(database=server.url, broker=lambda url: chosen("pigeon", url))
 
     assert status == 2
     error = capsys.readouterr().err

@@ -16,7 +16,6 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from outbox.dev.project import Project
-from outbox.dev.server import Programs
 from outbox.postgres.connection import conninfo
 from outbox.testing.wheel import wheel_directories
 from pillarbox import Message, add
@@ -73,7 +72,8 @@ class Dev:
         return str(url)
 
     def read_page(self) -> bytes:
-        """Return the page's login; while the page starts, wait for it."""
+        """Return the page's login, once the page has started."""
+        self.wait_for("WebStarted")
         (link,) = re.findall(r"page +(http://\S+)/login#\w+\n", self.log())
         with urllib.request.urlopen(f"{link}/login", timeout=60) as page:
             content = page.read()
@@ -145,7 +145,7 @@ def folder() -> Iterator[Path]:
         made = Project(folder)
         (wheel,) = wheel_directories()
         with made.locked():
-            Programs(wheel, made).create()
+            made.keep("server", lambda: str(wheel / "postgres"))
         yield folder
 
 
@@ -170,19 +170,16 @@ def test_a_project_is_reloaded_and_keeps_its_data_until_a_reset(
     (folder / "app.py").write_text("import nonsense")
     dev = start(folder, "app:consumer")
     dev.wait_for("No module named 'nonsense'")
-    dev.wait_for("the consumer ended with 2: change a file")
     (folder / "app.py").write_text(APP)
     dev.wait_for("ConsumerStarted")
 
     dev.send("the first order")
     dev.wait_for("consumer | billed the first order")
     (folder / "app.py").write_text(APP.replace('"billed"', '"billed anew"'))
-    dev.wait_for("app.py changed: reloading", times=2)
     dev.wait_for("ConsumerStarted", times=2)
     assert b"pillarbox" in dev.read_page()
     dev.send("the second order")
     dev.wait_for("consumer | billed anew the second order")
-    assert "change detected" not in dev.log()
 
     url = dev.url
     assert dev.end(signal.SIGINT) == 0

@@ -24,10 +24,9 @@ def folder() -> Iterator[Path]:
     with project() as folder:
         made = Project(folder)
         with made.locked():
-            server = Container(program, made)
-            server.create()
+            made.keep("server", lambda: program)
         yield folder
-        server.remove_volume()
+        Container(program, made).remove_volume()
 
 
 @pytest.fixture

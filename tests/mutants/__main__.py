@@ -17,17 +17,15 @@ import argparse
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
-from queue import SimpleQueue
 from random import Random
 from typing import Any
 
 from tests.mutants.changes import Mutant, mutants
-from tests.mutants.tree import ROOT, Outcome, Tree, tree
+from tests.mutants.tree import ROOT, tree
 
 
 def main() -> int:
@@ -39,7 +37,6 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
     parser.add_argument("--sample", type=int, default=60, help="default: 60")
-    parser.add_argument("--jobs", type=int, default=1, help="default: one at a time")
     parser.add_argument("--seconds", type=float, default=240, help="for each fault")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="earlier results")
     default = ROOT / "build" / "mutants.jsonl"
@@ -49,13 +46,11 @@ def main() -> int:
     results: Counter[str] = Counter()
     lost = 0
     with ExitStack() as stack:
-        trees = [
-            stack.enter_context(tree(options.seconds)) for _ in range(options.jobs)
-        ]
+        copy = stack.enter_context(tree(options.seconds))
         file = stack.enter_context(options.results.open("w", buffering=1))
         population = [
             mutant
-            for name, source in trees[0].product.items()
+            for name, source in copy.product.items()
             for mutant in mutants(name, source)
         ]
         if options.compare:
@@ -63,9 +58,10 @@ def main() -> int:
             before = find_again(map(json.loads, lines), population)
         else:
             before = dict.fromkeys(draw(population, options.sample, options.seed), "")
-        for mutant, outcome in run(list(before), trees):
+        for mutant, earlier in before.items():
+            outcome = copy.outcome(mutant)
             file.write(json.dumps(mutant._asdict() | outcome._asdict()) + "\n")
-            is_lost = before[mutant] == "found" != outcome.result
+            is_lost = earlier == "found" != outcome.result
             lost += is_lost
             results[outcome.result] += 1
             report(
@@ -75,25 +71,6 @@ def main() -> int:
             )
     report(", ".join(f"{n} {result}" for result, n in results.most_common()))
     return 1 if lost else 0
-
-
-def run(
-    drawn: Sequence[Mutant], trees: Sequence[Tree]
-) -> Iterator[tuple[Mutant, Outcome]]:
-    """Yield the outcome of each mutant, with as many at once as there are trees."""
-    free: SimpleQueue[Tree] = SimpleQueue()
-    for it in trees:
-        free.put(it)
-
-    def outcome(mutant: Mutant) -> Outcome:
-        it = free.get()
-        try:
-            return it.outcome(mutant)
-        finally:
-            free.put(it)
-
-    with ThreadPoolExecutor(len(trees)) as pool:
-        yield from zip(drawn, pool.map(outcome, drawn), strict=True)
 
 
 def draw(population: Sequence[Mutant], sample: int, seed: int) -> list[Mutant]:

@@ -1,7 +1,6 @@
 """`pillarbox replay` publishes messages again, with the same ids."""
 
 import asyncio
-import json
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -73,10 +72,11 @@ def test_matching_messages_become_ready_again(
     for options, expected in SELECTIONS.items():
         publish(url)
 
-        assert main(["replay", "--since", "1h", "--json", *options.split()]) == 0
+        assert main(["replay", "--since", "1h", *options.split()]) == 0
 
-        said = json.loads(capsys.readouterr().out)
-        assert (said, ready(url)) == ({"replayed": len(expected)}, expected), options
+        said = capsys.readouterr().out
+        assert said.startswith(f"{len(expected)} replayed"), options
+        assert ready(url) == expected, options
 
 
 def test_a_dry_run_counts_by_topic_and_changes_nothing(
@@ -89,9 +89,6 @@ def test_a_dry_run_counts_by_topic_and_changes_nothing(
     assert main(replay) == 0
     _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[:2] for row in rows] == [["a", "1"], ["b", "2"]]
-    assert main([*replay, "--json"]) == 0
-    counted = json.loads(capsys.readouterr().out)
-    assert [(t["topic"], t["messages"]) for t in counted] == [("a", 1), ("b", 2)]
     assert main([*replay, "--topic", "other"]) == 0
     assert capsys.readouterr().out == "no published message matches\n"
     assert ready(url) == []

@@ -5,7 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from outbox.testing.cluster import Cluster, find_binaries
-from outbox.testing.lifetime import private_directory, unprivileged_user, watched
+from outbox.testing.lifetime import (
+    free_port,
+    private_directory,
+    unprivileged_user,
+    watched,
+)
 
 
 class Standby(Cluster):
@@ -18,7 +23,8 @@ class Standby(Cluster):
             *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
         )
         self._configure({})
-        self._start_anywhere()
+        self._port = free_port()
+        self.start()
 
     def promote(self) -> None:
         """Make it a primary."""

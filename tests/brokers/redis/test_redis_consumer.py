@@ -2,6 +2,7 @@
 
 import asyncio
 import html
+import re
 from typing import Any
 
 import pytest
@@ -106,6 +107,7 @@ async def test_a_consumer_that_fails_now_is_shown_by_status_blocked_trace_and_pa
 
     assert told["status"].startswith("1 warning: ")
     assert told["blocked"].startswith("1 blocked key, ")
+    assert re.search(r" 1 +\d+s ", told["blocked"]), "failing for some seconds"
     for text in told.values():
         assert "billing" in text
         assert "no such customer" in html.unescape(text)

@@ -105,13 +105,10 @@ async def test_only_the_named_queues_are_served(site: Site) -> None:
         ("shop_app:fail", [], "'fail' raised LookupError: no such setting"),
         (CONSUMER, [], "can't read the inbox"),
         (CONSUMER, ["--queue=batch=0"], "weight 0 of queue 'batch': must be a whole"),
-        (CONSUMER, ["--queue=batch=-1"], "weight -1 of queue 'batch'"),
         (CONSUMER, ["--queue=batch=two"], "weight 'two' is not a whole number"),
         (CONSUMER, ["--queue=batch", "--queue=batch=2"], "'batch' was named before"),
         (CONSUMER, ["--queue=bacth"], "queue 'bacth': no handler is registered"),
-        (CONSUMER, ["--watchdog=-1s"], "'--watchdog': '-1s': write 90s"),
         (CONSUMER, ["--listen=99999"], "listen=99999: not an address"),
-        (CONSUMER, ["--listen=::1:80"], "listen=::1:80: not an address"),
     ],
 )
 def test_an_error_at_start_prints_one_line_and_exits_with_2(
@@ -162,7 +159,6 @@ def test_commands_create_and_end_subscriptions(
         (["billing", "a*b"], "topic 'a*b'"),
         (["", "a"], "receipt consumer ''"),
         (["billing", "a", "--database", "mysql://x"], "use postgresql://"),
-        (["billing", "a", "--database", "postgresql://127.0.0.1:1/x"], "can't reach"),
     ],
 )
 def test_an_invalid_subscription_prints_one_line_and_exits_with_2(

@@ -134,7 +134,7 @@ def unchanged_url(server: PostgresServer, template: Template) -> Iterator[str]:
         ),
         (["shop_order", "7d"], "has no policy"),
         (["dead_letter", "7d"], "is ambiguous; write one of inbox.dead_letter"),
-        (["outbox.message"], "nothing to set"),
+        (["outbox.message"], "write show, or set TABLE"),
         (["receipt", "6d"], "add --minimum"),
         (["receipt", "--minimum", "15d"], "can come back after 15d"),
         (["receipt", "--minimum", "long"], "'--minimum': 'long': write 90s"),

@@ -88,7 +88,7 @@ FOUND = {
 REFUSED = {
     "discard --reason r": "which dead letters?",
     "discard --topic=* --reason ' '": "--reason is empty",
-    f"discard {NOBODY} --topic=* --reason r": "ids or filters, not both",
+    f"discard {NOBODY} --topic=* --reason r": "a filter, and not both",
     "list --since 1": "'--since': '1': write a moment",
     "list --limit 0": "'--limit': 0 is not in the range x>=1",
 }
@@ -144,17 +144,15 @@ def test_show_prints_everything_that_was_stored(
     assert side.run("show", str(id)) == 0
     said = capsys.readouterr().out
     assert '  "order": 17' in said
-    assert "  traceparent: 00-1" in said
+    assert '  "traceparent": "00-1"' in said
     assert "Traceback\n  in \\x1b[31mred" in said
     for known in (id, message.id):
         assert side.run("show", str(known), "--json") == 0
         shown = json.loads(capsys.readouterr().out)
         assert (shown["id"], shown["payload_json"]) == (str(id), {"order": 17})
-    assert side.run("show", NOBODY) == 2
-    assert f"not found in {side.schema}.dead_letter" in capsys.readouterr().err
-    for typed in ("0b0e", "", NOBODY + "0"):
+    for typed in (NOBODY, "0b0e", ""):
         assert side.run("show", "--", typed) == 2, typed
-        assert "isn't an id; list shows them" in capsys.readouterr().err
+        assert f"not found in {side.schema}.dead_letter" in capsys.readouterr().err
 
 
 def nested(levels: int) -> str:
@@ -200,9 +198,6 @@ def test_export_prints_one_json_line_each_and_discard_stores_who_decided_and_why
     assert lines[-1]["payload_base64"] == "/w=="
 
     argv = ("discard", "--topic", "orders.*", "--reason", "the shop is closed")
-    assert side.run(*argv, "--dry-run") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
-    assert {status for status, *_ in states(side.url, side.schema)} == {"PENDING"}
     assert side.run(*argv) == 0
     assert capsys.readouterr().out == "2 discarded\n"
     query = (
@@ -249,10 +244,10 @@ def fill_both(url: str) -> list[str]:
     return [str(from_outbox), str(from_inbox)]
 
 
-def test_without_a_side_both_sides_are_listed_newest_first(
+def test_without_a_side_commands_apply_to_both_sides(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fill_both(database_url)
+    ids = fill_both(database_url)
     monitor = as_role(database_url, "pillarbox_monitor")
 
     assert run(monitor, "list", "--json") == 0
@@ -267,21 +262,17 @@ def test_without_a_side_both_sides_are_listed_newest_first(
     assert run(database_url, "export") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [it["side"] for it in lines] == ["outbox", "inbox"]
+    for id, its_side in zip(ids, ("outbox", "inbox"), strict=True):
+        assert run(database_url, "show", id, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["side"] == its_side
+    assert run(database_url, "show", NOBODY) == 2
+    said = capsys.readouterr().err
+    assert "not found in outbox.dead_letter or inbox.dead_letter" in said
     relay = as_role(database_url, "pillarbox_relay")
     assert run(relay, "list") == 2
     assert "--side outbox or --side inbox" in capsys.readouterr().err
     assert run(relay, "list", "--side=outbox") == 0
-
-
-def test_an_id_is_found_on_either_side_and_discard_applies_to_both(
-    database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for id, side in zip(fill_both(database_url), ("outbox", "inbox"), strict=True):
-        assert run(database_url, "show", id, "--json") == 0
-        assert json.loads(capsys.readouterr().out)["side"] == side
-    assert run(database_url, "show", NOBODY) == 2
-    said = capsys.readouterr().err
-    assert "not found in outbox.dead_letter or inbox.dead_letter" in said
+    capsys.readouterr()
     assert run(database_url, "discard", "--topic=*", "--reason=old") == 0
     assert capsys.readouterr().out == "2 discarded\n"
     for schema in ("outbox", "inbox"):
@@ -331,14 +322,12 @@ def test_a_retry_skips_a_side_that_it_cannot_retry_and_says_why(
     assert run(database_url, "retry", "--topic=*", "--broker=redis://127.0.0.1:1") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    not_tried, reason = printed.err.splitlines()[-2:]
-    assert not_tried == "1 of 1 were not tried"
-    assert reason.startswith("pillarbox: ")
+    assert printed.err.splitlines()[-1].startswith("pillarbox: ")
     assert states(database_url, "outbox") == [("PENDING", 0, "refused")]
 
-    assert run(database_url, "retry", "--topic=*", "--broker=memory:", "--json") == 0
+    assert run(database_url, "retry", "--topic=*", "--broker=memory:") == 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out)["succeeded"] == 1
+    assert printed.out == "1 retried: 1 succeeded, 0 failed, 0 skipped\n"
     assert printed.err.startswith("pillarbox: left out: dead letters of the inbox")
     assert [status for status, *_ in states(database_url, "outbox")] == ["SUCCEEDED"]
     assert [status for status, *_ in states(database_url, "inbox")] == ["PENDING"]
@@ -363,8 +352,8 @@ def test_the_relay_retries_with_the_publisher_of_the_broker(
 
     assert run(url, *argv, "--topic=*", "--dry-run") == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
-    assert run(url, *argv, "--limit", "1", "--dry-run", "--json") == 0
-    assert len(json.loads(capsys.readouterr().out)) == 1
+    assert run(url, *argv, "--limit", "1", "--dry-run") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
     assert run(url, *argv, str(id)) == 0
     assert capsys.readouterr().out == "1 retried: 1 succeeded, 0 failed, 0 skipped\n"
     assert run(url, *argv, "--topic=*", "--rate", "1000/s") == 1
@@ -391,17 +380,5 @@ def test_the_inbox_retries_with_the_handlers_of_the_consumer(
     assert run(url, *argv, "--error", "ValueError") == 1
     said = capsys.readouterr().out
     assert said == f"{why}1 retried: 0 succeeded, 1 failed, 0 skipped\n"
-    assert run(url, *argv, str(bad), "--json") == 1
-    counts = json.loads(capsys.readouterr().out)
-    assert counts.pop("failures") == [
-        {
-            "id": str(bad),
-            "message_id": str(messages[1].id),
-            "topic": "handled",
-            "retry_count": 3,
-            "reason": "ValueError: bad",
-        }
-    ]
-    assert counts == {"succeeded": 0, "failed": 1, "skipped": 0}
     rows = sorted(states(database_url, "inbox"))
-    assert rows == [("PENDING", 3, "ValueError: bad"), ("SUCCEEDED", 0, "refused")]
+    assert rows == [("PENDING", 2, "ValueError: bad"), ("SUCCEEDED", 0, "refused")]

@@ -1,8 +1,6 @@
 """Logs and commands escape foreign text before it reaches a terminal."""
 
 import logging
-import subprocess
-import sys
 
 import pytest
 from psycopg import sql
@@ -119,19 +117,3 @@ def test_an_event_and_a_record_of_any_library_are_logged_escaped(
     )
     check_escaped(said)
     assert said.startswith("INFO got x")
-
-
-def test_our_processes_log_with_that_formatter() -> None:
-    program = (
-        "import logging, sys\n"
-        "from outbox.cli.command import command, new_app\n"
-        "app = new_app()\n"
-        "@command(app)\n"
-        "def tell():\n"
-        f"    logging.getLogger('third').warning({HOSTILE!r})\n"
-        "app()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    check_escaped(done.stderr)

@@ -19,13 +19,6 @@ def root() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_the_folder_is_in_the_project_and_ignored_by_git(root: Path) -> None:
-    project = Project(root)
-    with project.locked():
-        assert project.folder == root / ".pillarbox"
-        assert (project.folder / ".gitignore").read_text() == "*\n"
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user's server")
 def test_a_project_that_the_server_cannot_enter_has_its_folder_elsewhere(
     root: Path,
@@ -44,6 +37,10 @@ def test_the_url_and_the_token_stay_until_the_project_is_erased(root: Path) -> N
     project = Project(root)
     with project.locked():
         url, token = project.url, project.token
+        assert (root / ".pillarbox" / ".gitignore").read_text() == "*\n"
+        for name in ("url", "tokens"):
+            mode = (project.folder / name).stat().st_mode
+            assert mode & 0o077 == 0, "other users can't read it"
         assert (Project(root).url, Project(root).token) == (url, token)
 
         project.data.mkdir()
@@ -52,15 +49,6 @@ def test_the_url_and_the_token_stay_until_the_project_is_erased(root: Path) -> N
         assert not project.data.exists()
         assert project.url != url
         assert project.token != token
-
-
-def test_other_users_cannot_read_the_url_and_the_token(root: Path) -> None:
-    project = Project(root)
-    with project.locked():
-        assert project.url
-        assert project.token
-        for name in ("url", "tokens"):
-            assert (project.folder / name).stat().st_mode & 0o077 == 0
 
 
 def test_a_project_has_one_dev_at_a_time(root: Path) -> None:

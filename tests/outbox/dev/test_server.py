@@ -1,7 +1,6 @@
 """Which server `pillarbox dev` runs, and who can connect to it."""
 
 import asyncio
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -12,14 +11,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox.dev import server as module
-from outbox.dev.page import open_page
 from outbox.dev.parts import Parts
 from outbox.dev.project import Project
 from outbox.dev.server import Container, Programs, choose_server
 from outbox.errors import ConfigError
-from outbox.observability.endpoints import address_of
 from outbox.postgres.connection import conninfo
-from outbox.testing.cluster import find_binaries
 from outbox.testing.wheel import wheel_directories
 from tests.fixtures.waiting import wait_for
 
@@ -41,21 +37,14 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def binaries(folder: Path, major: int, *extensions: str) -> Path:
+def binaries(folder: Path, *extensions: str) -> Path:
     """Make the programs of a server that has these extensions."""
-    program(folder / "postgres", f"echo 'postgres (PostgreSQL) {major}.1 (Debian)'")
-    program(folder / "initdb", "")
+    program(folder / "postgres", "")
     program(folder / "pg_config", f"echo {folder}")
     (folder / "extension").mkdir()
     for name in extensions:
         (folder / "extension" / f"{name}.control").touch()
     return folder
-
-
-def docker(folder: Path, monkeypatch: pytest.MonkeyPatch, *, has_image: bool) -> None:
-    """Put a docker on the path that has the project's image, or hasn't."""
-    program(folder / "docker", f"exit {0 if has_image else 1}")
-    monkeypatch.setenv("PATH", str(folder))
 
 
 BOTH = ("pg_partman", "pg_cron")
@@ -77,44 +66,24 @@ def test_programs_with_both_extensions_come_first_then_docker(
     has_image: bool,
     chosen: type,
 ) -> None:
-    docker(tmp_path / "docker", monkeypatch, has_image=has_image)
-    found = binaries(tmp_path / "bin", 17, *extensions)
+    program(tmp_path / "docker" / "docker", f"exit {0 if has_image else 1}")
+    monkeypatch.setenv("PATH", str(tmp_path / "docker"))
+    found = binaries(tmp_path / "bin", *extensions)
     monkeypatch.setattr(module, "find_binaries", lambda: found)
 
     assert isinstance(choose_server(project), chosen)
 
 
-def test_the_wheel_is_preferred_to_other_programs_without_extensions() -> None:
-    (wheel,) = wheel_directories()
-    assert (wheel / "postgres").exists()
-    assert find_binaries() != wheel  # this machine has the extensions
-
-
-def test_the_data_stay_with_the_version_that_made_them(
+def test_the_data_stay_with_the_program_that_made_them(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newer = binaries(tmp_path / "18", 18, *BOTH)
-    older = binaries(tmp_path / "15", 15)
-    monkeypatch.setattr(module, "server_directories", lambda: iter([newer, older]))
-    project.data.mkdir()
-    (project.data / "PG_VERSION").write_text("15\n")
+    older, newer = binaries(tmp_path / "15"), binaries(tmp_path / "18", *BOTH)
+    for found in (older, newer):
+        monkeypatch.setattr(module, "find_binaries", lambda found=found: found)
+        assert choose_server(project).name == f"PostgreSQL in {older}"
 
-    assert str(older) in choose_server(project).name
-
-    (project.data / "PG_VERSION").write_text("14\n")
-    with pytest.raises(ConfigError, match=r"made by PostgreSQL 14.*--reset"):
-        choose_server(project)
-
-
-def test_data_in_a_volume_need_docker(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    docker(tmp_path, monkeypatch, has_image=True)
-    Container("docker", project).create()
-    assert isinstance(choose_server(project), Container)
-
-    (tmp_path / "docker").unlink()
-    with pytest.raises(ConfigError, match=r"volume of Docker.*--reset"):
+    (older / "postgres").unlink()
+    with pytest.raises(ConfigError, match=r"15/postgres, which is not found.*--reset"):
         choose_server(project)
 
 
@@ -145,11 +114,3 @@ def answers(url: str) -> bool:
             return connection.info.dbname == "pillarbox"
     except psycopg.OperationalError:
         return False
-
-
-def test_two_pages_that_are_opened_at_once_get_two_addresses() -> None:
-    with open_page() as first, open_page() as second:
-        assert address_of(first) != address_of(second)
-        for page in (first, second):
-            with socket.create_connection(page.getsockname(), timeout=60):
-                pass

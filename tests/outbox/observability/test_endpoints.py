@@ -1,7 +1,6 @@
 """The addresses on which processes listen."""
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -51,18 +50,3 @@ def test_only_the_given_address_is_listened_on_and_all_without_one() -> None:
         for host in ("127.0.0.1", *["::1"] * socket.has_ipv6):
             with socket.create_connection((host, port), timeout=60):
                 pass
-
-
-def test_an_inherited_socket_is_used_as_it_is() -> None:
-    with listen("127.0.0.1:0") as opened:
-        address = address_of(opened)
-        inherited = listen(f"fd:{opened.detach()}")
-    with inherited, socket.create_connection(inherited.getsockname(), timeout=60):
-        assert address_of(inherited) == address
-
-
-def test_a_file_that_is_no_socket_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / "file").open("w") as file:
-        number = file.fileno()
-        with pytest.raises(ConfigError, match=f"listen=fd:{number}: .*inherited"):
-            listen(f"fd:{number}")
