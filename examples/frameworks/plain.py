@@ -25,13 +25,13 @@ GROUP: Final = "billing"
 
 def id_of(entry: dict[str, str]) -> UUID:
     """Read the id that identifies an entry when it is redelivered."""
-    return UUID(entry["id"])
+    return UUID(entry["ce_id"])
 
 
 @idempotent(consumer="billing", key=id_of)
 def bill(session: Session, entry: dict[str, str]) -> None:
     """Bill an order once, however often its entry is delivered."""
-    session.execute(invoice(json.loads(entry["payload"])["order_id"]))
+    session.execute(invoice(json.loads(entry["ce_data"])["order_id"]))
 
 
 def consume(redis: Redis, sessions: sessionmaker[Session]) -> None:

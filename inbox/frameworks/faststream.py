@@ -125,7 +125,7 @@ def unfold(message: StreamMessage[Any]) -> None:
     if _broker_of(message) != "redis" or raw.get("type") != "stream":
         return
     fields: Mapping[bytes, bytes] = raw["data"]
-    if PAYLOAD not in fields or b"id" not in fields:
+    if PAYLOAD not in fields or b"ce_id" not in fields:
         return
     try:
         found = from_fields(fields)

@@ -41,9 +41,9 @@ async def test_a_delivery_with_an_invalid_id_is_dead_lettered_and_the_next_handl
     with Redis.from_url(redis_url, protocol=2) as client:
         await publish(redis_url, Message("orders", b"before", key="k"))
         ((_, fields),) = client.xrange("orders")
-        broken: dict[Any, Any] = {**fields, b"payload": RAW}
-        del broken[b"id"]
-        client.xadd("orders", broken if id is None else {**broken, b"id": id})
+        broken: dict[Any, Any] = {**fields, b"ce_data": RAW}
+        del broken[b"ce_id"]
+        client.xadd("orders", broken if id is None else {**broken, b"ce_id": id})
         await publish(redis_url, Message("orders", b"after", key="k"))
 
         async with async_sessions_of(database_url) as sessions:

@@ -71,14 +71,14 @@ class TestRedisSource(ProxiedUrl, SourceSuite):
     @override
     async def put_foreign(self, topic: str, payload: bytes) -> None:
         with Redis.from_url(self.direct, protocol=2) as client:
-            client.xadd(topic, {"payload": payload})
+            client.xadd(topic, {"ce_data": payload})
 
     @override
     async def put_raw_header(self, topic: str, metadata: bytes) -> None:
         with Redis.from_url(self.direct, protocol=2) as client:
-            client.xadd(topic, {"payload": b"1", "raw": metadata})
+            client.xadd(topic, {"ce_data": b"1", "raw": metadata})
 
     @override
     async def put_raw_topic(self, topic: bytes) -> None:
         with Redis.from_url(self.direct, protocol=2) as client:
-            client.xadd(topic, {"payload": b"1"})
+            client.xadd(topic, {"ce_data": b"1"})

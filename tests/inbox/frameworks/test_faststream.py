@@ -281,7 +281,7 @@ def test_a_batch_is_refused_because_it_has_no_single_id() -> None:
 
 
 def test_an_entry_with_invalid_fields_is_refused() -> None:
-    fields = {b"id": b"none", b"topic": b"t", b"payload": b"1"}
+    fields = {b"ce_id": b"none", b"ce_type": b"t", b"ce_data": b"1"}
     raw: Any = {"type": "stream", "channel": "orders", "data": fields}
     entry = RedisStreamMessage(raw, b"", consumer=FAKE_CONSUMER, group=None)
     with pytest.raises(InvalidReceiptError, match=r"entry of orders: .*id"):

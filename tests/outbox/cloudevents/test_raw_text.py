@@ -36,9 +36,9 @@ def test_without_a_payload_field_all_fields_become_the_payload() -> None:
 
 
 def test_a_payload_is_kept_byte_for_byte_whatever_the_other_fields() -> None:
-    foreign = unreadable_from_fields("orders", {b"payload": b"\xff", b"id": b"\xfe"})
+    foreign = unreadable_from_fields("orders", {b"ce_data": b"\xff", b"ce_id": b"\xfe"})
     assert foreign.payload == b"\xff"
-    assert foreign.headers == {"id": text_of(b"\xfe")}
+    assert foreign.headers == {"ce_id": text_of(b"\xfe")}
 
 
 @given(st.text(st.characters() | st.sampled_from("\0\ud800")))
