@@ -29,9 +29,6 @@ class Capabilities:
         "An ack settles only its own delivery, even if earlier ones are not acked."
     )
     counts_attempts: bool = capability("The broker remembers failed attempts.")
-    delays: bool = capability(
-        "A message nacked with a delay is not redelivered before that time."
-    )
     holds_back_keys: bool = capability(
         "A message nacked with a delay holds back later messages of its key."
     )
@@ -61,11 +58,6 @@ class Capabilities:
     dates_deliveries: bool = capability(
         "A delivery says when the broker took its message."
     )
-    empty_payload: bool = capability("A payload may be empty.")
-    any_text: bool = capability(
-        "Keys, tenants and values of headers may hold any text."
-    )
-    case_of_headers: bool = capability("The case of header names is preserved.")
     goes_away: bool = capability("The broker is remote, and can be unavailable.")
     stalls: bool = capability("The broker can hang with its connections open.")
 

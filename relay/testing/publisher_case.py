@@ -20,16 +20,9 @@ class Capabilities:
     """What a publisher and its broker can do; tests that need more are skipped."""
 
     ordered_by_key: bool = capability("Messages of one key arrive in order.")
-    empty_payload: bool = capability("A payload may be empty.")
-    any_text: bool = capability(
-        "Keys, tenants and values of headers may hold any text."
-    )
-    case_of_headers: bool = capability("The case of header names is preserved.")
-    limits_payload: bool = capability(
-        "Payloads above the suite's `max_payload_bytes` are refused permanently."
-    )
     refuses_for_ever: bool = capability(
-        "There are messages that can never be published, like `bad_message`."
+        "Payloads above the suite's `max_payload_bytes`, and messages like "
+        "`bad_message`, are refused permanently."
     )
     refuses_alone: bool = capability(
         "The broker can refuse one message and accept the others of a batch."

@@ -175,20 +175,6 @@ async def test_a_stream_that_fills_up_mid_batch_costs_no_attempt(
     assert await stored(url, "FULL") == batch
 
 
-async def test_a_message_too_large_for_the_room_left_in_a_stream_is_nacked(
-    private_nats: NatsServer,
-) -> None:
-    url = private_nats.url
-    await make_stream(url, "FULL", "full.>", max_bytes=5000, discard="new")
-    async with NatsPublisher(url) as publisher:
-        refused, acked = await publisher.publish(
-            [Message("full.x", bytes(5000)), Message("full.x", bytes(100))]
-        )
-    assert isinstance(refused, Nacked)
-    assert not refused.permanent
-    assert acked == Acked()
-
-
 async def test_the_stream_of_the_url_is_created_on_demand_and_enforced(
     private_nats: NatsServer,
 ) -> None:
@@ -217,34 +203,6 @@ async def test_a_server_without_jetstream_is_reported_at_start() -> None:
         with pytest.raises(BrokerUnavailableError, match="JetStream isn't available"):
             async with NatsSource(server.url, consumer="billing", topics=["x"]):
                 pass
-
-
-@pytest.mark.parametrize(
-    "query",
-    ["stream=a.b", "stream=a%20b", "create=x", "nonsense=1", "max_payload_bytes=0"],
-)
-def test_an_invalid_publisher_url_is_refused(query: str) -> None:
-    with pytest.raises(ConfigError):
-        NatsPublisher(f"nats://h:4222?{query}")
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "nats://",
-        "nats://:4222",
-        "nats://h:x",
-        "http://h",
-        "nats://h/path",
-        "nats://a,,b",
-        "nats://h?tls_ca=/x",
-        "tls://h?tls_ca=/no/such/file",
-        "nats://h?ack_wait=0s",
-    ],
-)
-def test_an_invalid_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="broker URL"):
-        NatsSource(url, consumer="billing", topics=["x"])
 
 
 async def test_other_clients_see_cloudevents(

@@ -2,16 +2,13 @@
 
 import asyncio
 import html
-from typing import Any
 
 import pytest
 from redis import Redis
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
-from inbox.sources.redis import RedisSource
+from inbox.events import HandlerFailed
 from outbox.cli.main import main
-from outbox.errors import ConfigError
 from pillarbox import Consumer, Message
 from tests.fixtures import positions
 from tests.fixtures.consumers import NEVER, async_sessions_of, running
@@ -26,45 +23,6 @@ LETTERS = """
     SELECT message_id, topic, payload, attempts, status, error_reason
       FROM inbox.dead_letter
 """
-
-
-@pytest.mark.parametrize(
-    ("id", "says"),
-    [(None, "id"), (b"evt_1", "isn't a UUID"), (b"", "id"), (b"\xff", "id")],
-    ids=["no id", "an id of another format", "an empty id", "an id that isn't text"],
-)
-async def test_a_delivery_with_an_invalid_id_is_dead_lettered_and_the_next_handled(
-    database_url: str, redis_url: str, id: bytes | None, says: str
-) -> None:
-    handled: list[bytes] = []
-    with Redis.from_url(redis_url, protocol=2) as client:
-        await publish(redis_url, Message("orders", b"before", key="k"))
-        ((_, fields),) = client.xrange("orders")
-        broken: dict[Any, Any] = {**fields, b"payload": RAW}
-        del broken[b"id"]
-        client.xadd("orders", broken if id is None else {**broken, b"id": id})
-        await publish(redis_url, Message("orders", b"after", key="k"))
-
-        async with async_sessions_of(database_url) as sessions:
-            source = RedisSource(redis_url, consumer="billing", topics=["orders"])
-            consumer = Consumer(source, sessions, name="billing", retry=NEVER)
-
-            @consumer.handles("orders")
-            async def handle(session: AsyncSession, message: Message) -> None:
-                handled.append(message.payload)
-
-            async with running(consumer) as events:
-                await events.wait_for(MessageHandled, 2)
-                (given_up,) = await events.wait_for(MessageDeadLettered)
-
-        pending: Any = client.xpending("orders", "billing")
-        assert pending["pending"] == 0
-    assert handled == [b"before", b"after"]
-    ((message_id, *letter, reason),) = execute(database_url, LETTERS)
-    assert message_id.startswith("sha256:")
-    assert letter == ["orders", RAW, 0, "PENDING"]
-    assert reason == given_up.reason
-    assert says in reason
 
 
 async def test_a_consumer_that_fails_now_is_shown_by_status_blocked_trace_and_page(
@@ -118,10 +76,3 @@ def commands(url: str, id: str, capsys: pytest.CaptureFixture[str]) -> dict[str,
         main([command, *arguments, "--database", url])
         said[command] = capsys.readouterr().out
     return said
-
-
-def test_an_invalid_duration_in_the_url_is_reported(redis_url: str) -> None:
-    with pytest.raises(ConfigError, match="reclaim_after='soon': write a duration"):
-        RedisSource(
-            f"{redis_url}?reclaim_after=soon", consumer="billing", topics=["orders"]
-        )
