@@ -13,7 +13,7 @@ from inbox.testing.crash import die_holding
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
 from outbox.testing.conformance import BrokerCase, capability
-from outbox.testing.samples import MAX_PAYLOAD_BYTES
+from outbox.testing.samples import MAX_PAYLOAD_BYTES, differences
 
 __all__ = ["Capabilities", "SourceCase"]
 
@@ -163,6 +163,22 @@ class SourceCase(BrokerCase, ABC):
                 for delivery in await self.receive(source, 1):
                     missing.discard(delivery.message.id)
                     await delivery.ack()
+
+    async def expect_as_put(self, *messages: Message) -> None:
+        """Check that a source delivers these messages of one topic as they were put."""
+        arrived: dict[object, Message] = {}
+        async with self.source("one", messages[0].topic) as source:
+            while len(arrived) < len(messages):
+                for delivery in await self.receive(source, 1):
+                    assert (delivery.attempts, delivery.problem) == (0, None)
+                    if self.capabilities.dates_deliveries:
+                        # The broker's clock can be slightly off.
+                        assert delivery.published_at is not None
+                        assert abs(time.time() - delivery.published_at) < 300
+                    arrived[delivery.message.id] = delivery.message
+                    await delivery.ack()
+        for message in messages:
+            assert differences(message, arrived[message.id]) == {}
 
     async def until_away(self, source: Source) -> None:
         """Receive until the source raises."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
 from outbox.testing.conformance import BrokerCase, capability
-from outbox.testing.samples import MAX_PAYLOAD_BYTES
+from outbox.testing.samples import MAX_PAYLOAD_BYTES, differences
 from relay.publisher import Acked, Confirmation, Publisher
 
 __all__ = ["Capabilities", "PublisherCase"]
@@ -85,6 +85,13 @@ class PublisherCase(BrokerCase, ABC):
         """Publish with a new publisher, and check that every message is acked."""
         async with self.publisher() as publisher:
             assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+    async def expect_unchanged(self, topic: str, messages: Sequence[Message]) -> None:
+        """Check that these messages, and no others, are in a topic as published."""
+        arrived = {m.id: m for m in await self.received(topic, len(messages))}
+        assert arrived.keys() == {message.id for message in messages}
+        for message in messages:
+            assert differences(message, arrived[message.id]) == {}
 
     async def until_answered(
         self, publisher: Publisher, batch: Sequence[Message]

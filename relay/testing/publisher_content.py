@@ -1,12 +1,9 @@
 """The publisher suite: messages arrive unchanged."""
 
-from collections.abc import Sequence
-
 from outbox.message import Message
 from outbox.testing.conformance import checks
 from outbox.testing.samples import (
     AWKWARD_HEADERS,
-    differences,
     numbered,
     numbers_by_key,
     various_messages,
@@ -63,10 +60,3 @@ class PublisherContent(PublisherCase):
         await self.publish(*messages)
         arrived = await self.received(messages[0].topic, len(messages))
         assert [m.id for m in arrived] == [m.id for m in messages]
-
-    async def expect_unchanged(self, topic: str, messages: Sequence[Message]) -> None:
-        """Check that these messages, and no others, are in a topic as published."""
-        arrived = {m.id: m for m in await self.received(topic, len(messages))}
-        assert arrived.keys() == {message.id for message in messages}
-        for message in messages:
-            assert differences(message, arrived[message.id]) == {}

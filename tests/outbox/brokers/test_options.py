@@ -120,15 +120,6 @@ async def test_one_url_serves_both_sides_and_an_unknown_option_is_refused(
             assert name in str(refusal.value), "the known options are listed"
 
 
-MISSPELLED = {
-    "redis://h?reclaim_afer=5s": "reclaim_after",
-    "redis://h?health_check_intervall=5": "health_check_interval",
-    "amqp://h?heart_beat=5": "heartbeat",
-    "kafka://h/?hand_over=5s": "handover",
-    "nats://h?ackwait=5s": "ack_wait",
-    "postgresql://h/x?ssl_mode=require": "sslmode",
-    "sqs://eu-west-1/?visibilty=5s": "visibility",
-}
 REFUSED = {
     "redis://h?maxlen=many": "option maxlen='many': write a whole number from 1",
     "redis://h?reclaim_after=5": "reclaim_after='5': write a duration above 0",
@@ -165,12 +156,8 @@ REFUSED = {
 }
 
 
-def test_a_refusal_names_option_value_and_form_or_what_was_meant() -> None:
-    refused = {
-        url: f"; did you mean {meant}? the options are"
-        for url, meant in MISSPELLED.items()
-    }
-    for url, refusal in (refused | REFUSED).items():
+def test_a_refusal_names_option_value_and_form() -> None:
+    for url, refusal in REFUSED.items():
         with pytest.raises(ConfigError) as told:
             implementation("relay.publishers", url)(url)
         assert refusal in str(told.value), url
