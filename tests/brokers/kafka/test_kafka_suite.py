@@ -100,7 +100,7 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     @override
     def test_replicas_share_and_nothing_is_handled_twice(self) -> None:
         # No replica dies here, and even on a busy machine none may count as dead.
-        self.session = 8.0
+        self.session = 5.0
         super().test_replicas_share_and_nothing_is_handled_twice()
 
     @override
