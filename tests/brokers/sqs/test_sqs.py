@@ -3,13 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from inbox.sources.sqs import SqsSource
 from outbox.brokers.sqs.connection import SqsSettings
-from outbox.brokers.sqs.message import read
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
 from outbox.testing.samples import differences, full_message, numbered
@@ -145,28 +143,3 @@ async def test_the_error_for_an_unavailable_server_hides_the_secret(
             pass
     assert "can't be reached" in str(told.value)
     assert "hush" not in str(told.value)
-
-
-async def test_a_failing_reader_is_reported_and_retried(
-    shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await aws.create_queue(topic := fresh())
-    await publish(shared_sqs.url(), Message(topic, b"1"))
-    failures = iter([LookupError("no such\nthing")])
-
-    def fail_once(*found: Any, **place: Any) -> Any:
-        for failure in failures:
-            raise failure
-        return read(*found, **place)
-
-    monkeypatch.setattr("inbox.sources.sqs.queue.read", fail_once)
-    async with source(
-        shared_sqs.url(), topic, visibility=timedelta(seconds=1)
-    ) as entered:
-        with pytest.raises(
-            BrokerUnavailableError, match="can't be read: no such thing"
-        ):
-            await receive(entered, 1)
-        (delivery,) = await receive(entered, 1)
-        assert delivery.message.payload == b"1"
-        await delivery.ack()
