@@ -61,8 +61,12 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
 
     @pytest.fixture(autouse=True)
     def broker(
-        self, request: pytest.FixtureRequest, proxy: MakeProxy
+        self,
+        request: pytest.FixtureRequest,
+        proxy: MakeProxy,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> Iterator[None]:
+        self.monkeypatch = monkeypatch
         private_kafka: Kafka = request.getfixturevalue(self.kind)
         self.kafka = private_kafka
         self.proxy, self.url = behind(proxy, private_kafka)
@@ -96,6 +100,11 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     def test_a_stall_is_reported_and_loses_nothing(self) -> None:
         self.answer_timeout = 3.0
         super().test_a_stall_is_reported_and_loses_nothing()
+
+    @override
+    def test_a_source_can_be_left_while_the_broker_stalls(self) -> None:
+        self.monkeypatch.setattr("inbox.sources.kafka.reader._LAST_WAIT", 2.0)
+        super().test_a_source_can_be_left_while_the_broker_stalls()
 
     @override
     def test_replicas_share_and_nothing_is_handled_twice(self) -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from inbox.poison.history import REDELIVERED
 from inbox.sources.sqs import SqsSource
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError
@@ -17,6 +18,7 @@ from relay.publishers.sqs import SqsPublisher
 from tests.fixtures.sources import payloads, publish, receive
 from tests.fixtures.sqs import Aws, fresh
 from tests.fixtures.urls import with_options
+from tests.fixtures.waiting import answer_after
 from tests.servers.sqs import SqsServer
 
 SOON = timedelta(milliseconds=100)
@@ -122,6 +124,21 @@ async def test_a_delay_outlives_its_replica(shared_sqs: SqsServer, aws: Aws) -> 
     async with source(url, topic) as other:
         for _ in range(5):
             assert not await other.receive(limit=10)
+
+
+async def test_a_message_that_was_held_too_long_is_left_to_its_redelivery(
+    shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = 0.001
+    monkeypatch.setattr("inbox.sources.sqs.source._BEATS", never)
+    await aws.create_queue(topic := fresh())
+    await publish(shared_sqs.url(), Message(topic, b"1"))
+    async with source(shared_sqs.url(), topic, visibility=timedelta(seconds=1)) as slow:
+        (delivery,) = await receive(slow, 1)
+        await delivery.nack()
+        await answer_after(1.2)
+        (delivery,) = await receive(slow, 1)
+        assert delivery.history is REDELIVERED
 
 
 async def test_a_missing_queue_is_named_at_start(shared_sqs: SqsServer) -> None:
