@@ -40,9 +40,6 @@ class Capabilities:
     survives_a_crash: bool = capability(
         "What a killed process held is redelivered to another process."
     )
-    counts_reclaimed: bool = capability(
-        "The source counts the messages that another replica had left."
-    )
     keeps_alive: bool = capability(
         "A delivery stays with its replica, however long it takes to handle."
     )

@@ -157,18 +157,17 @@ class SourceSettling(SourceCase):
     @checks("gets_foreign_messages")
     async def test_foreign_messages_are_delivered_with_their_problem(self) -> None:
         topic = await self.fresh_topic()
-        payloads = [b"\xff not ours", b"1"]
         metadata = b"\xff\x00 not text"
-        await self.put_foreign(topic, payloads[0])
+        await self.put_foreign(topic, b"\xff not ours")
         if self.capabilities.takes_bytes:
             await self.put_raw_header(topic, metadata)
-        else:
-            await self.put_foreign(topic, payloads[1])
         await self.put(*numbered(topic, 1))
+        count = 3 if self.capabilities.takes_bytes else 2
         async with self.source("one", topic) as source:
-            deliveries = await self.receive(source, 3)
+            deliveries = await self.receive(source, count)
             foreign = [d.message for d in deliveries if d.problem is not None]
-            assert sorted(m.payload for m in foreign) == sorted(payloads)
+            assert len(foreign) == count - 1
+            assert b"\xff not ours" in [message.payload for message in foreign]
             if self.capabilities.takes_bytes:
                 kept = [bytes_of(v) for m in foreign for v in m.headers.values()]
                 assert metadata in kept

@@ -105,8 +105,7 @@ class RabbitMQSource:
         self._arrived = asyncio.Event()
         # Kept across channels: unacked messages are redelivered on the next channel.
         self._failures: BoundedDict[UUID, int] = BoundedDict()
-        self._reclaimed = 0
-        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
+        self.abilities = Abilities()
 
     async def __aenter__(self) -> Self:
         """Connect; create the exchange, the queue and its bindings if missing.
@@ -232,7 +231,6 @@ class RabbitMQSource:
             published_at=published_at(properties),
             attempts=self._failures.get(message.id, 0),
         )
-        self._reclaimed += received.redelivered
         self._backlog.add(received)
         self._arrived.set()
 

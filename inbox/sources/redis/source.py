@@ -65,8 +65,7 @@ class RedisSource:
         self._leave_timeout = leave_timeout.total_seconds()
         self._client = redis_client(address)
         self._streams = Streams(self._client, group=consumer, topics=topics)
-        self._reclaimed = 0
-        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
+        self.abilities = Abilities()
         self._backlog: Backlog[Entry] = Backlog()
         self._place = count()
         self._held: dict[EntryId, int] = {}
@@ -162,9 +161,7 @@ class RedisSource:
         if len(entries) < limit:
             interval = min(_RECLAIM_INTERVAL, self._reclaim_after / _BEATS)
             self._reclaim_at = time.monotonic() + interval
-        taken_over = [entry for entry in entries if entry.at not in self._held]
-        self._reclaimed += len(taken_over)
-        self._keep(taken_over)
+        self._keep(entry for entry in entries if entry.at not in self._held)
 
     def _keep(self, entries: Iterable[Entry]) -> None:
         for entry in entries:

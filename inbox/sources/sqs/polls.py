@@ -29,7 +29,6 @@ class Polls:
     Attributes:
         queues: the queues to poll.
         news: set when messages have arrived, or a poll has failed.
-        reclaimed: the number of messages received that SQS had delivered before.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class Polls:
     ) -> None:
         self.queues: list[SqsQueue] = []
         self.news = asyncio.Event()
-        self.reclaimed = 0
         self._hold = hold
         self._wait = wait
         self._visibility = visibility
@@ -89,7 +87,6 @@ class Polls:
         else:
             self._failures.pop(queue, None)
             self._hold(received)
-            self.reclaimed += sum(item.came_again for item in received)
             wanted = self._wanted.get(queue, 1) + 1 if len(received) == limit else 1
             self._wanted[queue] = min(_MAX_POLLS, wanted)
         self.news.set()

@@ -83,7 +83,7 @@ class SqsSource:
         # in order without counting another receive. So they wait here.
         self._backlog: Backlog[Received] = Backlog()
         self._polls = Polls(self._hold, wait=self._wait, visibility=self._visibility)
-        self.abilities = Abilities(reclaimed=lambda: self._polls.reclaimed)
+        self.abilities = Abilities()
         self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
         # Kept across receipt handles: SQS counts receives, whatever their outcome.
         self._failures: BoundedDict[UUID, int] = BoundedDict()

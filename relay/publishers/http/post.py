@@ -71,11 +71,7 @@ class Mailbox:
             except (aiohttp.ServerDisconnectedError, ConnectionResetError):
                 # The host may have closed an idle connection just as it was reused.
                 return await self._ask(message, prepared)
-        except (
-            aiohttp.ClientConnectorError,
-            aiohttp.ConnectionTimeoutError,
-            PermissionError,  # a private address
-        ) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._host.lose(f"can't be reached: {one_line(error)}")
             return None
         except aiohttp.ClientResponseError as error:

@@ -50,7 +50,6 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(
         acks_each=False,
         counts_attempts=False,
-        counts_reclaimed=False,
         takes_bytes_as_topic=False,
         # While a replica joins, Kafka lets the others commit; the mock doesn't.
         joins_quietly=False,

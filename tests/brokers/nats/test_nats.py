@@ -158,6 +158,21 @@ async def test_a_full_stream_is_unavailable_unless_other_streams_accept_messages
         assert not refused.permanent
 
 
+async def test_a_full_subject_is_refused_and_the_stream_accepts_others(
+    private_nats: NatsServer,
+) -> None:
+    url = private_nats.url
+    limit = {"max_msgs_per_subject": 1, "discard_new_per_subject": True}
+    await make_stream(url, "ONE", "one.>", discard="new", **limit)
+    messages = [Message(topic, b"") for topic in ("one.x", "one.x", "one.y")]
+    async with NatsPublisher(url) as publisher:
+        first, refused, other = await publisher.publish(messages)
+    assert first == other == Acked()
+    assert isinstance(refused, Nacked)
+    assert not refused.permanent
+    assert "maximum messages per subject" in refused.reason
+
+
 @pytest.mark.parametrize("limit", [{"max_msgs": 3}, {"max_bytes": 1500}])
 async def test_a_stream_that_fills_up_mid_batch_costs_no_attempt(
     private_nats: NatsServer, limit: dict[str, int]
