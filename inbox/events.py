@@ -80,19 +80,6 @@ class DeliveriesReceived(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveriesReclaimed(Event):
-    """The broker delivered messages that another replica held before.
-
-    Attributes:
-        messages: the number of messages.
-    """
-
-    consumer: str
-    queue: str
-    messages: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryEvent(Event):
     """Something that happened to one delivery.
 

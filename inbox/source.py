@@ -117,13 +117,10 @@ class Abilities:
         leave_out: receive no messages of these tenants until the next call. Without it,
             a tenant whose messages fill a queue's room holds up other tenants' messages
             behind them.
-        reclaimed: return the number of deliveries so far that another replica had left
-            or returned.
         foreign_holders: describe the sessions other than consumers that hold lanes.
     """
 
     leave_out: Callable[[Collection[str]], None] = lambda _: None
-    reclaimed: Callable[[], int] = lambda: 0
     foreign_holders: Callable[[], Sequence[str]] = tuple
 
 

@@ -58,7 +58,6 @@ class TestAcmeSource(Broker, SourceSuite):
     capabilities = SourceCapabilities(
         takes_bytes=False,
         takes_bytes_as_topic=False,
-        counts_reclaimed=False,
         dates_deliveries=False,
         stalls=False,
     )

@@ -13,7 +13,6 @@ from typing import Final
 from inbox.consuming.dispatch import Dispatcher
 from inbox.events import (
     DeliveriesReceived,
-    DeliveriesReclaimed,
     DeliveryLanesFree,
     DeliveryLanesWithheld,
     DeliveryReturned,
@@ -52,7 +51,6 @@ class Fetcher:
         self._about = {"consumer": consumer, "queue": queue}
         self._source = source
         self._abilities = source.abilities
-        self._reclaimed = 0
         self._holders: tuple[str, ...] = ()
         self._dispatcher = dispatcher
         self._notify = observers.notify
@@ -84,7 +82,6 @@ class Fetcher:
             if failures:
                 failures = 0
                 self._notify(SourceRecovered(**self._about))
-            self._notify_reclaimed()
             self._notify_withheld()
             now = time.monotonic()
             if deliveries:
@@ -97,12 +94,6 @@ class Fetcher:
                     return
                 continue
             last = now
-
-    def _notify_reclaimed(self) -> None:
-        so_far = self._abilities.reclaimed()
-        if so_far > self._reclaimed:
-            messages, self._reclaimed = so_far - self._reclaimed, so_far
-            self._notify(DeliveriesReclaimed(**self._about, messages=messages))
 
     def _notify_withheld(self) -> None:
         holders = tuple(self._abilities.foreign_holders())

@@ -70,13 +70,6 @@ class Drained:
     dead_lettered: list[DeadLettered] = field(default_factory=list)
     later: list[Message] = field(default_factory=list)
 
-    def add(self, other: "Drained") -> None:
-        """Add what became of other messages."""
-        self.handled += other.handled
-        self.duplicates += other.duplicates
-        self.dead_lettered += other.dead_lettered
-        self.later += other.later
-
     @property
     def topics(self) -> list[str]:
         """The topics of the handled messages."""
@@ -110,25 +103,31 @@ async def drain(
         )
     drained = Drained()
     at = datetime.now(UTC) if at is None else at
-    rounds = [_Rounds(consumer, sessions, at, drained) for consumer in consumers]
+    rounds = [_Draining(consumer, sessions, at, drained) for consumer in consumers]
     while True:
         did = [await each.run() for each in rounds]
         if not any(did):
             return drained
 
 
-class _Rounds:
-    """Delivers to one consumer, in rounds."""
+class _Draining:
+    """Delivers to one consumer, in rounds.
+
+    A round ends when all that is left waits for a retry.
+    """
 
     def __init__(
         self, consumer: Consumer, sessions: Sessions, at: datetime, drained: Drained
     ) -> None:
+        self.attempts: dict[UUID, int] = {}
         self._consumer = consumer
         self._sessions = sessions
         self._at = at
         self._drained = drained
-        self._attempts: dict[UUID, int] = {}
         self._later: set[UUID] = set()
+        self._messages: dict[UUID, Message] = {}
+        self._left: set[UUID] = set()
+        self._parked: set[UUID] = set()
 
     async def run(self) -> bool:
         """Deliver what is undelivered; return whether there was something."""
@@ -145,15 +144,20 @@ class _Rounds:
         if not waiting:
             return False
         queues = {self._consumer.queue_of(topic) for topic in self._consumer.topics}
-        round_ = _Round(self._attempts)
-        sources = {q: _Source(waiting.get(q, []), round_) for q in queues if q}
+        sources = {q: _Source(waiting.get(q, []), self) for q in queues if q}
         consumer = self._consumer.connected_to(sources, self._sessions)
-        consumer.observe(round_)
-        round_.begin(consumer, [m for each in waiting.values() for m in each])
+        consumer.observe(self._on_event)
+        self._stop = consumer.stop
+        self._messages = {m.id: m for each in waiting.values() for m in each}
+        self._left = {*self._messages}
+        self._parked = set()
         await consumer.run()
-        self._later |= {message.id for message in round_.drained.later}
-        self._drained.add(round_.drained)
         return True
+
+    def settled(self, id: UUID) -> None:
+        """Note that a message has its outcome, or was returned."""
+        self._left.discard(id)
+        self._stop_if_parked()
 
     def _find(self, session: Session) -> list[Message]:
         rows = connection_of(session).execute(
@@ -165,46 +169,27 @@ class _Rounds:
             for row in (dict(row._mapping) for row in rows)
         ]
 
-
-class _Round:
-    """One run of a consumer, which ends when all that is left waits for a retry."""
-
-    def __init__(self, attempts: dict[UUID, int]) -> None:
-        self.drained = Drained()
-        self.attempts = attempts
-        self._left: set[UUID] = set()
-        self._parked: set[UUID] = set()
-
-    def begin(self, consumer: Consumer, messages: Sequence[Message]) -> None:
-        """Remember what is to be delivered."""
-        self._stop = consumer.stop
-        self._messages = {message.id: message for message in messages}
-        self._left = {*self._messages}
-
-    def settled(self, id: UUID) -> None:
-        """Note that a message has its outcome, or was returned."""
-        self._left.discard(id)
-        if self._left <= self._parked:
-            self._stop()
-
-    def __call__(self, event: Event) -> None:
-        """Observe the consumer."""
+    def _on_event(self, event: Event) -> None:
         match event:
             case MessageHandled():
-                self.drained.handled.append(self._messages[event.id])
+                self._drained.handled.append(self._messages[event.id])
             case DuplicateSkipped():
-                self.drained.duplicates.append(self._messages[event.id])
+                self._drained.duplicates.append(self._messages[event.id])
             case MessageDeadLettered():
                 letter = DeadLettered(self._messages[event.id], event.reason)
-                self.drained.dead_lettered.append(letter)
+                self._drained.dead_lettered.append(letter)
             case RetryRequested():
-                self.drained.later.append(self._messages[event.id])
+                self._drained.later.append(self._messages[event.id])
+                self._later.add(event.id)
                 self._park(event.id)
             case HandlerFailed() if event.seconds_until_retry > _SOON:
                 self._park(event.id)
 
     def _park(self, id: UUID) -> None:
         self._parked.add(id)
+        self._stop_if_parked()
+
+    def _stop_if_parked(self) -> None:
         if self._left <= self._parked:
             self._stop()
 
@@ -212,10 +197,10 @@ class _Round:
 class _Source:
     """A source of messages that are known before."""
 
-    def __init__(self, messages: Sequence[Message], round_: _Round) -> None:
+    def __init__(self, messages: Sequence[Message], draining: _Draining) -> None:
         self.abilities = Abilities()
         self._waiting = deque(messages)
-        self._round = round_
+        self._draining = draining
 
     async def __aenter__(self) -> Self:
         return self
@@ -230,7 +215,7 @@ class _Source:
         return [self._delivery(self._waiting.popleft()) for _ in range(count)]
 
     def _delivery(self, message: Message) -> Delivery:
-        attempts = self._round.attempts.get(message.id, 0)
+        attempts = self._draining.attempts.get(message.id, 0)
         return EntryDelivery(
             self,
             message.id,
@@ -241,8 +226,8 @@ class _Source:
         )
 
     def acked(self, entry: UUID) -> None:
-        self._round.settled(entry)
+        self._draining.settled(entry)
 
     def nacked(self, entry: UUID, delay: timedelta | None) -> None:
-        self._round.attempts[entry] = self._round.attempts.get(entry, 0) + 1
-        self._round.settled(entry)
+        self._draining.attempts[entry] = self._draining.attempts.get(entry, 0) + 1
+        self._draining.settled(entry)

@@ -13,7 +13,7 @@ from inbox.testing.crash import die_holding
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
 from outbox.testing.conformance import BrokerCase, capability
-from outbox.testing.samples import MAX_PAYLOAD_BYTES
+from outbox.testing.samples import MAX_PAYLOAD_BYTES, differences
 
 __all__ = ["Capabilities", "SourceCase"]
 
@@ -29,9 +29,6 @@ class Capabilities:
         "An ack settles only its own delivery, even if earlier ones are not acked."
     )
     counts_attempts: bool = capability("The broker remembers failed attempts.")
-    delays: bool = capability(
-        "A message nacked with a delay is not redelivered before that time."
-    )
     holds_back_keys: bool = capability(
         "A message nacked with a delay holds back later messages of its key."
     )
@@ -42,9 +39,6 @@ class Capabilities:
     fans_out: bool = capability("Each consumer gets every message.")
     survives_a_crash: bool = capability(
         "What a killed process held is redelivered to another process."
-    )
-    counts_reclaimed: bool = capability(
-        "The source counts the messages that another replica had left."
     )
     keeps_alive: bool = capability(
         "A delivery stays with its replica, however long it takes to handle."
@@ -61,11 +55,6 @@ class Capabilities:
     dates_deliveries: bool = capability(
         "A delivery says when the broker took its message."
     )
-    empty_payload: bool = capability("A payload may be empty.")
-    any_text: bool = capability(
-        "Keys, tenants and values of headers may hold any text."
-    )
-    case_of_headers: bool = capability("The case of header names is preserved.")
     goes_away: bool = capability("The broker is remote, and can be unavailable.")
     stalls: bool = capability("The broker can hang with its connections open.")
 
@@ -171,6 +160,22 @@ class SourceCase(BrokerCase, ABC):
                 for delivery in await self.receive(source, 1):
                     missing.discard(delivery.message.id)
                     await delivery.ack()
+
+    async def expect_as_put(self, *messages: Message) -> None:
+        """Check that a source delivers these messages of one topic as they were put."""
+        arrived: dict[object, Message] = {}
+        async with self.source("one", messages[0].topic) as source:
+            while len(arrived) < len(messages):
+                for delivery in await self.receive(source, 1):
+                    assert (delivery.attempts, delivery.problem) == (0, None)
+                    if self.capabilities.dates_deliveries:
+                        # The broker's clock can be slightly off.
+                        assert delivery.published_at is not None
+                        assert abs(time.time() - delivery.published_at) < 300
+                    arrived[delivery.message.id] = delivery.message
+                    await delivery.ack()
+        for message in messages:
+            assert differences(message, arrived[message.id]) == {}
 
     async def until_away(self, source: Source) -> None:
         """Receive until the source raises."""

@@ -1,7 +1,7 @@
 """The conformance suite of sources, for built-in adapters and for your own.
 
     class TestAcmeSource(SourceSuite):
-        capabilities = Capabilities(delays=False)
+        capabilities = Capabilities(stalls=False)
 
         def source(self, consumer: str, topic: str) -> Source: ...
         async def put(self, *messages: Message) -> None: ...

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import entry_points
 from ipaddress import ip_address
@@ -264,13 +263,11 @@ class BrokerOptions:
     def unknown(cls, url: str, name: str) -> ConfigError:
         """Return the error about an unknown option."""
         names = [*(name for name, _ in _declared(cls)), *cls.client]
-        near = get_close_matches(name, {*names, *cls.client_names()}, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
         known = f"the options are {', '.join(names)}" if names else "it has no options"
         known += "" if cls.closed else ", and those of the client library"
         return ConfigError(
             f"broker URL {without_password(url)}: unknown option "
-            f"{shorten(name)}{hint or ';'} {known}"
+            f"{shorten(name)}; {known}"
         )
 
     def query(self, names: Collection[str] | None = None) -> str:

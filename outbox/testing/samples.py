@@ -8,20 +8,19 @@ from outbox.message import Message
 
 __all__ = [
     "AWKWARD_HEADERS",
-    "BINARY",
     "MAX_PAYLOAD_BYTES",
     "TEXTS",
     "TRACEPARENT",
-    "at_the_limit",
     "differences",
     "full_message",
     "numbered",
     "numbers_by_key",
+    "various_messages",
     "whole_of_unicode",
 ]
 
 TRACEPARENT: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-BINARY: Final = bytes(range(256)) * 2
+_BINARY: Final = bytes(range(256)) * 2
 # The writer's default limit, minus room for headers, which many brokers count as well.
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024 - 16 * 1024
 TEXTS: Final = (
@@ -89,16 +88,33 @@ def numbers_by_key(messages: Sequence[Message]) -> dict[str | None, list[int]]:
     return numbers
 
 
-def at_the_limit(size: int) -> bytes:
-    """Return a binary payload of `size` bytes."""
-    return (BINARY * (size // len(BINARY) + 1))[:size]
+def various_messages(topic: str, max_payload_bytes: int) -> list[Message]:
+    """Return messages of one topic that differ in which values are hard to transport.
 
-
-def whole_of_unicode(size: int = 32 * 1024) -> list[str]:
-    """Return every character that UTF-8 can encode, in texts of `size` characters."""
-    points = [point for point in range(0x110000) if point not in _SURROGATES]
+    One of them has a payload of `max_payload_bytes`.
+    """
+    large = (_BINARY * (max_payload_bytes // len(_BINARY) + 1))[:max_payload_bytes]
     return [
-        "".join(map(chr, points[start : start + size]))
+        full_message(topic),
+        Message(topic, b"1"),
+        Message(topic, b"1", headers={"X-Own": "1", "x-other": "2"}),
+        *(
+            Message(topic, p)
+            for p in (b"", _BINARY, b"\0", b"\xff\xfe", b"\r\n", large)
+        ),
+        *(
+            Message(topic, b"1", key=text, tenant=text, headers={"x": text})
+            for text in TEXTS
+        ),
+    ]
+
+
+def whole_of_unicode(topic: str, max_payload_bytes: int) -> list[Message]:
+    """Return messages whose payloads contain every character that UTF-8 can encode."""
+    points = [point for point in range(0x110000) if point not in _SURROGATES]
+    size = min(32 * 1024, max_payload_bytes // 4)
+    return [
+        Message(topic, "".join(map(chr, points[start : start + size])).encode())
         for start in range(0, len(points), size)
     ]
 

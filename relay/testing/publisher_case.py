@@ -9,7 +9,7 @@ from typing import ClassVar
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
 from outbox.testing.conformance import BrokerCase, capability
-from outbox.testing.samples import MAX_PAYLOAD_BYTES
+from outbox.testing.samples import MAX_PAYLOAD_BYTES, differences
 from relay.publisher import Acked, Confirmation, Publisher
 
 __all__ = ["Capabilities", "PublisherCase"]
@@ -20,16 +20,9 @@ class Capabilities:
     """What a publisher and its broker can do; tests that need more are skipped."""
 
     ordered_by_key: bool = capability("Messages of one key arrive in order.")
-    empty_payload: bool = capability("A payload may be empty.")
-    any_text: bool = capability(
-        "Keys, tenants and values of headers may hold any text."
-    )
-    case_of_headers: bool = capability("The case of header names is preserved.")
-    limits_payload: bool = capability(
-        "Payloads above the suite's `max_payload_bytes` are refused permanently."
-    )
     refuses_for_ever: bool = capability(
-        "There are messages that can never be published, like `bad_message`."
+        "Payloads above the suite's `max_payload_bytes`, and messages like "
+        "`bad_message`, are refused permanently."
     )
     refuses_alone: bool = capability(
         "The broker can refuse one message and accept the others of a batch."
@@ -92,6 +85,13 @@ class PublisherCase(BrokerCase, ABC):
         """Publish with a new publisher, and check that every message is acked."""
         async with self.publisher() as publisher:
             assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+    async def expect_unchanged(self, topic: str, messages: Sequence[Message]) -> None:
+        """Check that these messages, and no others, are in a topic as published."""
+        arrived = {m.id: m for m in await self.received(topic, len(messages))}
+        assert arrived.keys() == {message.id for message in messages}
+        for message in messages:
+            assert differences(message, arrived[message.id]) == {}
 
     async def until_answered(
         self, publisher: Publisher, batch: Sequence[Message]

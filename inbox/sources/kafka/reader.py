@@ -12,13 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from outbox.brokers.kafka.connection import kafka_unavailable, reason_of
 from outbox.errors import ConfigError, shorten
+
+if TYPE_CHECKING:
+    from inbox.sources.kafka.source import KafkaSource
 
 Part: TypeAlias = tuple[str, int]
 """A Kafka partition: its topic and its number."""
@@ -38,25 +41,6 @@ _FORBIDDEN: Final = {
 }
 
 
-class Listener(Protocol):
-    """Receives the events of a reader, in order, on the event loop."""
-
-    def assigned(self, parts: Sequence[Part]) -> None:
-        """Kafka partitions were assigned to this member."""
-
-    def arrived(self, messages: Sequence[Message]) -> None:
-        """Messages arrived from the assigned Kafka partitions."""
-
-    def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
-        """Kafka partitions will move to other members once `left` is called."""
-
-    def lost(self, parts: Sequence[Part]) -> None:
-        """Kafka partitions moved to other members."""
-
-    def changed(self) -> None:
-        """`trouble`, `down`, `in_doubt` or `ended` of the reader changed."""
-
-
 class Reader:
     """A member of a consumer group, for one event loop.
 
@@ -64,6 +48,8 @@ class Reader:
         config: librdkafka's configuration; the callbacks are set here.
         name: the broker's name, for errors.
         topics: names, or prefixes followed by `*`.
+        listener: its methods are called in order, on the event loop: `assigned`,
+            `arrived`, `leave`, `lost`, and `changed` if an attribute of the reader did.
         room: returns how many more messages can arrive; called by the thread.
         handover: how long to wait for `left`.
 
@@ -84,7 +70,7 @@ class Reader:
         config: Mapping[str, Any],
         name: str,
         topics: Sequence[str],
-        listener: Listener,
+        listener: "KafkaSource",
         *,
         room: Callable[[], int],
         handover: float,

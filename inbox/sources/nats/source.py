@@ -80,8 +80,7 @@ class NatsSource:
             self._wanted["ack_wait"] = int(
                 options.ack_wait.total_seconds() * NANOSECONDS
             )
-        self._reclaimed = 0
-        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
+        self.abilities = Abilities()
         self._connecting = asyncio.Lock()
         self._entered = False
         self._pulls: Pulls | None = None
@@ -189,7 +188,6 @@ class NatsSource:
                 self._held[at].reply = entry.reply
             else:
                 self._held[at] = entry
-                self._reclaimed += not entry.is_first
                 self._backlog.add(entry)
         self._came.set()
 

@@ -104,10 +104,8 @@ class RabbitMQSource:
         self._backlog: Backlog[Received] = Backlog()
         self._arrived = asyncio.Event()
         # Kept across channels: unacked messages are redelivered on the next channel.
-        self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
-        self._done: BoundedDict[UUID, bool] = BoundedDict()
-        self._reclaimed = 0
-        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
+        self._failures: BoundedDict[UUID, int] = BoundedDict()
+        self.abilities = Abilities()
 
     async def __aenter__(self) -> Self:
         """Connect; create the exchange, the queue and its bindings if missing.
@@ -176,7 +174,6 @@ class RabbitMQSource:
     def acked(self, received: Received) -> None:
         """Schedule the ack of a message, unless its connection has been lost."""
         self._failures.pop(received.message.id, None)
-        self._done[received.message.id] = True
         if received.queue is self._queue:
             received.queue.ack(received.place)
 
@@ -184,8 +181,7 @@ class RabbitMQSource:
         """Return a message to its place in the order, or delay it."""
         if delay is not None:
             received.attempts += 1
-            due = time.monotonic() + delay.total_seconds()
-            self._failures[received.message.id] = (received.attempts, due)
+            self._failures[received.message.id] = received.attempts
         if received.queue is not self._queue:
             return  # RabbitMQ redelivers it
         if delay is None:
@@ -226,10 +222,6 @@ class RabbitMQSource:
         assert tag is not None
         assert routing_key is not None
         message, problem = from_delivery(properties, routing_key, body)
-        if method.redelivered and self._done.get(message.id):
-            queue.ack(tag)  # the first ack was lost with its connection
-            return
-        attempts, due = self._failures.get(message.id) or (0, 0.0)
         received = Received(
             queue,
             tag,
@@ -237,14 +229,9 @@ class RabbitMQSource:
             problem,
             redelivered=bool(method.redelivered),
             published_at=published_at(properties),
-            attempts=attempts,
+            attempts=self._failures.get(message.id, 0),
         )
-        self._reclaimed += received.redelivered
-        wait = due - time.monotonic()
-        if due and wait > 0:
-            self._backlog.defer(received, wait)
-        else:
-            self._backlog.add(received)
+        self._backlog.add(received)
         self._arrived.set()
 
     async def _wait(self, queue: Queue) -> None:

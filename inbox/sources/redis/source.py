@@ -7,9 +7,7 @@ of a dead replica after `reclaim_after`.
 """
 
 import asyncio
-import heapq
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
@@ -18,6 +16,7 @@ from typing import Final, Self
 
 from redis.exceptions import ResponseError
 
+from inbox.consuming.backlog import Backlog
 from inbox.consuming.outcomes import Outcomes
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.redis.streams import Entry, EntryId, Streams
@@ -66,11 +65,9 @@ class RedisSource:
         self._leave_timeout = leave_timeout.total_seconds()
         self._client = redis_client(address)
         self._streams = Streams(self._client, group=consumer, topics=topics)
-        self._reclaimed = 0
-        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
-        self._ready: deque[Entry] = deque()
-        self._waiting: list[tuple[float, int, Entry]] = []
-        self._ticket = count()
+        self.abilities = Abilities()
+        self._backlog: Backlog[Entry] = Backlog()
+        self._place = count()
         self._held: dict[EntryId, int] = {}
         self._reclaim_at = 0.0
         self._outcomes: Outcomes[EntryId] = Outcomes(self._acknowledge)
@@ -124,18 +121,14 @@ class RedisSource:
                 task.result()
         await self._outcomes.check()
         try:
-            self._wake_waiting()
-            if not self._ready and time.monotonic() >= self._reclaim_at:
+            if not self._backlog.ready and time.monotonic() >= self._reclaim_at:
                 with cancellable():
                     await self._reclaim(limit)
-            if not self._ready:
+            if not self._backlog.ready:
                 with cancellable():
                     self._keep(await self._streams.read(limit, self._patience()))
-                self._wake_waiting()
         except BROKEN as error:
             raise redis_unavailable(self._url, error) from error
-        size = min(limit, len(self._ready))
-        given = [self._ready.popleft() for _ in range(size)]
         return [
             EntryDelivery(
                 self,
@@ -146,7 +139,7 @@ class RedisSource:
                 history=entry.history,
                 published_at=entry.at.added_at,
             )
-            for entry in given
+            for entry in self._backlog.take(limit)
         ]
 
     def acked(self, entry: Entry) -> None:
@@ -154,14 +147,13 @@ class RedisSource:
         self._outcomes.add(entry.at)
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
-        """Return an entry to the front of the queue, or delay it."""
+        """Return an entry to its place in the order, or delay it."""
         if delay is None:
-            self._ready.appendleft(entry)
+            self._backlog.add(entry)
             return
         failed = entry._replace(attempts=entry.attempts + 1)
         self._held[entry.at] = failed.attempts
-        due = time.monotonic() + delay.total_seconds()
-        heapq.heappush(self._waiting, (due, next(self._ticket), failed))
+        self._backlog.defer(failed, delay.total_seconds())
 
     async def _reclaim(self, limit: int) -> None:
         entries = await self._streams.reclaim(self._reclaim_after, limit)
@@ -169,24 +161,17 @@ class RedisSource:
         if len(entries) < limit:
             interval = min(_RECLAIM_INTERVAL, self._reclaim_after / _BEATS)
             self._reclaim_at = time.monotonic() + interval
-        taken_over = [entry for entry in entries if entry.at not in self._held]
-        self._reclaimed += len(taken_over)
-        self._keep(taken_over)
+        self._keep(entry for entry in entries if entry.at not in self._held)
 
     def _keep(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self._held[entry.at] = entry.attempts
-            self._ready.append(entry)
-
-    def _wake_waiting(self) -> None:
-        while self._waiting and self._waiting[0][0] <= time.monotonic():
-            self._ready.append(heapq.heappop(self._waiting)[2])
+            self._backlog.add(entry._replace(place=next(self._place)))
 
     def _patience(self) -> float:
-        until = min(time.monotonic() + jittered(self._poll), self._reclaim_at)
-        if self._waiting:
-            until = min(until, self._waiting[0][0])
-        return max(0.0, until - time.monotonic())
+        patience = min(jittered(self._poll), self._reclaim_at - time.monotonic())
+        due = self._backlog.seconds_until_due()
+        return max(0.0, patience if due is None else min(patience, due))
 
     async def _acknowledge(self, entries: Sequence[EntryId]) -> None:
         try:

@@ -49,6 +49,10 @@ class Entry(NamedTuple):
     problem: str | None
     history: Delivered = FIRST_DELIVERY
     """How many members died while they held it, by Redis's count of deliveries."""
+    place: int = 0
+    """Its position in the order of arrival."""
+    key: None = None
+    """An entry that waits for its retry holds back no others."""
 
 
 class Streams:

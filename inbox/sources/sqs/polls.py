@@ -6,11 +6,11 @@ poll, and gets more while its polls return the maximum number of messages.
 """
 
 import asyncio
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final
 
-from inbox.sources.sqs.holding import Holding
-from inbox.sources.sqs.queue import MAX_RECEIVED, SqsQueue
+from inbox.sources.sqs.queue import MAX_RECEIVED, Received, SqsQueue
 from outbox.gather import end
 
 _MAX_POLLS: Final = 4
@@ -20,22 +20,27 @@ _LAST_POLL: Final = 2.0
 
 
 class Polls:
-    """Fills a `Holding`. For one event loop.
+    """Polls queues. For one event loop.
 
     Args:
+        hold: called with the messages of each poll.
         wait, visibility: SQS's wait time and visibility timeout, in seconds.
 
     Attributes:
-        queues: the queues to poll, by name.
+        queues: the queues to poll.
         news: set when messages have arrived, or a poll has failed.
-        reclaimed: the number of messages received that SQS had delivered before.
     """
 
-    def __init__(self, holding: Holding, *, wait: int, visibility: int) -> None:
-        self.queues: dict[str, SqsQueue] = {}
+    def __init__(
+        self,
+        hold: Callable[[Iterable[Received]], None],
+        *,
+        wait: int,
+        visibility: int,
+    ) -> None:
+        self.queues: list[SqsQueue] = []
         self.news = asyncio.Event()
-        self.reclaimed = 0
-        self._holding = holding
+        self._hold = hold
         self._wait = wait
         self._visibility = visibility
         self._numbers = count()
@@ -46,7 +51,7 @@ class Polls:
     def start(self, limit: int) -> None:
         """Start as many polls as the queues seem to need."""
         at_work = list(self._tasks.values())
-        for queue in self.queues.values():
+        for queue in self.queues:
             for _ in range(self._wanted.get(queue, 1) - at_work.count(queue)):
                 task = asyncio.create_task(self._poll(queue, min(limit, MAX_RECEIVED)))
                 self._tasks[task] = queue
@@ -81,8 +86,7 @@ class Polls:
             self._wanted[queue] = 1
         else:
             self._failures.pop(queue, None)
-            self._holding.add(received)
-            self.reclaimed += sum(item.came_again for item in received)
+            self._hold(received)
             wanted = self._wanted.get(queue, 1) + 1 if len(received) == limit else 1
             self._wanted[queue] = min(_MAX_POLLS, wanted)
         self.news.set()

@@ -1,7 +1,7 @@
 """The calls that receive from an Amazon SQS queue and settle its messages."""
 
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ from outbox.brokers.sqs.connection import (
     MISSING,
     SqsSettings,
     code_of,
-    is_busy,
     is_fifo,
     resource_name,
 )
@@ -22,6 +21,9 @@ from outbox.gather import gather
 from outbox.message import Message
 
 MAX_RECEIVED: Final = 10
+_MAX_HOLD: Final = 12 * 3600 - 60.0
+_DELETE: Final = "delete_message_batch"
+_HIDE: Final = "change_message_visibility_batch"
 _TOPIC: Final = "{topic}"
 _CONSUMER: Final = "{consumer}"
 _ATTRIBUTES: Final = ["ApproximateReceiveCount", "MessageGroupId", "SentTimestamp"]
@@ -33,8 +35,8 @@ class Received:
 
     Attributes:
         came_again: whether SQS has delivered it before, to any replica.
-        number: its position among the messages received; it orders a group.
-        line: the queue and group of a FIFO message; None if it is unordered.
+        place: its position among the messages received; it orders a group.
+        key: the queue and group of a FIFO message; None if it is unordered.
         until: when it becomes visible to other replicas, by the monotonic clock.
         ours_until: when it reaches AWS's limit on how long a message can be held.
         sent_at: when SQS accepted it, in seconds since 1970.
@@ -47,8 +49,8 @@ class Received:
     message: Message
     came_again: bool
     problem: str | None
-    number: int
-    line: tuple[str, str] | None
+    place: int
+    key: str | None
     until: float
     ours_until: float
     sent_at: float | None
@@ -58,8 +60,6 @@ class Received:
 
 class SqsQueue:
     """One queue; its methods raise the errors in `BROKEN`."""
-
-    _MAX_HOLD: Final = 12 * 3600 - 60.0
 
     def __init__(self, client: Any, name: str, url: str) -> None:
         self.name = name
@@ -117,149 +117,80 @@ class SqsQueue:
                     message=message,
                     came_again=int(system.get("ApproximateReceiveCount", 1)) > 1,
                     problem=problem,
-                    number=next(numbers),
-                    line=(self.name, group) if self.fifo and group else None,
+                    place=next(numbers),
+                    key=f"{self.name} {group}" if self.fifo and group else None,
                     until=now + visibility,
-                    ours_until=now + self._MAX_HOLD,
+                    ours_until=now + _MAX_HOLD,
                     sent_at=None if sent is None else int(sent) / 1000,
                 )
             )
         return received
 
-    async def delete(self, received: Sequence[Received]) -> list[Received]:
-        """Delete messages; return those whose deletion must be retried."""
-
-        async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
-            answer: Mapping[str, Any] = await self._client.delete_message_batch(
-                QueueUrl=self._url, Entries=entries
-            )
-            return answer
-
-        failed = await _in_tens(received, ten, lambda _: {})
-        return [item for item, code in failed if is_busy(code)]
-
-    async def hide(
-        self, received: Mapping[Received, int]
-    ) -> tuple[list[Received], list[Received]]:
-        """Make messages visible again after a number of seconds.
-
-        Returns those to retry, and those that this replica no longer holds.
-        """
-
-        async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
-            answer: Mapping[str, Any]
-            answer = await self._client.change_message_visibility_batch(
-                QueueUrl=self._url, Entries=entries
-            )
-            return answer
-
-        now = time.monotonic()
-        failed = await _in_tens(
-            list(received), ten, lambda item: {"VisibilityTimeout": received[item]}
-        )
-        again = [item for item, code in failed if is_busy(code)]
-        lost = [item for item, code in failed if not is_busy(code)]
-        for item in received.keys() - {item for item, _ in failed}:
-            item.until = now + received[item]
-        return again, lost
+    async def call(self, name: str, entries: Sequence[dict[str, Any]]) -> Any:
+        """Call a method of the client for up to ten messages, and return the answer."""
+        return await getattr(self._client, name)(QueueUrl=self._url, Entries=entries)
 
 
-async def _in_tens(
-    received: Sequence[Received],
-    call: Callable[[Sequence[dict[str, Any]]], Coroutine[Any, Any, Mapping[str, Any]]],
-    more: Callable[[Received], Mapping[str, Any]],
-) -> list[tuple[Received, str]]:
-    """Call with ten entries at a time; return the failures with their error codes."""
-    entries: list[dict[str, Any]] = [
-        {"Id": str(index), "ReceiptHandle": item.handle, **more(item)}
-        for index, item in enumerate(received)
-    ]
-    answers = await gather(
-        call(entries[start : start + MAX_RECEIVED])
-        for start in range(0, len(entries), MAX_RECEIVED)
-    )
-    failed: Iterable[Mapping[str, Any]] = (
-        result for answer in answers for result in answer.get("Failed", ())
-    )
-    return [(received[int(result["Id"])], result["Code"]) for result in failed]
+async def settle(outcomes: Mapping[Received, int | None]) -> dict[Received, str]:
+    """Delete messages of any queues, or make them visible after a number of seconds.
 
-
-async def queues_of(
-    client: Any, settings: SqsSettings, names: Iterable[str], prefixes: Iterable[str]
-) -> dict[str, SqsQueue]:
-    """Find the queues with these names, and those whose names have these prefixes.
-
-    Raises:
-        ConfigError: no queue has one of the names.
+    Returns those for which that failed, each with its error code.
     """
-    found = {name: await SqsQueue.find(client, name, settings) for name in names}
-    for prefix in prefixes:
-        pages = client.get_paginator("list_queues").paginate(
-            QueueNamePrefix=prefix, PaginationConfig={"PageSize": 1000}
-        )
-        async for page in pages:
-            for url in page.get("QueueUrls", ()):
-                name = url.rpartition("/")[2]
-                if is_fifo(name) == settings.options.fifo:
-                    found.setdefault(name, SqsQueue(client, name, url))
-    return found
+    groups: dict[tuple[SqsQueue, str], list[Received]] = {}
+    for item, seconds in outcomes.items():
+        name = _DELETE if seconds is None else _HIDE
+        groups.setdefault((item.queue, name), []).append(item)
+    now = time.monotonic()
+    failed: dict[Received, str] = {}
 
+    async def settle_ten(queue: SqsQueue, name: str, items: Sequence[Received]) -> None:
+        entries: list[dict[str, Any]] = [
+            {"Id": str(index), "ReceiptHandle": item.handle}
+            for index, item in enumerate(items)
+        ]
+        if name == _HIDE:
+            for entry, item in zip(entries, items, strict=True):
+                entry["VisibilityTimeout"] = outcomes[item]
+        for result in (await queue.call(name, entries)).get("Failed", ()):
+            failed[items[int(result["Id"])]] = result["Code"]
 
-async def delete(received: Iterable[Received]) -> list[Received]:
-    """Delete messages of any queues; return those whose deletion must be retried."""
-    again: list[Received] = []
-    for queue, items in _by_queue(received).items():
-        again += await queue.delete(items)
-    return again
-
-
-async def hide(
-    received: Mapping[Received, int],
-) -> tuple[list[Received], list[Received]]:
-    """Like `SqsQueue.hide`, for messages of any queues."""
-    again: list[Received] = []
-    lost: list[Received] = []
-    for queue, items in _by_queue(received).items():
-        more = await queue.hide({item: received[item] for item in items})
-        again += more[0]
-        lost += more[1]
-    return again, lost
-
-
-def _by_queue(received: Iterable[Received]) -> dict[SqsQueue, list[Received]]:
-    queues: dict[SqsQueue, list[Received]] = {}
-    for item in received:
-        queues.setdefault(item.queue, []).append(item)
-    return queues
+    await gather(
+        settle_ten(queue, name, items[start : start + MAX_RECEIVED])
+        for (queue, name), items in groups.items()
+        for start in range(0, len(items), MAX_RECEIVED)
+    )
+    for item, seconds in outcomes.items():
+        if seconds is not None and item not in failed:
+            item.until = now + seconds
+    return failed
 
 
 def queue_names(
     pattern: str | None, settings: SqsSettings, consumer: str, topics: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Return the names of the consumer's queues, and the prefixes of others.
+) -> list[str]:
+    """Return the names of the consumer's queues.
 
     Args:
         pattern: a name with `{topic}`, `{consumer}` or both; None: the default.
 
     Raises:
-        ConfigError: SQS doesn't allow such names.
+        ConfigError: SQS doesn't allow such names, or they depend on unknown topics.
     """
     if pattern is None:
         pattern = _TOPIC if settings.service == "sqs" else f"{_CONSUMER}-{_TOPIC}"
+    text = (settings.options.queue_prefix or "") + pattern.replace(_CONSUMER, consumer)
     names: dict[str, None] = {}
-    prefixes: dict[str, None] = {}
-    start = (settings.options.queue_prefix or "") + pattern.replace(_CONSUMER, consumer)
     for topic in topics:
-        fifo = settings.options.fifo
-        begins = topic.endswith("*") and _TOPIC in start
-        if begins and not start.endswith(_TOPIC):
+        if topic.endswith("*") and _TOPIC in text:
             raise ConfigError(
-                f"topic {topic}: {_TOPIC} has to end the option queue={pattern}"
+                f"topic {topic}: SQS has no queues by prefix; name one queue for all "
+                "topics of the consumer by queue=NAME, or each topic"
             )
-        text = start.replace(_TOPIC, topic.removesuffix("*"))
         try:
-            name = resource_name(text, fifo=fifo and not begins)
+            name = resource_name(
+                text.replace(_TOPIC, topic), fifo=settings.options.fifo
+            )
         except ValueError as problem:
             raise ConfigError(f"topic {topic}: {problem}") from None
-        (prefixes if begins else names)[name] = None
-    return list(names), list(prefixes)
+        names[name] = None
+    return list(names)

@@ -9,25 +9,24 @@ attempts, because it says nothing about outcomes.
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
 from uuid import UUID
 
+from inbox.consuming.backlog import Backlog
 from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Delivery, EntryDelivery
-from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
-from inbox.sources.sqs.queue import Received, delete, hide, queue_names, queues_of
+from inbox.sources.sqs.queue import Received, SqsQueue, queue_names, settle
 from outbox.bounded_dict import BoundedDict
-from outbox.brokers.sqs.connection import BROKEN, SqsSettings
+from outbox.brokers.sqs.connection import BROKEN, SqsSettings, is_busy
 from outbox.errors import BrokerUnavailableError
 from outbox.gather import end
 
 _CONNECTIONS: Final = 32
-_DISCOVERY: Final = 30.0
 _BEATS: Final = 4
 # Slightly more than half the timeout, so that no heartbeat comes just too early.
 _HALF: Final = 0.55
@@ -45,8 +44,7 @@ class SqsSource:
     Args:
         settings: the settings from a URL.
         consumer: the consumer's name, which can be part of the queues' names.
-        topics: names of topics, or prefixes followed by `*`; new queues are found
-            within 30 s.
+        topics: names of topics, or, if one queue serves all, prefixes followed by `*`.
         poll_interval: how long `receive` waits.
         answer_timeout: how long to wait for AWS to respond, in addition to `wait`.
         leave_timeout: how long leaving waits for the outcomes to be written, and then
@@ -70,9 +68,7 @@ class SqsSource:
     ) -> None:
         options = settings.options
         self._settings = settings
-        self._names, self._prefixes = queue_names(
-            options.queue, settings, consumer, topics
-        )
+        self._names = queue_names(options.queue, settings, consumer, topics)
         self._poll_interval = poll_interval.total_seconds()
         self._wait = int(options.wait.total_seconds())
         self._visibility = int(options.visibility.total_seconds())
@@ -80,10 +76,14 @@ class SqsSource:
         self._leave_timeout = leave_timeout.total_seconds()
         self._exit = AsyncExitStack()
         self._client: Any = None
-        self._discover_at = 0.0
-        self._holding = Holding()
-        self._polls = Polls(self._holding, wait=self._wait, visibility=self._visibility)
-        self.abilities = Abilities(reclaimed=lambda: self._polls.reclaimed)
+        # In the order of their arrival.
+        self._held: dict[Received, None] = {}
+        # In a FIFO queue, a message that waits for its retry holds back later ones of
+        # its group. SQS delivers several of them together, and they can't be returned
+        # in order without counting another receive. So they wait here.
+        self._backlog: Backlog[Received] = Backlog()
+        self._polls = Polls(self._hold, wait=self._wait, visibility=self._visibility)
+        self.abilities = Abilities()
         self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
         # Kept across receipt handles: SQS counts receives, whatever their outcome.
         self._failures: BoundedDict[UUID, int] = BoundedDict()
@@ -117,7 +117,10 @@ class SqsSource:
                     read_timeout=self._wait + self._answer_timeout,
                 )
             )
-            await self._discover()
+            self._polls.queues = [
+                await SqsQueue.find(self._client, name, self._settings)
+                for name in self._names
+            ]
         except BROKEN as error:
             await self._exit.aclose()
             if unusable := self._settings.unusable(error):
@@ -158,17 +161,20 @@ class SqsSource:
         until = time.monotonic() + self._poll_interval
         while True:
             self._polls.news.clear()
-            taken = self._holding.take(limit)
+            taken = self._take(limit)
             failure = None if taken else self._polls.take_failure()
             if failure is not None:
                 raise self._settings.unavailable(failure) from failure
             if len(taken) < limit:
-                await self._poll(limit)
-            if taken or time.monotonic() >= until:
+                self._polls.start(limit)
+            patience = until - time.monotonic()
+            if taken or patience <= 0:
                 return [self._delivery(item) for item in taken]
-            due = self._holding.next_due() or until
+            due = self._backlog.seconds_until_due()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(until, due) - time.monotonic()):
+                async with asyncio.timeout(
+                    patience if due is None else min(patience, due)
+                ):
                     await self._polls.news.wait()
 
     def acked(self, item: Received) -> None:
@@ -179,18 +185,44 @@ class SqsSource:
 
     def nacked(self, item: Received, delay: timedelta | None) -> None:
         """Deliver an item again, at once or after the delay."""
+        if item not in self._held:
+            return  # SQS redelivers it
         if delay is None:
-            self._holding.put_back(item)
+            self._backlog.add(item)
             self._polls.news.set()
-        elif item.line is not None:
+            return
+        seconds = min(delay.total_seconds(), item.ours_until - time.monotonic())
+        if item.key is not None:
             item.attempts += 1
-            self._holding.wait(item, delay.total_seconds())
+            self._backlog.defer(item, seconds)
             self._polls.news.set()
         else:
             self._failures[item.message.id] = item.attempts + 1
-            seconds = min(delay.total_seconds(), item.ours_until - time.monotonic())
-            self._holding.drop(item)
+            del self._held[item]
             self._outcomes.add(_Outcome(item, max(0, math.ceil(seconds))))
+
+    def _hold(self, received: Iterable[Received]) -> None:
+        for item in received:
+            self._held[item] = None
+            self._backlog.add(item)
+
+    def _lose(self, lost: Received) -> None:
+        """Forget a lost message, and later ones that would overtake its redelivery."""
+        self._held.pop(lost, None)
+        if lost.key is not None:
+            for item in list(self._held):
+                if item.key == lost.key and item.place > lost.place:
+                    del self._held[item]
+
+    def _take(self, limit: int) -> list[Received]:
+        taken: list[Received] = []
+        while items := self._backlog.take(limit - len(taken)):
+            for item in items:
+                if item in self._held and item.until <= time.monotonic():
+                    self._lose(item)
+                if item in self._held:
+                    taken.append(item)
+        return taken
 
     def _delivery(self, item: Received) -> Delivery:
         known = self._failures.get(item.message.id) or 0
@@ -205,45 +237,27 @@ class SqsSource:
             published_at=item.sent_at,
         )
 
-    async def _poll(self, limit: int) -> None:
-        try:
-            if self._prefixes and time.monotonic() >= self._discover_at:
-                await self._discover()
-        except BROKEN as error:
-            raise self._settings.unavailable(error) from error
-        self._polls.start(limit)
-
-    async def _discover(self) -> None:
-        found = await queues_of(
-            self._client, self._settings, self._names, self._prefixes
-        )
-        for name, queue in found.items():
-            self._polls.queues.setdefault(name, queue)
-        self._discover_at = time.monotonic() + _DISCOVERY
-
     async def _write(self, outcomes: Sequence[_Outcome]) -> None:
-        settled = [item for item, seconds in outcomes if seconds is None]
-        hidden = {item: seconds for item, seconds in outcomes if seconds is not None}
         try:
             async with self._changing, asyncio.timeout(self._answer_timeout):
-                again = await delete(settled)
-                again += (await hide(hidden))[0]
+                failed = await settle(dict(outcomes))
         except BROKEN as error:
             raise self._settings.unavailable(error) from error
-        if again:
+        if any(map(is_busy, failed.values())):
             raise BrokerUnavailableError(
                 f"broker {self._settings.url} can't accept acknowledgements "
                 "at the moment"
             )
-        for item in settled:
-            self._holding.drop(item)
+        for item, seconds in outcomes:
+            if seconds is None:
+                self._held.pop(item, None)
 
     async def _give_back(self) -> None:
-        now = time.monotonic()
-        await hide(
+        left = dict(self._backlog.waiting())
+        await settle(
             {
-                item: max(0, math.ceil(self._holding.waiting.get(item, now) - now))
-                for item in self._holding.ours
+                item: max(0, math.ceil(left.get(item, 0)))
+                for item in self._held
                 if not item.settled
             }
         )
@@ -253,13 +267,13 @@ class SqsSource:
             await asyncio.sleep(self._visibility / _BEATS)
             async with self._changing:
                 half = time.monotonic() + self._visibility * _HALF
-                due = {
+                due: dict[Received, int | None] = {
                     item: self._visibility
-                    for item in self._holding.ours
+                    for item in self._held
                     if item.until < half and item.until < item.ours_until
                 }
                 with suppress(*BROKEN):
                     async with asyncio.timeout(self._answer_timeout):
-                        _, lost = await hide(due)
-                        for item in lost:
-                            self._holding.lose(item)
+                        for item, code in (await settle(due)).items():
+                            if not is_busy(code):
+                                self._lose(item)

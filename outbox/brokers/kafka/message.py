@@ -18,7 +18,6 @@ _TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 # The maximum overhead of a batch of one record and of each header, in bytes.
 _OVERHEAD: Final = 100
 _HEADER_OVERHEAD: Final = 10
-_LONGEST_CHARACTER: Final = 4
 
 
 def message_of(record: Record) -> tuple[Message, str | None]:
@@ -98,13 +97,13 @@ def problem_of(record: NewRecord, max_bytes: int) -> str | None:
             f"topic {shorten(record.topic)} isn't a valid Kafka topic: use 1 to 249 of "
             "A-Z a-z 0-9 . _ -"
         )
-    texts = (*record.headers, *record.headers.values())
-    size = len(record.value) + len(record.key or b"") + _OVERHEAD
-    size += len(record.headers) * _HEADER_OVERHEAD
-    # Counting bytes is slower, and few records are near the limit.
-    if size + _LONGEST_CHARACTER * sum(map(len, texts)) <= max_bytes:
-        return None
-    size += sum(len(text.encode()) for text in texts)
+    texts = "".join((*record.headers, *record.headers.values()))
+    size = (
+        len(record.value)
+        + len(record.key or b"")
+        + len(texts.encode(errors="surrogatepass"))
+    )
+    size += _OVERHEAD + len(record.headers) * _HEADER_OVERHEAD
     if size <= max_bytes:
         return None
     return (

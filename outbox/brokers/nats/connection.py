@@ -12,7 +12,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from outbox.brokers.nats.client import NatsClient
 from outbox.brokers.nats.settings import NatsSettings
-from outbox.errors import BrokerUnavailableError, ConfigError, message_of
+from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.gather import cancellable
 
 _CONNECT: Final = 5.0
@@ -112,7 +112,7 @@ class NatsConnection:
         self, reason: object = "connection closed"
     ) -> BrokerUnavailableError:
         """Close at once, dropping unflushed data; return the error to raise."""
-        lost = self._end(self._settings.unavailable(self._with_last_error(reason)))
+        lost = self._end(self._settings.unavailable(reason))
         # A half-closed client would keep its tasks forever.
         await asyncio.shield(self._close())
         return lost
@@ -213,12 +213,6 @@ class NatsConnection:
     async def _closed(self) -> None:
         reason = self._error or self.client.last_error or "connection lost"
         self._end(self._settings.unavailable(reason))
-
-    def _with_last_error(self, reason: object) -> object:
-        if self._error is None or isinstance(reason, BrokerUnavailableError):
-            return reason
-        last = message_of(self._error).removeprefix("nats: ")
-        return reason if last in str(reason) else f"{reason}; the last error was {last}"
 
     def _end(self, reason: BrokerUnavailableError) -> BrokerUnavailableError:
         if self.lost is None:

@@ -30,8 +30,6 @@ _OWN: Final = frozenset({"x-delivery-count", "x-acquired-count"})
 _ROUTING: Final = frozenset({"CC", "BCC"})
 # Headers must fit into one frame, of 128 KiB unless the server sets less.
 _MAX_HEADER_BYTES: Final = 120 * 1024
-# A name with this number of characters or fewer can't be too long in UTF-8.
-_SHORT: Final = MAX_NAME_BYTES // 4
 
 
 def to_properties(message: Message) -> BasicProperties:
@@ -96,28 +94,33 @@ def why_impossible(message: Message) -> str | None:
         ("content type", message.content_type),
         *(("name of a header", name) for name in message.headers),
     ):
-        if len(text) > _SHORT and len(text.encode()) > MAX_NAME_BYTES:
+        if _size(text) > MAX_NAME_BYTES:
             return (
-                f"the {name} has {len(text.encode())} bytes, "
+                f"the {name} has {_size(text)} bytes, "
                 f"the limit of AMQP is {MAX_NAME_BYTES}"
             )
     for name in _ROUTING & message.headers.keys():
         return f"header {name}: reserved: RabbitMQ uses it for routing; rename it"
-    size = len(message.key or "") + len(message.tenant or "")
-    size += sum(len(name) + len(value) for name, value in message.headers.items())
-    if size > _MAX_HEADER_BYTES // 4:
-        size = sum(
-            len(text.encode())
-            for pair in (*message.headers.items(), (message.key, message.tenant))
-            for text in pair
-            if text
-        )
-        if size > _MAX_HEADER_BYTES:
-            return (
-                f"the headers have {size} bytes, which have to fit into one frame: "
-                f"the limit is {_MAX_HEADER_BYTES}"
+    size = _size(
+        "".join(
+            (
+                message.key or "",
+                message.tenant or "",
+                *message.headers,
+                *message.headers.values(),
             )
+        )
+    )
+    if size > _MAX_HEADER_BYTES:
+        return (
+            f"the headers have {size} bytes, which have to fit into one frame: "
+            f"the limit is {_MAX_HEADER_BYTES}"
+        )
     return None
+
+
+def _size(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))
 
 
 def _text(value: object) -> str:

@@ -4,21 +4,18 @@ import asyncio
 import re
 from typing import Any, Final
 
-from redis.asyncio import Connection, Redis, UnixDomainSocketConnection
+from redis.asyncio import Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from typing_extensions import override
 
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.url import split, without_password
 
 BROKEN: Final = (RedisError, OSError)
 _TLS: Final = re.compile(r"(?:^|&)(ssl_[a-z_]+)=")
-_OTHER_MODES: Final = {
-    b"cluster": "a node of a Redis Cluster",
-    b"sentinel": "a Sentinel",
-}
 _SETTINGS: Final[dict[str, Any]] = {
     "protocol": 2,
     "socket_connect_timeout": 10,
@@ -27,26 +24,19 @@ _SETTINGS: Final[dict[str, Any]] = {
 }
 
 
-class _Cuttable:
+class _Connection(Connection):
     """A connection that reports a closed transport as a ConnectionError.
 
     On a closed asyncio transport, `writelines()` raises TypeError in Python 3.13.5; in
     3.11 it ignores the data.
     """
 
+    @override
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
         try:
-            await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
+            await super().send_packed_command(*arguments, **options)
         except TypeError as error:
             raise RedisConnectionError("the connection was cut") from error
-
-
-class _Connection(_Cuttable, Connection):
-    pass
-
-
-class _UnixConnection(_Cuttable, UnixDomainSocketConnection):
-    pass
 
 
 def redis_client(url: str) -> Redis:
@@ -56,10 +46,10 @@ def redis_client(url: str) -> Redis:
         ConfigError: the URL is invalid.
     """
     name = without_password(url)
-    if not split(url).hostname and not url.startswith("unix:"):
+    if not split(url).hostname:
         raise ConfigError(f"broker URL {name}: write redis://host:port/0")
     database = url.partition("?")[0].partition("://")[2].partition("/")[2]
-    if database and not database.isdecimal() and not url.startswith("unix:"):
+    if database and not database.isdecimal():
         raise ConfigError(
             f"broker URL {name}: {database!r} is not the number of a Redis database; "
             "write redis://host:port/0"
@@ -71,10 +61,8 @@ def redis_client(url: str) -> Redis:
         client = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_SETTINGS)
         pool = client.connection_pool
         # TLS uses a different transport.
-        pool.connection_class = {
-            Connection: _Connection,
-            UnixDomainSocketConnection: _UnixConnection,
-        }.get(pool.connection_class, pool.connection_class)
+        if pool.connection_class is Connection:
+            pool.connection_class = _Connection
         pool.make_connection()  # type: ignore[no-untyped-call]
     except (ValueError, TypeError) as error:
         raise ConfigError(f"broker URL {name}: {error}") from None
@@ -93,10 +81,10 @@ async def refuse_cluster(client: Redis, url: str) -> None:
     except ResponseError:
         return  # older than Redis 6, a proxy, or no permission
     mode = dict(zip(answer[::2], answer[1::2], strict=True)).get(b"mode")
-    if mode in _OTHER_MODES:
+    if mode in {b"cluster", b"sentinel"}:
         raise ConfigError(
-            f"broker {without_password(url)}: is {_OTHER_MODES[mode]}, which isn't "
-            "supported; name a Redis server that isn't part of a cluster"
+            f"broker {without_password(url)}: runs in {mode.decode()} mode, "
+            "which isn't supported; name a server that isn't part of a Redis Cluster"
         )
 
 

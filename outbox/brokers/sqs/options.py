@@ -74,12 +74,6 @@ class SqsOptions(BrokerOptions):
     in_flight: int = option(
         Form.number(), 16, side="relay", help="the most requests in flight"
     )
-    strict: bool = option(
-        Form.flag(),
-        True,
-        side="relay",
-        help="see below",
-    )
     wait: timedelta = option(
         Form.duration(timedelta(0), 20 * _SECOND, whole=True),
         20 * _SECOND,

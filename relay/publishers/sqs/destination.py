@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from botocore.exceptions import ClientError
 
-from outbox.brokers.sqs.connection import DENIED, SqsSettings, code_of, is_fifo
-from outbox.brokers.sqs.message import Written, group_of, typed
-from outbox.message import Message
+from outbox.brokers.sqs.connection import DENIED, SqsSettings, code_of
 
 _MIB: Final = 1024 * 1024
 # For a topic whose MaximumMessageSize was never set or can't be read.
@@ -31,38 +29,12 @@ class Destination:
     max_bytes: int
     max_request_bytes: int
 
-    @property
-    def fifo(self) -> bool:
-        """Whether it preserves the order within a message group."""
-        return is_fifo(self.name)
-
-
-class Service(Protocol):
-    """The differences between SQS and SNS; calls raise the errors in `BROKEN`."""
-
-    kind: str
-
-    async def connect(self, client: Any) -> None:
-        """Check that the service is reachable and accepts the credentials."""
-
-    async def find(self, client: Any, name: str) -> Destination:
-        """Look up a queue or topic by its name."""
-
-    async def send(
-        self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
-    ) -> Mapping[str, Any]:
-        """Send entries made by `entry`; return AWS's answer, including `Failed`."""
-
-    def entry(
-        self, destination: Destination, message: Message, written: Written
-    ) -> dict[str, Any]:
-        """Return the entry for a message, without its `Id`."""
-
 
 class Queues:
-    """The `Service` for SQS queues."""
+    """SQS queues; calls raise the errors in `BROKEN`."""
 
     kind = "queue"
+    body = "MessageBody"
 
     def __init__(self, settings: SqsSettings) -> None:
         self._account = settings.options.account
@@ -91,23 +63,18 @@ class Queues:
     async def send(
         self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
     ) -> Mapping[str, Any]:
-        """Send up to ten entries."""
+        """Send up to ten entries; return AWS's answer, including `Failed`."""
         answer: Mapping[str, Any] = await client.send_message_batch(
             QueueUrl=destination.address, Entries=entries
         )
         return answer
 
-    def entry(
-        self, destination: Destination, message: Message, written: Written
-    ) -> dict[str, Any]:
-        """Return the entry for a message, without its `Id`."""
-        return {"MessageBody": written.body, **_rest(destination, message, written)}
-
 
 class Topics:
-    """The `Service` for SNS topics."""
+    """SNS topics; calls raise the errors in `BROKEN`."""
 
     kind = "topic"
+    body = "Message"
 
     def __init__(self, settings: SqsSettings) -> None:
         self._settings = settings
@@ -139,17 +106,14 @@ class Topics:
     async def send(
         self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
     ) -> Mapping[str, Any]:
-        """Send up to ten entries."""
+        """Send up to ten entries; return AWS's answer, including `Failed`."""
         answer: Mapping[str, Any] = await client.publish_batch(
             TopicArn=destination.address, PublishBatchRequestEntries=entries
         )
         return answer
 
-    def entry(
-        self, destination: Destination, message: Message, written: Written
-    ) -> dict[str, Any]:
-        """Return the entry for a message, without its `Id`."""
-        return {"Message": written.body, **_rest(destination, message, written)}
+
+Service: TypeAlias = Queues | Topics
 
 
 async def _limit(call: Any, otherwise: int) -> int:
@@ -160,13 +124,3 @@ async def _limit(call: Any, otherwise: int) -> int:
             raise
         return otherwise
     return int(answer.get("Attributes", {}).get("MaximumMessageSize", otherwise))
-
-
-def _rest(
-    destination: Destination, message: Message, written: Written
-) -> dict[str, Any]:
-    rest: dict[str, Any] = {"MessageAttributes": typed(written.attributes)}
-    if destination.fifo:
-        rest["MessageGroupId"] = group_of(message)
-        rest["MessageDeduplicationId"] = str(message.id)
-    return rest

@@ -1,31 +1,25 @@
 """A publisher for Amazon SQS and SNS: a topic maps to a queue or an SNS topic.
 
-A request carries up to ten messages; requests for different keys are sent in parallel.
-A FIFO queue keeps the order of a key, but can refuse one entry of a request and accept
-the next. So a request to a FIFO queue contains at most one message of a key, unless the
-URL says `strict=false`. A standard queue doesn't guarantee order.
+A request carries up to ten messages; requests are sent in parallel. A standard queue
+doesn't guarantee order.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self
 
 from outbox.brokers.sqs.connection import BROKEN, SqsSettings
-from outbox.brokers.sqs.message import write
+from outbox.brokers.sqs.message import group_of, typed, write
 from outbox.errors import BrokerUnavailableError, InvalidMessageError
 from outbox.gather import gather
 from outbox.message import Message
 from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
-from relay.publishers.sqs.requests import Entry
-from relay.publishers.sqs.sending import WAITS, Sending, refusal_of
+from relay.publishers.sqs.sending import WAITS, Entry, Sending, refusal_of
 
 _ANSWER: Final = 10.0
-# Destinations are looked up again after this time, since a limit may have changed.
-_FRESH: Final = 300.0
 
 
 class SqsPublisher:
@@ -43,13 +37,13 @@ class SqsPublisher:
         self.messaging_system = {"sqs": "aws_sqs", "sns": "aws.sns"}[settings.service]
         self.identity = settings.identity
         self._settings = settings
-        self._strict = options.strict
+        self._fifo = options.fifo
         self._max_payload_bytes = options.max_payload_bytes
         self._in_flight = options.in_flight
         self._turn = asyncio.Semaphore(options.in_flight)
-        services: dict[str, type[Queues | Topics]] = {"sqs": Queues, "sns": Topics}
-        self._service: Service = services[settings.service](settings)
-        self._found: dict[str, tuple[float, Destination]] = {}
+        services: dict[str, type[Service]] = {"sqs": Queues, "sns": Topics}
+        self._service = services[settings.service](settings)
+        self._found: dict[str, Destination] = {}
         self._published = PublishedIds()
         self._exit = AsyncExitStack()
         self._client: Any = None
@@ -111,18 +105,11 @@ class SqsPublisher:
                 "use `async with`"
             )
         answers: dict[int, Confirmation] = {}
-        sending = Sending(
-            await self._check(client, batch, answers),
-            self._service,
-            self._settings,
-            self._turn,
-            in_flight=self._in_flight,
-            strict=self._strict,
-        )
+        entries = await self._check(client, batch, answers)
+        sending = Sending(self._service, self._settings, self._turn, answers)
         try:
-            await sending.send(client)
+            await sending.send(client, entries)
         except BaseException:
-            answers |= sending.answers
             self._published.add(
                 batch[index].id
                 for index, answer in answers.items()
@@ -133,14 +120,15 @@ class SqsPublisher:
             raise BrokerUnavailableError(
                 f"broker {self._settings.url}: the publisher is closed"
             )
-        answers |= sending.answers
         return [answers[index] for index in range(len(batch))]
 
     async def _check(
         self, client: Any, batch: Sequence[Message], answers: dict[int, Confirmation]
     ) -> list[Entry]:
         """Answer messages that aren't to be sent; return the rest as entries."""
-        places = await self._places(client, {message.topic for message in batch})
+        topics = {message.topic for message in batch}
+        found = await gather(self._find(client, topic) for topic in topics)
+        places = dict(zip(topics, found, strict=True))
         entries: list[Entry] = []
         refused: set[str | None] = set()
         for index, message in enumerate(batch):
@@ -157,12 +145,6 @@ class SqsPublisher:
             if isinstance(made, Nacked) and not made.permanent:
                 refused |= {message.key} - {None}
         return entries
-
-    async def _places(
-        self, client: Any, topics: set[str]
-    ) -> dict[str, Destination | Nacked]:
-        found = await gather(self._find(client, topic) for topic in topics)
-        return dict(zip(topics, found, strict=True))
 
     def _entry(
         self, index: int, message: Message, place: Destination | Nacked
@@ -181,14 +163,20 @@ class SqsPublisher:
                 f"{self._service.kind} {place.name} is {place.max_bytes}",
                 permanent=True,
             )
+        fields: dict[str, Any] = {
+            self._service.body: written.body,
+            "MessageAttributes": typed(written.attributes),
+        }
+        if self._fifo:
+            fields["MessageGroupId"] = group_of(message)
+            fields["MessageDeduplicationId"] = str(message.id)
         line = index if message.key is None else message.key
-        fields = self._service.entry(place, message, written)
         return Entry(index, line, place, written.size, fields)
 
     async def _find(self, client: Any, topic: str) -> Destination | Nacked:
         found = self._found.get(topic)
-        if found is not None and time.monotonic() < found[0]:
-            return found[1]
+        if found is not None:
+            return found
         try:
             name = self._settings.name_of(topic)
         except ValueError as problem:
@@ -201,5 +189,5 @@ class SqsPublisher:
             if refusal is None:
                 raise self._settings.unavailable(error) from error
             return refusal
-        self._found[topic] = (time.monotonic() + _FRESH, destination)
+        self._found[topic] = destination
         return destination

@@ -1,7 +1,13 @@
-"""Sends one batch to AWS in parallel requests, and collects the answers."""
+"""Sends one batch to AWS in parallel requests, and collects the answers.
+
+A FIFO queue keeps the order of a key, but can refuse one entry of a request and accept
+the next. So a batch for FIFO queues is sent in rounds, each with one message of a key,
+and the messages behind a refused one are held back.
+"""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from botocore.exceptions import ClientError
@@ -16,13 +22,13 @@ from outbox.brokers.sqs.connection import (
     is_temporary,
 )
 from outbox.errors import BrokerUnavailableError
-from outbox.gather import end
+from outbox.gather import gather
 from relay.publisher import Acked, Confirmation, Nacked
-from relay.publishers.sqs.destination import Service
-from relay.publishers.sqs.requests import Entry, Line, Requests
+from relay.publishers.sqs.destination import Destination, Service
 
 WAITS: Final = Nacked("it waits behind a refused message of its key")
 
+_MAX_ENTRIES: Final = 10
 _FOR_EVER: Final = {
     "InvalidMessageContents",
     "InvalidParameter",
@@ -34,69 +40,76 @@ _FOR_EVER: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message to send.
+
+    Attributes:
+        index: its position in the batch.
+        line: its key, or its index if it has none.
+        size: its size in bytes, as AWS counts it.
+        fields: the entry for the API, without its `Id`.
+    """
+
+    index: int
+    line: str | int
+    place: Destination
+    size: int
+    fields: Mapping[str, Any]
+
+
 class Sending:
     """Sends one batch; for a single use.
 
     Args:
         slots: acquired for each request, so that concurrent batches share the
             connections.
-        in_flight: the maximum number of concurrent requests.
-        strict: see `Requests`.
+        answers: one for each message of the batch, by its index, filled in as they
+            arrive.
     """
 
     def __init__(
         self,
-        entries: Iterable[Entry],
         service: Service,
         settings: SqsSettings,
         slots: asyncio.Semaphore,
-        *,
-        in_flight: int,
-        strict: bool,
+        answers: dict[int, Confirmation],
     ) -> None:
-        self.answers: dict[int, Confirmation] = {}
-        """One for each entry, by its index, once `send` has returned."""
-        self._requests = Requests(entries, strict=strict)
         self._service = service
         self._settings = settings
         self._slots = slots
-        self._in_flight = in_flight
+        self._answers = answers
 
-    async def send(self, client: Any) -> None:
+    async def send(self, client: Any, entries: Sequence[Entry]) -> None:
         """Send all entries.
 
         Raises:
             BrokerUnavailableError: AWS is unreachable, is at fault or accepts nothing
                 at the moment.
         """
-        tasks: set[asyncio.Task[None]] = set()
-        done: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                while len(tasks) < self._in_flight and (
-                    request := self._requests.take()
-                ):
-                    tasks.add(asyncio.create_task(self._run(client, request)))
-                if not tasks:
-                    return
-                done, tasks = await asyncio.wait(
-                    tasks, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    task.result()
-        finally:
-            await end(tasks | done)
+        if not self._settings.options.fifo:
+            await self._send_round(client, entries)
+            return
+        while entries:
+            first: dict[str | int, Entry] = {}
+            for entry in entries:
+                first.setdefault(entry.line, entry)
+            await self._send_round(client, list(first.values()))
+            later = [entry for entry in entries if first[entry.line] is not entry]
+            entries = []
+            for entry in later:
+                answer = self._answers[first[entry.line].index]
+                if isinstance(answer, Nacked) and not answer.permanent:
+                    self._answers[entry.index] = WAITS
+                else:
+                    entries.append(entry)
 
-    async def _run(self, client: Any, request: Sequence[Entry]) -> None:
-        async with self._slots:
-            await self._send(client, request)
-        refused = {entry.line for entry in request if self._is_refused(entry)}
-        for entry in self._requests.answered(request, refused):
-            self.answers[entry.index] = WAITS
+    async def _send_round(self, client: Any, entries: Sequence[Entry]) -> None:
+        async def run(request: Sequence[Entry]) -> None:
+            async with self._slots:
+                await self._send(client, request)
 
-    def _is_refused(self, entry: Entry) -> bool:
-        answer = self.answers[entry.index]
-        return isinstance(answer, Nacked) and not answer.permanent
+        await gather(run(request) for request in _requests(entries))
 
     async def _send(self, client: Any, request: Sequence[Entry]) -> None:
         place = request[0].place
@@ -108,23 +121,14 @@ class Sending:
             if refusal is None:
                 raise self._settings.unavailable(error) from error
             if refusal.permanent and len(request) > 1:
-                await self._send_apart(client, request)
-            else:
+                # One by one, so that only the one at fault is nacked.
                 for entry in request:
-                    self.answers[entry.index] = refusal
+                    await self._send(client, [entry])
+                return
+            for entry in request:
+                self._answers[entry.index] = refusal
             return
         self._read(answer, request)
-
-    async def _send_apart(self, client: Any, request: Sequence[Entry]) -> None:
-        """Send the entries one by one, so that only the one at fault is nacked."""
-        refused: set[Line] = set()
-        for entry in request:
-            if entry.line in refused:
-                self.answers[entry.index] = WAITS
-                continue
-            await self._send(client, [entry])
-            if self._is_refused(entry):
-                refused.add(entry.line)
 
     def _read(self, answer: Mapping[str, Any], request: Sequence[Entry]) -> None:
         taken = {result["Id"] for result in answer.get("Successful", ())}
@@ -137,11 +141,23 @@ class Sending:
         for entry in request:
             id = str(entry.index)
             if id in taken:
-                self.answers[entry.index] = Acked()
+                self._answers[entry.index] = Acked()
             elif id in failed:
-                self.answers[entry.index] = _nacked(failed[id])
+                self._answers[entry.index] = _nacked(failed[id])
             else:
-                self.answers[entry.index] = Nacked("AWS gave no answer for it")
+                self._answers[entry.index] = Nacked("AWS gave no answer for it")
+
+
+def _requests(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Divide entries into requests of a size that AWS accepts."""
+    requests: dict[Destination, list[list[Entry]]] = {}
+    for entry in entries:
+        of_place = requests.setdefault(entry.place, [[]])
+        size = entry.size + sum(each.size for each in of_place[-1])
+        if len(of_place[-1]) == _MAX_ENTRIES or size > entry.place.max_request_bytes:
+            of_place.append([])
+        of_place[-1].append(entry)
+    return [request for of_place in requests.values() for request in of_place]
 
 
 def refusal_of(error: BaseException, what: str) -> Nacked | None:

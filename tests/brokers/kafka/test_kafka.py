@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, murmur2
 
 from outbox.brokers.kafka.connection import kafka_config
-from outbox.errors import BrokerTimeoutError, ConfigError
+from outbox.errors import BrokerTimeoutError
 from outbox.testing.samples import numbered
 from pillarbox import Message
 from relay.publisher import Acked, Confirmation, Nacked
@@ -62,17 +62,6 @@ async def test_a_key_gets_the_same_partition_as_from_the_java_client(
     for record in records(shared_kafka.url, topic, 50):
         key = record.key() or b""
         assert record.partition() == murmur2(key, 7)
-
-
-async def test_messages_without_a_key_are_spread(
-    shared_kafka: Kafka, topic: str
-) -> None:
-    async with KafkaPublisher(shared_kafka.url) as publisher:
-        for _ in range(30):
-            await publisher.publish([Message(topic, b"")])
-    found = records(shared_kafka.url, topic, 30)
-    assert {record.key() for record in found} == {None}
-    assert len({record.partition() for record in found}) > 1
 
 
 @pytest.mark.parametrize("name", ["a/b", "ä", "with space", "..", "x" * 250])
@@ -231,20 +220,6 @@ async def test_only_a_message_that_is_refused_alone_costs_an_attempt(
     assert list(dict.fromkeys(numbers)) == expected
 
 
-async def test_a_new_leader_takes_over_without_an_error(
-    mock_kafka: KafkaCluster, topic: str
-) -> None:
-    mock_kafka.create_topic(topic, partitions=1)
-    batch = numbered(topic, 300)
-    async with KafkaPublisher(mock_kafka.url) as publisher:
-        for broker, start in ((1, 0), (2, 100), (3, 200)):
-            mock_kafka.lead(topic, 0, broker)
-            answers = await publisher.publish(batch[start : start + 100])
-            assert answers == [Acked()] * 100
-    arrived = [int(m.payload) for m in messages(mock_kafka.url, topic, 300)]
-    assert list(dict.fromkeys(arrived)) == list(range(300))
-
-
 async def test_the_publisher_waits_while_the_queue_is_full(
     shared_kafka: Kafka, topic: str
 ) -> None:
@@ -265,29 +240,6 @@ async def test_an_answer_that_takes_too_long_is_reported(
                 await publisher.publish(numbered(topic, 2))
         finally:
             private_kafka.thaw()
-
-
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("kafka://", "write kafka://"),
-        ("kafka://:9092", "invalid address"),
-        ("kafka://h:0", "invalid address"),
-        ("kafka://h:none", "invalid address"),
-        ("kafka://a:1,b:99999", "invalid address"),
-        ("kafka://h/topic", "write kafka://"),
-        ("http://h", "write kafka://"),
-        ("kafka://h/?nonsense=1", "nonsense"),
-        ("kafka://h/?acks", "has no value"),
-        ("kafka://h/?compression.codec=best", "compression.codec"),
-        ("kafka://h/?enable.idempotence=false", "can't be changed"),
-        ("kafka://h/?bootstrap.servers=x", "can't be changed"),
-        ("kafka://h/?max_payload_bytes=0", "whole number"),
-    ],
-)
-def test_an_invalid_url_is_refused(url: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        KafkaPublisher(url)
 
 
 def test_a_user_in_the_url_means_scram_over_tls_and_is_never_shown() -> None:

@@ -36,28 +36,6 @@ def test_the_position_is_the_end_of_the_settled_prefix(
         assert moved == (tracked.position != before)
 
 
-@given(logs(), st.data())
-def test_settling_offsets_as_they_arrive_gives_the_same_position(
-    log: tuple[list[int], list[int]], data: st.DataObject
-) -> None:
-    offsets, order = log
-    at_once, bit_by_bit = Offsets(), Offsets()
-    for offset in offsets:
-        at_once.add(offset)
-    waiting, coming = list(order), list(offsets)
-    here: set[int] = set()
-    while waiting or coming:
-        settleable = [offset for offset in waiting if offset in here]
-        if coming and (not settleable or data.draw(st.booleans())):
-            here.add(coming[0])
-            bit_by_bit.add(coming.pop(0))
-            continue
-        bit_by_bit.settle(settleable[0])
-        at_once.settle(settleable[0])
-        waiting.remove(settleable[0])
-    assert bit_by_bit.position == at_once.position
-
-
 @given(st.lists(st.integers(0, 50), min_size=1))
 def test_an_offset_follows_only_if_it_is_the_highest_so_far(offsets: list[int]) -> None:
     tracked = Offsets()

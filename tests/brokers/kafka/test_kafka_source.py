@@ -167,17 +167,6 @@ async def test_messages_from_before_the_takeover_could_have_been_started(
     assert [d.history for d in later] == [FIRST_DELIVERY] * 3
 
 
-async def test_nacked_deliveries_come_again_in_the_order_of_their_key(
-    shared_kafka: Kafka, topic: str
-) -> None:
-    await publish(shared_kafka.url, *numbered(topic, 6))
-    async with source(shared_kafka, topic) as consumer:
-        deliveries = await receive(consumer, 4, limit=4)
-        for n in (2, 0, 3, 1):
-            await deliveries[n].nack(timedelta(milliseconds=20) if n == 1 else None)
-        assert payloads(await receive(consumer, 6)) == [0, 1, 2, 3, 4, 5]
-
-
 async def test_topics_are_found_by_prefix(shared_kafka: Kafka) -> None:
     name = uuid4().hex
     topics = [f"{name}.a", f"{name}xa", f"{name}.b"]
@@ -209,12 +198,6 @@ async def test_a_missing_topic_is_reported_at_start(
     with pytest.raises(ConfigError, match=r"topic 'nowhere'.*create it"):
         async with source(private_kafka, "nowhere", never):
             pass
-
-
-@pytest.mark.parametrize("option", ["nonsense=1", "group.id=x", "auto.commit=no"])
-def test_an_invalid_url_is_refused(option: str) -> None:
-    with pytest.raises(ConfigError, match=option.partition("=")[0]):
-        KafkaSource(f"kafka://h/?{option}", consumer="c", topics=["t"])
 
 
 async def test_foreign_records_are_read_as_far_as_possible(
@@ -256,26 +239,11 @@ async def test_foreign_records_are_read_as_far_as_possible(
         )
 
 
-async def test_unfetched_records_wait_in_kafka(shared_kafka: Kafka, topic: str) -> None:
-    await publish(shared_kafka.url, *numbered(topic, 3000, keys=10))
-    async with source(shared_kafka, topic) as consumer:
-        first = await receive(consumer, 1, limit=1)
-        # Wait for longer than the reader does before it pauses.
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(2):
-                await asyncio.Event().wait()
-        rest = await receive(consumer, 2999)
-    assert payloads(first + rest) == list(range(3000))
-
-
-@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
-async def test_a_rebalance_waits_for_handlers_in_progress(
-    shared_kafka: Kafka, strategy: str
-) -> None:
+async def test_a_rebalance_waits_for_handlers_in_progress(shared_kafka: Kafka) -> None:
     topic = f"orders.{uuid4().hex}"
     await publish(shared_kafka.url, *numbered(topic, 40, keys=20))
     # The mock limits a rebalance to the session timeout.
-    options = f"partition.assignment.strategy={strategy}&session.timeout.ms=10000"
+    options = "session.timeout.ms=4000"
     async with source(shared_kafka, topic, options) as one:
         held = await receive(one, 40)
         async with source(shared_kafka, topic, options) as other:
@@ -294,8 +262,8 @@ async def test_a_rebalance_waits_for_handlers_in_progress(
                     by_other += await other.receive(limit=100)
             arrived = payloads(by_one + by_other)
             assert by_other
-    # Unlike Kafka, the mock commits nothing while an eager group rebalances, and on a
-    # busy machine not always in a cooperative one: acked records can come again.
+    # Unlike Kafka, on a busy machine the mock doesn't always commit while a group
+    # rebalances: acked records can come again.
     assert sorted(n for n in arrived if n >= 40) == list(range(40, 80))
 
 

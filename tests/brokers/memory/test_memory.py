@@ -16,7 +16,6 @@ from relay.testing.publisher_suite import Capabilities, PublisherSuite
 
 class TestMemoryPublisher(PublisherSuite):
     capabilities = Capabilities(
-        limits_payload=False,
         refuses_for_ever=False,
         refuses_alone=False,
         goes_away=False,

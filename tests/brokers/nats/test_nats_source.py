@@ -1,9 +1,8 @@
 """Deliveries from NATS JetStream: the behaviour that the suite doesn't cover."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,24 +12,19 @@ from outbox.errors import ConfigError
 from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
 from tests.fixtures.nats import ask
-from tests.fixtures.sources import payloads, publish, receive, receive_despite_losses
-from tests.fixtures.urls import with_options
+from tests.fixtures.sources import (
+    entered,
+    payloads,
+    publish,
+    receive,
+    receive_despite_losses,
+)
 from tests.servers.nats import NatsServer
 
 SOON = timedelta(milliseconds=100)
 
 
-@asynccontextmanager
-async def source(
-    url: str, *topics: str, **options: object
-) -> AsyncIterator[NatsSource]:
-    async with NatsSource(
-        with_options(url, **options),
-        consumer="billing",
-        topics=topics,
-        poll_interval=SOON,
-    ) as entered:
-        yield entered
+source = partial(entered, NatsSource, "billing")
 
 
 async def delete_durable(url: str, stream: str) -> None:

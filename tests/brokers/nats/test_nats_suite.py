@@ -61,8 +61,13 @@ class TestNatsSource(ThroughProxy, SourceSuite):
 
     @pytest.fixture(autouse=True)
     def broker(
-        self, shared_nats: NatsServer, nats_topics: str, proxy: MakeProxy
+        self,
+        shared_nats: NatsServer,
+        nats_topics: str,
+        proxy: MakeProxy,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setattr("inbox.sources.nats.source._LAST_WRITE", 2.0)
         self.direct, self.stream = shared_nats.url, nats_topics
         self.proxy, self.url = proxy(self.direct)
 

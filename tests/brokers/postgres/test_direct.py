@@ -44,7 +44,6 @@ def direct(url: str) -> str:
 class TestDirectSource(ProxiedUrl, SourceSuite):
     server = "database_url"
     capabilities = Capabilities(
-        counts_reclaimed=False,
         takes_bytes=False,
         takes_bytes_as_topic=False,
         # They become dead letters of the reader.

@@ -67,9 +67,7 @@ class TestPostgresPublisher(ProxiedUrl, PublisherSuite):
 
 class TestPostgresSource(ProxiedUrl, SourceSuite):
     server = "database_url"
-    capabilities = SourceCapabilities(
-        counts_reclaimed=False, takes_bytes=False, takes_bytes_as_topic=False
-    )
+    capabilities = SourceCapabilities(takes_bytes=False, takes_bytes_as_topic=False)
     hold = 2.0
     answer_timeout = 20.0
 

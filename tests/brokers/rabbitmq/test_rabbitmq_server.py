@@ -4,11 +4,10 @@ import asyncio
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from outbox.errors import BrokerUnavailableError, ConfigError, OutboxError
+from outbox.errors import BrokerUnavailableError
 from outbox.testing.lifetime import is_running, wait_until
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
@@ -17,7 +16,7 @@ from tests.fixtures.certificates import Certificate
 from tests.fixtures.consumers import numbered
 from tests.fixtures.rabbitmq import MAX_MESSAGE_BYTES, bind, drain
 from tests.fixtures.waiting import wait_for
-from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
+from tests.servers.rabbitmq import RabbitMQServer
 
 # Starts an epmd, prints its process id, and is killed.
 OWNER = """
@@ -46,29 +45,6 @@ def test_the_name_server_stops_when_its_owner_is_killed() -> None:
     assert owner.returncode == -9, owner.stderr
     (pid,) = map(int, owner.stdout.split())
     assert wait_until(lambda: not is_running(pid), seconds=20)
-
-
-def test_the_process_to_kill_is_the_node_itself(
-    shared_rabbitmq: RabbitMQServer,
-) -> None:
-    pid = shared_rabbitmq.pid_file.read_text()
-    assert Path(f"/proc/{pid}/exe").readlink().name == "beam.smp"
-    assert shared_rabbitmq.evaluate("list_to_integer(os:getpid()).") == pid
-
-
-def test_erlang_is_evaluated_in_the_node(shared_rabbitmq: RabbitMQServer) -> None:
-    assert shared_rabbitmq.evaluate("Two = 1 + 1, {Two, node}.") == "{2, node}"
-    with pytest.raises(OutboxError, match="badmatch"):
-        shared_rabbitmq.evaluate("ok = error.")
-
-
-def test_without_the_server_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("tests.servers.rabbitmq.server._DEBIAN", tmp_path)
-    with pytest.raises(ConfigError, match="install it"), rabbitmq_server():
-        pass
 
 
 async def test_a_message_too_large_for_the_server_is_refused_alone(

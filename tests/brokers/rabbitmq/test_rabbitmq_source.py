@@ -175,24 +175,10 @@ async def test_a_redelivered_message_keeps_its_attempts(
         await asyncio.to_thread(server.cut)
         with pytest.raises(BrokerUnavailableError):
             await until_lost(only)
+        # Too late: it is delivered again, and its receipt is found.
         await done.ack()
-        again = await receive_despite_losses(only, 2)
+        again = await receive_despite_losses(only, 3)
         attempts = {int(d.message.payload): d.attempts for d in again}
-        assert attempts == {0: 1, 2: 0}
+        assert attempts == {0: 1, 1: 0, 2: 0}
         await slow.nack()
         assert await only.receive(limit=10) == []
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        "queue_type=stream",
-        "single_active_consumer=yes",
-        "prefetch=0",
-        "prefetch=70000",
-        f"queue={'x' * 256}",
-    ],
-)
-def test_an_invalid_option_is_refused(options: str) -> None:
-    with pytest.raises(ConfigError):
-        RabbitMQSource(f"amqp://h?{options}", consumer="c", topics=["t"])

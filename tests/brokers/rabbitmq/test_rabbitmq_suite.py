@@ -127,8 +127,8 @@ class TestRabbitMQSource(RabbitMQOutageCase, SourceSuite):
 class TestRabbitMQSourceOfClassicQueue(RabbitMQSourceCase):
     options = "&queue_type=classic"
 
-    test_a_message_is_delivered_unchanged = (
-        SourceSuite.test_a_message_is_delivered_unchanged
+    test_messages_are_delivered_unchanged = (
+        SourceSuite.test_messages_are_delivered_unchanged
     )
 
 

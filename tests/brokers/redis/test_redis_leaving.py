@@ -1,8 +1,6 @@
 """A replica that leaves its group in Redis loses no entries."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,18 +10,10 @@ from inbox.sources.redis import RedisSource
 from outbox.cloudevents.fields import to_fields
 from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
-from tests.fixtures.sources import receive
+from tests.fixtures.sources import entered, receive
 from tests.servers.redis import RedisServer
 
-SOON = timedelta(milliseconds=50)
-
-
-@asynccontextmanager
-async def source(url: str, *topics: str) -> AsyncIterator[RedisSource]:
-    async with RedisSource(
-        url, consumer="billing", topics=topics, poll_interval=SOON
-    ) as entered:
-        yield entered
+source = partial(entered, RedisSource, "billing")
 
 
 def put(client: Redis, topic: str) -> None:

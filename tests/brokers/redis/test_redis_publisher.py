@@ -3,7 +3,7 @@
 import pytest
 from redis import Redis as SyncRedis
 
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.redis import RedisPublisher
@@ -52,20 +52,6 @@ async def test_a_topic_without_write_permission_is_nacked_alone(
     assert second == Acked()
 
 
-async def test_a_payload_over_the_limit_is_nacked_permanently_and_not_sent(
-    redis_url: str,
-) -> None:
-    url = f"{redis_url}?max_payload_bytes=3"
-    async with RedisPublisher(url) as publisher:
-        large, small = await publisher.publish(
-            [Message("orders", b"1234"), Message("orders", b"123")]
-        )
-    assert isinstance(large, Nacked)
-    assert large.permanent
-    assert "payload has 4 bytes" in large.reason
-    assert small == Acked()
-
-
 async def test_streams_are_trimmed_to_about_the_length_in_the_url(
     redis_url: str,
 ) -> None:
@@ -73,21 +59,3 @@ async def test_streams_are_trimmed_to_about_the_length_in_the_url(
         await publisher.publish(numbered(1000))
     with SyncRedis.from_url(redis_url) as client:
         assert 100 <= int(str(client.xlen("orders"))) < 300
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://",
-        "redis:///0",
-        "redis://h/0?maxlen=0",
-        "redis://h/0?maxlen=many",
-        "redis://h/0?nonsense=1",
-        "redis://h/nine",
-        "redis://h:99999999",
-        "http://h",
-    ],
-)
-def test_an_invalid_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="broker URL"):
-        RedisPublisher(url)

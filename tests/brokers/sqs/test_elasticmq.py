@@ -26,9 +26,7 @@ def aws(shared_sqs: SqsServer) -> Iterator[Aws]:
 
 
 class TestStandardPublisher(SqsPublisherCase):
-    test_every_field_arrives_unchanged = (
-        PublisherSuite.test_every_field_arrives_unchanged
-    )
+    test_messages_arrive_unchanged = PublisherSuite.test_messages_arrive_unchanged
 
 
 class TestFifoPublisher(SqsPublisherCase, PublisherSuite):

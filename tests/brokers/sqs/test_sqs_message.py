@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outbox.brokers.sqs.connection import SqsSettings, resource_name
 from outbox.brokers.sqs.message import group_of, read, typed, write
-from outbox.errors import ConfigError, InvalidMessageError
+from outbox.errors import InvalidMessageError
 from outbox.testing.samples import TRACEPARENT, differences
 from pillarbox import Message
 
@@ -125,23 +125,6 @@ def test_separators_in_topics_become_hyphens() -> None:
     for bad in ("with space", "ünicode", "", "x" * 76):
         with pytest.raises(ValueError):
             resource_name(bad, fifo=True)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "kafka://x/",
-        "sqs://eu-west-1/queue",
-        "sqs://eu-west-1/?unknown=1",
-        "sqs://key@eu-west-1/",
-        "sqs://eu-west-1/?fifo=yes",
-        "sqs://eu-west-1/?account=1",
-        "sqs://eu-west-1/?endpoint_url=localhost",
-    ],
-)
-def test_an_invalid_sqs_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError):
-        SqsSettings.from_url(url)
 
 
 def test_a_secret_is_decoded_and_never_shown() -> None:

@@ -2,7 +2,6 @@
 
 from typing import Any, cast
 
-from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
 from inbox.sources.sqs.queue import SqsQueue
 
@@ -19,36 +18,22 @@ class Queue:
         return []
 
 
-async def polled(polls: Polls) -> BaseException | None:
+async def poll(polls: Polls) -> None:
     polls.news.clear()
     polls.start(limit=10)
     await polls.news.wait()
     await polls.stop()
-    return polls.take_failure()
 
 
-async def test_a_failed_poll_is_reported_once() -> None:
-    polls = Polls(Holding(), wait=0, visibility=30)
-    polls.queues["orders"] = cast(SqsQueue, Queue())
-    assert isinstance(await polled(polls), ConnectionError)
-    assert polls.take_failure() is None
-
-
-async def test_a_failure_is_forgotten_once_its_queue_answers() -> None:
-    polls = Polls(Holding(), wait=0, visibility=30)
-    queue = Queue()
-    polls.queues["orders"] = cast(SqsQueue, queue)
-    polls.start(limit=10)
-    await polls.news.wait()
-    await polls.stop()
-    queue.answers = True
-    assert await polled(polls) is None
-
-
-async def test_a_queue_that_answers_does_not_hide_one_that_fails() -> None:
-    polls = Polls(Holding(), wait=0, visibility=30)
+async def test_a_failed_poll_is_reported_once_or_until_its_queue_answers() -> None:
+    polls = Polls(lambda _: None, wait=0, visibility=30)
     good, bad = Queue(), Queue()
     good.answers = True
-    polls.queues["bad"] = cast(SqsQueue, bad)
-    polls.queues["good"] = cast(SqsQueue, good)
-    assert isinstance(await polled(polls), ConnectionError)
+    polls.queues = [cast(SqsQueue, bad), cast(SqsQueue, good)]
+    await poll(polls)
+    assert isinstance(polls.take_failure(), ConnectionError)
+    assert polls.take_failure() is None
+    await poll(polls)
+    bad.answers = True
+    await poll(polls)
+    assert polls.take_failure() is None

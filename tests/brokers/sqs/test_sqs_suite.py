@@ -68,9 +68,7 @@ class SqsPublisherCase(ThroughProxy, PublisherAnswers, PublisherOutage):
 
 @pytest.mark.variant
 class TestSqsStandardPublisher(SqsPublisherCase):
-    test_every_field_arrives_unchanged = (
-        PublisherSuite.test_every_field_arrives_unchanged
-    )
+    test_messages_arrive_unchanged = PublisherSuite.test_messages_arrive_unchanged
 
 
 class TestSqsFifoPublisher(SqsPublisherCase, PublisherSuite):
@@ -90,17 +88,13 @@ class SnsPublisherCase(SqsPublisherCase):
 
 @pytest.mark.variant
 class TestSnsStandardPublisher(SnsPublisherCase):
-    test_every_field_arrives_unchanged = (
-        PublisherSuite.test_every_field_arrives_unchanged
-    )
+    test_messages_arrive_unchanged = PublisherSuite.test_messages_arrive_unchanged
 
 
 class TestSnsFifoPublisher(SnsPublisherCase):
     fifo = ".fifo"
 
-    test_every_field_arrives_unchanged = (
-        PublisherSuite.test_every_field_arrives_unchanged
-    )
+    test_messages_arrive_unchanged = PublisherSuite.test_messages_arrive_unchanged
 
 
 @pytest.mark.variant
@@ -190,8 +184,8 @@ class TestSqsStandardOutage(SqsOutageCase):
 
 
 class TestSqsStandardSource(SqsSourceCase):
-    test_a_message_is_delivered_unchanged = (
-        SourceSuite.test_a_message_is_delivered_unchanged
+    test_messages_are_delivered_unchanged = (
+        SourceSuite.test_messages_are_delivered_unchanged
     )
 
 

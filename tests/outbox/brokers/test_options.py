@@ -23,7 +23,6 @@ from outbox.errors import ConfigError, UnknownImplementationError
 
 DOCS = Path(__file__).parents[3] / "docs" / "brokers"
 BROKERS = brokers()
-PASSWORD = "hemlighet"
 # Each URL serves both sides, and contains options of each.
 ONE_URL = {
     "amqp": "amqp://h/?unroutable=drop&timeout=3s&prefetch=10&heartbeat=5",
@@ -120,15 +119,6 @@ async def test_one_url_serves_both_sides_and_an_unknown_option_is_refused(
             assert name in str(refusal.value), "the known options are listed"
 
 
-MISSPELLED = {
-    "redis://h?reclaim_afer=5s": "reclaim_after",
-    "redis://h?health_check_intervall=5": "health_check_interval",
-    "amqp://h?heart_beat=5": "heartbeat",
-    "kafka://h/?hand_over=5s": "handover",
-    "nats://h?ackwait=5s": "ack_wait",
-    "postgresql://h/x?ssl_mode=require": "sslmode",
-    "sqs://eu-west-1/?visibilty=5s": "visibility",
-}
 REFUSED = {
     "redis://h?maxlen=many": "option maxlen='many': write a whole number from 1",
     "redis://h?reclaim_after=5": "reclaim_after='5': write a duration above 0",
@@ -142,40 +132,34 @@ REFUSED = {
     "nats://h?create=a": "option create: needs stream=NAME",
     "nats://h?stream=a.b": "stream='a.b': write a name of letters",
     "memory://?a=1": "unknown option 'a'; it has no options",
+    "redis:///0": "write redis://host:port/0",
+    "redis://h/nine": "'nine' is not the number of a Redis database",
+    "kafka://h/topic": "write kafka://host:port",
+    "kafka://:9092": "invalid address",
+    "kafka://h/?acks": "option acks has no value",
+    "kafka://h/?compression.codec=best": "compression.codec",
+    "kafka://h/?enable.idempotence=false": "enable.idempotence: can't be changed",
+    "kafka://h/?bootstrap.servers=x": "bootstrap.servers: can't be changed",
+    "nats://h/path": "unexpected '/path'",
+    "nats://a,,b": "invalid address",
+    "nats://h?tls_ca=/x": "tls_ca needs tls://",
+    "tls://h?tls_ca=/no/such/file": "tls_ca: [Errno 2]",
+    "nats://h?ack_wait=0s": "option ack_wait='0s': write a duration above 0",
+    "amqp:///vhost": "write amqp://user:password@host:port",
+    f"amqp://h?exchange={'x' * 256}": "write a name of at most 255 bytes",
+    "amqp://h?cacertfile=x": "cacertfile needs amqps://",
+    "amqps://h?cacertfile=/nowhere": "[Errno 2]",
+    "sqs://eu-west-1/queue": "unexpected 'queue'",
+    "sqs://key@eu-west-1/": "give both, sqs://key:secret@region/, or neither",
+    "sqs://r/?endpoint_url=localhost": "write https://host:port",
 }
 
 
-def test_a_refusal_names_option_value_and_form_or_what_was_meant() -> None:
-    refused = {
-        url: f"; did you mean {meant}? the options are"
-        for url, meant in MISSPELLED.items()
-    }
-    for url, refusal in (refused | REFUSED).items():
+def test_a_refusal_names_option_value_and_form() -> None:
+    for url, refusal in REFUSED.items():
         with pytest.raises(ConfigError) as told:
             implementation("relay.publishers", url)(url)
         assert refusal in str(told.value), url
-
-
-@pytest.mark.parametrize("broker", BROKERS)
-def test_no_password_is_in_an_error(broker: str) -> None:
-    kind = BROKERS[broker]
-    tails = (
-        "me:{0}@host/?nonsense=1",
-        "me:a?{0}=1@host",
-        "me:a?maxlen={0}@host",
-        "me:a?max_payload_bytes={0}@host/",
-        "me:a?timeout={0}@host/",
-        "host/?endpoint_url=https://me:{0}@host",
-        "me:{0}@host/?max_payload_bytes=0",
-        "me:{0}@host/?max_payload_bytes=1&max_payload_bytes=1",
-    )
-    for url in (f"{scheme}://{tail}" for scheme in kind.schemes for tail in tails):
-        try:
-            _, read = kind.parse(url.format(PASSWORD))
-        except ConfigError as error:
-            assert PASSWORD not in str(error), url  # noqa: PT017
-        else:
-            assert PASSWORD not in repr(read), url
 
 
 def test_every_scheme_has_options_and_the_page_of_its_broker_links_to_them() -> None:

@@ -47,6 +47,10 @@ _TAILS = [
     "host/?=&==",
     "host/\udcff?option=\udcff",
     "host/?endpoint_url=https://[::1",
+    "host/?endpoint_url=https://me:hemlighet@host",
+    "me:a?maxlen=hemlighet@host",
+    "me:a?max_payload_bytes=hemlighet@host/",
+    "me:hemlighet@host/?max_payload_bytes=1&max_payload_bytes=1",
     "host/?endpoint_url=https://host:port",
 ]
 _SIDES: dict[str, dict[str, object]] = {

@@ -97,19 +97,6 @@ class RabbitMQServer(PrivateServer):
         except OSError:
             return False
 
-    def control(self, *arguments: str) -> str:
-        """Run rabbitmqctl and return its output."""
-        done = subprocess.run(
-            [_program("rabbitmqctl"), "--quiet", *arguments],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise OutboxError(f"rabbitmqctl {arguments[0]}: {done.stderr.strip()}")
-        return done.stdout
-
     def evaluate(self, expression: str) -> str:
         """Evaluate Erlang in the node, and return the value as Erlang writes it.
 
@@ -119,9 +106,7 @@ class RabbitMQServer(PrivateServer):
         Raises:
             OutboxError: the expression can't be evaluated, or failed.
         """
-        program = _beside_epmd("erl_call")
-        if program is None:
-            return self.control("eval", expression).strip()
+        program = Path(shutil.which("epmd") or "").resolve().with_name("erl_call")
         address = f"127.0.0.1:{self._environment['RABBITMQ_DIST_PORT']}"
         cookie = (self.directory / ".erlang.cookie").read_text()
         done = subprocess.run(
@@ -217,13 +202,6 @@ def _environment(directory: Path, port: int, epmd_port: int) -> dict[str, str]:
         # This makes the script exec the server instead of supervising it.
         "RABBITMQ_ALLOW_INPUT": "true",
     }
-
-
-def _beside_epmd(name: str) -> Path | None:
-    """Return the path of one of Erlang's own programs that are not on PATH."""
-    epmd = shutil.which("epmd")
-    found = epmd and Path(epmd).resolve().with_name(name)
-    return found if found and found.exists() else None
 
 
 def _program(name: str) -> str:
