@@ -39,7 +39,7 @@ from outbox.web.frame import (
     frame_of,
     static_file,
 )
-from outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin, Viewer, set_cookie
+from outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin, Viewer
 from outbox.web.settings import Settings
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -187,12 +187,19 @@ async def _login(request: Request) -> Response:
         raise HTTPException(404)
     problem = None
     if request.method == "POST":
-        form = await frame.form(request, None)
+        form = await frame.form(request)
         cookie = frame.identify.accept(form.get("token", ""))
         if cookie is not None:
             frame.identify.end(request)
             response = RedirectResponse(f"{base_of(request)}/", 303)
-            set_cookie(response, request, LOGIN_COOKIE, cookie)
+            response.set_cookie(
+                LOGIN_COOKIE,
+                cookie,
+                path=base_of(request) or "/",
+                httponly=True,
+                samesite="strict",
+                secure=request.url.scheme == "https",
+            )
             return response
         client = request.client.host if request.client else "unknown"
         frame.observers.notify(LoginRefused(client=client))
@@ -211,7 +218,7 @@ async def _login(request: Request) -> Response:
 
 async def _logout(request: Request) -> Response:
     frame = frame_of(request)
-    await frame.form(request, await frame.viewer(request))
+    await frame.form(request)
     if isinstance(frame.identify, TokenLogin):
         frame.identify.end(request)
     response = RedirectResponse(f"{base_of(request)}/login", 303)

@@ -22,16 +22,7 @@ from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.events import Observers
 from outbox.observability.logging import logged
 from outbox.web.database import Database
-from outbox.web.login import (
-    FORM_COOKIE,
-    FORM_FIELD,
-    FormTokens,
-    Identify,
-    TokenLogin,
-    Viewer,
-    new_form_cookie,
-    set_cookie,
-)
+from outbox.web.login import Identify, TokenLogin, Viewer, is_from_elsewhere
 from outbox.web.settings import Settings
 
 STATIC: Final = {
@@ -75,7 +66,6 @@ class Frame:
         self.sections = sections
         self.database = Database(settings.database, read_only=True)
         self.store = Database(settings.database, read_only=False)
-        self.forms = FormTokens(settings.key)
         self.observers = Observers(logged(settings.observers))
         self._templates = Environment(
             loader=PackageLoader("outbox.web"),
@@ -114,47 +104,35 @@ class Frame:
         status: int = 200,
         **values: Any,
     ) -> HTMLResponse:
-        """Return a whole page; the form token that it contains is tied to a cookie."""
-        cookie = request.cookies.get(FORM_COOKIE) or new_form_cookie()
-        name = "" if viewer is None else viewer.name
+        """Return a whole page."""
         text = self._templates.get_template(template).render(
             base=base_of(request),
             sections=self.sections,
             viewer=viewer,
             with_login=isinstance(self.identify, TokenLogin),
-            form_field=FORM_FIELD,
-            form_token=self.forms.token(cookie, name),
             query=request.query_params,
             **values,
         )
-        response = HTMLResponse(text, status)
-        if request.cookies.get(FORM_COOKIE) is None:
-            set_cookie(response, request, FORM_COOKIE, cookie)
-        return response
+        return HTMLResponse(text, status)
 
-    async def form(self, request: Request, viewer: Viewer | None) -> dict[str, str]:
-        """Return the fields of a form, after checking that this page created it.
-
-        Args:
-            viewer: the viewer for whom the page with the form was rendered.
+    async def form(self, request: Request) -> dict[str, str]:
+        """Return the fields of a form.
 
         Raises:
-            HTTPException: 403 if it came from elsewhere; 413 if it is too large.
+            HTTPException: 403 if another site sent it; 413 if it is too large.
         """
+        if is_from_elsewhere(request):
+            raise HTTPException(
+                403,
+                "This form doesn't come from this page. A proxy in between has to pass "
+                "on Host.",
+            )
         body = bytearray()
         async for part in request.stream():
             body += part
             if len(body) > _MAX_FORM:
                 raise HTTPException(413, "The form is too large.")
-        fields = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
-        name = "" if viewer is None else viewer.name
-        if not self.forms.is_ours(request, name, fields.pop(FORM_FIELD, None)):
-            raise HTTPException(
-                403,
-                "This form doesn't come from a page that is open in your browser. Go "
-                "back, reload the page, and try again.",
-            )
-        return fields
+        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
 
     async def acting(self, request: Request) -> tuple[Viewer, dict[str, str]]:
         """Return who wants to change something, and the fields of the form.
@@ -164,7 +142,7 @@ class Frame:
         """
         viewer = request.state.viewer
         assert isinstance(viewer, Viewer)
-        form = await self.form(request, viewer)
+        form = await self.form(request)
         if not viewer.may_act:
             raise HTTPException(
                 403,

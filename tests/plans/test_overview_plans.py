@@ -221,7 +221,6 @@ def test_no_part_reads_a_table_sequentially(url: str) -> None:
 def test_rates_are_measured_from_a_few_rows(url: str) -> None:
     scope = Scope(
         parts=["rate", "consumers"],
-        settlements=5,
         rows=100,
         window=3 * DAY,
         patience=PATIENCE,
