@@ -23,7 +23,6 @@ from sqlalchemy.orm import Session
 
 from inbox.dead_letters.locks import (
     TakenError,
-    lock_letter,
     locked_handler,
     run_statement,
 )
@@ -174,7 +173,8 @@ class HandlerRetrier:
         key = JobKey(message.id, self._consumer)
 
         def claim(session: Session) -> None:
-            lock_letter(session, candidate)
+            if not run_statement(Statement.LOCK, candidate.parameters(), session):
+                raise TakenError
             reopen_job(session, key)
 
         long = JobRunner(self._executor, self._consumer, returns_to=JobState.FAILURE)

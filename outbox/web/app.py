@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
 from starlette.applications import Starlette
@@ -13,14 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outbox.errors import (
-    ConfigError,
-    DatabaseUnavailableError,
-    OutboxError,
-    UpkeepError,
-    one_line,
-    traceback_of,
-)
+from outbox.errors import ConfigError, OutboxError, one_line, traceback_of
 from outbox.web import (
     blocked,
     dead_letters,
@@ -39,7 +33,7 @@ from outbox.web.frame import (
     frame_of,
     static_file,
 )
-from outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin, Viewer
+from outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin
 from outbox.web.settings import Settings
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -56,11 +50,6 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-_TITLES: Final[dict[type[OutboxError], tuple[int, str]]] = {
-    DatabaseUnavailableError: (503, "The database can't be reached"),
-    UpkeepError: (503, "The database refused to answer"),
-    ConfigError: (400, "That can't be done"),
-}
 
 
 def web_app(settings: Settings, identify: Identify) -> Starlette:
@@ -74,22 +63,19 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
 
     The application is for one event loop.
     """
-    frame = Frame(settings=settings, identify=identify, sections=_SECTIONS)
-    routes = [
-        Route("/", _home),
-        Route("/static/{name}", _static),
-        Route("/login", _login, methods=["GET", "POST"]),
-        Route("/logout", _logout, methods=["POST"]),
-        *(Route(f"/{it.path}", _seen(partial(_show, it))) for it in _SECTIONS),
-    ]
-
+    frame = Frame(settings, identify, _SECTIONS)
     actions = {
         "/dead-letters/plan": operations.show_plan,
         "/jobs/cancel": jobs.cancel,
         "/operations/ask": operations.ask,
         "/operations/stop": operations.stop,
     }
-    routes += [
+    routes = [
+        Route("/", _home),
+        Route("/static/{name}", _static),
+        Route("/login", _login, methods=["GET", "POST"]),
+        Route("/logout", _logout, methods=["POST"]),
+        *(Route(f"/{it.path}", _seen(partial(_show, it))) for it in _SECTIONS),
         Route("/dead-letters/{side}/{id:uuid}", _seen(dead_letters.show_letter)),
         Route("/message", _seen(messages.show_message)),
         *(Route(path, _seen(it), methods=["POST"]) for path, it in actions.items()),
@@ -103,10 +89,7 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        exception_handlers={
-            HTTPException: _refused,
-            OutboxError: _failed,
-        },
+        exception_handlers={HTTPException: _refused, OutboxError: _failed},
     )
     app.state.frame = frame
     app.state.runner = operations.Runner(settings, frame.observers.notify)
@@ -158,11 +141,9 @@ def _seen(handler: Handler) -> Handler:
 
 
 async def _admit(request: Request) -> None:
-    frame = frame_of(request)
-    viewer = await frame.viewer(request)
-    if viewer is None:
+    request.state.viewer = await frame_of(request).viewer(request)
+    if request.state.viewer is None:
         raise HTTPException(401)
-    request.state.viewer = viewer
 
 
 async def _home(request: Request) -> Response:
@@ -227,7 +208,7 @@ async def _logout(request: Request) -> Response:
 
 
 async def _show(section: Section, request: Request) -> Response:
-    frame, viewer = frame_of(request), _viewer(request)
+    frame, viewer = frame_of(request), request.state.viewer
     values = await frame.database.run(
         lambda connection: section.read(connection, request.query_params)
     )
@@ -242,12 +223,6 @@ async def _show(section: Section, request: Request) -> Response:
     )
 
 
-def _viewer(request: Request) -> Viewer:
-    viewer = request.state.viewer
-    assert isinstance(viewer, Viewer)
-    return viewer
-
-
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     frame = frame_of(request)
@@ -259,21 +234,13 @@ async def _refused(request: Request, error: Exception) -> Response:
         text = "Log in to the application that this page is part of."
     else:
         text = error.detail
-    title = {
-        401: "Please log in",
-        403: "That isn't allowed",
-        404: "There is no such page",
-        405: "There is no such page",
-    }.get(error.status_code, "That can't be done")
+    title = HTTPStatus(error.status_code).phrase
     return await _explain(request, error.status_code, title, text)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    status, title = next(
-        (_TITLES[kind] for kind in type(error).__mro__ if kind in _TITLES),
-        (500, "Something went wrong"),
-    )
-    return await _explain(request, status, title, str(error))
+    status = 400 if isinstance(error, ConfigError) else 503
+    return await _explain(request, status, "That can't be done", str(error))
 
 
 async def _broken(request: Request, error: Exception) -> Response:

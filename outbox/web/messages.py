@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.errors import ConfigError, shorten
 from outbox.lane import LANES, PRIORITIES, lane_of
 from outbox.observability.message_life import (
     Found,
@@ -26,9 +25,9 @@ from outbox.postgres.sql_files import load
 from outbox.web.dead_letters import Contents, show, why_hidden
 from outbox.web.frame import Frame, Section, frame_of
 from outbox.web.login import Viewer
+from outbox.web.selection import check_choice, check_text
 
 _MOST_ROWS: Final = 50
-_MAX_LENGTH: Final = 2048
 _WINDOW: Final = "1h"
 _WINDOWS: Final = {
     "15m": ("the last 15 minutes", timedelta(minutes=15)),
@@ -88,24 +87,11 @@ class _Search:
             state=query.get("state", "any"),
             window=query.get("window", _WINDOW),
         )
-        for name, text in (
-            ("key", found.key),
-            ("topic", found.topic),
-            ("tenant", found.tenant),
-        ):
-            if "\0" in text or len(text) > _MAX_LENGTH:
-                raise ConfigError(
-                    f"{name}: has a NUL, or more than {_MAX_LENGTH:,} characters; no "
-                    "message has such a value"
-                )
-        if found.state not in _STATES:
-            raise ConfigError(
-                f"state {shorten(found.state)}: use one of {', '.join(_STATES)}"
-            )
-        if found.window not in _WINDOWS:
-            raise ConfigError(
-                f"window {shorten(found.window)}: use one of {', '.join(_WINDOWS)}"
-            )
+        check_text("key", found.key)
+        check_text("topic", found.topic)
+        check_text("tenant", found.tenant)
+        check_choice("state", found.state, _STATES)
+        check_choice("window", found.window, list(_WINDOWS))
         return found
 
     @property
