@@ -11,7 +11,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outbox.errors import ConfigError, OutboxError, one_line, traceback_of
@@ -25,14 +26,7 @@ from outbox.web import (
     partitions,
 )
 from outbox.web.events import LoginRefused, RequestFailed
-from outbox.web.frame import (
-    STATIC,
-    Frame,
-    Section,
-    base_of,
-    frame_of,
-    static_file,
-)
+from outbox.web.frame import Frame, Section, base_of, frame_of
 from outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin
 from outbox.web.settings import Settings
 
@@ -70,9 +64,9 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
         "/operations/ask": operations.ask,
         "/operations/stop": operations.stop,
     }
-    routes = [
+    routes: list[BaseRoute] = [
         Route("/", _home),
-        Route("/static/{name}", _static),
+        Mount("/static", StaticFiles(packages=[("outbox.web", "static")])),
         Route("/login", _login, methods=["GET", "POST"]),
         Route("/logout", _logout, methods=["POST"]),
         *(Route(f"/{it.path}", _seen(partial(_show, it))) for it in _SECTIONS),
@@ -119,7 +113,8 @@ class _SecurityHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                headers.setdefault("Cache-Control", "no-store")
+                if "ETag" not in headers:  # of a static file
+                    headers["Cache-Control"] = "no-store"
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -148,18 +143,6 @@ async def _admit(request: Request) -> None:
 
 async def _home(request: Request) -> Response:
     return RedirectResponse(f"{base_of(request)}/{_SECTIONS[0].path}", 303)
-
-
-async def _static(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in STATIC:
-        raise HTTPException(404)
-    return Response(
-        static_file(name),
-        media_type=STATIC[name],
-        # The file's address changes with its content.
-        headers={"Cache-Control": "public, max-age=31536000, immutable"},
-    )
 
 
 async def _login(request: Request) -> Response:

@@ -4,8 +4,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
-from importlib.resources import files
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
@@ -25,11 +23,6 @@ from outbox.web.database import Database
 from outbox.web.login import Identify, TokenLogin, Viewer, is_from_elsewhere
 from outbox.web.settings import Settings
 
-STATIC: Final = {
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-}
 _MAX_FORM: Final = 64 * 1024
 
 Read: TypeAlias = Callable[[AdministrationConnection, QueryParams], Mapping[str, Any]]
@@ -80,15 +73,11 @@ class Frame:
             size=write_size,
             brief=brief_duration,
             duration=exact_duration,
-            number=number,
+            number="{:,}".format,
             short=short,
             rate=rate,
         )
         self._templates.globals["with_query"] = with_query
-        self._templates.globals["static"] = {
-            name: f"{name}?v={sha256(static_file(name)).hexdigest()[:12]}"
-            for name in STATIC
-        }
 
     async def viewer(self, request: HTTPConnection) -> Viewer | None:
         """Return who sent a request; None if the sender may not see the page."""
@@ -164,11 +153,6 @@ def base_of(request: HTTPConnection) -> str:
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
-def static_file(name: str) -> bytes:
-    """Return the content of a static file."""
-    return (files("outbox.web") / "static" / name).read_bytes()
-
-
 def with_query(query: Mapping[str, str], **changes: object) -> str:
     """Return a query string with some fields changed; empty ones are left out."""
     fields = {**query, **{name: str(value) for name, value in changes.items()}}
@@ -188,11 +172,6 @@ def age(at: datetime | None) -> str:
 def moment(at: datetime | None) -> str:
     """Return a moment in UTC, to the second."""
     return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def number(count: int) -> str:
-    """Return a number with commas."""
-    return f"{count:,}"
 
 
 def rate(per_second: float | None) -> str:

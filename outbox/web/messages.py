@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from psycopg.rows import class_row
+from psycopg.rows import dict_row
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,28 +39,6 @@ _WAITS: Final = (State.READY, State.SCHEDULED, State.WAITING, State.BLOCKED)
 _STATES: Final = ("any", "unsettled", *_WAITS, State.PUBLISHED, State.DEAD_LETTERED)
 # As in read_trace: forces index scans for a few rows, whatever the statistics say.
 _PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A message in the list.
-
-    Attributes:
-        available_at: when it is next due; None if it is due at once, or never again.
-    """
-
-    id: UUID
-    created_at: datetime
-    topic: str
-    key: str | None
-    tenant: str | None
-    state: str
-    attempts: int
-    run: int
-    available_at: datetime | None
-    published_at: datetime | None
-    last_error: str | None
-    reader: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +115,16 @@ def read_page(
     }
 
 
-def _read_rows(connection: AdministrationConnection, search: _Search) -> list[Row]:
+def _read_rows(
+    connection: AdministrationConnection, search: _Search
+) -> list[dict[str, Any]]:
     values = search.parameters()
     if search.is_oldest_first:
         statement = load("outbox", "list_unsettled_messages")
     else:
         statement = load("outbox", "list_messages")
         connection.execute(_PLAN)
-    with connection.cursor(row_factory=class_row(Row)) as cursor:
+    with connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(statement, values, prepare=False).fetchall()
 
 

@@ -14,12 +14,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import class_row
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
@@ -55,38 +54,12 @@ _LOCK: Final = {"lock_class": LOCK_CLASS, "lock": Lock.OPERATION}
 _Act: TypeAlias = Callable[[Candidate], Awaitable[Outcome]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """A retry or discard that a viewer requested, and its progress."""
-
-    id: UUID
-    kind: str
-    selection: dict[str, str]
-    reason: str
-    asked_by: str
-    asked_as: str
-    asked_at: datetime
-    state: str
-    expected: int
-    succeeded: int
-    failed: int
-    skipped: int
-    problem: str | None
-    finished_at: datetime | None
-    stopped_by: str | None
-
-    @property
-    def description(self) -> str:
-        """The selection in words."""
-        return ", ".join(f"{name} {value}" for name, value in self.selection.items())
-
-
 def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
     """Read the operations, the newest first."""
     del query
-    with connection.cursor(row_factory=class_row(Operation)) as cursor:
+    with connection.cursor(row_factory=dict_row) as cursor:
         values = {"max_rows": _MOST_ROWS, **_LOCK}
         rows = cursor.execute(load("outbox", "list_operations"), values).fetchall()
     return {"operations": rows, "most": _MOST_ROWS}
