@@ -39,14 +39,13 @@ from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS
 from outbox.web.dead_letters import Groups, read_groups
 from outbox.web.frame import Section, base_of, frame_of
-from outbox.web.selection import Selection
+from outbox.web.selection import MAX_LENGTH, Selection, check_choice, check_text
 from outbox.web.settings import Settings
 
 APPLICATION_NAME: Final = "pillarbox web operations"
 
 _BATCH: Final = 200
 _MOST_ROWS: Final = 100
-_MAX_REASON: Final = 500
 _MOST_REASONS: Final = 20
 _KINDS: Final = ("retry", "discard")
 _LOCK: Final = {"lock_class": LOCK_CLASS, "lock": Lock.OPERATION}
@@ -241,14 +240,13 @@ async def show_plan(request: Request) -> Response:
         selection=selection,
         groups=groups,
         lacking=lacking,
-        max_reason=_MAX_REASON,
+        max_reason=MAX_LENGTH,
     )
 
 
 def _kind_of(form: Mapping[str, str]) -> str:
     kind = form.get("kind", "")
-    if kind not in _KINDS:
-        raise ConfigError(f"kind {kind!r}: use {' or '.join(_KINDS)}")
+    check_choice("kind", kind, _KINDS)
     return kind
 
 
@@ -260,11 +258,7 @@ async def ask(request: Request) -> Response:
         raise ConfigError(
             "the reason is empty: state why; it is stored with the dead letter"
         )
-    if "\0" in reason or len(reason) > _MAX_REASON:
-        raise ConfigError(
-            f"the reason has {len(reason)} characters: use at most {_MAX_REASON}, "
-            "without NUL characters"
-        )
+    check_text("why", reason)
     selection, counted = Selection.of(form), form.get("expected", "")
     expected = int(counted) if counted.isdecimal() else 0
     if not selection.until:  # the dry run sets it, so that later ones are left alone

@@ -14,14 +14,14 @@ from outbox.errors import ConfigError, shorten
 SIDES: Final[tuple[Schema, ...]] = ("outbox", "inbox")
 STATUSES: Final = (*(status.value for status in Status), "ANY")
 
-_MAX_LENGTH: Final = 2048
+MAX_LENGTH: Final = 2048
 
 
 def check_text(name: str, text: str) -> None:
     """Refuse a text that no column can hold, or that is too long to be meant."""
-    if "\0" in text or len(text) > _MAX_LENGTH:
+    if "\0" in text or len(text) > MAX_LENGTH:
         raise ConfigError(
-            f"{name} {shorten(text)}: use at most {_MAX_LENGTH} characters, without "
+            f"{name} {shorten(text)}: use at most {MAX_LENGTH} characters, without "
             "NUL characters"
         )
 

@@ -211,9 +211,9 @@ def test_an_operation_ends_with_its_process_and_what_is_left_can_be_retried(
 REFUSED: list[tuple[dict[str, str], str]] = [
     ({"why": ""}, "the reason is empty"),
     ({"why": " "}, "the reason is empty"),
-    ({"why": "x" * 501}, "at most 500"),
+    ({"why": "x" * 2049}, "at most 2048"),
     ({"why": "\0"}, "without NUL characters"),
-    ({"why": "w", "kind": "delete"}, "use retry or discard"),
+    ({"why": "w", "kind": "delete"}, "use retry, discard"),
     ({"why": "w", "until": ""}, "until is empty"),
     ({"why": "w", "until": "soon"}, "until 'soon'"),
 ]
