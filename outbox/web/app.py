@@ -1,10 +1,9 @@
 """The application: routes, headers, errors, and the parts of the navigation."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -75,29 +74,14 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
         *(Route(path, _seen(it), methods=["POST"]) for path, it in actions.items()),
     ]
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> Any:
-        yield
-        await close(app)
-
     app = Starlette(
         routes=routes,
-        lifespan=lifespan,
         exception_handlers={HTTPException: _refused, OutboxError: _failed},
     )
     app.state.frame = frame
     app.state.runner = operations.Runner(settings, frame.observers.notify)
     app.add_middleware(_SecurityHeaders)
     return app
-
-
-async def close(app: Starlette) -> None:
-    """End the operation that a page carries out.
-
-    A server calls it through the application's lifespan. Call it yourself if the page
-    is mounted, since the lifespans of mounted applications don't run.
-    """
-    await app.state.runner.stop()
 
 
 class _SecurityHeaders:

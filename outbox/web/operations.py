@@ -84,14 +84,6 @@ class Runner:
         await asyncio.to_thread(run.open, self._settings.database, expected)
         self._task = asyncio.create_task(self._carry_out(run))
 
-    async def stop(self) -> None:
-        """End a running operation, and record that."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
     async def _carry_out(self, run: "_Run") -> None:
         state = "failed"
         problem: str | None = "the page was stopped"
@@ -213,21 +205,10 @@ async def show_plan(request: Request) -> Response:
     frame = frame_of(request)
     viewer, form = await frame.acting(request)
     kind, selection = _kind_of(form), Selection.of(form)
-    lacking: dict[str, str] = {}
-    if kind == "retry":
-        problems = {
-            side.schema: side.lacks(frame.settings.retry)
-            for side in load_sides(None)
-            if side.schema in selection.sides
-        }
-        lacking = {
-            side: problem for side, problem in problems.items() if problem is not None
-        }
-        able = [side for side in problems if side not in lacking]
-        if len(able) == 1:
-            selection = replace(selection, side=able[0])
-        if not able:
-            raise ConfigError("; ".join(dict.fromkeys(lacking.values())))
+    for side in load_sides(None) if kind == "retry" else ():
+        lacking = side.lacks(frame.settings.retry)
+        if lacking is not None and side.schema in selection.sides:
+            raise ConfigError(f"{lacking}; or select the other side alone")
     selection, groups = await frame.database.run(
         lambda connection: _plan(connection, selection)
     )
@@ -239,7 +220,6 @@ async def show_plan(request: Request) -> Response:
         kind=kind,
         selection=selection,
         groups=groups,
-        lacking=lacking,
         max_reason=MAX_LENGTH,
     )
 

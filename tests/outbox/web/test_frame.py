@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 from outbox.errors import ConfigError
 from outbox.testing.events import RecordedEvents
 from outbox.web import Settings, TokenLogin, Viewer, web_app
-from outbox.web.app import close
 from outbox.web.events import RequestFailed
 from outbox.web.login import read_tokens
 from tests.fixtures.sessions import execute
@@ -94,18 +93,6 @@ def test_logging_out_or_in_again_ends_the_login(database_url: str) -> None:
         for kept in (first, second):
             browser.client.cookies.update(kept)
             assert "Log in" in browser.get("/dead-letters")
-
-
-def test_a_changed_login_cookie_is_refused(database_url: str) -> None:
-    with browsing(database_url) as browser:
-        cookie = browser.client.cookies["pillarbox_login"]
-        browser.client.cookies.clear()
-        for changed in ("", "x.1.y", "é", f"{cookie}0", f"0{cookie}"):
-            sent = f"pillarbox_login={changed}".encode()
-            response = browser.client.get(
-                "/dead-letters", headers=[(b"cookie", sent), (b"accept", b"*/*")]
-            )
-            assert (changed, response.status_code) == (changed, 401)
 
 
 def test_a_wrong_token_is_refused_and_the_cookie_is_kept_from_scripts_and_other_sites(
@@ -222,8 +209,6 @@ def test_an_application_mounts_the_page_with_its_own_login(database_url: str) ->
             for link in links:
                 answer = client.get(link, headers={"x-user": "cleo"})
                 assert answer.status_code in {200, 405}, link
-            assert client.portal is not None
-            client.portal.call(close, page)
 
 
 def test_an_error_in_the_hosts_code_is_an_event_and_shows_no_value(
