@@ -193,6 +193,8 @@ async def test_plain_functions_are_retried_in_threads(url: str) -> None:
         assert await scheduler.run_due() == RetryCounts()
     assert effects(url) == ["good", "many"]
     assert receipts(url) == 2
+    settled = sorted(status for status, _, _ in states(url, "inbox"))
+    assert settled == ["PENDING", "SUCCEEDED", "SUCCEEDED"]
 
 
 async def test_a_batch_handler_receives_one_dead_letter_at_a_time(
