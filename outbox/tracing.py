@@ -98,10 +98,6 @@ class Received(NamedTuple):
 class Sending(Protocol):
     """The span of one call of a publisher."""
 
-    @property
-    def messages(self) -> Sequence["Message"]:
-        """The messages to publish, each with a trace context if it can have one."""
-
     def refused(self, reasons: Sequence[str]) -> None:
         """Record that the broker refused messages, with the reason for each."""
 

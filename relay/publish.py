@@ -131,7 +131,7 @@ async def _publish(
     if tracing.tracer is None:
         return await _confirmed(messages, publisher, config)
     with tracing.tracer.send(messages, tracing.system_of(publisher)) as sending:
-        answers = await _confirmed(sending.messages, publisher, config)
+        answers = await _confirmed(messages, publisher, config)
         if refusals := [a.reason for a in answers if isinstance(a, Nacked)]:
             sending.refused(refusals)
         return answers

@@ -16,7 +16,6 @@ from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from docs.reference import board
-from docs.reference.events import events
 from pillarbox import Message
 from tests.acceptance.relays import Relays
 from tests.fixtures.prometheus import Prometheus, running_prometheus
@@ -24,7 +23,7 @@ from tests.fixtures.relay import insert
 from tests.fixtures.site import Site
 from tests.fixtures.upkeep import run_upkeep
 from tests.fixtures.waiting import wait_for
-from tests.test_alerts import ALERTS, RULES, samples
+from tests.test_alerts import ALERTS, RULES
 
 BOARD: dict[str, Any] = json.loads(board.PAGE.read_text())
 DRAWN: list[dict[str, Any]] = [
@@ -35,7 +34,6 @@ TEXTS: list[dict[str, Any]] = [
 ]
 # Members of a Prometheus annotation query, which only the Prometheus plugin knows.
 BY_THE_PLUGIN = {"titleFormat", "textFormat"}
-OURS = re.compile(r"(?:pillarbox|dead_letter)_\w+")
 
 
 def title_of(panel: dict[str, Any]) -> str:
@@ -107,16 +105,6 @@ def test_each_alert_has_a_runbook_on_the_board_and_a_panel_that_links_to_it() ->
             assert link["title"].startswith(f"{numbers[mark + number]}:")
             linked.add(numbers[mark + number])
     assert linked == set(ALERTS)
-
-
-@pytest.mark.parametrize("panel", DRAWN, ids=title_of)
-def test_a_panel_uses_metrics_and_events_that_exist(panel: dict[str, Any]) -> None:
-    for target in panel["targets"]:
-        asked = re.sub(r'"[^"]*"', '""', target["expr"])
-        assert set(OURS.findall(asked)) <= samples()
-        known = {event.__name__ for event in events()}
-        for pattern in re.findall(r'event=~?"([^"]+)"', target["expr"]):
-            assert any(re.fullmatch(pattern, name) for name in known)
 
 
 def filled(expression: str) -> str:

@@ -78,15 +78,6 @@ def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler
     return handle_once
 
 
-def lock_letter(session: Session, candidate: Candidate) -> None:
-    """Lock a PENDING dead letter until the transaction ends.
-
-    Raises:
-        TakenError: it isn't PENDING, or another session holds it.
-    """
-    _run(session, Statement.LOCK, candidate)
-
-
 def _run(
     session: "Session | psycopg.Connection[Any]",
     name: Statement,
@@ -98,7 +89,7 @@ def _run(
             cursor.execute(statement("inbox", name), candidate.parameters())
             is_found = cursor.rowcount > 0
     else:
-        is_found = _finds(name, candidate, session)
+        is_found = bool(run_statement(name, candidate.parameters(), session))
     if not is_found:
         raise TakenError
 
@@ -114,7 +105,8 @@ async def _run_async(
             await cursor.execute(statement("inbox", name), candidate.parameters())
             is_found = cursor.rowcount > 0
     else:
-        is_found = await session.run_sync(partial(_finds, name, candidate))
+        values = candidate.parameters()
+        is_found = bool(await session.run_sync(partial(run_statement, name, values)))
     if not is_found:
         raise TakenError
 
@@ -127,24 +119,17 @@ def _check_open(
         raise TransactionEndedError
 
 
-def _finds(name: Statement, candidate: Candidate, session: Session) -> bool:
-    connection = connection_of(session)
-    if name is Statement.LOCK:
-        connection.execute(_READABLE)
-    found = connection.execute(text_of(name), candidate.parameters())
-    return found.first() is not None
-
-
 def run_statement(
     name: Statement, values: Mapping[str, Any], session: Session
 ) -> Sequence[Sequence[Any]]:
     """Run a statement on the inbox's dead letters and return its rows."""
-    connection_of(session).execute(_READABLE)
-    return [tuple(row) for row in connection_of(session).execute(text_of(name), values)]
+    connection = connection_of(session)
+    connection.execute(_READABLE)
+    return [tuple(row) for row in connection.execute(_text_of(name), values)]
 
 
 @functools.cache
-def text_of(name: Statement) -> TextClause:
+def _text_of(name: Statement) -> TextClause:
     """Return a statement as an SQLAlchemy text clause, for any driver."""
     clause = text(_PARAMETER.sub(r":\1", statement("inbox", name)))
     return cast("TextClause", clause.columns(**_TYPES.get(name, {})))

@@ -23,7 +23,6 @@ from sqlalchemy.orm import Session
 
 from inbox.dead_letters.locks import (
     TakenError,
-    lock_letter,
     locked_handler,
     run_statement,
 )
@@ -126,9 +125,16 @@ class HandlerRetrier:
         letter = await self._read(candidate)
         if letter is None:
             return Outcome.SKIPPED
+        handler = self._routes.find(letter.topic)
+        if handler is None:
+            reason = (
+                f"consumer {self._consumer!r} has no handler for topic "
+                f"{shorten(letter.topic)}: register one, or discard it"
+            )
+            return await self._fail(letter, reason)
         try:
-            message, handler = letter.message(), self._find_handler(letter)
-        except (InvalidMessageError, _NoHandlerError) as error:
+            message = letter.message()
+        except InvalidMessageError as error:
             return await self._fail(letter, str(error))
         try:
             handled = await self._handle(handler, message, candidate)
@@ -174,7 +180,8 @@ class HandlerRetrier:
         key = JobKey(message.id, self._consumer)
 
         def claim(session: Session) -> None:
-            lock_letter(session, candidate)
+            if not run_statement(Statement.LOCK, candidate.parameters(), session):
+                raise TakenError
             reopen_job(session, key)
 
         long = JobRunner(self._executor, self._consumer, returns_to=JobState.FAILURE)
@@ -215,15 +222,6 @@ class HandlerRetrier:
             )
         return letter
 
-    def _find_handler(self, letter: Letter) -> AnyHandler:
-        handler = self._routes.find(letter.topic)
-        if handler is None:
-            raise _NoHandlerError(
-                f"consumer {self._consumer!r} has no handler for topic "
-                f"{shorten(letter.topic)}: register one, or discard it"
-            )
-        return handler
-
     async def _fail(
         self,
         letter: Letter,
@@ -235,11 +233,11 @@ class HandlerRetrier:
         failed = Failure(
             reason=described.reason, stacktrace=described.stacktrace, delay=delay
         )
-        # The handler may have committed all of its effects: a retry would find a
-        # duplicate and report success.
-        by_hand = isinstance(failure, TransactionEndedError)
-        schedule = _never if by_hand else self._schedule.delay
-        values = failed.parameters(letter, schedule)
+        values = failed.parameters(letter, self._schedule.delay)
+        if isinstance(failure, TransactionEndedError):
+            # The handler may have committed all of its effects: a retry would find a
+            # duplicate and report success. Somebody must check them first.
+            values["delay"] = None
         await self.fetch(Statement.MARK_PENDING, values)
         self._notify(outcome_event("inbox", letter, failed))
         return Outcome.FAILED
@@ -253,11 +251,3 @@ class HandlerRetrier:
             raise DatabaseUnavailableError(
                 f"the dead letters can't be read or written: {one_line(error)}"
             ) from error
-
-
-def _never(_: int) -> None:
-    """Schedule no retry: somebody must check the effects first."""
-
-
-class _NoHandlerError(Exception):
-    """No handler is registered for the dead letter's topic."""

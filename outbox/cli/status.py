@@ -20,7 +20,7 @@ from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.logs.printable import count
 from outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
 from outbox.observability.measures.processes import Process
-from outbox.observability.measures.reading import Scope
+from outbox.observability.measures.reading import NEW
 from outbox.observability.overview import Overview
 
 app = new_app()
@@ -218,7 +218,7 @@ def _write_letters(overview: Overview) -> None:
         for side in overview.dead_letters
         for reason in side.reasons
     ]
-    window = exact_duration(Scope().letters_window)
+    window = exact_duration(NEW)
     _write_part(
         (
             "dead letters",

@@ -21,7 +21,7 @@ from outbox.observability.activity import Activity, Counts
 from outbox.observability.database_measure import DatabaseMeasure
 from outbox.observability.endpoints import FORMS, listening
 from outbox.observability.health import Health
-from outbox.observability.heartbeat import Heartbeat
+from outbox.observability.heartbeat import beating
 from outbox.observability.logging import LogEvents
 from outbox.observability.measures.reading import Scope
 from outbox.observability.watchdog import Watchdog
@@ -197,7 +197,7 @@ class Watched:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, drain, number)
             async with AsyncExitStack() as stack:
-                await stack.enter_async_context(Heartbeat.from_environment().beating())
+                await stack.enter_async_context(beating())
                 if watchdog is not None:
                     await stack.enter_async_context(watchdog.watching())
                 address, exported = self._watching.listen, self._exported

@@ -134,27 +134,6 @@ class Retrier(Protocol):
         """
 
 
-async def lease_due(
-    retrier: Retrier,
-    *,
-    origin: str | None,
-    max_retries: int,
-    max_rows: int,
-    lease: timedelta,
-) -> list[Candidate]:
-    """Lease dead letters that are due by the schedule, the longest overdue first."""
-    rows = await retrier.fetch(
-        Statement.LEASE_DUE,
-        {
-            "origin": origin,
-            "max_retries": max_retries,
-            "max_rows": max_rows,
-            "lease": lease.total_seconds(),
-        },
-    )
-    return [Candidate(*row) for row in rows]
-
-
 async def retry_all(
     retrier: Retrier,
     candidates: Sequence[Candidate],

@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import Final
 
 from outbox.dead_letters.events import RetryRunEnded, RetryRunFailed
-from outbox.dead_letters.retry import Retrier, RetryCounts, lease_due, retry_all
-from outbox.dead_letters.statement import Schema
+from outbox.dead_letters.retry import Candidate, Retrier, RetryCounts, retry_all
+from outbox.dead_letters.statement import Schema, Statement
 from outbox.errors import one_line
 from outbox.events import Event
 from outbox.retry import RetryPolicy
@@ -99,14 +99,14 @@ class Scheduler:
         """
         started = time.monotonic()
         async with self._open() as retrier:
-            candidates = await lease_due(
-                retrier,
-                origin=self._origin,
-                max_retries=self._schedule.max_retries,
-                max_rows=self._schedule.batch,
-                lease=self._schedule.longest_delay,
-            )
-            tally = await retry_all(retrier, candidates)
+            values = {
+                "origin": self._origin,
+                "max_retries": self._schedule.max_retries,
+                "max_rows": self._schedule.batch,
+                "lease": self._schedule.longest_delay.total_seconds(),
+            }
+            due = await retrier.fetch(Statement.LEASE_DUE, values)
+            tally = await retry_all(retrier, [Candidate(*row) for row in due])
         self._notify(
             RetryRunEnded(
                 schema=self._schema,

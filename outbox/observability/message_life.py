@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Final, LiteralString, NamedTuple, TypeAlias
 from uuid import UUID
 
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import dict_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.errors import ConfigError, shorten
@@ -103,7 +103,7 @@ class Envelope:
     payload_bytes: int
     causation_id: str | None
     traceparent: str | None
-    database: str = ""
+    database: str
 
     @property
     def priority(self) -> Priority:
@@ -251,7 +251,7 @@ def read_trace(
             life=life,
             causes=tuple(lives[it] for it in causes),
             is_cut=is_cut,
-            failing=tuple(_failing(databases, life)),
+            failing=_failing(databases, life),
             unknown=unknown,
         )
 
@@ -336,7 +336,13 @@ class _Reader:
         moments = self._moments(id)
         since = min(moments) - _SKEW if moments else _EVER[0]
         for _ in range(_DEEPEST):
-            found = self._find_caused(level, since, most + 1) if level else []
+            values = {
+                "causes": list(map(str, level)),
+                "since": since,
+                "max_rows": most + 1,
+            }
+            found = self._run(load("outbox", "find_caused"), values) if level else []
+            found.sort(key=lambda it: (it.created_at, it.seq))
             level = []
             for envelope in found:
                 if envelope.id not in known:
@@ -380,21 +386,12 @@ class _Reader:
                 statuses[row["id"], row["created_at"]] = row
         return {id: self._life(id, steps[id], statuses) for id in steps}
 
-    def _find_caused(
-        self, causes: Sequence[UUID], since: _Bound, most: int
-    ) -> list[Envelope]:
-        values = {"causes": list(map(str, causes)), "since": since, "max_rows": most}
-        found = self._run(load("outbox", "find_caused"), values)
-        return sorted(found, key=lambda it: (it.created_at, it.seq))
-
-    def _run(self, query: Any, values: Mapping[str, Any]) -> list[Envelope]:
-        found: list[Envelope] = []
-        for name, connection in self._databases.items():
-            with connection.cursor(row_factory=class_row(Envelope)) as cursor:
-                # Planned for these values, so that other days are pruned.
-                rows = cursor.execute(query, values, prepare=False)
-                found += [replace(it, database=name) for it in rows]
-        return found
+    def _run(self, query: LiteralString, values: Mapping[str, Any]) -> list[Envelope]:
+        return [
+            Envelope(**row, database=name)
+            for name, connection in self._databases.items()
+            for row in _rows(connection, query, values)
+        ]
 
     def _keep(self, envelope: Envelope) -> None:
         kept = self.envelopes.setdefault(envelope.id, [])
@@ -420,7 +417,8 @@ class _Reader:
             for it in steps
             if it.what != "handled" or (it.consumer, it.at) not in discards
         ]
-        steps.sort(key=_order)
+        # A message was added before it was settled, despite rounding.
+        steps.sort(key=lambda it: (it.at, it.what != "added"))
         envelopes = tuple(self.envelopes.get(id, ()))
         life = Life(id=str(id), envelopes=envelopes, steps=tuple(steps))
         status = statuses.get((id, envelopes[0].created_at)) if envelopes else None
@@ -504,17 +502,14 @@ def _rank(step: LifeStep) -> int:
     return _FINAL.get(step.what, 1)
 
 
-def _failing(databases: Databases, life: Life) -> Iterator[Process]:
+def _failing(databases: Databases, life: Life) -> tuple[Process, ...]:
     done = {it.consumer for it in life.handlings if _rank(it) > 1}
-    for connection in databases.values():
-        for process in list_processes(connection, "inbox"):
-            if process.failing_since is not None and process.name not in done:
-                yield process
-
-
-def _order(step: LifeStep) -> tuple[datetime, int]:
-    """Sort by moment; a message was added before it was settled, despite rounding."""
-    return step.at, 0 if step.what == "added" else 1
+    return tuple(
+        process
+        for connection in databases.values()
+        for process in list_processes(connection, "inbox")
+        if process.failing_since is not None and process.name not in done
+    )
 
 
 def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:

@@ -57,12 +57,9 @@ Describe: TypeAlias = Callable[[Message], Mapping[str, AttributeValue]]
 _OWN_SYSTEM: Final = "pillarbox"
 _POSTPONE: Final = "postpone"  # requested by the handler
 _SAMPLED: Final = frozenset("13579bdf")
-_TRACE_ID_END: Final = len("00-") + 32
 _CONVERSATION: Final = "correlation-id"
 # The number of links per span that the SDK keeps by default.
 _MAX_LINKS: Final = 128
-# A larger payload can be close to its broker's limit, which includes headers.
-_MAX_INJECTED_BYTES: Final = 64 * 1024
 _VERSION_0: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
 
@@ -266,14 +263,13 @@ class Tracing:
 class _Sending:
     """The spans of one publisher call; none has more links than a span can hold.
 
-    The context of the first span is current. If all messages belong to one trace, so
-    does their span.
+    The context of the first span is current. A single message's span is in its trace.
     """
 
     def __init__(
         self, tracing: Tracing, messages: Sequence[Message], system: str
     ) -> None:
-        self.messages = messages
+        self._messages = messages
         self.tracing = tracing
         self._system = system
         self._spans: list[Span] = []
@@ -285,34 +281,26 @@ class _Sending:
 
     @_safely
     def _start(self) -> None:
-        messages, published = self.messages, list[Message]()
+        messages = self._messages
         links = sum(map(_is_sampled, messages))
         size = len(messages) if links <= _MAX_LINKS else _MAX_LINKS
         for start in range(0, len(messages), size):
-            part = messages[start : start + size]
-            span = self._start_one(part)
-            self._spans.append(span)
-            published += _injected(part, span)
-        self.messages = published
+            self._spans.append(self._start_one(messages[start : start + size]))
         current = trace.set_span_in_context(self._spans[0])
         self._token = otel_context.attach(current)
 
     def _start_one(self, messages: Sequence[Message]) -> Span:
-        parents = [message.headers.get(TRACEPARENT) for message in messages]
-        context = None
-        if _are_of_one_trace(parents):
-            origin = context_of(messages[0])
-            context = None if origin is None else parent_of(origin)
+        origin = context_of(messages[0]) if len(messages) == 1 else None
         # The relay sends tens of thousands of messages a second, so the rest of a
         # context is read only if the message is sampled.
         origins = map(context_of, filter(_is_sampled, messages))
         return self.tracing.start(
             "send",
             "send",
-            SpanKind.PRODUCER if None in parents else SpanKind.CLIENT,
+            SpanKind.CLIENT,
             messages,
             system=self._system,
-            context=context,
+            context=None if origin is None else parent_of(origin),
             links=[Link(origin) for origin in origins if origin is not None],
         )
 
@@ -321,7 +309,7 @@ class _Sending:
         """Record how many messages the broker refused; each gets its own span."""
         for span in self._spans:
             span.set_attribute("pillarbox.refused", len(reasons))
-            if len(self.messages) == 1:
+            if len(self._messages) == 1:
                 fail(span, "refused", reasons[0])
 
     @_safely
@@ -483,25 +471,3 @@ def name_of(error: BaseException) -> str:
 
 def _is_sampled(message: Traced) -> bool:
     return message.headers.get(TRACEPARENT, "")[-1:] in _SAMPLED
-
-
-def _are_of_one_trace(parents: Sequence[str | None]) -> bool:
-    first, last = parents[0], parents[-1]
-    # For most batches, this comparison already shows that they aren't.
-    if (first and first[:_TRACE_ID_END]) != (last and last[:_TRACE_ID_END]):
-        return False
-    return len({parent and parent[:_TRACE_ID_END] for parent in parents}) == 1
-
-
-def _injected(messages: Sequence[Message], span: Span) -> Sequence[Message]:
-    """Add the context of a span to messages that were added without a context."""
-    if not span.is_recording() or all(TRACEPARENT in it.headers for it in messages):
-        return messages
-    carrier: dict[str, str] = {}
-    _TRACE_CONTEXT.inject(carrier, trace.set_span_in_context(span))
-    return [
-        message
-        if TRACEPARENT in message.headers or len(message.payload) > _MAX_INJECTED_BYTES
-        else message.replace(headers={**message.headers, **carrier})
-        for message in messages
-    ]

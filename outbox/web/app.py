@@ -1,26 +1,20 @@
 """The application: routes, headers, errors, and the parts of the navigation."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final, TypeAlias
+from http import HTTPStatus
+from typing import Final, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outbox.errors import (
-    ConfigError,
-    DatabaseUnavailableError,
-    OutboxError,
-    UpkeepError,
-    one_line,
-    traceback_of,
-)
+from outbox.errors import ConfigError, OutboxError, one_line, traceback_of
 from outbox.web import (
     blocked,
     dead_letters,
@@ -31,15 +25,8 @@ from outbox.web import (
     partitions,
 )
 from outbox.web.events import LoginRefused, RequestFailed
-from outbox.web.frame import (
-    STATIC,
-    Frame,
-    Section,
-    base_of,
-    frame_of,
-    static_file,
-)
-from outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin, Viewer, set_cookie
+from outbox.web.frame import Frame, Section, base_of, frame_of
+from outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin
 from outbox.web.settings import Settings
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -56,11 +43,6 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-_TITLES: Final[dict[type[OutboxError], tuple[int, str]]] = {
-    DatabaseUnavailableError: (503, "The database can't be reached"),
-    UpkeepError: (503, "The database refused to answer"),
-    ConfigError: (400, "That can't be done"),
-}
 
 
 def web_app(settings: Settings, identify: Identify) -> Starlette:
@@ -74,53 +56,32 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
 
     The application is for one event loop.
     """
-    frame = Frame(settings=settings, identify=identify, sections=_SECTIONS)
-    routes = [
-        Route("/", _home),
-        Route("/static/{name}", _static),
-        Route("/login", _login, methods=["GET", "POST"]),
-        Route("/logout", _logout, methods=["POST"]),
-        *(Route(f"/{it.path}", _seen(partial(_show, it))) for it in _SECTIONS),
-    ]
-
+    frame = Frame(settings, identify, _SECTIONS)
     actions = {
         "/dead-letters/plan": operations.show_plan,
         "/jobs/cancel": jobs.cancel,
         "/operations/ask": operations.ask,
         "/operations/stop": operations.stop,
     }
-    routes += [
+    routes: list[BaseRoute] = [
+        Route("/", _home),
+        Mount("/static", StaticFiles(packages=[("outbox.web", "static")])),
+        Route("/login", _login, methods=["GET", "POST"]),
+        Route("/logout", _logout, methods=["POST"]),
+        *(Route(f"/{it.path}", _seen(partial(_show, it))) for it in _SECTIONS),
         Route("/dead-letters/{side}/{id:uuid}", _seen(dead_letters.show_letter)),
         Route("/message", _seen(messages.show_message)),
         *(Route(path, _seen(it), methods=["POST"]) for path, it in actions.items()),
     ]
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> Any:
-        yield
-        await close(app)
-
     app = Starlette(
         routes=routes,
-        lifespan=lifespan,
-        exception_handlers={
-            HTTPException: _refused,
-            OutboxError: _failed,
-        },
+        exception_handlers={HTTPException: _refused, OutboxError: _failed},
     )
     app.state.frame = frame
     app.state.runner = operations.Runner(settings, frame.observers.notify)
     app.add_middleware(_SecurityHeaders)
     return app
-
-
-async def close(app: Starlette) -> None:
-    """End the operation that a page carries out.
-
-    A server calls it through the application's lifespan. Call it yourself if the page
-    is mounted, since the lifespans of mounted applications don't run.
-    """
-    await app.state.runner.stop()
 
 
 class _SecurityHeaders:
@@ -136,7 +97,8 @@ class _SecurityHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                headers.setdefault("Cache-Control", "no-store")
+                if "ETag" not in headers:  # of a static file
+                    headers["Cache-Control"] = "no-store"
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -158,27 +120,13 @@ def _seen(handler: Handler) -> Handler:
 
 
 async def _admit(request: Request) -> None:
-    frame = frame_of(request)
-    viewer = await frame.viewer(request)
-    if viewer is None:
+    request.state.viewer = await frame_of(request).viewer(request)
+    if request.state.viewer is None:
         raise HTTPException(401)
-    request.state.viewer = viewer
 
 
 async def _home(request: Request) -> Response:
     return RedirectResponse(f"{base_of(request)}/{_SECTIONS[0].path}", 303)
-
-
-async def _static(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in STATIC:
-        raise HTTPException(404)
-    return Response(
-        static_file(name),
-        media_type=STATIC[name],
-        # The file's address changes with its content.
-        headers={"Cache-Control": "public, max-age=31536000, immutable"},
-    )
 
 
 async def _login(request: Request) -> Response:
@@ -187,12 +135,19 @@ async def _login(request: Request) -> Response:
         raise HTTPException(404)
     problem = None
     if request.method == "POST":
-        form = await frame.form(request, None)
+        form = await frame.form(request)
         cookie = frame.identify.accept(form.get("token", ""))
         if cookie is not None:
             frame.identify.end(request)
             response = RedirectResponse(f"{base_of(request)}/", 303)
-            set_cookie(response, request, LOGIN_COOKIE, cookie)
+            response.set_cookie(
+                LOGIN_COOKIE,
+                cookie,
+                path=base_of(request) or "/",
+                httponly=True,
+                samesite="strict",
+                secure=request.url.scheme == "https",
+            )
             return response
         client = request.client.host if request.client else "unknown"
         frame.observers.notify(LoginRefused(client=client))
@@ -211,7 +166,7 @@ async def _login(request: Request) -> Response:
 
 async def _logout(request: Request) -> Response:
     frame = frame_of(request)
-    await frame.form(request, await frame.viewer(request))
+    await frame.form(request)
     if isinstance(frame.identify, TokenLogin):
         frame.identify.end(request)
     response = RedirectResponse(f"{base_of(request)}/login", 303)
@@ -220,7 +175,7 @@ async def _logout(request: Request) -> Response:
 
 
 async def _show(section: Section, request: Request) -> Response:
-    frame, viewer = frame_of(request), _viewer(request)
+    frame, viewer = frame_of(request), request.state.viewer
     values = await frame.database.run(
         lambda connection: section.read(connection, request.query_params)
     )
@@ -235,12 +190,6 @@ async def _show(section: Section, request: Request) -> Response:
     )
 
 
-def _viewer(request: Request) -> Viewer:
-    viewer = request.state.viewer
-    assert isinstance(viewer, Viewer)
-    return viewer
-
-
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     frame = frame_of(request)
@@ -252,21 +201,13 @@ async def _refused(request: Request, error: Exception) -> Response:
         text = "Log in to the application that this page is part of."
     else:
         text = error.detail
-    title = {
-        401: "Please log in",
-        403: "That isn't allowed",
-        404: "There is no such page",
-        405: "There is no such page",
-    }.get(error.status_code, "That can't be done")
+    title = HTTPStatus(error.status_code).phrase
     return await _explain(request, error.status_code, title, text)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    status, title = next(
-        (_TITLES[kind] for kind in type(error).__mro__ if kind in _TITLES),
-        (500, "Something went wrong"),
-    )
-    return await _explain(request, status, title, str(error))
+    status = 400 if isinstance(error, ConfigError) else 503
+    return await _explain(request, status, "That can't be done", str(error))
 
 
 async def _broken(request: Request, error: Exception) -> Response:

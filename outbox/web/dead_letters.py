@@ -3,11 +3,10 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from psycopg.rows import class_row
+from psycopg.rows import dict_row
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -32,28 +31,6 @@ _MOST_GROUPS: Final = 50
 _MOST_ROWS: Final = 50
 _MAX_SHOWN: Final = 64 * 1024
 _MAX_DECODED: Final = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterGroup:
-    """Dead letters of one origin that share a reason.
-
-    Attributes:
-        reason: the first 80 characters of the reason.
-        topic: the first topic by name.
-        total: the number of dead letters in all groups of this side.
-        groups: the number of groups of this side.
-    """
-
-    reason: str
-    origin: str
-    topics: int
-    topic: str
-    letters: int
-    oldest: datetime
-    newest: datetime
-    total: int
-    groups: int
 
 
 class OnSide(NamedTuple):
@@ -84,13 +61,13 @@ def read_groups(
     values = selection.criteria(max_rows=most).parameters()
     rows, total, more = [], 0, 0
     for side in selection.sides:
-        with connection.cursor(row_factory=class_row(DeadLetterGroup)) as cursor:
+        with connection.cursor(row_factory=dict_row) as cursor:
             found = cursor.execute(statement(side, Statement.GROUP), values).fetchall()
         if found:
             rows += [OnSide(side, group) for group in found]
-            total += found[0].total
-            more += found[0].groups - len(found)
-    rows.sort(key=lambda each: -each.it.letters)
+            total += found[0]["total"]
+            more += found[0]["groups"] - len(found)
+    rows.sort(key=lambda each: -each.it["letters"])
     return Groups(rows, total, more)
 
 

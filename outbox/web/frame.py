@@ -4,8 +4,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
-from importlib.resources import files
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
@@ -22,23 +20,9 @@ from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.events import Observers
 from outbox.observability.logging import logged
 from outbox.web.database import Database
-from outbox.web.login import (
-    FORM_COOKIE,
-    FORM_FIELD,
-    FormTokens,
-    Identify,
-    TokenLogin,
-    Viewer,
-    new_form_cookie,
-    set_cookie,
-)
+from outbox.web.login import Identify, TokenLogin, Viewer, is_from_elsewhere
 from outbox.web.settings import Settings
 
-STATIC: Final = {
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-}
 _MAX_FORM: Final = 64 * 1024
 
 Read: TypeAlias = Callable[[AdministrationConnection, QueryParams], Mapping[str, Any]]
@@ -75,7 +59,6 @@ class Frame:
         self.sections = sections
         self.database = Database(settings.database, read_only=True)
         self.store = Database(settings.database, read_only=False)
-        self.forms = FormTokens(settings.key)
         self.observers = Observers(logged(settings.observers))
         self._templates = Environment(
             loader=PackageLoader("outbox.web"),
@@ -90,15 +73,11 @@ class Frame:
             size=write_size,
             brief=brief_duration,
             duration=exact_duration,
-            number=number,
+            number="{:,}".format,
             short=short,
             rate=rate,
         )
         self._templates.globals["with_query"] = with_query
-        self._templates.globals["static"] = {
-            name: f"{name}?v={sha256(static_file(name)).hexdigest()[:12]}"
-            for name in STATIC
-        }
 
     async def viewer(self, request: HTTPConnection) -> Viewer | None:
         """Return who sent a request; None if the sender may not see the page."""
@@ -114,47 +93,35 @@ class Frame:
         status: int = 200,
         **values: Any,
     ) -> HTMLResponse:
-        """Return a whole page; the form token that it contains is tied to a cookie."""
-        cookie = request.cookies.get(FORM_COOKIE) or new_form_cookie()
-        name = "" if viewer is None else viewer.name
+        """Return a whole page."""
         text = self._templates.get_template(template).render(
             base=base_of(request),
             sections=self.sections,
             viewer=viewer,
             with_login=isinstance(self.identify, TokenLogin),
-            form_field=FORM_FIELD,
-            form_token=self.forms.token(cookie, name),
             query=request.query_params,
             **values,
         )
-        response = HTMLResponse(text, status)
-        if request.cookies.get(FORM_COOKIE) is None:
-            set_cookie(response, request, FORM_COOKIE, cookie)
-        return response
+        return HTMLResponse(text, status)
 
-    async def form(self, request: Request, viewer: Viewer | None) -> dict[str, str]:
-        """Return the fields of a form, after checking that this page created it.
-
-        Args:
-            viewer: the viewer for whom the page with the form was rendered.
+    async def form(self, request: Request) -> dict[str, str]:
+        """Return the fields of a form.
 
         Raises:
-            HTTPException: 403 if it came from elsewhere; 413 if it is too large.
+            HTTPException: 403 if another site sent it; 413 if it is too large.
         """
+        if is_from_elsewhere(request):
+            raise HTTPException(
+                403,
+                "This form doesn't come from this page. A proxy in between has to pass "
+                "on Host.",
+            )
         body = bytearray()
         async for part in request.stream():
             body += part
             if len(body) > _MAX_FORM:
                 raise HTTPException(413, "The form is too large.")
-        fields = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
-        name = "" if viewer is None else viewer.name
-        if not self.forms.is_ours(request, name, fields.pop(FORM_FIELD, None)):
-            raise HTTPException(
-                403,
-                "This form doesn't come from a page that is open in your browser. Go "
-                "back, reload the page, and try again.",
-            )
-        return fields
+        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
 
     async def acting(self, request: Request) -> tuple[Viewer, dict[str, str]]:
         """Return who wants to change something, and the fields of the form.
@@ -164,7 +131,7 @@ class Frame:
         """
         viewer = request.state.viewer
         assert isinstance(viewer, Viewer)
-        form = await self.form(request, viewer)
+        form = await self.form(request)
         if not viewer.may_act:
             raise HTTPException(
                 403,
@@ -186,11 +153,6 @@ def base_of(request: HTTPConnection) -> str:
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
-def static_file(name: str) -> bytes:
-    """Return the content of a static file."""
-    return (files("outbox.web") / "static" / name).read_bytes()
-
-
 def with_query(query: Mapping[str, str], **changes: object) -> str:
     """Return a query string with some fields changed; empty ones are left out."""
     fields = {**query, **{name: str(value) for name, value in changes.items()}}
@@ -210,11 +172,6 @@ def age(at: datetime | None) -> str:
 def moment(at: datetime | None) -> str:
     """Return a moment in UTC, to the second."""
     return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def number(count: int) -> str:
-    """Return a number with commas."""
-    return f"{count:,}"
 
 
 def rate(per_second: float | None) -> str:

@@ -9,11 +9,11 @@ from starlette.responses import RedirectResponse, Response
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.sides import Jobs, load_sides
-from outbox.errors import ConfigError, shorten
+from outbox.errors import ConfigError
 from outbox.web.frame import Section, base_of, frame_of
+from outbox.web.selection import check_choice, check_text
 
 _MOST_ROWS: Final = 100
-_MAX_REASON: Final = 500
 
 
 def _jobs() -> Jobs:
@@ -28,18 +28,15 @@ def read_page(
     """Read the jobs of a consumer in some states."""
     jobs = _jobs()
     chosen, consumer = query.get("state", "open"), query.get("consumer", "")
+    choices = ("open", "any", *jobs.states)
+    check_choice("state", chosen, choices)
+    check_text("consumer", consumer)
     states = {"open": jobs.open_states, "any": jobs.states}.get(chosen, (chosen,))
-    if not set(states) <= set(jobs.states):
-        raise ConfigError(
-            f"state {shorten(chosen)}: use open, any, {', '.join(jobs.states)}"
-        )
-    if "\0" in consumer:
-        raise ConfigError("consumer: names can't contain NUL")
     rows = jobs.read(connection, consumer or None, states, _MOST_ROWS)
     return {
         "jobs": rows,
         "most": _MOST_ROWS,
-        "states": ("open", "any", *jobs.states),
+        "states": choices,
         "open_states": jobs.open_states,
         "chosen": chosen,
         "consumer": consumer,
@@ -55,8 +52,7 @@ async def cancel(request: Request) -> Response:
         id = UUID(text)
     except ValueError:
         raise ConfigError("no job was chosen: use a button of the list") from None
-    if not consumer or "\0" in consumer:
-        raise ConfigError("no job was chosen: use a button of the list")
+    check_text("consumer", consumer)
     reason = f"cancelled by {viewer.name}"
     await frame.store.run(
         lambda connection: _jobs().cancel(connection, id, consumer, reason)

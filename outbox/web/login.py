@@ -5,20 +5,16 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
-from starlette.responses import Response
 
 from outbox.bounded_dict import BoundedDict
 from outbox.errors import ConfigError, shorten
 
 LOGIN_COOKIE: Final = "pillarbox_login"
-FORM_COOKIE: Final = "pillarbox_form"
-FORM_FIELD: Final = "form_token"
 
 # Too long to be guessed, so that failed logins need no limit.
 _SHORTEST: Final = 16
@@ -133,51 +129,14 @@ def read_tokens(path: str) -> dict[str, Viewer]:
     return viewers
 
 
-def set_cookie(
-    response: Response, connection: HTTPConnection, name: str, value: str
-) -> None:
-    """Set a cookie that scripts can't read and other sites' requests don't carry."""
-    response.set_cookie(
-        name,
-        value,
-        path=connection.scope.get("root_path") or "/",
-        httponly=True,
-        samesite="strict",
-        secure=connection.url.scheme == "https",
-    )
+def is_from_elsewhere(connection: HTTPConnection) -> bool:
+    """Return whether another site made the browser send this request.
 
-
-class FormTokens:
-    """Proves that this page created a form for the browser that submits it.
-
-    Args:
-        key: a secret that all processes which serve the page share, since a form can be
-            submitted to another process than the one that created it.
+    Every browser says so in one of two headers; other clients send neither, and no
+    cookie that someone else could make them send.
     """
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-
-    def token(self, cookie: str, viewer: str) -> str:
-        """Return the token that a form must contain in the browser with this cookie."""
-        return hmac.new(self._key, repr((cookie, viewer)).encode(), sha256).hexdigest()
-
-    def is_ours(
-        self, connection: HTTPConnection, viewer: str, given: str | None
-    ) -> bool:
-        """Return whether a form came from this page, as rendered for this viewer."""
-        headers = connection.headers
-        if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-            return False
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-            return False
-        cookie = connection.cookies.get(FORM_COOKIE)
-        return bool(cookie and given) and hmac.compare_digest(
-            self.token(cookie or "", viewer).encode(), (given or "").encode()
-        )
-
-
-def new_form_cookie() -> str:
-    """Return a value for the cookie that forms are tied to."""
-    return secrets.token_urlsafe(24)
+    headers = connection.headers
+    if (site := headers.get("sec-fetch-site")) is not None:
+        return site not in {"same-origin", "none"}
+    origin = headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != headers.get("host")

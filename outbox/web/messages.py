@@ -6,13 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from psycopg.rows import class_row
+from psycopg.rows import dict_row
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.errors import ConfigError, shorten
 from outbox.lane import LANES, PRIORITIES, lane_of
 from outbox.observability.message_life import (
     Found,
@@ -26,9 +25,9 @@ from outbox.postgres.sql_files import load
 from outbox.web.dead_letters import Contents, show, why_hidden
 from outbox.web.frame import Frame, Section, frame_of
 from outbox.web.login import Viewer
+from outbox.web.selection import check_choice, check_text
 
 _MOST_ROWS: Final = 50
-_MAX_LENGTH: Final = 2048
 _WINDOW: Final = "1h"
 _WINDOWS: Final = {
     "15m": ("the last 15 minutes", timedelta(minutes=15)),
@@ -40,28 +39,6 @@ _WAITS: Final = (State.READY, State.SCHEDULED, State.WAITING, State.BLOCKED)
 _STATES: Final = ("any", "unsettled", *_WAITS, State.PUBLISHED, State.DEAD_LETTERED)
 # As in read_trace: forces index scans for a few rows, whatever the statistics say.
 _PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A message in the list.
-
-    Attributes:
-        available_at: when it is next due; None if it is due at once, or never again.
-    """
-
-    id: UUID
-    created_at: datetime
-    topic: str
-    key: str | None
-    tenant: str | None
-    state: str
-    attempts: int
-    run: int
-    available_at: datetime | None
-    published_at: datetime | None
-    last_error: str | None
-    reader: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,24 +65,11 @@ class _Search:
             state=query.get("state", "any"),
             window=query.get("window", _WINDOW),
         )
-        for name, text in (
-            ("key", found.key),
-            ("topic", found.topic),
-            ("tenant", found.tenant),
-        ):
-            if "\0" in text or len(text) > _MAX_LENGTH:
-                raise ConfigError(
-                    f"{name}: has a NUL, or more than {_MAX_LENGTH:,} characters; no "
-                    "message has such a value"
-                )
-        if found.state not in _STATES:
-            raise ConfigError(
-                f"state {shorten(found.state)}: use one of {', '.join(_STATES)}"
-            )
-        if found.window not in _WINDOWS:
-            raise ConfigError(
-                f"window {shorten(found.window)}: use one of {', '.join(_WINDOWS)}"
-            )
+        check_text("key", found.key)
+        check_text("topic", found.topic)
+        check_text("tenant", found.tenant)
+        check_choice("state", found.state, _STATES)
+        check_choice("window", found.window, list(_WINDOWS))
         return found
 
     @property
@@ -151,14 +115,16 @@ def read_page(
     }
 
 
-def _read_rows(connection: AdministrationConnection, search: _Search) -> list[Row]:
+def _read_rows(
+    connection: AdministrationConnection, search: _Search
+) -> list[dict[str, Any]]:
     values = search.parameters()
     if search.is_oldest_first:
         statement = load("outbox", "list_unsettled_messages")
     else:
         statement = load("outbox", "list_messages")
         connection.execute(_PLAN)
-    with connection.cursor(row_factory=class_row(Row)) as cursor:
+    with connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(statement, values, prepare=False).fetchall()
 
 

@@ -14,12 +14,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import class_row
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
@@ -40,14 +39,13 @@ from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS
 from outbox.web.dead_letters import Groups, read_groups
 from outbox.web.frame import Section, base_of, frame_of
-from outbox.web.selection import Selection
+from outbox.web.selection import MAX_LENGTH, Selection, check_choice, check_text
 from outbox.web.settings import Settings
 
 APPLICATION_NAME: Final = "pillarbox web operations"
 
 _BATCH: Final = 200
 _MOST_ROWS: Final = 100
-_MAX_REASON: Final = 500
 _MOST_REASONS: Final = 20
 _KINDS: Final = ("retry", "discard")
 _LOCK: Final = {"lock_class": LOCK_CLASS, "lock": Lock.OPERATION}
@@ -55,38 +53,12 @@ _LOCK: Final = {"lock_class": LOCK_CLASS, "lock": Lock.OPERATION}
 _Act: TypeAlias = Callable[[Candidate], Awaitable[Outcome]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """A retry or discard that a viewer requested, and its progress."""
-
-    id: UUID
-    kind: str
-    selection: dict[str, str]
-    reason: str
-    asked_by: str
-    asked_as: str
-    asked_at: datetime
-    state: str
-    expected: int
-    succeeded: int
-    failed: int
-    skipped: int
-    problem: str | None
-    finished_at: datetime | None
-    stopped_by: str | None
-
-    @property
-    def description(self) -> str:
-        """The selection in words."""
-        return ", ".join(f"{name} {value}" for name, value in self.selection.items())
-
-
 def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
     """Read the operations, the newest first."""
     del query
-    with connection.cursor(row_factory=class_row(Operation)) as cursor:
+    with connection.cursor(row_factory=dict_row) as cursor:
         values = {"max_rows": _MOST_ROWS, **_LOCK}
         rows = cursor.execute(load("outbox", "list_operations"), values).fetchall()
     return {"operations": rows, "most": _MOST_ROWS}
@@ -111,14 +83,6 @@ class Runner:
         run = _Run(kind=kind, selection=selection, reason=reason, person=person)
         await asyncio.to_thread(run.open, self._settings.database, expected)
         self._task = asyncio.create_task(self._carry_out(run))
-
-    async def stop(self) -> None:
-        """End a running operation, and record that."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
     async def _carry_out(self, run: "_Run") -> None:
         state = "failed"
@@ -241,21 +205,10 @@ async def show_plan(request: Request) -> Response:
     frame = frame_of(request)
     viewer, form = await frame.acting(request)
     kind, selection = _kind_of(form), Selection.of(form)
-    lacking: dict[str, str] = {}
-    if kind == "retry":
-        problems = {
-            side.schema: side.lacks(frame.settings.retry)
-            for side in load_sides(None)
-            if side.schema in selection.sides
-        }
-        lacking = {
-            side: problem for side, problem in problems.items() if problem is not None
-        }
-        able = [side for side in problems if side not in lacking]
-        if len(able) == 1:
-            selection = replace(selection, side=able[0])
-        if not able:
-            raise ConfigError("; ".join(dict.fromkeys(lacking.values())))
+    for side in load_sides(None) if kind == "retry" else ():
+        lacking = side.lacks(frame.settings.retry)
+        if lacking is not None and side.schema in selection.sides:
+            raise ConfigError(f"{lacking}; or select the other side alone")
     selection, groups = await frame.database.run(
         lambda connection: _plan(connection, selection)
     )
@@ -267,15 +220,13 @@ async def show_plan(request: Request) -> Response:
         kind=kind,
         selection=selection,
         groups=groups,
-        lacking=lacking,
-        max_reason=_MAX_REASON,
+        max_reason=MAX_LENGTH,
     )
 
 
 def _kind_of(form: Mapping[str, str]) -> str:
     kind = form.get("kind", "")
-    if kind not in _KINDS:
-        raise ConfigError(f"kind {kind!r}: use {' or '.join(_KINDS)}")
+    check_choice("kind", kind, _KINDS)
     return kind
 
 
@@ -287,11 +238,7 @@ async def ask(request: Request) -> Response:
         raise ConfigError(
             "the reason is empty: state why; it is stored with the dead letter"
         )
-    if "\0" in reason or len(reason) > _MAX_REASON:
-        raise ConfigError(
-            f"the reason has {len(reason)} characters: use at most {_MAX_REASON}, "
-            "without NUL characters"
-        )
+    check_text("why", reason)
     selection, counted = Selection.of(form), form.get("expected", "")
     expected = int(counted) if counted.isdecimal() else 0
     if not selection.until:  # the dry run sets it, so that later ones are left alone

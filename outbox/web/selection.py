@@ -1,6 +1,6 @@
 """The selection of dead letters: filters that can be combined, and a time window."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self
@@ -14,7 +14,24 @@ from outbox.errors import ConfigError, shorten
 SIDES: Final[tuple[Schema, ...]] = ("outbox", "inbox")
 STATUSES: Final = (*(status.value for status in Status), "ANY")
 
-_MAX_LENGTH: Final = 2048
+MAX_LENGTH: Final = 2048
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuse a text that no column can hold, or that is too long to be meant."""
+    if "\0" in text or len(text) > MAX_LENGTH:
+        raise ConfigError(
+            f"{name} {shorten(text)}: use at most {MAX_LENGTH} characters, without "
+            "NUL characters"
+        )
+
+
+def check_choice(name: str, text: str, choices: Sequence[str]) -> None:
+    """Refuse what isn't one of the choices."""
+    if text not in choices:
+        raise ConfigError(
+            f"{name} {shorten(text)}: use {', '.join(filter(None, choices))}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +71,10 @@ class Selection:
             if given.get(field.name)
         }
         for name, value in chosen.items():
-            if "\0" in value or len(value) > _MAX_LENGTH:
-                raise ConfigError(
-                    f"{name} {shorten(value)}: use at most {_MAX_LENGTH} characters, "
-                    "without NUL characters"
-                )
+            check_text(name, value)
         selection = cls(**chosen)
-        allowed = {"side": (*SIDES, ""), "status": STATUSES}
-        for name, values in allowed.items():
-            if getattr(selection, name) not in values:
-                raise ConfigError(
-                    f"{name} {shorten(getattr(selection, name))}: use "
-                    f"{', '.join(filter(None, values))}"
-                )
+        check_choice("side", selection.side, ("", *SIDES))
+        check_choice("status", selection.status, STATUSES)
         selection.criteria()
         return selection
 

@@ -1,6 +1,5 @@
 """What the page may show and do."""
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -23,8 +22,6 @@ class Settings:
         broker, codec: to retry dead letters of the outbox; the codec as `module:name`.
         consumer: whose handlers retry dead letters of the inbox, as `module:name`.
         observers: observers that receive the page's events.
-        key: signs forms. If several processes serve the page, give all of
-            them the same random 32 bytes; the default is new in each process.
     """
 
     database: str
@@ -33,7 +30,6 @@ class Settings:
     codec: str | None = None
     consumer: str | None = None
     observers: tuple[Observer, ...] = ()
-    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     @property
     def retry(self) -> RetryOptions:

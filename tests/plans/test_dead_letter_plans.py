@@ -159,14 +159,6 @@ def test_a_list_is_read_from_indexes(
         assert plan.indexes == {"dead_letter_topic_idx"}
 
 
-def test_a_list_a_count_and_a_retry_select_the_same_dead_letters() -> None:
-    meant = {
-        statement("outbox", name).partition(" WHERE ")[2].partition("lower(error_")[0]
-        for name in (Statement.LIST, Statement.FIND, Statement.GROUP)
-    }
-    assert len(meant) == 1
-
-
 def test_a_dead_letter_is_locked_by_its_primary_key(
     ask: Ask, filled: psycopg.Connection[Any]
 ) -> None:

@@ -9,17 +9,15 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from outbox.errors import BrokerUnavailableError
-from outbox.testing.samples import TRACEPARENT
 from pillarbox import Message
 from relay.adaptive_batch import BatchLimit
 from relay.claim import Claimed
 from relay.config import RelayConfig
-from relay.events import BatchSettled, MessageDeadLettered
+from relay.events import MessageDeadLettered
 from relay.publish import publish_batch
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
-from tests.fixtures.sessions import execute
 from tests.fixtures.spans import (
     Broken,
     Record,
@@ -27,7 +25,6 @@ from tests.fixtures.spans import (
     attributes_of,
     context_of,
     parent_of,
-    traceparent_of,
 )
 
 CONFIG = RelayConfig()
@@ -89,11 +86,10 @@ async def test_a_batch_is_one_span_linked_with_each_message(spans: Spans) -> Non
     await publish([in_trace(1, "orders"), in_trace(2, "bills")])
     assert "messaging.destination.name" not in attributes_of(spans.one("send"))
 
-    # A batch of one trace is sent within that trace.
-    await publish(3 * [Message("t", b"", headers={"traceparent": TRACEPARENT})])
-    sent = spans.one("send t")
-    assert f"{context_of(sent).trace_id:032x}" in TRACEPARENT
-    assert len(sent.links) == 3
+    # A message without a context is sent as it is.
+    bare = Message("t", b"")
+    assert await publish([bare]) == [bare]
+    assert spans.one("send t").links == ()
 
 
 async def test_a_batch_with_too_many_links_for_one_span_gets_several_spans(
@@ -121,20 +117,6 @@ async def test_a_single_message_that_is_not_sampled_has_no_span(
     spans = record(sampler=ParentBased(ALWAYS_OFF))
     await publish([in_trace(1, flags="00")])
     assert spans.all() == ()
-
-
-async def test_messages_without_a_trace_context_get_that_of_the_send_span(
-    spans: Spans,
-) -> None:
-    bare, kept = Message("t", b"1", headers={"x": "y"}), in_trace(1, "t")
-    huge = Message("t", bytes(100_000))
-    sent_bare, sent_kept, sent_huge = await publish([bare, kept, huge])
-    sent = spans.one("send t")
-    assert sent.kind is SpanKind.PRODUCER
-    assert sent_bare.headers == {"x": "y", "traceparent": traceparent_of(sent)}
-    assert sent_bare.id == bare.id
-    # No header is added to a message near its broker's size limit.
-    assert (sent_kept, sent_huge) == (kept, huge)
 
 
 async def test_the_span_is_current_while_waiting_for_the_broker(
@@ -214,15 +196,3 @@ async def test_a_failing_exporter_does_not_stop_the_relay_and_is_logged(
     assert publisher.topics() == ["good"]
     assert "TracingFailed" in caplog.text
     assert "the collector is away" in caplog.text
-
-
-async def test_the_trace_of_a_message_added_in_sql_begins_at_the_relay(
-    database_url: str, spans: Spans
-) -> None:
-    statement = "SELECT outbox.add('orders', '1')"
-    await asyncio.to_thread(execute, database_url, statement)
-    publisher = ScriptedPublisher()
-    async with running(database_url, publisher) as relay:
-        await relay.events.wait_for(BatchSettled)
-    (message,) = publisher.acked
-    assert message.headers == {"traceparent": traceparent_of(spans.one("send orders"))}

@@ -12,6 +12,9 @@ from outbox.postgres.sql_files import load
 
 _RECENT: Final = timedelta(days=1)
 _DEFERRED_SHARE: Final = 4
+_SETTLEMENTS: Final = 20
+"""The most per lane from which the rate is measured."""
+_MOST_GROUPS: Final = 10
 _ALL: Final = ("", None)
 
 _Place: TypeAlias = tuple[str, str | None]
@@ -122,7 +125,7 @@ def read_backlog(reading: Reading) -> Backlog:
             last=max(moments),
         ):
             tally.add(row)
-    return tally.sum(reading.scope.groups, reading.at)
+    return tally.sum(reading.at)
 
 
 def _find_days(reading: Reading) -> Iterator[tuple[datetime, list[int]]]:
@@ -166,7 +169,7 @@ def read_rate(reading: Reading, backlog: Backlog | None) -> Rate:
         load("outbox", "measure_rate"),
         window=reading.scope.window,
         since=since,
-        most=reading.scope.settlements,
+        most=_SETTLEMENTS,
     )
     return Rate(
         window=reading.scope.window,
@@ -202,12 +205,11 @@ class Tally:
             if oldest is not None:
                 self._oldest[place] = min(oldest, self._oldest.get(place, oldest))
 
-    def sum(self, most: int, now: datetime) -> Backlog:
-        """Return the sums, with at most so many groups of each column."""
+    def sum(self, now: datetime) -> Backlog:
+        """Return the sums, and the largest groups of each column."""
         total = self._counts[_ALL]
         priorities, topics, tenants = (
-            self._groups(column, most, now)
-            for column in ("priority", "topic", "tenant")
+            self._groups(column, now) for column in ("priority", "topic", "tenant")
         )
         return Backlog(
             messages=total["messages"],
@@ -223,9 +225,7 @@ class Tally:
             tenants=tenants if any(it.name is not None for it in tenants) else (),
         )
 
-    def _groups(
-        self, column: str, most: int, now: datetime
-    ) -> tuple[BacklogGroup, ...]:
+    def _groups(self, column: str, now: datetime) -> tuple[BacklogGroup, ...]:
         groups = [
             BacklogGroup(
                 name=place[1],
@@ -236,7 +236,7 @@ class Tally:
             if place[0] == column
         ]
         groups.sort(key=lambda it: (-it.messages, it.name or ""))
-        return tuple(groups[:most])
+        return tuple(groups[:_MOST_GROUPS])
 
     def _waited(self, place: _Place, now: datetime) -> timedelta | None:
         oldest = self._oldest.get(place)

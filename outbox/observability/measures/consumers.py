@@ -47,10 +47,9 @@ def read_consumers(
         running: the consumers that run; None if that is unknown.
     """
     subscribed = list_consumers(reading.connection)
-    scope = reading.scope
     rates = {
         row["consumer"]: Rate(
-            window=scope.window,
+            window=reading.scope.window,
             per_second=row["handled"],
             dead_lettered=None,
             median=row["median"],
@@ -58,9 +57,9 @@ def read_consumers(
         )
         for row in reading.rows(
             load("outbox", "measure_handling"),
-            since=reading.at - scope.window,
+            since=reading.at - reading.scope.window,
             until=reading.at,
-            most=scope.rows,
+            most=reading.scope.rows,
         )
     }
     # Planning the count takes a fifth of a new session's total time.
@@ -93,10 +92,7 @@ def _read_lags(reading: Reading) -> dict[str, Backlog]:
     statement = load("outbox", "count_deliveries")
     for row in reading.rows(statement, most=reading.scope.per_lane):
         tallies[row.pop("consumer")].add(row)
-    lags = {
-        consumer: tally.sum(reading.scope.groups, reading.at)
-        for consumer, tally in tallies.items()
-    }
+    lags = {consumer: tally.sum(reading.at) for consumer, tally in tallies.items()}
     return {
         consumer: replace(it, estimated=it.messages if it.is_complete else None)
         for consumer, it in lags.items()

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from outbox.administration.sides import Blocked, BlockedCount, Side
 from outbox.dead_letters.statement import Schema
-from outbox.observability.measures.reading import Reading
+from outbox.observability.measures.reading import NEW, Reading
 from outbox.postgres.sql_files import load
 
 
@@ -115,13 +115,13 @@ def read_dead_letters(reading: Reading, side: Side) -> DeadLetters:
     scope = reading.scope
     rows = reading.rows(
         load("outbox", "count_dead_letters").replace("{schema}", side.schema),
-        window=scope.letters_window,
+        window=NEW,
         most=scope.rows,
     )
     counted = rows[0]["counted"] if rows else 0
     return DeadLetters(
         side=side.schema,
-        window=scope.letters_window,
+        window=NEW,
         pending=min(counted, scope.rows),
         new=min(sum(row["new"] for row in rows), scope.rows),
         is_complete=counted <= scope.rows,

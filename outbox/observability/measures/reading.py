@@ -28,6 +28,8 @@ Part: TypeAlias = Literal[
     "upkeep",
     "pins",
 ]
+NEW: Final = timedelta(hours=24)
+"""The window in which a dead letter counts as new."""
 PARTS: Final[Sequence[Part]] = get_args(Part)
 T = TypeVar("T")
 
@@ -40,31 +42,20 @@ class Scope:
         parts: the parts to measure; the others are empty.
         sides: whose refused messages and dead letters to measure.
         window: the window of the rates and latencies.
-        letters_window: the window in which a dead letter counts as new.
         per_lane: the most messages counted in a lane.
         rows: the most dead letters, jobs and receipts counted.
-        settlements: the most per lane from which the rate is measured.
         blocked: the most refused messages listed, oldest first.
-        groups: the most topics and tenants listed, largest first.
         reasons: the most reasons of dead letters listed, most frequent first.
-        pins_from: how long a transaction must have been open to be listed.
-        pins_behind: how many transactions one must lie behind to be listed, if this
-            role can't see how long it has been open.
         patience: how long a part can take; if it takes longer, it is missing.
     """
 
     parts: Collection[Part] = PARTS
     sides: Collection[Schema] = ("outbox", "inbox")
     window: timedelta = timedelta(minutes=5)
-    letters_window: timedelta = timedelta(hours=24)
     per_lane: int = 500
     rows: int = 10_000
-    settlements: int = 20
     blocked: int = 20
-    groups: int = 10
     reasons: int = 10
-    pins_from: timedelta = timedelta(minutes=1)
-    pins_behind: int = 1_000_000
     patience: timedelta = timedelta(seconds=5)
 
 

@@ -26,9 +26,7 @@ def opener() -> urllib.request.OpenerDirector:
 
 def log_in(address: str, token: str) -> urllib.request.OpenerDirector:
     browser = opener()
-    text = browser.open(f"{address}/login").read().decode()
-    (form,) = re.findall(r'name="form_token" value="(\w+)"', text)
-    fields = urllib.parse.urlencode({"form_token": form, "token": token}).encode()
+    fields = urllib.parse.urlencode({"token": token}).encode()
     browser.open(f"{address}/login", fields).read()
     return browser
 

@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 from outbox.errors import ConfigError
 from outbox.testing.events import RecordedEvents
 from outbox.web import Settings, TokenLogin, Viewer, web_app
-from outbox.web.app import close
 from outbox.web.events import RequestFailed
 from outbox.web.login import read_tokens
 from tests.fixtures.sessions import execute
@@ -33,7 +32,7 @@ def routes(method: str) -> list[str]:
     ]
 
 
-PUBLIC = {"/", "/login", "/logout", "/static/{name}"}
+PUBLIC = {"/", "/login", "/logout"}
 ACTIONS = sorted(set(routes("POST")) - PUBLIC)
 PAGES = sorted(set(routes("GET")) - PUBLIC)
 
@@ -44,10 +43,8 @@ def address(path: str) -> str:
 
 def test_pages_and_actions_need_a_login() -> None:
     with browsing("postgresql://nowhere", token=None) as browser:
-        browser.get("/login")
-        form = browser.hidden()
         for path in map(address, ACTIONS):
-            browser.post_raw(path, {**form, "kind": "discard"})
+            browser.post_raw(path, {"kind": "discard"})
             assert (path, browser.status) == (path, 401)
         browser.client.follow_redirects = False
         for path in map(address, PAGES):
@@ -57,37 +54,32 @@ def test_pages_and_actions_need_a_login() -> None:
             assert (path, answer.status_code) == (path, 401)
 
 
-ELSEWHERE = [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}]
+ELSEWHERE = [
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site", "origin": "http://testserver"},
+    {"sec-fetch-site": "same-site"},
+]
 
 
-def test_an_action_without_the_form_token_or_from_another_site_is_refused(
-    database_url: str,
-) -> None:
+def test_an_action_that_another_site_asks_for_is_refused(database_url: str) -> None:
+    here = {"origin": "http://testserver"}
     with browsing(database_url) as browser:
-        browser.get("/dead-letters")
-        form = browser.hidden()
-        for path in map(address, ACTIONS):
-            browser.post_raw(path, {"kind": "discard"})
-            said = "come from a page that is open" in browser.text
-            assert (path, browser.status, said) == (path, 403, True)
-            browser.post_raw(path, {"form_token": "0" * 64})
-            assert (path, browser.status) == (path, 403)
+        for path in ["/logout", *map(address, ACTIONS)]:
             for headers in ELSEWHERE:
-                browser.post_raw(path, form, **headers)
+                browser.post_raw(path, {"kind": "discard"}, **headers)
                 assert (path, headers, browser.status) == (path, headers, 403)
+        for headers in (here, {"sec-fetch-site": "same-origin", "host": "a.proxy"}):
+            browser.post_raw("/dead-letters/plan", {"kind": "discard"}, **headers)
+            assert (headers, browser.status) == (headers, 200)
 
 
 def test_a_viewer_with_read_only_access_can_change_nothing(database_url: str) -> None:
     with browsing(database_url, token=BOB) as browser:
-        browser.get("/dead-letters")
-        form = {**browser.hidden(), "kind": "discard"}
         for path in map(address, ACTIONS):
-            browser.post_raw(path, form)
+            browser.post_raw(path, {"kind": "discard"})
             said = "bob has read-only access" in browser.text
             assert (path, browser.status, said) == (path, 403, True)
-        browser.log_in(ANN)
-        browser.post_raw("/dead-letters/plan", form)
-        assert browser.status == 403, "the form of another viewer"
 
 
 def test_logging_out_or_in_again_ends_the_login(database_url: str) -> None:
@@ -96,70 +88,26 @@ def test_logging_out_or_in_again_ends_the_login(database_url: str) -> None:
         first = dict(browser.client.cookies)
         browser.log_in()
         second = dict(browser.client.cookies)
-        browser.post_raw("/logout", browser.hidden())
+        browser.post_raw("/logout", {})
         assert "Log in" in browser.get("/dead-letters")
         for kept in (first, second):
             browser.client.cookies.update(kept)
             assert "Log in" in browser.get("/dead-letters")
 
 
-def test_a_changed_login_cookie_is_refused(database_url: str) -> None:
-    with browsing(database_url) as browser:
-        cookie = browser.client.cookies["pillarbox_login"]
-        browser.client.cookies.clear()
-        for changed in ("", "x.1.y", "é", f"{cookie}0", f"0{cookie}"):
-            sent = f"pillarbox_login={changed}".encode()
-            response = browser.client.get(
-                "/dead-letters", headers=[(b"cookie", sent), (b"accept", b"*/*")]
-            )
-            assert (changed, response.status_code) == (changed, 401)
-
-
-def test_only_processes_with_one_key_accept_each_others_forms(
-    database_url: str,
-) -> None:
-    """Without a key, the secret can't be guessed from cookies and forms either."""
-    seen = []
-    for _ in range(2):
-        with browsing(database_url, token=None) as browser:
-            browser.client.cookies.set(
-                "pillarbox_form", "the same", domain="testserver.local"
-            )
-            browser.log_in(ANN)
-            browser.get("/dead-letters")
-            seen.append((browser.hidden(), browser.client.cookies["pillarbox_login"]))
-    (form, login), (other_form, other_login) = seen
-    assert form != other_form
-    assert login != other_login
-
-    key = b"k" * 32
-    with (
-        browsing(database_url, key=key) as browser,
-        browsing(database_url, key=key) as other,
-    ):
-        browser.get("/dead-letters")
-        form = browser.hidden()
-        cookie = browser.client.cookies["pillarbox_form"]
-        other.client.cookies.delete("pillarbox_form")
-        other.client.cookies.set("pillarbox_form", cookie)
-        other.post_raw("/dead-letters/plan", {**form, "kind": "discard"})
-    assert (other.status, "Discard 0 dead letters?" in other.text) == (200, True)
-
-
-def test_a_wrong_token_is_refused_and_cookies_are_kept_from_scripts_and_other_sites(
+def test_a_wrong_token_is_refused_and_the_cookie_is_kept_from_scripts_and_other_sites(
     database_url: str,
 ) -> None:
     with browsing(database_url, token=None) as browser:
-        form = browser.client.get("/login").headers["set-cookie"]
         browser.log_in("no such token at all")
         assert (browser.status, "Nobody has this token" in browser.text) == (403, True)
         browser.post_raw("/login", {"token": "x" * 100_000})
         assert browser.status == 413
-        browser.get("/login")
         browser.client.follow_redirects = False
-        sent = browser.client.post("/login", data={**browser.hidden(), "token": ANN})
-    for cookie in (form, sent.headers["set-cookie"]):
-        assert {"HttpOnly", "SameSite=strict"} <= set(cookie.split("; "))
+        sent = browser.client.post("/login", data={"token": ANN})
+    assert {"HttpOnly", "SameSite=strict"} <= set(
+        sent.headers["set-cookie"].split("; ")
+    )
 
 
 def test_every_response_has_the_security_headers_and_only_static_files_are_cached(
@@ -175,8 +123,8 @@ def test_every_response_has_the_security_headers_and_only_static_files_are_cache
             assert headers["x-content-type-options"] == "nosniff", path
             assert headers["x-frame-options"] == "DENY", path
             assert headers["referrer-policy"] == "same-origin", path
-            cached = "immutable" if path == style else "no-store"
-            assert cached in headers["cache-control"], path
+            kept = "etag" if path == style else "cache-control"
+            assert {"etag", "cache-control"} & {*headers} == {kept}, path
         response = browser.client.get(style)
     assert response.headers["content-type"] == "text/css; charset=utf-8"
 
@@ -261,8 +209,6 @@ def test_an_application_mounts_the_page_with_its_own_login(database_url: str) ->
             for link in links:
                 answer = client.get(link, headers={"x-user": "cleo"})
                 assert answer.status_code in {200, 405}, link
-            assert client.portal is not None
-            client.portal.call(close, page)
 
 
 def test_an_error_in_the_hosts_code_is_an_event_and_shows_no_value(

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-import psycopg
 import pytest
 
 from outbox.dead_letters import Criteria, RetrySchedule, Scheduler
@@ -16,7 +15,6 @@ from outbox.dead_letters.events import (
 from outbox.dead_letters.retry import Outcome, RetryCounts, retry_all
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.payload.payload_codec import encoded
-from outbox.postgres.connection import conninfo
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
 from relay.config import RelayConfig
@@ -272,15 +270,3 @@ async def test_what_an_unavailable_broker_left_over_is_retried_in_the_next_run(
     pass_time = "UPDATE outbox.dead_letter SET retry_after = retry_after - %s"
     execute(bench.url, pass_time, (timedelta(hours=6),))
     assert await scheduler.run_due() == RetryCounts(succeeded=1)
-
-
-async def test_a_manual_lock_on_one_table_does_not_stop_the_others(
-    bench: Workbench,
-) -> None:
-    held, _ = give_up(bench.url, Message("held", b""), Message("free", b""))
-    with psycopg.connect(conninfo(bench.url)) as person:
-        person.execute(
-            "SELECT FROM outbox.dead_letter WHERE id = %s FOR UPDATE", (held,)
-        )
-        assert await bench.retry_all() == RetryCounts(succeeded=1, skipped=1)
-    assert await bench.retry_all() == RetryCounts(succeeded=1)
