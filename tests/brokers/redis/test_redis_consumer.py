@@ -10,7 +10,7 @@ from redis import Redis
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
-from inbox.sources.redis.source import RedisSource
+from inbox.sources.redis import RedisSource
 from outbox.cli.main import main
 from pillarbox import Consumer, Message
 from tests.fixtures import positions
