@@ -13,11 +13,8 @@ import pytest
 
 from examples.shop.brokers import NAMES
 from examples.shop.brokers import broker as chosen
-from inbox.demo.command import run
 from inbox.demo.orders import TENANT_VARIABLE, TOPIC, is_ours
-from inbox.demo.play import Options
 from outbox.errors import ConfigError
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
 from tests.acceptance.brokers import as_variant
 from tests.fixtures.processes import ROOT
@@ -81,22 +78,10 @@ def counted(said: str, what: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def test_the_error_for_an_unknown_broker_lists_the_known_ones(
-    server: PostgresServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status = run(
-        Options(), database=server.url, broker=lambda url: chosen("pigeon", url)
-    )
-
-    assert status == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "one of postgres, redis, rabbitmq" in error
-
-
 @pytest.mark.parametrize(
     ("broker", "said"),
     [
+        ("pigeon", "one of postgres, redis, rabbitmq"),
         ("sqs", "use sns"),
         ("sqs://eu-west-1/?fifo=true", "use sns"),
         ("sns://eu-west-1/", "add fifo=true"),
