@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib import import_module
-from pathlib import Path
 
 import psycopg
 
@@ -23,8 +22,6 @@ from outbox.testing.postgres import PostgresServer, postgres_server
 QUESTIONS = (
     "relay_to_nothing",
     "open_writers",
-    "pinned_snapshot",
-    "partitions_90",
     "scale",
     "trace",
     "status",
@@ -45,16 +42,12 @@ QUESTIONS = (
     "observers",
     "postgres_source",
     "fan_out",
-    "redis_source",
     "writer",
     "doorbell",
     "handled",
     "web",
-    "import_time",
     "memory",
-    "webhooks",
 )
-WEBHOOKS = Path("shared") / "data" / "github-webhooks.jsonl.gz"
 USAGE_ERROR = 2
 
 
@@ -63,11 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with (
             postgres_server(arguments.database_url, settings=SERVER_SETTINGS) as server,
-            closing(
-                Conditions(
-                    server=server, quick=arguments.quick, webhooks=arguments.webhooks
-                )
-            ) as conditions,
+            closing(Conditions(server=server, quick=arguments.quick)) as conditions,
         ):
             machine = describe(server)
             answers = list(ask(arguments.names or QUESTIONS, conditions))
@@ -95,24 +84,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=os.environ.get("PILLARBOX_DATABASE_URL"),
         help="a server to use instead of a private one; its role must be superuser",
     )
-    parser.add_argument(
-        "--webhooks",
-        type=Path,
-        default=default_webhooks(),
-        help="github-webhooks.jsonl.gz, the input of the question about real payloads",
-    )
     arguments = parser.parse_args(argv)
     for name in arguments.names:
         if name not in QUESTIONS:
             parser.error(f"question {name!r} is none of {', '.join(QUESTIONS)}")
     return arguments
-
-
-def default_webhooks() -> Path | None:
-    if given := os.environ.get("PILLARBOX_WEBHOOKS"):
-        return Path(given)
-    webhooks = Path(__file__).parents[2] / WEBHOOKS
-    return webhooks if webhooks.exists() else None
 
 
 def ask(names: Sequence[str], conditions: Conditions) -> Iterator[Answer]:

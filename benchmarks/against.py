@@ -26,10 +26,8 @@ from benchmarks.conditions import show
 from benchmarks.measure import (
     Answer,
     Series,
-    Target,
     Variant,
     at_least,
-    at_most,
     measure,
     noise,
     table,
@@ -50,11 +48,6 @@ WRITER_MESSAGES = 1
 COSTS = ("settling", "fan_out")
 """Questions about costs; each is followed by the bytes of a payload."""
 MESSAGES = {300: 100_000, 1_000: 100_000, 8_000: 20_000}
-AT_MOST_CPU = {300: 0.7, 1_000: 0.5}
-"""The largest acceptable share of the processor time needed before write-once."""
-AT_LEAST_RATE = {300: 1.0, 1_000: 1.4}
-BEFORE_WRITE_ONCE = {"95e7517"}
-"""Commits that rewrote each row; the targets apply to comparisons with these."""
 
 # Runs in either tree, so it uses only what every commit's benchmarks provide:
 # `answers(conditions)` calls `measure(subject, *others, runs=…)`.
@@ -194,17 +187,14 @@ def compare_costs(
             on_run=lambda label, figure: show(label, figure, "µs"),
         )
 
-    is_before = module == "settling" and commit in BEFORE_WRITE_ONCE
-    cpu_target = AT_MOST_CPU.get(int(payload)) if is_before else None
-    rate_target = AT_LEAST_RATE.get(int(payload)) if is_before else None
-    targets: dict[str, tuple[str, Target | None]] = {
-        "cpu": ("µs of CPU", None if cpu_target is None else at_most(cpu_target)),
-        "rate": ("messages/s", None if rate_target is None else at_least(rate_target)),
-        "wal": ("B of WAL", None),
-        "growth": ("x of room, settled to live", None),
+    units = {
+        "cpu": "µs of CPU",
+        "rate": "messages/s",
+        "wal": "B of WAL",
+        "growth": "x of room, settled to live",
     }
     answers = []
-    for what, (unit, target) in targets.items():
+    for what, unit in units.items():
         series = {
             label: Series(
                 label=label, figures=tuple(costs[what] for costs in all_costs)
@@ -218,7 +208,6 @@ def compare_costs(
             Answer(
                 question=f"{question} {what}: against {commit}",
                 figure=series["now"].median / series[commit].median,
-                target=target,
                 noise=noise(*halves),
                 detail=f"{series['now'].median:,.2f} after {series[commit].median:,.2f}"
                 f" {unit}",

@@ -14,13 +14,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from benchmarks.conditions import Conditions, show
-from benchmarks.consuming import BATCHES, CONNECTIONS, NAME, SINGLE, Way
+from benchmarks.consuming import BATCHES, CONNECTIONS, NAME, SINGLE, Way, stop_after
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.workload import TOPIC, Workload
 from inbox.consumer import Consumer
-from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox.events import Event, Observer
+from outbox.events import Observer
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 
@@ -70,21 +69,14 @@ async def handled(
 ) -> float:
     """Return the seconds from the consumer's start to its end, after the last ack."""
     engine = create_async_engine(sqlalchemy_url(url), pool_size=CONNECTIONS)
-    count = 0
-
-    def stop_after_the_last(event: Event) -> None:
-        nonlocal count
-        count += isinstance(event, MessageHandled)
-        if count == len(messages):
-            consumer.stop()
-
     consumer = Consumer(
         MemorySource(*messages),
         async_sessionmaker(engine),
         name=NAME,
         max_in_flight=way.max_in_flight,
-        observers=[*observers, stop_after_the_last],
+        observers=observers,
     )
+    stop_after(consumer, len(messages))
     if way.batch is None:
         consumer.handles(TOPIC)(handle)
     else:

@@ -1,4 +1,4 @@
-"""The conditions under which benchmarks run: servers, sizes, real input."""
+"""The conditions under which benchmarks run: servers and sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 
 import psycopg
 from psycopg import sql
@@ -53,7 +52,6 @@ class Conditions:
 
     server: PostgresServer
     quick: bool = False
-    webhooks: Path | None = None
     _numbers: Iterator[int] = field(default_factory=count, init=False)
     _template: str | None = field(default=None, init=False)
 

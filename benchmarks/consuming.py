@@ -76,21 +76,13 @@ def consume(database_url: str, broker_url: str, messages: int, way: Way) -> floa
 
 async def main(database_url: str, broker_url: str, messages: int, way: Way) -> None:
     engine = create_async_engine(sqlalchemy_url(database_url), pool_size=CONNECTIONS)
-    handled = 0
-
-    def stop_after_the_last(event: Event) -> None:
-        nonlocal handled
-        handled += isinstance(event, MessageHandled)
-        if handled == messages:
-            consumer.stop()
-
     consumer = Consumer(
         broker_url,
         async_sessionmaker(engine),
         name=NAME,
         max_in_flight=way.max_in_flight,
-        observers=[stop_after_the_last],
     )
+    stop_after(consumer, messages)
     if way.batch is None:
         consumer.handles(TOPIC)(handle_nothing)
     else:
@@ -99,6 +91,19 @@ async def main(database_url: str, broker_url: str, messages: int, way: Way) -> N
     await consumer.run()
     print(time.perf_counter() - started)
     await engine.dispose()
+
+
+def stop_after(consumer: Consumer, messages: int) -> None:
+    """Stop a consumer once it has handled this many messages."""
+    handled = 0
+
+    def count(event: Event) -> None:
+        nonlocal handled
+        handled += isinstance(event, MessageHandled)
+        if handled == messages:
+            consumer.stop()
+
+    consumer.observe(count)
 
 
 async def handle_nothing(session: AsyncSession, message: Message) -> None:

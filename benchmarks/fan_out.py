@@ -18,7 +18,14 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.drain import drain
 from benchmarks.fill import fill
 from benchmarks.measure import Answer, Variant, measure
-from benchmarks.settling import TICKS, Costs, ended_children, parent_of
+from benchmarks.settling import (
+    TICKS,
+    WRITTEN,
+    Costs,
+    ended_children,
+    parent_of,
+    wait_for_sessions,
+)
 from benchmarks.stall import value
 from benchmarks.workload import TOPIC, Workload
 from inbox.sources.postgres.source import PostgresSource
@@ -27,11 +34,6 @@ CONSUMERS = ("billing", "shipping", "reporting")
 LIMIT = 256
 SUBSCRIBE = "INSERT INTO inbox.subscription VALUES (%s, %s)"
 UNACKED = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
-WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-SESSIONS = """
-SELECT count(*) FROM pg_stat_activity
- WHERE application_name LIKE 'pillarbox %' OR backend_type = 'autovacuum worker'
-"""
 ROOM = """
 SELECT sum(pg_total_relation_size(oid)) FROM pg_class
  WHERE relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND relkind = 'r'
@@ -114,9 +116,3 @@ async def read(url: str, consumer: str, messages: int) -> None:
             deliveries = await source.receive(limit=LIMIT)
             await asyncio.gather(*(delivery.ack() for delivery in deliveries))
             messages -= len(deliveries)
-
-
-def wait_for_sessions(connection: psycopg.Connection) -> None:
-    """Wait until all other backends of ours have exited: then their time is counted."""
-    while value(connection, SESSIONS):
-        time.sleep(0.05)

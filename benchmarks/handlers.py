@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -19,13 +19,11 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from benchmarks.batch_handlers import EFFECT, TABLE, handle, row_of
 from benchmarks.conditions import Conditions, show
-from benchmarks.consuming import CONNECTIONS, NAME
+from benchmarks.consuming import CONNECTIONS, NAME, stop_after
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.workload import TOPIC, Workload
 from inbox.consumer import Consumer
-from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox.events import Event
 from outbox.message import Message
 from outbox.message_id import moment_of
 from outbox.postgres.connection import sqlalchemy_url
@@ -42,7 +40,7 @@ RECEIPT_ON_DRIVER = (
 POOL, SESSIONS = "handlers on a pool", "handlers on AsyncSession"
 BARE_POOL, BARE_SESSIONS = "a pool alone", "AsyncSession alone"
 
-Loop = Callable[[str, Sequence[Message]], Awaitable[None]]
+Loop = Callable[[str, Sequence[Message]], Coroutine[Any, Any, None]]
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
@@ -84,7 +82,7 @@ def rate(conditions: Conditions, workload: Workload, loop: Loop) -> Callable[[],
                 connection.execute(TABLE)
             messages = [Message(TOPIC, body, key=key) for key, body in workload]
             started = time.perf_counter()
-            asyncio.run(handled(loop, url, messages))
+            asyncio.run(loop(url, messages))
             seconds = time.perf_counter() - started
             with psycopg.connect(url) as connection:
                 ((rows,),) = connection.execute("SELECT count(*) FROM effect")
@@ -92,10 +90,6 @@ def rate(conditions: Conditions, workload: Workload, loop: Loop) -> Callable[[],
             return workload.messages / seconds
 
     return run
-
-
-async def handled(loop: Loop, url: str, messages: Sequence[Message]) -> None:
-    await loop(url, messages)
 
 
 async def on_pool(url: str, messages: Sequence[Message]) -> None:
@@ -112,21 +106,10 @@ async def on_sessions(url: str, messages: Sequence[Message]) -> None:
 
 
 async def consume(sessions: Any, messages: Sequence[Message], handler: Any) -> None:
-    count = 0
-
-    def stop_after_the_last(event: Event) -> None:
-        nonlocal count
-        count += isinstance(event, MessageHandled)
-        if count == len(messages):
-            consumer.stop()
-
     consumer = Consumer(
-        MemorySource(*messages),
-        sessions,
-        name=NAME,
-        max_in_flight=CONNECTIONS,
-        observers=[stop_after_the_last],
+        MemorySource(*messages), sessions, name=NAME, max_in_flight=CONNECTIONS
     )
+    stop_after(consumer, len(messages))
     consumer.handles(TOPIC)(handler)
     await consumer.run()
 

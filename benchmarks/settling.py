@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c
 """
 SESSIONS = """
 SELECT count(*) FROM pg_stat_activity
- WHERE application_name LIKE 'pillarbox relay%' OR backend_type = 'autovacuum worker'
+ WHERE application_name LIKE 'pillarbox %' OR backend_type = 'autovacuum worker'
 """
 
 
@@ -122,9 +123,9 @@ def costs(conditions: Conditions, workload: Workload) -> Costs:
 
 
 def wait_for_sessions(connection: psycopg.Connection) -> None:
-    """Wait until the relay's backends have exited: only then is their time counted."""
+    """Wait until all other backends of ours have exited: then their time is counted."""
     while value(connection, SESSIONS):
-        pass
+        time.sleep(0.05)
 
 
 def parent_of(pid: int) -> int:

@@ -8,25 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event
 from typing import Any, TypeAlias
 
 import psycopg
-from typing_extensions import override
 
 from benchmarks.history import days_of, fill_messages, make_days
 from benchmarks.stalled_writers import Writers
 from outbox.administration.upkeep import APPLICATION_NAME, maintain
 from outbox.errors import OutboxError
 
-Upkeep: TypeAlias = Callable[["psycopg.Connection[Any]", Event], None]
-"""Drops the expired partitions, and sets the event once that has begun."""
+Upkeep: TypeAlias = Callable[["psycopg.Connection[Any]"], None]
+"""Drops the expired partitions."""
 
 NEWEST_EXPIRED = 21
 LEAD = 2
 """How many seconds the writers run before the upkeep begins, and after it ends."""
-LAUNCH = 75
-"""Seconds within which pg_cron starts a job that is scheduled every minute."""
 
 DROP_A_DAY_AHEAD = """
 SELECT 'DROP TABLE ' || partition FROM outbox.partitions('outbox.message')
@@ -56,15 +52,12 @@ def prepare(url: str, *, days: int, rows: int) -> None:
         connection.execute(value(connection, DROP_A_DAY_AHEAD))
 
 
-def longest_insert(
-    url: str, upkeep: Upkeep, *, seconds: int, reader: bool, launch: int = 0
-) -> float:
+def longest_insert(url: str, upkeep: Upkeep, *, seconds: int, reader: bool) -> float:
     """Return the longest stall from the start of the upkeep, in milliseconds.
 
     Args:
         seconds: how long to watch, and how long a reader's transaction stays open.
         reader: whether a session is idle in a transaction that has read the table.
-        launch: seconds that may pass until the upkeep begins.
     """
     with TemporaryDirectory() as path, ExitStack() as stack:
         directory = Path(path)
@@ -75,18 +68,14 @@ def longest_insert(
             )
             for name in (APPLICATION_NAME, "reader")
         )
-        writers = Writers(url, directory, seconds=launch + seconds + 2 * LEAD)
+        writers = Writers(url, directory, seconds=seconds + 2 * LEAD)
         stack.callback(writers.kill)
         time.sleep(LEAD)
         if reader:
             other.execute("BEGIN")
             other.execute("SELECT count(*) FROM outbox.message")
-        begun = Event()
         began = time.time()
-        keeping = thread.submit(run, upkeep, keeper, begun)
-        if launch:
-            begun.wait(launch)
-            began = time.time()
+        keeping = thread.submit(run, upkeep, keeper)
         time.sleep(seconds)
         if reader:
             other.execute("ROLLBACK")
@@ -97,12 +86,9 @@ def longest_insert(
         return writers.longest_stall(began, began + seconds + LEAD)
 
 
-def run(upkeep: Upkeep, keeper: psycopg.Connection[Any], begun: Event) -> None:
+def run(upkeep: Upkeep, keeper: psycopg.Connection[Any]) -> None:
     """Run the upkeep, and check that it left nothing to do."""
-    try:
-        upkeep(keeper, begun)
-    finally:
-        begun.set()
+    upkeep(keeper)
     if upkeep is not no_drop:
         left = value(keeper, COUNT_EXPIRED)
         assert left == 0, f"{left} expired partitions are still there"
@@ -111,38 +97,22 @@ def run(upkeep: Upkeep, keeper: psycopg.Connection[Any], begun: Event) -> None:
         assert missing == 0, f"{missing} partitions are missing"
 
 
-class OurDrop:
-    """The upkeep by `pillarbox maintain`; records what each run dropped."""
-
-    def __init__(self) -> None:
-        self.dropped: list[int] = []
-
-    def __call__(self, connection: psycopg.Connection[Any], begun: Event) -> None:
-        """Run like the hourly upkeep, until no expired partition is left."""
-        begun.set()
-        self.dropped = []
-        while not self.dropped or value(connection, COUNT_EXPIRED):
-            told: list[str] = []
-            maintain(connection, report=told.append)
-            self.dropped.append(sum(line.endswith(": dropped") for line in told))
-
-    @override
-    def __str__(self) -> str:
-        """Return how many partitions each run dropped."""
-        runs = [f"{n} by run {run}" for run, n in enumerate(self.dropped, start=1)]
-        return f"dropped {', '.join(runs)} of pillarbox maintain"
+def our_drop(connection: psycopg.Connection[Any]) -> None:
+    """Run `pillarbox maintain` until no expired partition is left."""
+    while True:
+        maintain(connection, report=lambda _: None)
+        if not value(connection, COUNT_EXPIRED):
+            return
 
 
-def partman_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
+def partman_drop(connection: psycopg.Connection[Any]) -> None:
     """Let pg_partman drop the partitions; it doesn't create the missing day."""
-    begun.set()
     connection.execute("SET timezone = 'UTC'")
     connection.execute(PARTMAN_DROP)
 
 
-def no_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
+def no_drop(connection: psycopg.Connection[Any]) -> None:
     """Drop nothing, to show the longest insert when nothing causes a stall."""
-    begun.set()
 
 
 def value(connection: psycopg.Connection[Any], query: str) -> Any:

@@ -50,12 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="test faults and real input in their full numbers, which takes minutes",
     )
-    parser.addoption(
-        "--webhooks",
-        metavar="PATH",
-        help="the file github-webhooks.jsonl.gz (default: $PILLARBOX_WEBHOOKS, "
-        "or shared/data/ beside the repository)",
-    )
 
 
 def pytest_collection_finish() -> None:
@@ -66,12 +60,6 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests that use a PostgreSQL server."""
-    if "server" in getattr(item, "fixturenames", ()):
-        item.add_marker(pytest.mark.database)
 
 
 def pytest_collection_modifyitems(

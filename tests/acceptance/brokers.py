@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any, Final
 
 import confluent_kafka
-import psycopg
 import pytest
 from redis import Redis
 
 from outbox.testing.postgres import postgres_server
-from tests.acceptance.counter import COUNTED, DOUBTED, NAME, TOPICS
+from tests.acceptance.counter import NAME, TOPIC
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import ask
 from tests.fixtures.postgres import migrate_for_a_week, new_database
@@ -32,7 +31,7 @@ _WAITING_IN_RABBITMQ: Final = (
 )
 # A counter that died leaves its Kafka partitions to the others after the session.
 QUICK: Final = "session.timeout.ms=2000&heartbeat.interval.ms=200"
-_SUBSCRIBE: Final = "INSERT INTO inbox.subscription SELECT %s, unnest(%s::text[])"
+_SUBSCRIBE: Final = "INSERT INTO inbox.subscription VALUES (%s, %s)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +63,7 @@ def postgres() -> Iterator[Broker]:
     ):
         url = server.database_url(name)
         migrate_for_a_week(url)
-        execute(url, _SUBSCRIBE, [NAME, list(TOPICS)])
+        execute(url, _SUBSCRIBE, [NAME, TOPIC])
         yield Broker(
             url=url,
             waiting=partial(_waiting_in_postgres, url),
@@ -111,12 +110,10 @@ def nats() -> Iterator[Broker]:
 @contextmanager
 def kafka() -> Iterator[Broker]:
     with real_kafka() as node:
-        # With as many Kafka partitions, one counter could get all of the other topic.
-        node.create_topic(DOUBTED, partitions=1)
-        node.create_topic(COUNTED, partitions=4)
+        node.create_topic(TOPIC, partitions=4)
         yield Broker(
             url=f"{node.url}/?{QUICK}",
-            waiting=partial(waiting_in_kafka, node.url),
+            waiting=partial(_waiting_in_kafka, node.url),
             kill=node.kill,
             start=node.start,
             ordered=True,
@@ -143,22 +140,17 @@ def plainly(*names: str) -> list[Any]:
 
 
 def _waiting_in_postgres(url: str) -> int:
-    """Return the number of unacked deliveries."""
     query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
-    with psycopg.connect(url) as connection:
-        ((count,),) = connection.execute(query).fetchall()
+    ((count,),) = execute(url, query)
     return int(count)
 
 
 def _waiting_in_redis(url: str) -> int:
-    count = 0
     with Redis.from_url(url, decode_responses=True) as client:
-        for topic in TOPICS:
-            groups: Any = client.xinfo_groups(topic)
-            (group,) = groups
-            unread: Any = client.xrange(topic, min=f"({group['last-delivered-id']}")
-            count += group["pending"] + len(unread)
-    return count
+        groups: Any = client.xinfo_groups(TOPIC)
+        (group,) = groups
+        unread: Any = client.xrange(TOPIC, min=f"({group['last-delivered-id']}")
+        return int(group["pending"]) + len(unread)
 
 
 def _waiting_in_rabbitmq(server: RabbitMQServer) -> int:
@@ -173,14 +165,12 @@ def _waiting_in_nats(url: str) -> int:
     )
 
 
-def waiting_in_kafka(url: str) -> int:
-    """Return how many records the group of the counters has not committed."""
+def _waiting_in_kafka(url: str) -> int:
     client = confluent_kafka.Consumer(client_config(url) | {"group.id": NAME})
     try:
         partitions = [
-            confluent_kafka.TopicPartition(topic, number)
-            for topic in TOPICS
-            for number in client.list_topics(topic, timeout=60).topics[topic].partitions
+            confluent_kafka.TopicPartition(TOPIC, number)
+            for number in client.list_topics(TOPIC, timeout=60).topics[TOPIC].partitions
         ]
         return sum(
             client.get_watermark_offsets(each, timeout=60)[1] - max(each.offset, 0)

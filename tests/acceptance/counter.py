@@ -10,13 +10,10 @@ from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
-from sqlalchemy import BigInteger, Identity, text
+from sqlalchemy import BigInteger, Identity
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from inbox.source import Source
-from inbox.sources.nats import NatsSource
-from inbox.sources.redis import RedisSource
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
@@ -24,9 +21,7 @@ from pillarbox import Consumer
 from tests.fixtures.urls import with_options
 
 NAME: Final = "counter"
-COUNTED: Final = "numbers.counted"
-DOUBTED: Final = "numbers.doubted"
-TOPICS: Final = (COUNTED, DOUBTED)
+TOPIC: Final = "numbers.counted"
 HOLD: Final = timedelta(seconds=2)
 """After this, another counter receives the messages that a dead one held."""
 
@@ -66,41 +61,29 @@ async def count_on_connection(connection: AsyncConnection, message: Message) -> 
     )
 
 
-async def count_unless_in_doubt(session: AsyncSession, message: Message) -> None:
-    """Count the message, but raise while the table `doubt` contains a row."""
-    await count(session, message)
-    await session.flush()
-    if await session.scalar(text("SELECT count(*) FROM doubt")):
-        raise ValueError("in doubt")
-
-
 def counter() -> Consumer:
     """Create the consumer; without a broker URL, its database is also its broker."""
-    consumer = _consumer(
-        _sessions(), retry=RetryPolicy(first_delay=timedelta(milliseconds=50))
+    return _consumer(
+        count, _sessions(), retry=RetryPolicy(first_delay=timedelta(milliseconds=50))
     )
-    consumer.handles(COUNTED)(count)
-    consumer.handles(DOUBTED)(count_unless_in_doubt)
-    return consumer
 
 
 def impatient() -> Consumer:
     """Create a counter whose transactions can be idle for at most 2 s."""
-    consumer = _consumer(_sessions(), max_idle=timedelta(seconds=2))
-    consumer.handles("numbers.*")(count)
-    return consumer
+    return _consumer(count, _sessions(), max_idle=timedelta(seconds=2))
 
 
 def pooled() -> Consumer:
     """Create a counter whose handlers get connections of a psycopg pool."""
-    consumer = _consumer(AsyncConnectionPool(_database(), max_size=8, open=False))
-    consumer.handles("numbers.*")(count_on_connection)
-    return consumer
+    pool = AsyncConnectionPool(_database(), max_size=8, open=False)
+    return _consumer(count_on_connection, pool)
 
 
-def _consumer(connections: Any, **options: Any) -> Consumer:
+def _consumer(handler: Any, connections: Any, **options: Any) -> Consumer:
     source = source_of(os.environ.get("PILLARBOX_BROKER_URL", _database()))
-    return Consumer(source, connections, name=NAME, max_in_flight=8, **options)
+    consumer = Consumer(source, connections, name=NAME, max_in_flight=8, **options)
+    consumer.handles(TOPIC)(handler)
+    return consumer
 
 
 def _database() -> str:
@@ -112,12 +95,10 @@ def _sessions() -> async_sessionmaker[AsyncSession]:
     return async_sessionmaker(engine)
 
 
-def source_of(url: str) -> Source | str:
-    """Create a source that soon takes over the messages of a dead counter."""
+def source_of(url: str) -> str:
+    """Add an option, so that it soon takes over the messages of a dead counter."""
     if url.startswith("redis:"):
-        url = with_options(url, reclaim_after=HOLD)
-        return RedisSource(url, consumer=NAME, topics=TOPICS)
+        return with_options(url, reclaim_after=HOLD)
     if url.startswith("nats:"):
-        url = with_options(url, ack_wait=HOLD)
-        return NatsSource(url, consumer=NAME, topics=TOPICS)
+        return with_options(url, ack_wait=HOLD)
     return url

@@ -1,16 +1,14 @@
 """Counter processes on one database, and the messages they have counted."""
 
-import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from outbox.postgres.advisory_lock import consumer_class
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role
-from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.processes import Processes, RunningProcess, command_line
 from tests.fixtures.waiting import wait_for
 
 COUNTER = "tests.acceptance.counter:counter"
@@ -21,10 +19,9 @@ _TABLES = """
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         message_id uuid, key text, number int, pid int
     );
-    CREATE TABLE doubt (about text);
-    GRANT SELECT, INSERT ON counted, doubt TO pillarbox_consumer;
+    GRANT SELECT, INSERT ON counted TO pillarbox_consumer;
     INSERT INTO inbox.subscription (consumer, topic)
-    VALUES ('counter', 'numbers.counted'), ('counter', 'numbers.doubted');
+    VALUES ('counter', 'numbers.counted');
 """
 _SHARES = """
     SELECT count(*)
@@ -33,8 +30,6 @@ _SHARES = """
        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
      GROUP BY pid
 """
-
-
 # More handlers than one counter can run wait for a lock.
 _BOTH_AT_WORK = """
     SELECT count(DISTINCT application_name) > 1
@@ -44,15 +39,13 @@ _BOTH_AT_WORK = """
 """
 
 
-class Counters:
+class Counters(Processes):
     """Subscribes counters, starts them, and kills them on exit."""
 
     def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
-        self._url = as_role(url, "pillarbox_consumer")
-        self._directory = directory
+        database = as_role(url, "pillarbox_consumer")
+        super().__init__(directory, "counter", PILLARBOX_DATABASE_URL=database)
         self._inspection = inspection
-        self._numbers = itertools.count(1)
-        self._started: list[RunningProcess] = []
         inspection.run(_TABLES)
 
     def start(
@@ -62,29 +55,21 @@ class Counters:
 
         Its broker is at the URL `broker`, or is the database.
         """
-        name = f"counter-{next(self._numbers)}"
-        environment = {"PILLARBOX_DATABASE_URL": self._url, "PGAPPNAME": name}
+        environment = {"PGAPPNAME": f"counter-{len(self._started)}"}
         if broker is not None:
             environment["PILLARBOX_BROKER_URL"] = broker
-        counter = RunningProcess(
-            command_line("pillarbox", "consume", consumer, "--log-level=debug"),
-            self._directory / f"{name}.log",
-            environment,
-        )
-        self._started.append(counter)
+        line = command_line("pillarbox", "consume", consumer, "--log-level=debug")
+        counter = self.begin(line, **environment)
         counter.wait_for_log("ConsumerStarted")
         return counter
 
     def count(self) -> int:
         """Return how many times messages were handled."""
-        ((count,),) = self._inspection.rows("SELECT count(*) FROM counted")
-        return int(count)
+        return self._inspection.count("counted")
 
     def count_of(self, pid: int) -> int:
         """Return how many times one counter has handled a message."""
-        query = "SELECT count(*) FROM counted WHERE pid = %s"
-        ((count,),) = self._inspection.rows(query, pid)
-        return int(count)
+        return self._inspection.count("counted WHERE pid = %s", pid)
 
     def shares(self) -> list[int]:
         """Return how many of the broker's lanes each counter holds."""
@@ -100,36 +85,31 @@ class Counters:
         """Return whether both of two counters wait in their handlers for a lock."""
         return self._inspection.rows(_BOTH_AT_WORK) == [(True,)]
 
-    def receipts(self) -> int:
-        """Return the number of messages with a receipt."""
-        query = "SELECT count(*) FROM inbox.receipt WHERE consumer = 'counter'"
-        ((count,),) = self._inspection.rows(query)
-        return int(count)
-
-    def dead_letters(self) -> int:
-        """Return the number of dead letters."""
-        ((count,),) = self._inspection.rows("SELECT count(*) FROM inbox.dead_letter")
-        return int(count)
-
     def waiting(self) -> int:
         """Return the number of unacked deliveries, if the database is the broker."""
-        query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
-        ((count,),) = self._inspection.rows(query)
-        return int(count)
+        return self._inspection.count("inbox.delivery_status WHERE acked_at IS NULL")
 
-    def duplicates(self) -> int:
-        """Return how many deliveries were not the first of their message, likewise."""
-        query = "SELECT count(*) - count(DISTINCT message_id) FROM inbox.message"
-        ((count,),) = self._inspection.rows(query)
-        return int(count)
+    def numbers(self, *, ordered: bool = True) -> dict[str, list[int]]:
+        """Return the numbers of each key's messages, in the order of handling.
 
-    def numbers(self) -> dict[str, list[int]]:
-        """Return the numbers of each key's messages, in the order of handling."""
+        Sort them if the broker doesn't keep that order.
+        """
         numbers: dict[str, list[int]] = defaultdict(list)
         query = "SELECT key, number FROM counted ORDER BY position"
         for key, number in self._inspection.rows(query):
             numbers[key].append(number)
+        if not ordered:
+            return {key: sorted(of_key) for key, of_key in numbers.items()}
         return dict(numbers)
+
+    def expect_each_once(
+        self, numbers: dict[str, list[int]], *, ordered: bool = True
+    ) -> None:
+        """Check that each message took effect once, and that none is a dead letter."""
+        assert self.numbers(ordered=ordered) == numbers
+        receipts = self._inspection.count("inbox.receipt WHERE consumer = 'counter'")
+        assert receipts == sum(map(len, numbers.values()))
+        assert self._inspection.count("inbox.dead_letter") == 0
 
     def logged(self, event: str) -> list[int]:
         """Return how many times each counter has logged an event."""
@@ -143,13 +123,3 @@ class Counters:
 
     def _has_more(self, counted: int) -> bool:
         return self.count() > counted
-
-    def __iter__(self) -> Iterator[RunningProcess]:
-        return iter(self._started)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for counter in self._started:
-            counter.kill()

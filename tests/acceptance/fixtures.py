@@ -1,9 +1,7 @@
 """Fixtures of the acceptance tests: relay processes, a sink, database queries."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 
@@ -13,26 +11,6 @@ from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.acceptance.writer import Writer
-from tests.fixtures.processes import RunningProcess
-
-Figures: TypeAlias = Callable[[str, object], None]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the tests' measurements."""
-    passed = terminalreporter.getreports("passed")
-    figures = [
-        (r.nodeid, name, value) for r in passed for name, value in r.user_properties
-    ]
-    if figures:
-        terminalreporter.section("figures")
-    for nodeid, name, value in figures:
-        terminalreporter.line(f"{nodeid.rpartition('::')[2]}: {name} {value}")
-
-
-def show(process: RunningProcess) -> None:
-    """Print the end of a log, which pytest shows if the test fails."""
-    sys.stdout.write(f"--- {process.log_file.name}\n{process.log()[-3000:]}\n")
 
 
 @pytest.fixture
@@ -52,8 +30,6 @@ def relays(database_url: str, tmp_path: Path) -> Iterator[Relays]:
     """Start relays of `database_url`; their logs are shown if the test fails."""
     with Relays(database_url, tmp_path) as started:
         yield started
-        for relay in started:
-            show(relay)
 
 
 @pytest.fixture
@@ -63,8 +39,6 @@ def counters(
     """Start consumers that count in `database_url`, which is also their broker."""
     with Counters(database_url, tmp_path, inspection) as started:
         yield started
-        for counter in started:
-            show(counter)
 
 
 @pytest.fixture
@@ -83,12 +57,6 @@ def slow_sink(tmp_path: Path) -> Sink:
 def private_database_url(migrated_server: PostgresServer) -> str:
     """Return a migrated database on a server that the test can stop."""
     return migrated_server.url
-
-
-@pytest.fixture
-def figures(record_property: Figures) -> Figures:
-    """Return a function that records a measurement, which is printed at the end."""
-    return record_property
 
 
 @pytest.fixture

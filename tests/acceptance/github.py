@@ -1,8 +1,8 @@
 """An application that stores GitHub's webhooks, and a consumer of its messages.
 
-Each webhook is a business transaction: it writes the repository, the sender and the
-event, and adds a message whose key is the repository. Several writers run at once.
-Each locks the row of its repository first, which puts the messages of a key in order.
+Each webhook is a business transaction: it counts an event of the repository, and adds a
+message whose key is the repository. Several writers run at once. The lock on the row of
+the repository puts the messages of a key in order.
 """
 
 import gzip
@@ -33,23 +33,7 @@ class Base(DeclarativeBase):
 class Repository(Base):
     __tablename__ = "repository"
     name: Mapped[str] = mapped_column(primary_key=True)
-    owner: Mapped[str | None]
     events: Mapped[int]
-
-
-class Sender(Base):
-    __tablename__ = "sender"
-    login: Mapped[str] = mapped_column(primary_key=True)
-    events: Mapped[int]
-
-
-class Event(Base):
-    __tablename__ = "event"
-    position: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    kind: Mapped[str]
-    action: Mapped[str | None]
-    repository: Mapped[str | None]
-    sender: Mapped[str | None]
 
 
 class Received(Base):
@@ -69,10 +53,7 @@ class Webhook:
     """One line of the file."""
 
     kind: str
-    action: str | None
     repository: str | None
-    owner: str | None
-    sender: str | None
     payload: dict[str, Any]
 
 
@@ -88,47 +69,19 @@ class Content:
 
 def read(path: Path) -> Sequence[Webhook]:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [_webhook(**json.loads(line)) for line in lines]
+        read = map(json.loads, lines)
+        return [Webhook(it["event"], it["repository"], it["payload"]) for it in read]
 
 
-def _webhook(
-    event: str,
-    action: str | None,
-    repository: str | None,
-    owner: str | None,
-    payload: dict[str, Any],
-) -> Webhook:
-    sender = payload.get("sender") or {}
-    return Webhook(event, action, repository, owner, sender.get("login"), payload)
-
-
-def record(session: Session, position: int, webhook: Webhook) -> tuple[UUID, Content]:
+def record(session: Session, webhook: Webhook) -> tuple[UUID, Content]:
     """Record a webhook in the transaction of `session`, and add its message."""
     number = 0
     if webhook.repository is not None:
-        repository = insert(Repository).values(
-            name=webhook.repository, owner=webhook.owner, events=1
-        )
+        repository = insert(Repository).values(name=webhook.repository, events=1)
         upsert = repository.on_conflict_do_update(
             index_elements=["name"], set_={"events": Repository.events + 1}
         )
         number = session.scalars(upsert.returning(Repository.events)).one()
-    if webhook.sender is not None:
-        sender = insert(Sender).values(login=webhook.sender, events=1)
-        session.execute(
-            sender.on_conflict_do_update(
-                index_elements=["login"], set_={"events": Sender.events + 1}
-            )
-        )
-    session.add(
-        Event(
-            position=position,
-            kind=webhook.kind,
-            action=webhook.action,
-            repository=webhook.repository,
-            sender=webhook.sender,
-        )
-    )
     message = Message(
         f"github.{webhook.kind}",
         webhook.payload,

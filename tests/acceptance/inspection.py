@@ -11,6 +11,7 @@ from tests.fixtures.waiting import wait_for
 
 Part: TypeAlias = Literal["lease", "doorbell", "sweep", "worker"]
 
+_STATUS = "outbox.message_status WHERE"
 _HOLDERS = """
     SELECT split_part(a.application_name, ' ', 4)::int, l.objid::int
       FROM pg_locks AS l
@@ -65,10 +66,15 @@ class Inspection:
         with psycopg.connect(self.url) as connection:
             connection.execute(script.encode())
 
+    def count(self, rows: str, *parameters: object) -> int:
+        """Return the number of rows of a table; a WHERE clause can follow its name."""
+        ((count,),) = self.rows(f"SELECT count(*) FROM {rows}", *parameters)
+        return int(count)
+
     def unsettled(self) -> int:
         """Return the number of messages neither published nor dead-lettered."""
         # Doesn't use outbox.unsettled_message, because that trusts the positions.
-        return int(self._count("state NOT IN ('published', 'dead_lettered')"))
+        return self.count(f"{_STATUS} state NOT IN ('published', 'dead_lettered')")
 
     def wait_until_settled(self, *, seconds: float = 90) -> None:
         """Wait until no message is unsettled; fail if progress stops."""
@@ -86,7 +92,7 @@ class Inspection:
 
     def charged(self) -> int:
         """Return the number of messages charged an attempt or dead-lettered."""
-        return int(self._count("attempts > 0 OR state = 'dead_lettered'"))
+        return self.count(f"{_STATUS} attempts > 0 OR state = 'dead_lettered'")
 
     def lanes(self) -> dict[int, set[int]]:
         """Return the lanes that each relay holds, by process id."""
@@ -106,6 +112,13 @@ class Inspection:
         self.rows("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [*pids])
         return pids
 
+    def replace(self, relay: int, part: Part) -> None:
+        """Terminate them, and wait until the relay has connected again."""
+        gone = self.terminate(relay, part)
+        wait_for(
+            f"another connection for {part}", lambda: self.backends(relay, part) - gone
+        )
+
     def wait_for_shares(self, shares: list[int]) -> None:
         """Wait until the relays hold these numbers of lanes."""
 
@@ -120,8 +133,3 @@ class Inspection:
             "the doorbell is armed",
             lambda: self.rows(_SLEEPERS, LOCK_CLASS, Lock.OUTBOX_DOORBELL),
         )
-
-    def _count(self, condition: str) -> Any:
-        query = f"SELECT count(*) FROM outbox.message_status WHERE {condition}"
-        ((count,),) = self.rows(query)
-        return count

@@ -12,14 +12,12 @@ from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 from pillarbox import Consumer
-from tests.fixtures.urls import with_options
+from tests.acceptance.counter import source_of
 
 NAME = "poisoned"
 POISON = b"poison"
 TOPIC = "numbers.fatal"
 MAX_ATTEMPTS = 3
-HOLD = timedelta(seconds=2)
-"""The longest time until another consumer receives the messages of a dead one."""
 
 
 async def note(session: AsyncSession, message: Message) -> None:
@@ -62,14 +60,3 @@ def make() -> Consumer:
             max_attempts=MAX_ATTEMPTS, first_delay=timedelta(milliseconds=50)
         ),
     )
-
-
-def source_of(url: str) -> str:
-    """Add an option, so that it soon takes over the messages of a dead consumer."""
-    if url.startswith("redis:"):
-        return with_options(url, reclaim_after=HOLD)
-    if url.startswith("nats:"):
-        return with_options(url, ack_wait=HOLD)
-    if url.startswith("sqs:"):
-        return with_options(url, visibility=HOLD)
-    return url

@@ -56,26 +56,6 @@ def printer() -> Consumer:
     return consumer
 
 
-def polite() -> Consumer:
-    """Create a consumer whose handler is a function that returns when cancelled."""
-    consumer = _consumer(sessionmaker(create_engine(_url())))
-
-    @consumer.job(TOPIC, lease=LEASE)
-    def print_report(job: Job, message: Message) -> None:
-        for number in _pages(job):
-            while _sheets_now(job) <= number:
-                if job.cancelled:
-                    return
-                let_pass(_POLL)
-            with job.transaction() as session:
-                session.execute(_PRINT, {"number": number, **_PID})
-            job.save(number + 1)
-        with job.finish() as session:
-            session.execute(_REPORT, _PID)
-
-    return consumer
-
-
 def stubborn() -> Consumer:
     """Create a consumer whose handler never checks whether it was cancelled.
 
@@ -124,8 +104,3 @@ def _pages(job: AnyJob) -> range:
 async def _sheets(job: AsyncJob) -> int:
     async with job.transaction() as session:
         return int((await session.scalars(_SHEETS)).one())
-
-
-def _sheets_now(job: Job) -> int:
-    with job.transaction() as session:
-        return int(session.scalars(_SHEETS).one())

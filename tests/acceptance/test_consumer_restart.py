@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox.testing.postgres import PostgresServer, StopMode
-from tests.acceptance.brokers import BROKERS, Broker, plainly, redis
+from tests.acceptance.brokers import BROKERS, Broker, plainly
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
@@ -113,28 +113,6 @@ class TestPostgreSQL:
             writer.reconnect()
         expect_each_once(counters, writer, counters.waiting, ordered=True)
 
-    def test_restarted_as_database_alone(
-        self,
-        migrated_server: PostgresServer,
-        relays: Relays,
-        counters: Counters,
-        writer: Writer,
-        rounds: int,
-        count: int,
-    ) -> None:
-        with redis() as broker:
-            relays.start(broker.url)
-            for _ in range(2):
-                counters.start(broker.url)
-            for mode in rounds * _MODES:
-                before = counters.count()
-                writer.add(count)
-                counters.wait_for_count(before + 1)
-                let_pass(random.uniform(0, 0.3))
-                migrated_server.restart(mode)
-                writer.reconnect()
-            expect_each_once(counters, writer, broker.waiting, ordered=False)
-
 
 def expect_each_once(
     counters: Counters, writer: Writer, waiting: Callable[[], int], *, ordered: bool
@@ -142,10 +120,5 @@ def expect_each_once(
     """Wait until every message is acked; check that each took effect once."""
     counters.wait_for_count(writer.added)
     wait_until_none("deliveries wait", waiting)
-    numbers = counters.numbers()
-    if not ordered:
-        numbers = {key: sorted(of_key) for key, of_key in numbers.items()}
-    assert numbers == writer.numbers()
-    assert counters.receipts() == writer.added
-    assert counters.dead_letters() == 0
+    counters.expect_each_once(writer.numbers(), ordered=ordered)
     assert all(counter.is_running() for counter in counters)

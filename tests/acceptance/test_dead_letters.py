@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -10,29 +9,13 @@ from pillarbox import Message
 from tests.acceptance.relays import Relays, as_role
 from tests.acceptance.sink import Sink
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.processes import ROOT, RunningProcess, command_line
+from tests.fixtures.processes import RunningProcess
 from tests.fixtures.prometheus import scrape
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
 from tests.fixtures.waiting import wait_for
 
-APP = """
-import os
-from sqlalchemy import create_engine, text
-from sqlalchemy.orm import sessionmaker
-from pillarbox import Consumer
-from outbox.postgres.connection import sqlalchemy_url
-
-URL = os.environ["TEST_URL"]
-engine = create_engine(sqlalchemy_url(URL))
-consumer = Consumer(URL, sessionmaker(engine), name="billing")
-
-@consumer.handles("orders")
-def handle(session, message):
-    session.execute(text("INSERT INTO effect VALUES (:what)"),
-                    {"what": message.payload.decode()})
-"""
 LETTERS = 120
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,70 +32,42 @@ def retried(log: str) -> int:
 
 
 @pytest.mark.fault
-def test_two_relays_with_a_schedule_publish_each_dead_letter_once(
+def test_two_relays_and_two_commands_at_once_publish_each_dead_letter_once(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     give_up(database_url, *[Message("t", b"1", key="k") for _ in range(LETTERS)])
-    options = (
-        "--dead-letter-interval=1s",
-        "--listen=0",
-    )
-    started = [relays.start(sink.url, *options) for _ in range(2)]
-    wait_for(
-        "the runs of both have ended",
-        lambda: sum(retried(relay.log()) for relay in started) == LETTERS,
-    )
-    for relay in started:
+    retrying = [
+        relays.start(sink.url, "--dead-letter-interval=1s", "--listen=0"),
+        relays.start(sink.url, "--dead-letter-interval=1s", "--listen=0"),
+    ]
+    command = ("dead-letters", "retry", "--side=outbox", "--topic=*")
+    commands = [relays.command(*command, broker=sink.url) for _ in "12"]
+    assert [it.wait(60) for it in commands] == [0, 0]
+    wait_for("all succeed", lambda: not pending(database_url, "outbox"), seconds=60)
+    for relay in retrying:
         relay.terminate()
         assert relay.wait(60) == 0, relay.log()
     assert (sink.count(), sink.duplicates()) == (LETTERS, 0)
-    assert not pending(database_url, "outbox")
 
 
 @pytest.mark.fault
-def test_two_commands_at_once_publish_each_dead_letter_once(
-    database_url: str, relays: Relays, sink: Sink
-) -> None:
-    give_up(database_url, *[Message("t", b"1", key="k") for _ in range(LETTERS)])
-    outbox = ("--side=outbox", "--topic=*")
-    started = [
-        relays.command("dead-letters", "retry", *outbox, broker=sink.url) for _ in "12"
-    ]
-    assert [command.wait(60) for command in started] == [0, 0]
-    assert (sink.count(), sink.duplicates()) == (LETTERS, 0)
-    assert pending(database_url, "outbox") == 0
-
-
-@pytest.mark.fault
-def test_two_consumers_with_a_schedule_have_each_effect_once(
-    database_url: str, tmp_path: Path
-) -> None:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    execute(database_url, "GRANT INSERT ON effect TO pillarbox_consumer")
+def test_two_consumers_with_a_schedule_have_each_effect_once(site: Site) -> None:
+    execute(site.url, "GRANT INSERT ON effect TO pillarbox_consumer")
     messages = [Message("orders", str(n).encode()) for n in range(LETTERS)]
-    give_up(database_url, *messages, schema="inbox")
-    (tmp_path / "schedule_app.py").write_text(APP)
-    environment = {
-        "PYTHONPATH": f"{tmp_path}:{ROOT}",
-        "TEST_URL": as_role(database_url, "pillarbox_consumer"),
-    }
-    line = command_line(
-        "pillarbox", "consume", "schedule_app:consumer", "--dead-letter-interval=1s"
+    give_up(site.url, *messages, schema="inbox")
+    options = ("shop_app:consumer", "--dead-letter-interval=1s")
+    url = as_role(site.url, "pillarbox_consumer")
+    started = [site.run(*options, TEST_URL=url) for _ in range(2)]
+    wait_for(
+        "the runs of both have ended",
+        lambda: sum(retried(consumer.log()) for consumer in started) == LETTERS,
+        seconds=60,
     )
-    started = [
-        RunningProcess(line, tmp_path / f"{n}.log", environment) for n in range(2)
-    ]
-    try:
-        wait_for("all succeed", lambda: not pending(database_url, "inbox"), seconds=60)
-        for consumer in started:
-            consumer.terminate()
-            assert consumer.wait(60) == 0, consumer.log()
-    finally:
-        for consumer in started:
-            consumer.kill()
-    effects = [int(what) for (what,) in execute(database_url, "TABLE effect")]
-    assert sorted(effects) == list(range(LETTERS))
-    assert sum(retried(consumer.log()) for consumer in started) == LETTERS
+    for consumer in started:
+        consumer.terminate()
+        assert consumer.wait(60) == 0, consumer.log()
+    assert not pending(site.url, "inbox")
+    assert sorted(map(int, site.effects())) == list(range(LETTERS))
 
 
 def test_a_relay_exports_what_it_published_and_its_dead_letters_to_prometheus(

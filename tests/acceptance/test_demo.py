@@ -13,10 +13,8 @@ import pytest
 
 from examples.shop.brokers import NAMES
 from examples.shop.brokers import broker as chosen
-from inbox.demo.command import run
 from inbox.demo.orders import TENANT_VARIABLE, TOPIC, is_ours
 from outbox.errors import ConfigError
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
 from tests.acceptance.brokers import as_variant
 from tests.fixtures.processes import ROOT
@@ -94,6 +92,7 @@ def test_the_error_for_an_unknown_broker_lists_the_known_ones(
 @pytest.mark.parametrize(
     ("broker", "said"),
     [
+        ("pigeon", "one of postgres, redis, rabbitmq"),
         ("sqs", "use sns"),
         ("sqs://eu-west-1/?fifo=true", "use sns"),
         ("sns://eu-west-1/", "add fifo=true"),

@@ -49,26 +49,6 @@ def test_a_relay_summarizes_its_work_in_one_line(
     assert "confidential" not in relay.log()
 
 
-def test_messages_published_just_before_a_stop_are_reported(
-    database_url: str, relays: Relays, sink: Sink
-) -> None:
-    relay = relays.start(sink.url, INTERVALS="log=3600")
-    insert(database_url, Message("t", b"1"))
-    wait_for("it is published", lambda: sink.count() == 1, seconds=60)
-    relay.terminate()
-    assert relay.wait(60) == 0
-    assert "RelayActive published=1 refused=0 dead_lettered=0" in relay.log()
-
-
-def test_a_relay_with_nothing_to_do_is_silent(relays: Relays, sink: Sink) -> None:
-    relay = relays.start(sink.url, INTERVALS="log=0.02")
-    relay.wait_for_log("LeaseTaken")
-    # After 60 intervals it logs a sign of life.
-    relay.wait_for_log("RelayActive", seconds=60)
-    (line,) = [it for it in relay.log().splitlines() if "RelayActive" in it][:1]
-    assert "published=0" in line
-
-
 async def test_a_consumer_summarizes_its_work_in_one_line_and_warns_with_a_remedy(
     site: Site,
 ) -> None:

@@ -1,19 +1,16 @@
 """Processes with long handlers are stopped, killed, frozen and cancelled."""
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
 
 from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
-from tests.acceptance.fixtures import show
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.printer import NAME, PAGES, TABLES, TOPIC
 from tests.acceptance.relays import as_role
-from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.processes import Processes, RunningProcess, command_line
 from tests.fixtures.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
@@ -22,32 +19,29 @@ BEFORE = 3
 """The number of pages printed before the fault."""
 
 
-class Printers:
+class Printers(Processes):
     """Starts consumer processes that print reports, and reads their output."""
 
     def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
-        self._environment = {
-            "PILLARBOX_DATABASE_URL": as_role(url, "pillarbox_consumer")
-        }
-        self._directory = directory
+        database = as_role(url, "pillarbox_consumer")
+        super().__init__(directory, "printer", PILLARBOX_DATABASE_URL=database)
         self._inspection = inspection
-        self._numbers = itertools.count(1)
-        self._started: list[RunningProcess] = []
         inspection.run(
             f"{TABLES} INSERT INTO inbox.subscription VALUES ('{NAME}', '{TOPIC}')"
         )
 
     def start(self, kind: str = "printer") -> RunningProcess:
         """Start another process, and return once it has reached its database."""
-        printer = self._command(
-            "consume", f"tests.acceptance.printer:{kind}", "--log-level=debug"
+        consumer = f"tests.acceptance.printer:{kind}"
+        printer = self.begin(
+            command_line("pillarbox", "consume", consumer, "--log-level=debug")
         )
         printer.wait_for_log("ConsumerStarted")
         return printer
 
     def cancel(self, message: Message) -> int:
         """Run `pillarbox cancel`, and return its exit status."""
-        return self._command("cancel", str(message.id)).wait()
+        return self.begin(command_line("pillarbox", "cancel", str(message.id))).wait()
 
     async def order(self) -> Message:
         """Order a report."""
@@ -63,9 +57,11 @@ class Printers:
     def wait_for_worker(self) -> RunningProcess:
         """Wait until the first pages are printed and saved; return the process."""
         self.give_paper(BEFORE)
-        wait_for("pages are printed", lambda: self.job()[2] == BEFORE)
+        query = "SELECT checkpoint FROM inbox.job"
+        printed = [(BEFORE,)]
+        wait_for("pages", lambda: self._inspection.rows(query) == printed)
         ((pid,),) = self._inspection.rows("SELECT DISTINCT pid FROM page")
-        (worker,) = (printer for printer in self._started if printer.pid == pid)
+        (worker,) = (printer for printer in self if printer.pid == pid)
         return worker
 
     def pages(self) -> list[tuple[int, int]]:
@@ -78,38 +74,13 @@ class Printers:
         """Return the processes that finished a report."""
         return [pid for (pid,) in self._inspection.rows("SELECT pid FROM report")]
 
-    def receipts(self) -> int:
-        """Return the number of receipts."""
-        ((count,),) = self._inspection.rows("SELECT count(*) FROM inbox.receipt")
-        return int(count)
-
-    def job(self) -> tuple[Any, ...]:
-        """Return the state, attempts and checkpoint of the job."""
-        query = "SELECT state, attempts, checkpoint FROM inbox.job"
-        found: list[tuple[Any, ...]] = self._inspection.rows(query)
-        return found[0] if found else (None, None, None)
-
-    def wait_for_acks(self) -> None:
-        """Wait until all deliveries are acked."""
-        query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
-        wait_for("all is acked", lambda: self._inspection.rows(query) == [(0,)])
-
-    def _command(self, *arguments: str) -> RunningProcess:
-        process = RunningProcess(
-            command_line("pillarbox", *arguments),
-            self._directory / f"inbox-{next(self._numbers)}.log",
-            self._environment,
-        )
-        self._started.append(process)
-        return process
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for process in self._started:
-            process.kill()
-            show(process)
+    def expect_end(self, state: str, attempts: int, *, receipts: int) -> None:
+        """Wait until all deliveries are acked, and check how the job has ended."""
+        unacked = "inbox.delivery_status WHERE acked_at IS NULL"
+        wait_for("all is acked", lambda: self._inspection.count(unacked) == 0)
+        query = "SELECT state, attempts FROM inbox.job"
+        assert self._inspection.rows(query) == [(state, attempts)]
+        assert self._inspection.count("inbox.receipt") == receipts
 
 
 @pytest.fixture
@@ -127,11 +98,10 @@ def printed_by(first: RunningProcess, second: RunningProcess) -> list[tuple[int,
     ]
 
 
-@pytest.mark.parametrize("kind", ["printer", "polite"])
 async def test_after_a_deploy_another_process_resumes_the_job(
-    printers: Printers, kind: str
+    printers: Printers,
 ) -> None:
-    both = {printers.start(kind), printers.start(kind)}
+    both = {printers.start(), printers.start()}
     await printers.order()
     stopped = printers.wait_for_worker()
     (other,) = both - {stopped}
@@ -139,11 +109,9 @@ async def test_after_a_deploy_another_process_resumes_the_job(
     stopped.terminate()
     assert stopped.wait() == 0
     printers.give_paper(PAGES)
-    printers.wait_for_acks()
+    printers.expect_end("success", 1, receipts=1)
     assert printers.pages() == printed_by(stopped, other)
     assert printers.reports() == [other.pid]
-    assert printers.job()[:2] == ("success", 1)
-    assert printers.receipts() == 1
 
 
 async def test_a_job_of_a_killed_process_is_taken_over_after_its_lease(
@@ -156,11 +124,9 @@ async def test_a_job_of_a_killed_process_is_taken_over_after_its_lease(
 
     killed.kill()
     printers.give_paper(PAGES)
-    printers.wait_for_acks()
+    printers.expect_end("success", 2, receipts=1)
     assert printers.pages() == printed_by(killed, other)
     assert printers.reports() == [other.pid]
-    assert printers.job()[:2] == ("success", 2)
-    assert printers.receipts() == 1
 
 
 @pytest.mark.parametrize("kind", ["printer", "stubborn"])
@@ -180,32 +146,27 @@ async def test_a_process_frozen_for_longer_than_its_lease_prints_nothing_more(
     if kind == "stubborn":
         frozen.wait_for_log("told: JobLostError")
     frozen.wait_for_log("DuplicateSkipped")
-    printers.wait_for_acks()
+    printers.expect_end("success", 2, receipts=1)
     assert printers.pages() == printed_by(frozen, other)
     assert printers.reports() == [other.pid]
-    assert printers.job()[:2] == ("success", 2)
-    assert printers.receipts() == 1
 
 
-@pytest.mark.parametrize("kind", ["printer", "polite"])
 async def test_a_cancel_reaches_the_process_that_runs_the_job(
-    printers: Printers, kind: str
+    printers: Printers,
 ) -> None:
-    both = {printers.start(kind), printers.start(kind)}
+    both = {printers.start(), printers.start()}
     message = await printers.order()
     worker = printers.wait_for_worker()
     (other,) = both - {worker}
 
     assert printers.cancel(message) == 0
     worker.wait_for_log("MessageCancelled")
-    printers.wait_for_acks()
+    printers.expect_end("cancelled", 1, receipts=0)
     printers.give_paper(PAGES)
-    assert printers.job()[:2] == ("cancelled", 1)
-    assert [pid for _, pid in printers.pages()] == [worker.pid] * BEFORE
-    assert printers.reports() == []
-    assert printers.receipts() == 0
     assert printers.cancel(message) == 1
     for process in both:
         process.terminate()
         assert process.wait() == 0
+    assert [pid for _, pid in printers.pages()] == [worker.pid] * BEFORE
+    assert printers.reports() == []
     assert "MessageCancelled" not in other.log()

@@ -14,11 +14,10 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 from outbox.postgres.connection import sqlalchemy_url
-from tests.acceptance.fixtures import show
 from tests.acceptance.github import Base, Content, Webhook, read, record
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays, as_role
-from tests.fixtures.processes import ROOT, RunningProcess, command_line
+from tests.fixtures.processes import ROOT, Processes, command_line
 from tests.fixtures.waiting import wait_for
 
 FILE = "github-webhooks.jsonl.gz"
@@ -26,8 +25,7 @@ WRITERS = 4
 ROLLED_BACK = 50
 
 GRANTS = """
-    GRANT SELECT, INSERT, UPDATE ON repository, sender, event
-       TO pillarbox_application;
+    GRANT SELECT, INSERT, UPDATE ON repository TO pillarbox_application;
     GRANT SELECT, INSERT ON received TO pillarbox_consumer;
     INSERT INTO inbox.subscription (consumer, topic) VALUES ('github', 'github.*');
 """
@@ -39,16 +37,14 @@ RECEIVED = """
 
 
 @pytest.fixture(scope="session")
-def webhooks(pytestconfig: pytest.Config) -> Sequence[Webhook]:
-    given = pytestconfig.getoption("webhooks") or os.environ.get("PILLARBOX_WEBHOOKS")
+def webhooks() -> Sequence[Webhook]:
+    given = os.environ.get("PILLARBOX_WEBHOOKS")
     path = Path(given) if given else ROOT.parent / "shared" / "data" / FILE
     if not given and not path.exists():
         pytest.skip(
-            f"no {FILE}: name it by --webhooks=PATH or PILLARBOX_WEBHOOKS, or put it "
-            "into shared/data beside the repository"
+            f"no {FILE}: name it by PILLARBOX_WEBHOOKS, or put it into shared/data "
+            "beside the repository"
         )
-    if not path.exists():
-        pytest.fail(f"--webhooks or PILLARBOX_WEBHOOKS names {path}, which isn't there")
     return read(path)
 
 
@@ -68,17 +64,12 @@ def application(database_url: str, inspection: Inspection) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def consumer(
-    database_url: str, application: Engine, tmp_path: Path
-) -> Iterator[RunningProcess]:
-    process = RunningProcess(
-        command_line("pillarbox", "consume", "tests.acceptance.github:consumer"),
-        tmp_path / "consumer.log",
-        {"PILLARBOX_DATABASE_URL": as_role(database_url, "pillarbox_consumer")},
-    )
-    yield process
-    process.kill()
-    show(process)
+def consumer(database_url: str, application: Engine, tmp_path: Path) -> Iterator[None]:
+    url = {"PILLARBOX_DATABASE_URL": as_role(database_url, "pillarbox_consumer")}
+    with Processes(tmp_path, "consumer", **url) as started:
+        line = command_line("pillarbox", "consume", "tests.acceptance.github:consumer")
+        started.begin(line)
+        yield
 
 
 def write_all(
@@ -99,7 +90,7 @@ def write_all(
             if webhook is None:
                 return
             with Session(application) as session:
-                id, message = record(session, position, webhook)
+                id, message = record(session, webhook)
                 session.flush()
                 if position % ROLLED_BACK:
                     session.commit()
@@ -118,7 +109,7 @@ def write_all(
 def test_every_payload_arrives_byte_for_byte_and_in_the_order_of_its_repository(
     webhooks: Sequence[Webhook],
     application: Engine,
-    consumer: RunningProcess,
+    consumer: None,
     relays: Relays,
     inspection: Inspection,
     full: bool,
@@ -128,10 +119,9 @@ def test_every_payload_arrives_byte_for_byte_and_in_the_order_of_its_repository(
     added = write_all(application, webhooks, transactions)
     assert len(added) == transactions - transactions // ROLLED_BACK
 
-    query = "SELECT count(*) FROM received"
     wait_for(
         "all is received",
-        lambda: inspection.rows(query) == [(len(added),)],
+        lambda: inspection.count("received") == len(added),
         seconds=600,
         pause=0.1,
     )

@@ -33,7 +33,7 @@ class Writer:
     ) -> None:
         self._engine.dispose()
 
-    def add(self, count: int, *, topic: str = "numbers.counted") -> None:
+    def add(self, count: int) -> None:
         """Commit `count` more messages."""
         end = self.added + count
         while self.added < end:
@@ -41,7 +41,7 @@ class Writer:
             with Session(self._engine) as session, session.begin():
                 pillarbox.add(
                     session,
-                    *(self._message(topic, n) for n in range(self.added, upto)),
+                    *(self._message(n) for n in range(self.added, upto)),
                 )
             self.added = upto
 
@@ -58,6 +58,6 @@ class Writer:
             if rounds or key < more
         }
 
-    def _message(self, topic: str, position: int) -> Message:
+    def _message(self, position: int) -> Message:
         number, key = divmod(position, self._keys)
-        return Message(topic, b"%d" % number, key=f"key-{key}")
+        return Message("numbers.counted", b"%d" % number, key=f"key-{key}")

@@ -110,7 +110,6 @@ class KafkaFaults(BrokerFaults):
         assert len(arrivals) <= self.writer.added + times * IN_FLIGHT
         assert self.inspection.charged() == 0
         waits = announced_waits(relay)
-        self.figures("lost for so many faults", f"{len(waits)} for {times}")
         assert len(waits) <= times * CONCURRENCY
         assert max(waits, default=0.0) <= LONGEST_WAIT
 
