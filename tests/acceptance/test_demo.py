@@ -78,17 +78,6 @@ def counted(said: str, what: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def test_the_error_for_an_unknown_broker_lists_the_known_ones(
-    server: PostgresServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status = run(database=server.url, broker=lambda url: chosen("pigeon", url))
-
-    assert status == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "one of postgres, redis, rabbitmq" in error
-
-
 @pytest.mark.parametrize(
     ("broker", "said"),
     [
