@@ -135,7 +135,7 @@ class LiveBatch:
             started = time.perf_counter()
             for settlement in settlements:
                 await settle_batch(self._connection, self._reader, settlement)
-            settled = sum(len(settlement.published) for settlement in settlements)
+            settled = sum(len(settlement.of("published")) for settlement in settlements)
             assert settled == self._messages, f"{settled} of {self._messages} settled"
             return time.perf_counter() - started, len(settlements)
 

@@ -18,7 +18,7 @@ import psycopg
 from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
 from outbox.postgres.connection import Link
-from relay.claim import Claimed
+from relay.claim import Claimed, Outcome
 from relay.events import DatabaseLost, DatabaseRecovered, MessageDeadLettered
 from relay.settle import move_to_dead_letters
 
@@ -86,7 +86,8 @@ class OversizedRows:
     async def _move(self, row: Claimed) -> None:
         assert row.problem is not None
         connection = await self._link.connection()
-        await move_to_dead_letters(connection, [(row, row.problem)], self._reader)
+        refused = [(row, Outcome("dead_lettered", row.problem))]
+        await move_to_dead_letters(connection, refused, self._reader, by_hand=True)
         self._notify(
             MessageDeadLettered(
                 id=row.id,

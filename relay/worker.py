@@ -138,7 +138,7 @@ class Worker:
         remember(settlement, batch)
         await self._settle(settlement)
         # Only now, so that their entries exist.
-        self._oversized.add(settlement.aside)
+        self._oversized.add(row for row, _ in settlement.of("aside"))
 
     async def _publish(self, batch: Batch) -> Sequence[Answer]:
         answers, lost = await publish_batch(
@@ -265,23 +265,25 @@ class Worker:
         self._found_after(pause)
         if not settlement.positions:
             return
+        waiting = settlement.of("refused", "postponed")
+        dead_lettered = settlement.of("dead_lettered")
         self._notify(
             BatchSettled(
-                published=len(settlement.published),
-                retried=len(settlement.waiting),
-                dead_lettered=len(settlement.dead_lettered),
+                published=len(settlement.of("published")),
+                retried=len(waiting),
+                dead_lettered=len(dead_lettered),
                 seconds=time.monotonic() - started,
             )
         )
-        for row, reason, _ in settlement.waiting:
-            self._notify(_event_of(row, reason))
-        for row, reason in settlement.dead_lettered:
+        for row, outcome in waiting:
+            self._notify(_event_of(row, outcome.reason or ""))
+        for row, outcome in dead_lettered:
             self._notify(
                 MessageDeadLettered(
                     id=row.id,
                     topic=row.topic,
                     attempts=row.attempts + 1,
-                    reason=reason,
+                    reason=outcome.reason or "",
                     traceparent=traceparent_of(row),
                 )
             )
