@@ -202,24 +202,12 @@ class BatchSettled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaleBatchDropped(Event):
-    """A batch was not published, because its lanes may have lost their lease.
-
-    The relay that leases the lanes next publishes it.
-
-    Attributes:
-        messages: how many messages it contains.
-    """
-
-    messages: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyBlocked(Event):
-    """A message was nacked; later messages of its key wait until it is retried.
+class MessageRefused(Event):
+    """A message was nacked and will be retried; later messages of its key wait.
 
     Attributes:
         id: the message's id.
+        key: its key; None: no other message waits.
         attempts: how often the broker refused it.
         reason: the broker's reason.
     """
@@ -228,26 +216,7 @@ class KeyBlocked(Event):
     about = ("topic", "reason")
     id: UUID
     topic: str
-    key: str
-    attempts: int
-    reason: str
-    traceparent: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageDelayed(Event):
-    """A message without a key was nacked and will be retried; no other message waits.
-
-    Attributes:
-        id: the message's id.
-        attempts: how often the broker refused it.
-        reason: the broker's reason.
-    """
-
-    settles = "retry"
-    about = ("topic", "reason")
-    id: UUID
-    topic: str
+    key: str | None
     attempts: int
     reason: str
     traceparent: str | None = field(default=None, repr=False)

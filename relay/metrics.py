@@ -16,9 +16,8 @@ from relay.events import (
     BatchSettled,
     BrokerLost,
     BrokerRecovered,
-    KeyBlocked,
     MessageDeadLettered,
-    MessageDelayed,
+    MessageRefused,
     RelayStopped,
 )
 
@@ -89,8 +88,7 @@ class RelayMetrics:
             BatchClaimed: lambda event: self._claims.of().add(event.seconds),
             BatchPublished: self._record_published,
             BatchSettled: lambda event: self._settlements.of().add(event.seconds),
-            KeyBlocked: self._record_refused,
-            MessageDelayed: self._record_refused,
+            MessageRefused: self._record_refused,
             MessageDeadLettered: self._record_dead_lettered,
             BrokerLost: lambda _: self._breaker_open.set(1),
             BrokerRecovered: lambda _: self._breaker_open.set(0),
@@ -110,7 +108,7 @@ class RelayMetrics:
             published, _, _ = self._of(topic)
             published.inc(count)
 
-    def _record_refused(self, event: KeyBlocked | MessageDelayed) -> None:
+    def _record_refused(self, event: MessageRefused) -> None:
         _, refused, _ = self._of(event.topic)
         refused.inc()
 

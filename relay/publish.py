@@ -14,7 +14,7 @@ from outbox.message import Message
 from relay.adaptive_batch import BatchLimit
 from relay.claim import Claimed
 from relay.config import RelayConfig
-from relay.events import BatchPublished, StaleBatchDropped
+from relay.events import BatchPublished
 from relay.publisher import Acked, Confirmation, Handling, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None
@@ -56,7 +56,6 @@ async def publish_batch(
         if not messages:
             continue
         if not leased():
-            notify(StaleBatchDropped(messages=len(messages)))
             return answers, None
         started = time.monotonic()
         try:

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import psycopg
-
-from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
 from outbox.postgres.connection import Connection, Link
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
-from relay.events import DatabaseLost, DatabaseRecovered, MessagesUnrouted
+from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
+from relay.events import MessagesUnrouted
 from relay.lanes.board import LaneBoard
 from relay.lanes.deferrals import LONG_AGO, WaitingMessage
 from relay.lanes.lane import Lane
@@ -34,7 +32,7 @@ async def sweep_lanes(
     next_sweep = 0.0
     next_search = 0.0
     searched_up_to = -1
-    lost = False
+    retry = DatabaseRetry(notify)
     try:
         while True:
             try:
@@ -47,14 +45,9 @@ async def sweep_lanes(
                     next_search = time.monotonic() + _UNROUTED_INTERVAL
                     searched_up_to = await _find_unrouted(link, searched_up_to, notify)
                 await _find_due(link, board, config.batch_size)
-                if lost:
-                    lost = False
-                    notify(DatabaseRecovered())
-            except (psycopg.Error, DatabaseUnavailableError) as error:
-                async with link.lock:
-                    await link.close()
-                lost = True
-                notify(DatabaseLost.of(error, interval))
+                retry.succeeded()
+            except DATABASE_ERRORS as error:
+                await retry.failed(error, link)
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval):
                     await board.wants_due()

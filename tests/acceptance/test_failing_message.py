@@ -12,7 +12,7 @@ from inbox.events import HandlerFailed, MessageHandled
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, Message
-from relay.events import BatchSettled, KeyBlocked
+from relay.events import BatchSettled, MessageRefused
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import NEVER, async_sessions_of, running
@@ -98,4 +98,4 @@ async def test_a_poison_message_holds_back_its_key_in_a_relay(
             seconds=240,
         )
         assert unsettled(database_url) == left
-        assert len(relay.events.of(KeyBlocked)) == 1
+        assert len(relay.events.of(MessageRefused)) == 1
