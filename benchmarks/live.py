@@ -160,7 +160,7 @@ class LiveBatch:
             yield seconds, settlement
 
     def _board(self) -> tuple[LaneBoard, Sequence[Lane]]:
-        board = LaneBoard(self._lease, CONFIG.weights, CONFIG.concurrency)
+        board = LaneBoard(self._lease, CONFIG.concurrency)
         board.take(LANES)
         self._reader = board.reader
         self._owners.append(board.reader.owner)

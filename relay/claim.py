@@ -28,12 +28,6 @@ from relay.lanes.deferrals import LONG_AGO, Draining, KeyEnd, LogOfKey, WaitingM
 from relay.lanes.lane import Lane
 
 _VERDICT: Final = 12  # the index of the column
-_MAX_COPIED: Final = 1024 * 1024
-"""Maximum size of an oversized row that is moved with the batch, while lanes wait.
-
-The payload counts with its stored size, because it is copied in that form; the headers
-count with their decompressed size.
-"""
 _MOST_SKIPPED: Final = 1000
 """After so many messages of other topics, a lane's position is stored without others.
 
@@ -517,7 +511,6 @@ def _limits(config: RelayConfig) -> dict[str, int]:
     return {
         "max_bytes": config.max_batch_bytes,
         "max_payload": config.max_payload_bytes,
-        "max_copied": _MAX_COPIED,
     }
 
 
@@ -612,7 +605,7 @@ def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:
     """Return a `Claimed` for a row not loaded, with the problem if it is too large."""
     lane, seq, id, created_at, topic, key, *_ = row
     problem = None
-    if row[_VERDICT] in {"settle", "aside"}:
+    if row[_VERDICT] == "aside":
         limit = config.max_payload_bytes
         problem = f"payload is over {limit} bytes (max_payload_bytes)"
     return Claimed(lane, seq, id, created_at, 0, key, topic, None, problem)

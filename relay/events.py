@@ -129,25 +129,6 @@ class BrokerMatches(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesUnrouted(Event):
-    """No reader gets messages of these topics: their days are kept until one does.
-
-    Attributes:
-        messages: how many were found since the last report.
-        topics: their topics, some of them if there are many.
-        remedy: what to do.
-    """
-
-    level = logging.WARNING
-    messages: int
-    topics: Sequence[str]
-    remedy: str = (
-        "add a reader for them with pillarbox readers add NAME --topic TOPIC"
-        " --from-oldest, or one that discards them with --discard"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchClaimed(Event):
     """Messages were read from their lanes.
 

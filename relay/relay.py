@@ -162,9 +162,7 @@ class Relay(Process):
         self._links = [
             self._link("worker") for _ in range(connections or self._config.concurrency)
         ]
-        self._lanes = LaneBoard(
-            self._lease, self._config.weights, self._config.concurrency, reader
-        )
+        self._lanes = LaneBoard(self._lease, self._config.concurrency, reader)
         self._breaker = Breaker(self._notify)
         self._batch_limit = BatchLimit(self._config.publish_timeout)
         self._oversized = OversizedRows(
@@ -211,9 +209,20 @@ class Relay(Process):
                 upkeep = [
                     group.create_task(self._lease.run()),
                     group.create_task(self._wake()),
-                    group.create_task(self._sweep()),
+                    group.create_task(
+                        sweep_lanes(
+                            self._lanes, self._sweep_link, self._config, self._notify
+                        )
+                    ),
                     group.create_task(self._keep_days()),
-                    group.create_task(self._check_broker()),
+                    group.create_task(
+                        check_broker(
+                            self._publisher,
+                            self._lanes,
+                            self._breaker,
+                            self._config.broker_check_interval.total_seconds(),
+                        )
+                    ),
                     group.create_task(self._oversized.run()),
                 ]
                 workers = [
@@ -269,9 +278,6 @@ class Relay(Process):
         interval = self._config.poll_interval.total_seconds()
         await wake_lanes(self._lanes, doorbell, interval)
 
-    async def _sweep(self) -> None:
-        await sweep_lanes(self._lanes, self._sweep_link, self._config, self._notify)
-
     async def _keep_days(self) -> None:
         await asyncio.sleep(_DAYS_DELAY)
         await self._days.make()
@@ -281,14 +287,6 @@ class Relay(Process):
         name = f"{self._application} days"
         async with await connect(self._url, application_name=name) as connection:
             return await (await connection.execute(MAKE_DAYS)).fetchall()
-
-    async def _check_broker(self) -> None:
-        await check_broker(
-            self._publisher,
-            self._lanes,
-            self._breaker,
-            self._config.broker_check_interval.total_seconds(),
-        )
 
     def _presence(self) -> Presence:
         async def write(values: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ of it is in flight, so its messages reach the broker in order.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
@@ -20,6 +20,8 @@ from relay.reader import ALL, Topics
 
 _ALL: Final = 1 << 20
 _FEWEST_ROWS: Final = 16
+_WEIGHTS: Final = {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
+"""How many claims each gets in a round while all of them have messages."""
 
 
 class LaneBoard:
@@ -28,12 +30,10 @@ class LaneBoard:
     def __init__(
         self,
         lease: Lease,
-        weights: Mapping[Priority, int],
         concurrency: int,
         reader: str = MAIN,
     ) -> None:
         self._lease = lease
-        self._weights = weights
         self._concurrency = concurrency
         self._credit = dict.fromkeys(PRIORITIES, 0)
         self._known: dict[int, Lane] = {}
@@ -222,9 +222,9 @@ class LaneBoard:
     def _next_priority(self, waiting: Collection[Priority]) -> Priority:
         # Smooth weighted round robin.
         for priority in waiting:
-            self._credit[priority] += self._weights[priority]
+            self._credit[priority] += _WEIGHTS[priority]
         best = max(waiting, key=lambda priority: self._credit[priority])
-        self._credit[best] -= sum(self._weights[p] for p in waiting)
+        self._credit[best] -= sum(_WEIGHTS[p] for p in waiting)
         return best
 
     def _update_events(self) -> None:

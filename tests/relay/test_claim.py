@@ -200,7 +200,7 @@ async def test_large_headers_are_read_at_most_a_few_times_before_they_are_loaded
 
 def board_of_all_lanes() -> LaneBoard:
     numbers = [number for priority in PRIORITIES for number in lanes_of(priority)]
-    board = LaneBoard(HeldLease(numbers), RelayConfig().weights, 1)
+    board = LaneBoard(HeldLease(numbers), 1)
     board.take(numbers)
     return board
 

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
-from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from tests.fixtures.claimed import HeldLease
-
-WEIGHTS = RelayConfig().weights
 
 
 class Board(LaneBoard):
@@ -21,7 +18,7 @@ class Board(LaneBoard):
     def __init__(self, *priorities: Priority, concurrency: int = 2) -> None:
         numbers = [n for p in priorities or PRIORITIES for n in lanes_of(p)]
         self.lease = HeldLease(numbers)
-        super().__init__(self.lease, WEIGHTS, concurrency)
+        super().__init__(self.lease, concurrency)
         self.take(numbers)
 
     def pick_share(self) -> Sequence[Lane]:
