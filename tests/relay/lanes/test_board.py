@@ -4,8 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-import pytest
-
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
@@ -71,28 +69,6 @@ def test_priority_classes_get_turns_by_weight() -> None:
         Priority.DEFAULT: 300,
         Priority.BULK: 100,
     }
-
-
-@pytest.mark.parametrize("flooded", list(Priority))
-def test_a_flood_in_one_priority_class_starves_no_other(flooded: Priority) -> None:
-    board = Board()
-    for _ in range(100):
-        # The other classes are found empty here, and are woken below.
-        picked = board.pick_share()
-        for lane in picked:
-            if priority_of(lane.number) is not flooded:
-                lane.found_empty()
-        board.put_back(picked)
-    board.wake()
-    board.put_back(board.pick())
-
-    seen = set()
-    for _ in range(10):
-        picked = board.pick_share()
-        seen.add(priority_of(picked[0].number))
-        board.put_back(picked)
-
-    assert seen == set(Priority)
 
 
 def test_lanes_of_one_priority_class_take_turns() -> None:
