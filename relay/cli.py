@@ -37,13 +37,11 @@ from outbox.observability.database_measure import RELAY
 from outbox.payload.payload_codec import load_codec
 from outbox.postgres.advisory_lock import MAIN
 from outbox.retry import RetryPolicy
-from outbox.url import scheme_of
 from relay.activity import RelayCounts
 from relay.config import RelayConfig
 from relay.dead_letters.side import SIDE
 from relay.events import RelayStarted
 from relay.relay import Relay
-from relay.renewed_publisher import publisher_of
 from relay.replay import Published, ReplayCriteria, count_published, replay_published
 
 if TYPE_CHECKING:
@@ -186,12 +184,10 @@ def relay(
     )
     process = Relay(
         database,
-        publisher_of(url),
+        url,
         config,
         observers=watched.observers,
-        name=scheme_of(url),
         reader=reader,
-        broker=url,
         switch_broker=switch_broker,
     )
     watched.run(process.run, process.stop)

@@ -79,7 +79,3 @@ class RelayConfig:
             if getattr(self, name) <= timedelta(0):
                 given = exact_duration(getattr(self, name))
                 raise ConfigError(f"{name}={given}: must be above 0s")
-        if self.lease < timedelta(seconds=1):
-            raise ConfigError(
-                f"lease={exact_duration(self.lease)}: must be at least 1s"
-            )

@@ -108,8 +108,6 @@ class Relay(Process):
             enters and leaves it.
         config: the settings; see `RelayConfig`.
         observers: called with every event, besides the log.
-        name: the publisher's name, for events; by default, the URL's scheme or the name
-            of its class.
         reader: whose messages it publishes; see `pillarbox readers`.
         broker: the URL or another name of where the publisher publishes, for the
             comparison with other relays; by default its own `identity`.
@@ -124,22 +122,21 @@ class Relay(Process):
         config: RelayConfig | None = None,
         *,
         observers: Iterable[Observer] = (),
-        name: str | None = None,
         reader: str = MAIN,
         broker: str | None = None,
         switch_broker: bool = False,
         connections: int | None = None,
     ) -> None:
         super().__init__()
+        self._name = type(publisher).__name__
         if isinstance(publisher, str):
-            name, broker = name or scheme_of(publisher), broker or publisher
+            self._name, broker = scheme_of(publisher), broker or publisher
             publisher = publisher_of(publisher)
         self._url = url
         self._publisher = publisher
         self._config = config or RelayConfig()
         self._outages = Outages()
         self._notify = Observers([self._outages, *logged(observers)]).notify
-        self._name = name or type(publisher).__name__
         self._reader = Reader(reader, broker, publisher, self._notify)
         self._switch_broker = switch_broker
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
