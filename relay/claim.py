@@ -230,13 +230,12 @@ async def _claim_next(
         drained: the blocked keys, with their lanes, whose waiting messages are all in
             this claim.
     """
-    worth_reading = board.rows_worth_reading(config.batch_size)
     claiming = board.reader.prepare(lanes)
     parameters = {
         **claiming.parameters,
         **board.topics.parameters,
         # One more, to see whether it has the seq of the last one.
-        "max_rows": worth_reading + 1,
+        "max_rows": config.batch_size + 1,
         **_limits(config),
     }
     text, names = load_numbered("relay", "claim_batch")
@@ -245,7 +244,7 @@ async def _claim_next(
     rows = await cursor.fetchall()
     look = Look.parse(rows[0][-1])
     drawn = int(rows[0][-1].rpartition("/")[2])
-    taken, following = _cut(rows if rows[0][0] is not None else [], worth_reading)
+    taken, following = _cut(rows if rows[0][0] is not None else [], config.batch_size)
     by_number = {lane.number: lane for lane in lanes}
     strange = _find_strange(taken, by_number)
     if not has_looked and (strange or claiming.lanes_to_look(look.snapshot)):
@@ -280,9 +279,7 @@ async def _claim_next(
         found.others += [(row, HELD) for row in due if (row.lane, row.key) in blocked]
         due = [row for row in due if (row.lane, row.key) not in blocked]
     found.rows += due
-    board.note_claim(
-        len(taken), cut=following is not None and len(taken) < worth_reading
-    )
+    board.note_claim(len(taken))
     seen = max([*last.values(), *passed.values()], default=-1)
     if seen <= drawn:  # the table's owner can have chosen a higher one
         board.reader.note(look.next_xid, seen)

@@ -18,8 +18,6 @@ from outbox.postgres.lease import Lease
 from relay.lanes.lane import Lane
 from relay.reader import ALL, Topics
 
-_ALL: Final = 1 << 20
-_FEWEST_ROWS: Final = 16
 _WEIGHTS: Final = {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
 """How many claims each gets in a round while all of them have messages."""
 
@@ -48,7 +46,6 @@ class LaneBoard:
         self.writers_ring = False
         """Whether each commit of a message wakes the relay. If so, a lane that was read
         to its end isn't read again until then."""
-        self._most_rows = _ALL
         self._has_found = False
         self.reader = LogReader(reader)
         self.topics: Topics = ALL
@@ -125,21 +122,9 @@ class LaneBoard:
             turns.remove(lane.number)
             turns.append(lane.number)
 
-    def rows_worth_reading(self, batch_size: int) -> int:
-        """Return how many rows a claim should read, `batch_size` at most.
-
-        The server has to read a row's headers to determine their size. While a few rows
-        fill a claim, reading hundreds each time would make all lanes wait.
-        """
-        return min(batch_size, self._most_rows)
-
-    def note_claim(self, rows: int, *, cut: bool) -> None:
-        """Record how many rows a claim found, and whether the byte limit cut it."""
+    def note_claim(self, rows: int) -> None:
+        """Record how many rows a claim found."""
         self._has_found = self._has_found or rows > 0
-        if cut:
-            self._most_rows = max(_FEWEST_ROWS, 2 * rows)
-        elif rows >= self._most_rows:
-            self._most_rows = min(_ALL, 2 * self._most_rows)
 
     def has_found(self) -> bool:
         """Return whether a claim has found rows since the last call."""

@@ -182,20 +182,3 @@ async def test_work_and_idle_return_once_their_state_is_reached() -> None:
     working = asyncio.create_task(board.work())
     board.wake()
     await working
-
-
-def test_after_a_claim_filled_by_few_rows_the_next_ones_read_few() -> None:
-    board = Board()
-    assert board.rows_worth_reading(500) == 500
-
-    board.note_claim(40, cut=True)
-    assert board.rows_worth_reading(500) == 80
-    board.note_claim(5, cut=True)
-    assert board.rows_worth_reading(500) == 16
-
-    # It grows again once claims are no longer cut by bytes, unless they find few.
-    board.note_claim(15, cut=False)
-    assert board.rows_worth_reading(500) == 16
-    for worth_reading in (32, 64, 128, 256, 500):
-        board.note_claim(board.rows_worth_reading(500), cut=False)
-        assert board.rows_worth_reading(500) == worth_reading
