@@ -40,8 +40,7 @@ from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
 from outbox.url import scheme_of
 from relay.adaptive_batch import BatchLimit
-from relay.breaker import Breaker
-from relay.broker_check import check_broker
+from relay.breaker import Breaker, check_broker
 from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import (

@@ -39,8 +39,11 @@ def test_the_limit_grows_after_some_calls_with_time_for_twice_as_much() -> None:
     assert batch_limit.max_messages == 50
 
     batch_limit.record_success(14.9)
-
     assert batch_limit.max_messages == 100
+
+    for _ in range(8):
+        batch_limit.record_success(14.9)
+    assert batch_limit.max_messages == 200
 
 
 @given(

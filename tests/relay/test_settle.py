@@ -1,14 +1,18 @@
 """The settlement that follows from the answers of the publisher."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from outbox.log.position import Position, Snapshot
+from outbox.log.progress import Day, Progress
+from outbox.log.reader import Look
 from outbox.retry import RetryPolicy
-from relay.claim import HELD, PUBLISHED, UNTOUCHED, Claimed, Outcome
+from relay.claim import HELD, PUBLISHED, UNTOUCHED, Batch, Claimed, Outcome, Read
+from relay.lanes.lane import Lane
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
-from relay.settle import decide
+from relay.settle import complete, decide
 from tests.fixtures.claimed import claimed
 
 SECOND = timedelta(seconds=1)
@@ -108,3 +112,18 @@ def test_outcomes_follow_from_the_answers(
     settlement = decide(rows, answers, POLICY)
 
     assert settlement.outcomes == list(zip(rows, outcomes, strict=True))
+
+
+def test_rows_behind_the_last_answer_are_left_for_the_next_claim() -> None:
+    lane, nothing = Lane(16), Look(Snapshot(1, 1), 1)
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    day = Day(today - timedelta(days=1), today + timedelta(days=2))
+    lane.progress = Progress.take_over({day: Position()}, [], *nothing, {})
+    rows = [claimed("a", "k"), claimed("b", "j", seq=2), claimed("c", "k", seq=3)]
+    settlement = decide(rows, [REFUSED, None, None], POLICY)
+
+    complete(settlement, Batch([lane], rows, reads={16: Read(3, nothing, False)}))
+
+    assert settlement.outcomes == [(rows[0], RETRIED)]
+    (settled,) = settlement.positions
+    assert [row.position.up_to for row in settled.rows] == [1]
