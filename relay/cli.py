@@ -42,6 +42,7 @@ from relay.config import RelayConfig
 from relay.dead_letters.side import SIDE
 from relay.events import RelayStarted
 from relay.relay import Relay
+from relay.renewed_publisher import publisher_of
 from relay.replay import Published, ReplayCriteria, count_published, replay_published
 
 if TYPE_CHECKING:
@@ -184,10 +185,11 @@ def relay(
     )
     process = Relay(
         database,
-        url,
+        publisher_of(url),
         config,
         observers=watched.observers,
         reader=reader,
+        broker=url,
         switch_broker=switch_broker,
     )
     watched.run(process.run, process.stop)

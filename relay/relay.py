@@ -127,10 +127,10 @@ class Relay(Process):
         connections: int | None = None,
     ) -> None:
         super().__init__()
-        self._name = type(publisher).__name__
         if isinstance(publisher, str):
-            self._name, broker = scheme_of(publisher), broker or publisher
-            publisher = publisher_of(publisher)
+            broker, publisher = broker or publisher, publisher_of(publisher)
+        is_url = broker is not None and "://" in broker
+        self._name = scheme_of(broker or "") if is_url else type(publisher).__name__
         self._url = url
         self._publisher = publisher
         self._config = config or RelayConfig()
