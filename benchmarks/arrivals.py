@@ -91,7 +91,7 @@ async def main(database_url: str, messages: int) -> None:
             leased.set()
 
     leased = asyncio.Event()
-    relay = Relay(database_url, publisher, observers=[say_ready], name="benchmark")
+    relay = Relay(database_url, publisher, observers=[say_ready])
     running = asyncio.create_task(relay.run())
     await leased.wait()
     print(READY, flush=True)

@@ -145,9 +145,7 @@ async def run(
     observers: Iterable[Observer] = (),
 ) -> Drained:
     progress = Progress(messages)
-    relay = Relay(
-        database_url, publisher, observers=[*observers, progress], name="benchmark"
-    )
+    relay = Relay(database_url, publisher, observers=[*observers, progress])
     progress.relay = relay
     started = time.perf_counter()
     await relay.run()

@@ -135,7 +135,7 @@ class LiveBatch:
             started = time.perf_counter()
             for settlement in settlements:
                 await settle_batch(self._connection, self._reader, settlement)
-            settled = sum(len(settlement.published) for settlement in settlements)
+            settled = sum(len(settlement.of("published")) for settlement in settlements)
             assert settled == self._messages, f"{settled} of {self._messages} settled"
             return time.perf_counter() - started, len(settlements)
 
@@ -160,7 +160,7 @@ class LiveBatch:
             yield seconds, settlement
 
     def _board(self) -> tuple[LaneBoard, Sequence[Lane]]:
-        board = LaneBoard(self._lease, CONFIG.weights, CONFIG.concurrency)
+        board = LaneBoard(self._lease, CONFIG.concurrency)
         board.take(LANES)
         self._reader = board.reader
         self._owners.append(board.reader.owner)

@@ -151,7 +151,7 @@ def tell_start(event: Event) -> None:
 
 async def run(url: str) -> Waited:
     publisher = Watch()
-    relay = Relay(url, publisher, observers=[tell_start], name="benchmark")
+    relay = Relay(url, publisher, observers=[tell_start])
     running = asyncio.create_task(relay.run())
     await publisher.last.wait()
     relay.stop()

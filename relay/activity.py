@@ -6,11 +6,10 @@ from outbox.events import Event, ProcessMeasured
 from outbox.observability.latency import Latencies
 from relay.events import (
     BatchPublished,
-    KeyBlocked,
     LeaseLost,
     LeaseTaken,
     MessageDeadLettered,
-    MessageDelayed,
+    MessageRefused,
     RelayActive,
 )
 
@@ -37,7 +36,7 @@ class RelayCounts:
             case BatchPublished():
                 self._published += event.acked
                 self.latencies.add_since(event.due_at)
-            case KeyBlocked() | MessageDelayed():
+            case MessageRefused():
                 self._refused += 1
             case MessageDeadLettered():
                 self._dead_lettered += 1

@@ -4,7 +4,9 @@ from datetime import timedelta
 from typing import Final
 
 _ALL: Final = 1 << 20
-_MAX_CALLS: Final = 64
+_CALLS: Final = 8
+"""Few, because after an outage the limit may be 1; several, because the next call may
+time out, which costs the whole timeout."""
 
 
 class BatchLimit:
@@ -22,10 +24,7 @@ class BatchLimit:
     def __init__(self, timeout: timedelta) -> None:
         self._seconds = timeout.total_seconds()
         self._max_messages = _ALL
-        self._grown = False
         self._calls = 0
-        # Calls needed before the limit grows; doubled if a call then times out.
-        self._calls_needed = 1
 
     @property
     def max_messages(self) -> int:
@@ -34,20 +33,14 @@ class BatchLimit:
 
     def record_timeout(self, messages: int) -> None:
         """Limit calls to at most half the messages of one that timed out."""
-        if self._max_messages == _ALL:
-            self._calls_needed = 1
-        elif self._grown:
-            self._calls_needed = min(2 * self._calls_needed, _MAX_CALLS)
-        self._grown = False
         self._calls = 0
         self._max_messages = max(1, min(self._max_messages, messages // 2))
 
     def record_success(self, seconds: float) -> None:
-        """Double the limit after enough calls that took less than half the timeout."""
+        """Double the limit after some calls that took less than half the timeout."""
         if self._max_messages == _ALL or 2 * seconds >= self._seconds:
             return
         self._calls += 1
-        if self._calls >= self._calls_needed:
+        if self._calls == _CALLS:
             self._max_messages = min(2 * self._max_messages, _ALL)
-            self._grown = True
             self._calls = 0

@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+from outbox.errors import BrokerUnavailableError, one_line
 from outbox.events import Event
 from relay.events import BrokerLost, BrokerRecovered
+from relay.lanes.board import LaneBoard
+from relay.publisher import Checkable, Handling, Publisher
 
 _FIRST: Final = 0.2
 _CAP: Final = 15.0
+_CHECK_TIMEOUT: Final = 10.0
 
 
 class Breaker:
@@ -58,3 +62,39 @@ class Breaker:
         ceiling = max(_FIRST, self._delay) * 3
         self._delay = min(_CAP, random.uniform(_FIRST, ceiling))  # noqa: S311
         self._notify(BrokerLost(reason=reason, seconds=self._delay))
+
+
+async def check_broker(
+    publisher: Publisher | Handling,
+    board: LaneBoard,
+    breaker: Breaker,
+    seconds: float,
+) -> None:
+    """Check an idle broker, and open or close the breaker accordingly, until cancelled.
+
+    While there are messages, publishing them shows whether the broker is available.
+    Returns at once if the publisher has no `check`.
+    """
+    if not isinstance(publisher, Checkable):
+        return
+    while True:
+        await asyncio.sleep(seconds)
+        await board.idle()
+        problem = await _problem_of(publisher)
+        if problem is None:
+            breaker.close()
+        elif breaker.is_closed:
+            breaker.open(problem)
+
+
+async def _problem_of(publisher: Checkable) -> str | None:
+    try:
+        async with asyncio.timeout(_CHECK_TIMEOUT):
+            await publisher.check()
+    except TimeoutError:
+        return f"no response within {_CHECK_TIMEOUT:g} s"
+    except BrokerUnavailableError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - no publisher may stop the relay
+        return one_line(error)
+    return None

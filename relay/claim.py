@@ -28,12 +28,6 @@ from relay.lanes.deferrals import LONG_AGO, Draining, KeyEnd, LogOfKey, WaitingM
 from relay.lanes.lane import Lane
 
 _VERDICT: Final = 12  # the index of the column
-_MAX_COPIED: Final = 1024 * 1024
-"""Maximum size of an oversized row that is moved with the batch, while lanes wait.
-
-The payload counts with its stored size, because it is copied in that form; the headers
-count with their decompressed size.
-"""
 _MOST_SKIPPED: Final = 1000
 """After so many messages of other topics, a lane's position is stored without others.
 
@@ -69,44 +63,56 @@ class Claimed(NamedTuple):
     due_at: datetime | None = None
 
 
+class Outcome(NamedTuple):
+    """What becomes of a message.
+
+    Attributes:
+        cause: that of its entry in the log; or `published` or `dead_lettered`; or
+            `ended`, if the log has an entry for a message that doesn't exist; or
+            `untouched`, if it is claimed again as if this claim had not been.
+        delay: the seconds until it is due; None if it waits only for its key.
+        charge: the number of attempts to count.
+    """
+
+    cause: str
+    reason: str | None = None
+    delay: float | None = None
+    charge: int = 0
+
+
+PUBLISHED: Final = Outcome("published")
+ENDED: Final = Outcome("ended")
+UNTOUCHED: Final = Outcome("untouched")
+SCHEDULED: Final = Outcome("scheduled")
+HELD: Final = Outcome("blocked")
+"""Its key is blocked."""
+UNKNOWN: Final = Outcome("unknown", delay=0)
+"""It may have been published, or could not be loaded."""
+ASIDE: Final = Outcome("aside", delay=0)
+"""It is so large that its lane doesn't wait while it is moved to the dead letters."""
+
+
 @dataclass(slots=True)
 class Batch:
     """The messages of one claim, lane by lane, each lane in order.
 
     Attributes:
         rows: to be published.
-        oversized: rows so large that their lanes don't wait while they are moved to
-            the dead letters.
-        scheduled: rows that are not due yet.
-        held: rows whose key is blocked.
-        ended: messages in the log that don't exist.
-        unread: rows that are claimed, although they could not be loaded.
+        others: rows that are not published now, and why.
         reads: how far lanes were read whose positions are to be stored.
         reached: the lanes that the claim reached.
     """
 
     lanes: Sequence[Lane]
     rows: list[Claimed] = field(default_factory=list)
-    oversized: list[Claimed] = field(default_factory=list)
-    scheduled: list[Claimed] = field(default_factory=list)
-    held: list[Claimed] = field(default_factory=list)
-    ended: list[Claimed] = field(default_factory=list)
-    unread: list[Claimed] = field(default_factory=list)
+    others: list[tuple[Claimed, Outcome]] = field(default_factory=list)
     reads: dict[int, "Read"] = field(default_factory=dict)
     reached: Sequence[Lane] = ()
 
-    @property
-    def size(self) -> int:
-        """The number of messages, except scheduled and held ones."""
-        return len(self.rows) + len(self.oversized) + len(self.ended)
-
     def release(self) -> Sequence[Lane]:
         """Keep only the lanes with something to settle; return the others."""
-        claimed = (
-            *(self.rows, self.oversized, self.scheduled),
-            *(self.held, self.ended, self.unread),
-        )
-        used = {row.lane for rows in claimed for row in rows} | self.reads.keys()
+        used = {row.lane for row in self.rows} | {row.lane for row, _ in self.others}
+        used |= self.reads.keys()
         released = [lane for lane in self.lanes if lane.number not in used]
         self.lanes = [lane for lane in self.lanes if lane.number in used]
         return released
@@ -117,11 +123,7 @@ class Batch:
             Batch(
                 [lane],
                 rows=[row for row in self.rows if row.lane == lane.number],
-                oversized=[row for row in self.oversized if row.lane == lane.number],
-                scheduled=[row for row in self.scheduled if row.lane == lane.number],
-                held=[row for row in self.held if row.lane == lane.number],
-                ended=[row for row in self.ended if row.lane == lane.number],
-                unread=[row for row in self.unread if row.lane == lane.number],
+                others=[one for one in self.others if one[0].lane == lane.number],
                 reads={n: read for n, read in self.reads.items() if n == lane.number},
             )
             for lane in self.lanes
@@ -198,7 +200,8 @@ async def _claim(
         max_batch_bytes=math.ceil(config.max_batch_bytes / 2),
     )
     drained, changes = await _claim_deferred(connection, board, lanes, half, found)
-    rest = replace(half, batch_size=max(config.batch_size - found.size, 1))
+    size = len(found.rows) + len(found.others)
+    rest = replace(half, batch_size=max(config.batch_size - size, 1))
     await _claim_next(connection, board, lanes, rest, found, has_looked, drained)
     for change in changes:
         change()
@@ -227,13 +230,12 @@ async def _claim_next(
         drained: the blocked keys, with their lanes, whose waiting messages are all in
             this claim.
     """
-    worth_reading = board.rows_worth_reading(config.batch_size)
     claiming = board.reader.prepare(lanes)
     parameters = {
         **claiming.parameters,
         **board.topics.parameters,
         # One more, to see whether it has the seq of the last one.
-        "max_rows": worth_reading + 1,
+        "max_rows": config.batch_size + 1,
         **_limits(config),
     }
     text, names = load_numbered("relay", "claim_batch")
@@ -242,7 +244,7 @@ async def _claim_next(
     rows = await cursor.fetchall()
     look = Look.parse(rows[0][-1])
     drawn = int(rows[0][-1].rpartition("/")[2])
-    taken, following = _cut(rows if rows[0][0] is not None else [], worth_reading)
+    taken, following = _cut(rows if rows[0][0] is not None else [], config.batch_size)
     by_number = {lane.number: lane for lane in lanes}
     strange = _find_strange(taken, by_number)
     if not has_looked and (strange or claiming.lanes_to_look(look.snapshot)):
@@ -265,21 +267,19 @@ async def _claim_next(
         claimed = _read(row) if verdict is None else _refuse(row, config)
         last[claimed.lane] = claimed.seq
         if verdict == "scheduled":
-            found.scheduled.append(claimed)
+            found.others.append((claimed, SCHEDULED))
         elif verdict == "aside":
-            found.oversized.append(claimed)
+            found.others.append((claimed, ASIDE))
         elif verdict == "next":
-            found.unread.append(claimed)
+            found.others.append((claimed, UNKNOWN))
         else:
             due.append(claimed)
     blocked = await _find_blocked(connection, board, lanes, due) - drained
     if blocked:
-        found.held += [row for row in due if (row.lane, row.key) in blocked]
+        found.others += [(row, HELD) for row in due if (row.lane, row.key) in blocked]
         due = [row for row in due if (row.lane, row.key) not in blocked]
     found.rows += due
-    board.note_claim(
-        len(taken), cut=following is not None and len(taken) < worth_reading
-    )
+    board.note_claim(len(taken))
     seen = max([*last.values(), *passed.values()], default=-1)
     if seen <= drawn:  # the table's owner can have chosen a higher one
         board.reader.note(look.next_xid, seen)
@@ -381,7 +381,7 @@ async def _claim_deferred(
     left = {place.id for place in unread}
     # A new message must not overtake an unread one, whatever the latter waited for.
     drained -= {(place.lane, place.key) for place in unread if place.key is not None}
-    found.held += [_unread(place) for place in held]
+    found.others += [(_unread(place), HELD) for place in held]
 
     taken = {place.id for place in places} - left
     changes: list[Callable[[], None]] = [
@@ -475,14 +475,17 @@ async def _load(
         if verdict is None:
             claimed = _read(row)
         elif verdict == "missing":
-            found.ended.append(_unread(place))
+            found.others.append((_unread(place), ENDED))
             continue
         elif verdict == "gone":
             continue
         else:
             claimed = _refuse(row, config)
-        rows = found.oversized if verdict == "aside" else found.rows
-        rows.append(claimed._replace(attempts=place.attempts, place=place))
+        claimed = claimed._replace(attempts=place.attempts, place=place)
+        if verdict == "aside":
+            found.others.append((claimed, ASIDE))
+        else:
+            found.rows.append(claimed)
     return count
 
 
@@ -505,7 +508,6 @@ def _limits(config: RelayConfig) -> dict[str, int]:
     return {
         "max_bytes": config.max_batch_bytes,
         "max_payload": config.max_payload_bytes,
-        "max_copied": _MAX_COPIED,
     }
 
 
@@ -600,7 +602,7 @@ def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:
     """Return a `Claimed` for a row not loaded, with the problem if it is too large."""
     lane, seq, id, created_at, topic, key, *_ = row
     problem = None
-    if row[_VERDICT] in {"settle", "aside"}:
+    if row[_VERDICT] == "aside":
         limit = config.max_payload_bytes
         problem = f"payload is over {limit} bytes (max_payload_bytes)"
     return Claimed(lane, seq, id, created_at, 0, key, topic, None, problem)

@@ -41,7 +41,6 @@ from outbox.observability.database_measure import RELAY
 from outbox.payload.payload_codec import load_codec
 from outbox.postgres.advisory_lock import MAIN
 from outbox.retry import RetryPolicy
-from outbox.url import scheme_of
 from relay.activity import RelayCounts
 from relay.config import RelayConfig
 from relay.dead_letters.side import SIDE
@@ -193,7 +192,6 @@ def relay(
         publisher_of(url),
         config,
         observers=watched.observers,
-        name=scheme_of(url),
         reader=reader,
         broker=url,
         switch_broker=switch_broker,

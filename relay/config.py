@@ -1,17 +1,12 @@
 """The settings of a relay."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError
-from outbox.lane import Priority
-from outbox.message import FrozenDict
 from outbox.payload.payload_codec import PayloadCodec
 from outbox.retry import RetryPolicy
-
-_WEIGHTS = FrozenDict({Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +34,6 @@ class RelayConfig:
         codec: decodes payloads before they are published. A message that it can't
             decode becomes a dead letter, as stored. None: the broker gets the payload
             as stored.
-        weights: how many claims each priority class gets in a round while all of them
-            have messages.
     """
 
     batch_size: int = 500
@@ -56,7 +49,6 @@ class RelayConfig:
     strict_order: bool = False
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     codec: PayloadCodec | None = None
-    weights: Mapping[Priority, int] = _WEIGHTS
 
     @property
     def memory_bytes(self) -> int:
@@ -68,8 +60,7 @@ class RelayConfig:
         return 64 * 1024 * 1024 + self.concurrency * 5 * largest
 
     def __post_init__(self) -> None:
-        """Check the values, and copy the weights."""
-        object.__setattr__(self, "weights", FrozenDict(self.weights))
+        """Check the values."""
         for name in (
             "batch_size",
             "max_batch_bytes",
@@ -88,12 +79,3 @@ class RelayConfig:
             if getattr(self, name) <= timedelta(0):
                 given = exact_duration(getattr(self, name))
                 raise ConfigError(f"{name}={given}: must be above 0s")
-        if self.lease < timedelta(seconds=1):
-            raise ConfigError(
-                f"lease={exact_duration(self.lease)}: must be at least 1s"
-            )
-        if set(self.weights) != set(Priority) or min(self.weights.values()) < 1:
-            raise ConfigError(
-                f"weights={dict(self.weights)}: each of {', '.join(Priority)} needs "
-                "a whole number of at least 1"
-            )

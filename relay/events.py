@@ -129,25 +129,6 @@ class BrokerMatches(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesUnrouted(Event):
-    """No reader gets messages of these topics: their days are kept until one does.
-
-    Attributes:
-        messages: how many were found since the last report.
-        topics: their topics, some of them if there are many.
-        remedy: what to do.
-    """
-
-    level = logging.WARNING
-    messages: int
-    topics: Sequence[str]
-    remedy: str = (
-        "add a reader for them with pillarbox readers add NAME --topic TOPIC"
-        " --from-oldest, or one that discards them with --discard"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchClaimed(Event):
     """Messages were read from their lanes.
 
@@ -202,24 +183,12 @@ class BatchSettled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaleBatchDropped(Event):
-    """A batch was not published, because its lanes may have lost their lease.
-
-    The relay that leases the lanes next publishes it.
-
-    Attributes:
-        messages: how many messages it contains.
-    """
-
-    messages: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyBlocked(Event):
-    """A message was nacked; later messages of its key wait until it is retried.
+class MessageRefused(Event):
+    """A message was nacked and will be retried; later messages of its key wait.
 
     Attributes:
         id: the message's id.
+        key: its key; None: no other message waits.
         attempts: how often the broker refused it.
         reason: the broker's reason.
     """
@@ -228,26 +197,7 @@ class KeyBlocked(Event):
     about = ("topic", "reason")
     id: UUID
     topic: str
-    key: str
-    attempts: int
-    reason: str
-    traceparent: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageDelayed(Event):
-    """A message without a key was nacked and will be retried; no other message waits.
-
-    Attributes:
-        id: the message's id.
-        attempts: how often the broker refused it.
-        reason: the broker's reason.
-    """
-
-    settles = "retry"
-    about = ("topic", "reason")
-    id: UUID
-    topic: str
+    key: str | None
     attempts: int
     reason: str
     traceparent: str | None = field(default=None, repr=False)

@@ -1,8 +1,6 @@
 """The metrics of a relay, for Prometheus; needs the extra `metrics`."""
 
 import collections
-from collections.abc import Callable
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -16,9 +14,8 @@ from relay.events import (
     BatchSettled,
     BrokerLost,
     BrokerRecovered,
-    KeyBlocked,
     MessageDeadLettered,
-    MessageDelayed,
+    MessageRefused,
     RelayStopped,
 )
 
@@ -34,8 +31,8 @@ class RelayMetrics:
         self, registry: CollectorRegistry, topics: TopicLabels, counts: RelayCounts
     ) -> None:
         self._topics = topics
-        self._by_topic = [
-            Counter(
+        self._by_topic = {
+            name: Counter(
                 f"pillarbox_relay_messages_{name}",
                 documentation,
                 ["topic"],
@@ -46,7 +43,7 @@ class RelayMetrics:
                 ("refused", "Refusals by the broker after which a message is retried."),
                 ("dead_lettered", "Messages that became dead letters of the outbox."),
             )
-        ]
+        }
         LatencyHistogram(
             "pillarbox_relay_add_to_publish_seconds",
             "Time from adding a message, or the moment it was scheduled for, until the"
@@ -84,49 +81,38 @@ class RelayMetrics:
             "1 while the broker is unavailable and nothing is claimed.",
             registry=registry,
         )
-        self._counters: dict[str, list[Counter]] = {}
-        self._learn: dict[type[Event], Callable[[Any], None]] = {
-            BatchClaimed: lambda event: self._claims.of().add(event.seconds),
-            BatchPublished: self._record_published,
-            BatchSettled: lambda event: self._settlements.of().add(event.seconds),
-            KeyBlocked: self._record_refused,
-            MessageDelayed: self._record_refused,
-            MessageDeadLettered: self._record_dead_lettered,
-            BrokerLost: lambda _: self._breaker_open.set(1),
-            BrokerRecovered: lambda _: self._breaker_open.set(0),
-            ProcessMeasured: self._record_measured,
-            RelayStopped: lambda _: self._lanes.set(0),
-        }
+        self._counters: dict[str, dict[str, Counter]] = {}
 
     def __call__(self, event: Event) -> None:
         """Update the metrics from an event."""
-        learn = self._learn.get(type(event))
-        if learn is not None:
-            learn(event)
+        match event:
+            case BatchClaimed():
+                self._claims.of().add(event.seconds)
+            case BatchPublished():
+                self._publishes.of().add(event.seconds)
+                for topic, count in collections.Counter(event.topics).items():
+                    self._of("published", topic).inc(count)
+            case BatchSettled():
+                self._settlements.of().add(event.seconds)
+            case MessageRefused():
+                self._of("refused", event.topic).inc()
+            case MessageDeadLettered():
+                self._of("dead_lettered", event.topic).inc()
+            case BrokerLost():
+                self._breaker_open.set(1)
+            case BrokerRecovered():
+                self._breaker_open.set(0)
+            case ProcessMeasured():
+                self._lanes.set(event.held)
+                self._blocked_keys.set(event.blocked_keys)
+            case RelayStopped():
+                self._lanes.set(0)
 
-    def _record_published(self, event: BatchPublished) -> None:
-        self._publishes.of().add(event.seconds)
-        for topic, count in collections.Counter(event.topics).items():
-            published, _, _ = self._of(topic)
-            published.inc(count)
-
-    def _record_refused(self, event: KeyBlocked | MessageDelayed) -> None:
-        _, refused, _ = self._of(event.topic)
-        refused.inc()
-
-    def _record_dead_lettered(self, event: MessageDeadLettered) -> None:
-        _, _, dead_lettered = self._of(event.topic)
-        dead_lettered.inc()
-
-    def _of(self, topic: str) -> list[Counter]:
+    def _of(self, name: str, topic: str) -> Counter:
         label = self._topics.of(topic)
         counters = self._counters.get(label)
         if counters is None:
             # All start at 0: Prometheus sees no increase in a series that is new.
-            counters = [it.labels(label) for it in self._by_topic]
+            counters = {n: it.labels(label) for n, it in self._by_topic.items()}
             self._counters[label] = counters
-        return counters
-
-    def _record_measured(self, event: ProcessMeasured) -> None:
-        self._lanes.set(event.held)
-        self._blocked_keys.set(event.blocked_keys)
+        return counters[name]

@@ -10,20 +10,14 @@ the others.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
 from uuid import UUID
 
-import psycopg
-
-from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
 from outbox.postgres.connection import Link
-from relay.claim import Claimed
-from relay.events import DatabaseLost, DatabaseRecovered, MessageDeadLettered
+from relay.claim import Claimed, Outcome
+from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
+from relay.events import MessageDeadLettered
 from relay.settle import move_to_dead_letters
-
-_FIRST_PAUSE: Final = 0.1
-_LAST_PAUSE: Final = 5.0
 
 
 class OversizedRows:
@@ -60,24 +54,19 @@ class OversizedRows:
 
     async def run(self) -> None:
         """Move rows until cancelled."""
-        pause = _FIRST_PAUSE
+        retry = DatabaseRetry(self._notify)
         try:
             while True:
                 await self._some.wait()
                 row = self._rows.popleft()
                 try:
                     await self._move(row)
-                except (psycopg.Error, DatabaseUnavailableError) as error:
+                except DATABASE_ERRORS as error:
                     self._rows.append(row)
-                    self._notify(DatabaseLost.of(error, pause))
-                    await self._link.close()
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, _LAST_PAUSE)
+                    await retry.failed(error, self._link)
                 else:
                     self._ids.discard(row.id)
-                    if pause > _FIRST_PAUSE:
-                        self._notify(DatabaseRecovered())
-                    pause = _FIRST_PAUSE
+                    retry.succeeded()
                 if not self._rows:
                     self._some.clear()
         finally:
@@ -86,7 +75,8 @@ class OversizedRows:
     async def _move(self, row: Claimed) -> None:
         assert row.problem is not None
         connection = await self._link.connection()
-        await move_to_dead_letters(connection, [(row, row.problem)], self._reader)
+        refused = [(row, Outcome("dead_lettered", row.problem))]
+        await move_to_dead_letters(connection, refused, self._reader, by_hand=True)
         self._notify(
             MessageDeadLettered(
                 id=row.id,

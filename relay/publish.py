@@ -14,13 +14,13 @@ from outbox.message import Message
 from relay.adaptive_batch import BatchLimit
 from relay.claim import Claimed
 from relay.config import RelayConfig
-from relay.events import BatchPublished, StaleBatchDropped
+from relay.events import BatchPublished
 from relay.publisher import Acked, Confirmation, Handling, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None
 """None: the message wasn't sent, or its outcome is unknown; nothing is recorded."""
 
-_MAX_REASON: Final = 2000
+MAX_REASON: Final = 2000
 
 
 async def publish_batch(
@@ -56,7 +56,6 @@ async def publish_batch(
         if not messages:
             continue
         if not leased():
-            notify(StaleBatchDropped(messages=len(messages)))
             return answers, None
         started = time.monotonic()
         try:
@@ -68,7 +67,7 @@ async def publish_batch(
                     [rows[i].created_at for i in wave],
                 )
             else:
-                confirmations = await _publish(messages, publisher, config)
+                confirmations = await publish_messages(messages, publisher, config)
         except BrokerUnavailableError as error:
             if isinstance(error, BrokerTimeoutError):
                 batch_limit.record_timeout(len(messages))
@@ -78,7 +77,7 @@ async def publish_batch(
                 # Publish one by one to find the message that made the publisher raise.
                 waves.extendleft([i] for i in reversed(wave))
                 continue
-            confirmations = [Nacked(one_line(error)[:_MAX_REASON])]
+            confirmations = [Nacked(one_line(error)[:MAX_REASON])]
         seconds = time.monotonic() - started
         batch_limit.record_success(seconds)
         for i, confirmation in zip(wave, confirmations, strict=True):
@@ -125,9 +124,14 @@ def _waves(rows: Sequence[Claimed], *, strict: bool) -> Iterator[Sequence[int]]:
         pending = later
 
 
-async def _publish(
+async def publish_messages(
     messages: Sequence[Message], publisher: Publisher, config: RelayConfig
 ) -> Sequence[Confirmation]:
+    """Publish messages in one call, within the publish timeout and a span.
+
+    Raises:
+        BrokerUnavailableError: the broker is unavailable, or gave no answer.
+    """
     if tracing.tracer is None:
         return await _confirmed(messages, publisher, config)
     with tracing.tracer.send(messages, tracing.system_of(publisher)) as sending:

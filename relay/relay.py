@@ -40,8 +40,7 @@ from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
 from outbox.url import scheme_of
 from relay.adaptive_batch import BatchLimit
-from relay.breaker import Breaker
-from relay.broker_check import check_broker
+from relay.breaker import Breaker, check_broker
 from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import (
@@ -108,8 +107,6 @@ class Relay(Process):
             enters and leaves it.
         config: the settings; see `RelayConfig`.
         observers: called with every event, besides the log.
-        name: the publisher's name, for events; by default, the URL's scheme or the name
-            of its class.
         reader: whose messages it publishes; see `pillarbox readers`.
         broker: the URL or another name of where the publisher publishes, for the
             comparison with other relays; by default its own `identity`.
@@ -124,7 +121,6 @@ class Relay(Process):
         config: RelayConfig | None = None,
         *,
         observers: Iterable[Observer] = (),
-        name: str | None = None,
         reader: str = MAIN,
         broker: str | None = None,
         switch_broker: bool = False,
@@ -132,14 +128,14 @@ class Relay(Process):
     ) -> None:
         super().__init__()
         if isinstance(publisher, str):
-            name, broker = name or scheme_of(publisher), broker or publisher
-            publisher = publisher_of(publisher)
+            broker, publisher = broker or publisher, publisher_of(publisher)
+        is_url = broker is not None and "://" in broker
+        self._name = scheme_of(broker or "") if is_url else type(publisher).__name__
         self._url = url
         self._publisher = publisher
         self._config = config or RelayConfig()
         self._outages = Outages()
         self._notify = Observers([self._outages, *logged(observers)]).notify
-        self._name = name or type(publisher).__name__
         self._reader = Reader(reader, broker, publisher, self._notify)
         self._switch_broker = switch_broker
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
@@ -162,9 +158,7 @@ class Relay(Process):
         self._links = [
             self._link("worker") for _ in range(connections or self._config.concurrency)
         ]
-        self._lanes = LaneBoard(
-            self._lease, self._config.weights, self._config.concurrency, reader
-        )
+        self._lanes = LaneBoard(self._lease, self._config.concurrency, reader)
         self._breaker = Breaker(self._notify)
         self._batch_limit = BatchLimit(self._config.publish_timeout)
         self._oversized = OversizedRows(
@@ -211,9 +205,20 @@ class Relay(Process):
                 upkeep = [
                     group.create_task(self._lease.run()),
                     group.create_task(self._wake()),
-                    group.create_task(self._sweep()),
+                    group.create_task(
+                        sweep_lanes(
+                            self._lanes, self._sweep_link, self._config, self._notify
+                        )
+                    ),
                     group.create_task(self._keep_days()),
-                    group.create_task(self._check_broker()),
+                    group.create_task(
+                        check_broker(
+                            self._publisher,
+                            self._lanes,
+                            self._breaker,
+                            self._config.broker_check_interval.total_seconds(),
+                        )
+                    ),
                     group.create_task(self._oversized.run()),
                 ]
                 workers = [
@@ -269,9 +274,6 @@ class Relay(Process):
         interval = self._config.poll_interval.total_seconds()
         await wake_lanes(self._lanes, doorbell, interval)
 
-    async def _sweep(self) -> None:
-        await sweep_lanes(self._lanes, self._sweep_link, self._config, self._notify)
-
     async def _keep_days(self) -> None:
         await asyncio.sleep(_DAYS_DELAY)
         await self._days.make()
@@ -281,14 +283,6 @@ class Relay(Process):
         name = f"{self._application} days"
         async with await connect(self._url, application_name=name) as connection:
             return await (await connection.execute(MAKE_DAYS)).fetchall()
-
-    async def _check_broker(self) -> None:
-        await check_broker(
-            self._publisher,
-            self._lanes,
-            self._breaker,
-            self._config.broker_check_interval.total_seconds(),
-        )
 
     def _presence(self) -> Presence:
         async def write(values: dict[str, Any]) -> None:

@@ -16,10 +16,10 @@ unique: of two relays that both claimed the messages, one settles.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from datetime import datetime
+from typing import Final
 
 from outbox.cloudevents.raw_text import storable
 from outbox.log.progress import Day
@@ -27,7 +27,17 @@ from outbox.log.reader import LogReader, Settled
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
-from relay.claim import Batch, Claimed, Read
+from relay.claim import (
+    ASIDE,
+    HELD,
+    PUBLISHED,
+    UNKNOWN,
+    UNTOUCHED,
+    Batch,
+    Claimed,
+    Outcome,
+    Read,
+)
 from relay.lanes.lane import Lane
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
@@ -35,57 +45,32 @@ from relay.publisher import Acked, Nacked
 OUTCOMES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
 """The tables into which a relay inserts what became of its messages."""
 
+_ENDS: Final = {"dead_lettered", "ended"}
+_BLOCKS: Final = {"refused", "postponed", "unknown"}
+_WAITS: Final = {*_BLOCKS, "scheduled", "blocked", "aside"}
 _MAX_ATTEMPTS: Final = 2**31 - 2
 """One less than the column's maximum, so that adding one still fits."""
 
 
 @dataclass(slots=True)
 class Settlement:
-    """The outcomes to record for a batch, and the rows to leave untouched.
+    """The outcomes to record for a batch.
 
     Attributes:
-        held: messages that wait because their key is blocked.
-        scheduled: messages that are not due yet.
-        aside: messages too large to be loaded, which are moved to the dead letters.
-        unknown: messages without an answer, which are published again.
-        ended: messages in the log that don't exist.
         positions: what the settlement stores of its lanes.
     """
 
-    published: list[Claimed] = field(default_factory=list)
-    retried: list[tuple[Claimed, str, float]] = field(default_factory=list)
-    put_off: list[tuple[Claimed, str, float]] = field(default_factory=list)
-    dead_lettered: list[tuple[Claimed, str]] = field(default_factory=list)
-    held: list[Claimed] = field(default_factory=list)
-    scheduled: list[Claimed] = field(default_factory=list)
-    aside: list[Claimed] = field(default_factory=list)
-    unknown: list[Claimed] = field(default_factory=list)
-    ended: list[Claimed] = field(default_factory=list)
-    untouched: list[Claimed] = field(default_factory=list)
+    outcomes: list[tuple[Claimed, Outcome]] = field(default_factory=list)
     positions: list[Settled[Lane]] = field(default_factory=list)
 
-    @property
-    def waiting(self) -> list[tuple[Claimed, str, float]]:
-        """The messages to retry later, which block their keys until then."""
-        return [*self.retried, *self.put_off]
-
-    def keep(self, keeps: Callable[[Claimed], bool]) -> None:
-        """Leave out the messages for which this doesn't hold."""
-        for rows in (
-            *(self.published, self.held, self.scheduled, self.aside),
-            *(self.unknown, self.ended, self.untouched),
-        ):
-            rows[:] = filter(keeps, rows)
-        for refused in (self.retried, self.put_off):
-            refused[:] = [one for one in refused if keeps(one[0])]
-        self.dead_lettered[:] = [one for one in self.dead_lettered if keeps(one[0])]
+    def of(self, *causes: str) -> list[tuple[Claimed, Outcome]]:
+        """Return the messages with one of these causes."""
+        return [one for one in self.outcomes if one[1].cause in causes]
 
     def drop(self, lanes: Collection[int]) -> None:
         """Leave out what belongs to these lanes."""
-        self.keep(lambda row: row.lane not in lanes)
-        self.positions[:] = [
-            one for one in self.positions if one.lane.number not in lanes
-        ]
+        self.outcomes = [one for one in self.outcomes if one[0].lane not in lanes]
+        self.positions = [one for one in self.positions if one.lane.number not in lanes]
 
 
 def complete(settlement: Settlement, batch: Batch) -> None:
@@ -94,44 +79,34 @@ def complete(settlement: Settlement, batch: Batch) -> None:
     A position passes rows in order of seq. Of the rows without an answer, those behind
     the last answer of their lane are left for the next claim; the others get an entry.
     """
-    answered = [
-        *settlement.published,
-        *(row for row, *_ in settlement.waiting),
-        *(row for row, _ in settlement.dead_lettered),
-    ]
     last: dict[int, int] = {}
-    for row in answered:
-        if row.place is None:
+    for row, outcome in settlement.outcomes:
+        if row.place is None and outcome is not UNTOUCHED and outcome is not HELD:
             last[row.lane] = max(row.seq, last.get(row.lane, row.seq))
     cuts: dict[int, int] = {}
     waits: set[str | None] = set()
-    for row in settlement.untouched:
-        if row.place is not None:
+    for index, (row, outcome) in enumerate(settlement.outcomes):
+        if row.place is not None or outcome is not UNTOUCHED:
             continue
         if row.lane not in last or row.seq > last[row.lane]:
             cuts[row.lane] = min(row.seq, cuts.get(row.lane, row.seq))
         elif row.key in waits:
-            settlement.held.append(row)
+            settlement.outcomes[index] = row, HELD
         else:
-            settlement.unknown.append(row)
+            settlement.outcomes[index] = row, UNKNOWN
             waits |= {row.key} - {None}
-    settlement.untouched[:] = [row for row in settlement.untouched if row.place]
-    settlement.held += batch.held
-    settlement.scheduled += batch.scheduled
-    settlement.aside += batch.oversized
-    settlement.unknown += batch.unread
-    settlement.ended += batch.ended
+    settlement.outcomes += batch.others
     if cuts:
-        settlement.keep(
-            lambda row: (
-                row.place is not None or row.seq < cuts.get(row.lane, row.seq + 1)
-            )
-        )
+        settlement.outcomes = [
+            (row, outcome)
+            for row, outcome in settlement.outcomes
+            if row.place is not None or row.seq < cuts.get(row.lane, row.seq + 1)
+        ]
     rows: dict[int, list[tuple[Claimed, bool]]] = {}
-    for row in settlement.published:
-        rows.setdefault(row.lane, []).append((row, True))
-    for row in _logged(settlement):
-        rows.setdefault(row.lane, []).append((row, False))
+    for row, outcome in settlement.outcomes:
+        is_published = outcome is PUBLISHED
+        if is_published or outcome.cause in _ENDS or _is_entered(row, outcome):
+            rows.setdefault(row.lane, []).append((row, is_published))
     for lane in batch.lanes:
         if lane.number in cuts:
             lane.wake()
@@ -154,25 +129,20 @@ def remember(settlement: Settlement, batch: Batch) -> None:
     The settlement is not recorded yet, but no claim of these lanes comes before that.
     """
     lanes = {lane.number: lane for lane in batch.lanes}
-    for row in settlement.untouched:
+    for row, _ in settlement.of("untouched"):
         assert row.place is not None
         lanes[row.lane].deferrals.release(row.place)
         lanes[row.lane].wake()
-    waiting = [row for row, *_ in settlement.waiting]
-    for row in (
-        *waiting,
-        *settlement.held,
-        *settlement.scheduled,
-        *settlement.aside,
-        *settlement.unknown,
-    ):
-        lanes[row.lane].deferrals.note_created(row.created_at)
-    for row in settlement.held:
-        assert row.key is not None
-        lanes[row.lane].deferrals.hold(row.key, row.seq)
-    for row in (*waiting, *settlement.unknown):
-        if row.key is not None:
-            lanes[row.lane].deferrals.block(row.key)
+    for row, outcome in settlement.outcomes:
+        if outcome.cause not in _WAITS:
+            continue
+        deferrals = lanes[row.lane].deferrals
+        deferrals.note_created(row.created_at)
+        if outcome is HELD:
+            assert row.key is not None
+            deferrals.hold(row.key, row.seq)
+        elif outcome.cause in _BLOCKS and row.key is not None:
+            deferrals.block(row.key)
 
 
 def _advance(
@@ -202,13 +172,6 @@ def _advance(
     return Settled(lane, *progress.settle(messages.keys()), messages, deferred)
 
 
-def _logged(settlement: Settlement) -> Iterator[Claimed]:
-    """Yield the messages that get an entry."""
-    yield from (row for row, _ in settlement.dead_lettered)
-    yield from (row for row, _ in _reasons(settlement))
-    yield from settlement.ended
-
-
 def decide(
     rows: Sequence[Claimed], answers: Sequence[Answer], retry: RetryPolicy
 ) -> Settlement:
@@ -217,44 +180,32 @@ def decide(
     Only the first nacked message of a key is charged an attempt; those behind it only
     wait. A postponed message isn't charged.
     """
-    settlement = Settlement()
     charged: set[str | None] = set()
     waits: set[str | None] = set()
-    for row, answer in zip(rows, answers, strict=True):
+
+    def outcome_of(row: Claimed, answer: Answer) -> Outcome:
         match answer:
             case Acked():
-                settlement.published.append(row)
-            case Nacked(reason, retry_after=timedelta() as after, is_attempt=True) if (
-                row.key not in charged
-            ):
-                settlement.retried.append((row, reason, after.total_seconds()))
-                waits |= {row.key} - {None}
-                charged |= {row.key} - {None}
-            case Nacked(reason, permanent=False, retry_after=timedelta() as after) if (
-                row.key not in charged
-            ):
+                return PUBLISHED
+            case Nacked(reason, permanent=True):
+                return Outcome("dead_lettered", reason)
+            case Nacked(reason, retry_after=after) if row.key not in charged:
+                charged.update({row.key} - {None})
+                if after is None and retry.spent(row.attempts + 1):
+                    return Outcome("dead_lettered", reason)
+                waits.update({row.key} - {None})
+                if after is None:
+                    delay = retry.delay(row.attempts + 1).total_seconds()
+                    return Outcome("refused", reason, delay, charge=1)
+                if answer.is_attempt:
+                    return Outcome("refused", reason, after.total_seconds(), charge=1)
                 delay = max(after, retry.first_delay).total_seconds()
-                settlement.put_off.append((row, reason, delay))
-                waits |= {row.key} - {None}
-                charged |= {row.key} - {None}
-            case Nacked(reason, permanent, after) if permanent or (
-                after is None
-                and row.key not in charged
-                and retry.spent(row.attempts + 1)
-            ):
-                settlement.dead_lettered.append((row, reason))
-                if not permanent:
-                    charged |= {row.key} - {None}
-            case Nacked(reason, retry_after=None) if row.key not in charged:
-                delay = retry.delay(row.attempts + 1).total_seconds()
-                settlement.retried.append((row, reason, delay))
-                waits |= {row.key} - {None}
-                charged |= {row.key} - {None}
-            case _ if row.key in waits:
-                settlement.held.append(row)
-            case _:
-                settlement.untouched.append(row)
-    return settlement
+                return Outcome("postponed", reason, delay)
+        return HELD if row.key in waits else UNTOUCHED
+
+    return Settlement(
+        [(row, outcome_of(row, it)) for row, it in zip(rows, answers, strict=True)]
+    )
 
 
 async def settle_batch(
@@ -268,71 +219,53 @@ async def settle_batch(
     Raises:
         psycopg.errors.UniqueViolation: see `LogReader.store`.
     """
-    ended = [
-        *((row, "published") for row in settlement.published if row.place is not None),
-        *((row, None) for row in settlement.ended),
+    ended: list[tuple[Claimed, str | None]] = [
+        (row, "published") for row, _ in settlement.of("published") if row.place
     ]
-    if not (ended or settlement.dead_lettered or any(_reasons(settlement))):
+    ended += ((row, None) for row, _ in settlement.of("ended"))
+    dead_lettered = settlement.of("dead_lettered")
+    entries = [one for one in settlement.outcomes if _is_entered(*one)]
+    if not (ended or dead_lettered or entries):
         await reader.store(connection, settlement.positions)
         return {}
+    due = {}
     async with connection.transaction():
         await reader.store(connection, settlement.positions)
-        if settlement.dead_lettered:
-            await _move_to_dead_letters(
-                connection, settlement.dead_lettered, reader.reader, by_hand=False
+        if dead_lettered:
+            await move_to_dead_letters(
+                connection, dead_lettered, reader.reader, by_hand=False
             )
-        due = await _defer(connection, settlement, reader.reader)
+        if entries:
+            due = await _defer(connection, entries, reader.reader)
         if ended:
             await _end_runs(connection, ended, reader.reader)
     return due
 
 
-class _Entry(NamedTuple):
-    """Why a message waits."""
-
-    cause: str
-    charge: int = 0
-    delay: float | None = None
-    reason: str | None = None
-
-
-def _reasons(settlement: Settlement) -> Iterator[tuple[Claimed, _Entry]]:
-    for row in settlement.scheduled:
-        yield row, _Entry("scheduled")
-    for row, reason, delay in settlement.retried:
-        yield row, _Entry("refused", 1, delay, storable(reason))
-    for row, reason, delay in settlement.put_off:
-        yield row, _Entry("postponed", 0, delay, storable(reason))
-    for row in settlement.held:
-        # A message that was held before is already in the log as blocked.
-        if row.place is None or row.place.cause != "blocked":
-            yield row, _Entry("blocked")
-    for row in settlement.aside:
-        if row.place is None:
-            yield row, _Entry("aside", delay=0)
-    for row in settlement.unknown:
-        yield row, _Entry("unknown", delay=0)
+def _is_entered(row: Claimed, outcome: Outcome) -> bool:
+    """Return whether a message gets an entry in the log, as it may have one already."""
+    if row.place is not None and outcome in {HELD, ASIDE}:
+        return outcome is HELD and row.place.cause != "blocked"
+    return outcome.cause in _WAITS
 
 
 async def _defer(
-    connection: Connection, settlement: Settlement, reader: str
+    connection: Connection, entries: Sequence[tuple[Claimed, Outcome]], reader: str
 ) -> dict[int, datetime]:
-    entries = list(_reasons(settlement))
-    if not entries:
-        return {}
     rows = [row for row, _ in entries]
+    outcomes = [outcome for _, outcome in entries]
     cursor = await connection.execute(
         load("relay", "defer"),
         {
             "reader": reader,
             **_log(rows),
             "attempts": [
-                min(row.attempts, _MAX_ATTEMPTS) + entry.charge
-                for row, entry in entries
+                min(row.attempts, _MAX_ATTEMPTS) + outcome.charge
+                for row, outcome in entries
             ],
-            "causes": [entry.cause for _, entry in entries],
-            "delays": [entry.delay for _, entry in entries],
-            "reasons": [entry.reason for _, entry in entries],
+            "causes": [outcome.cause for outcome in outcomes],
+            "delays": [outcome.delay for outcome in outcomes],
+            "reasons": [_stored(outcome.reason) for outcome in outcomes],
             **_bounds(rows),
         },
     )
@@ -358,31 +291,33 @@ async def _end_runs(
 
 
 async def move_to_dead_letters(
-    connection: Connection, nacked: Sequence[tuple[Claimed, str]], reader: str
-) -> None:
-    """Move messages of any lanes to the dead letters, for retry by hand only."""
-    await _move_to_dead_letters(connection, nacked, reader, by_hand=True)
-
-
-async def _move_to_dead_letters(
     connection: Connection,
-    nacked: Sequence[tuple[Claimed, str]],
+    nacked: Sequence[tuple[Claimed, Outcome]],
     reader: str,
     *,
     by_hand: bool,
 ) -> None:
+    """Move messages to the dead letters.
+
+    Args:
+        by_hand: whether they can be retried by hand only.
+    """
     rows = [row for row, _ in nacked]
     await connection.execute(
         load("relay", "move_to_dead_letters"),
         {
             **_log(rows),
-            "reasons": [storable(reason) for _, reason in nacked],
+            "reasons": [_stored(outcome.reason) for _, outcome in nacked],
             "attempts": [min(row.attempts, _MAX_ATTEMPTS) + 1 for row in rows],
             "reader": reader,
             "by_hand": by_hand,
             **_bounds(rows),
         },
     )
+
+
+def _stored(reason: str | None) -> str | None:
+    return None if reason is None else storable(reason)
 
 
 def _log(rows: Sequence[Claimed]) -> dict[str, object]:

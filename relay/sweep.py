@@ -6,19 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import psycopg
-
-from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
 from outbox.postgres.connection import Connection, Link
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
-from relay.events import DatabaseLost, DatabaseRecovered, MessagesUnrouted
+from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
 from relay.lanes.board import LaneBoard
 from relay.lanes.deferrals import LONG_AGO, WaitingMessage
 from relay.lanes.lane import Lane
 
-_UNROUTED_INTERVAL: Final = 60.0
 _LAST_ENTRY: Final = 2**63 - 1
 
 
@@ -32,9 +28,7 @@ async def sweep_lanes(
     """
     interval = config.poll_interval.total_seconds()
     next_sweep = 0.0
-    next_search = 0.0
-    searched_up_to = -1
-    lost = False
+    retry = DatabaseRetry(notify)
     try:
         while True:
             try:
@@ -43,38 +37,15 @@ async def sweep_lanes(
                     next_sweep = (
                         time.monotonic() + config.sweep_interval.total_seconds()
                     )
-                if time.monotonic() >= next_search:
-                    next_search = time.monotonic() + _UNROUTED_INTERVAL
-                    searched_up_to = await _find_unrouted(link, searched_up_to, notify)
                 await _find_due(link, board, config.batch_size)
-                if lost:
-                    lost = False
-                    notify(DatabaseRecovered())
-            except (psycopg.Error, DatabaseUnavailableError) as error:
-                async with link.lock:
-                    await link.close()
-                lost = True
-                notify(DatabaseLost.of(error, interval))
+                retry.succeeded()
+            except DATABASE_ERRORS as error:
+                await retry.failed(error, link)
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval):
                     await board.wants_due()
     finally:
         await link.close()
-
-
-async def _find_unrouted(
-    link: Link, above: int, notify: Callable[[Event], None]
-) -> int:
-    """Report messages that no reader gets; return the seq up to which it searched."""
-    async with link.lock:
-        connection = await link.connection()
-        cursor = await connection.execute(
-            load("outbox", "find_unrouted"), {"above": above}
-        )
-        ((seq, messages, topics),) = await cursor.fetchall()
-    if messages:
-        notify(MessagesUnrouted(messages=messages, topics=topics))
-    return int(seq)
 
 
 async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:

@@ -4,26 +4,23 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import psycopg
 
-from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
 from outbox.gather import gather
-from outbox.postgres.connection import Connection, Link, check_writable
+from outbox.postgres.connection import Connection, Link
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
-from relay.claim import Batch, Claimed, claim_batch, traceparent_of
+from relay.claim import Batch, claim_batch, traceparent_of
 from relay.config import RelayConfig
+from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
 from relay.events import (
     BatchClaimed,
     BatchSettled,
-    DatabaseLost,
-    DatabaseRecovered,
-    KeyBlocked,
     MessageDeadLettered,
-    MessageDelayed,
+    MessageRefused,
 )
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
@@ -31,17 +28,12 @@ from relay.oversized import OversizedRows
 from relay.publish import Answer, publish_batch
 from relay.publisher import Handling, Publisher
 from relay.settle import (
-    OUTCOMES,
     Settlement,
     complete,
     decide,
     remember,
     settle_batch,
 )
-
-_DATABASE_ERRORS: Final = (psycopg.Error, DatabaseUnavailableError)
-_FIRST_PAUSE: Final = 0.1
-_LAST_PAUSE: Final = 5.0
 
 
 class Worker:
@@ -82,8 +74,8 @@ class Worker:
         self._in_flight = in_flight
         self._stop = stop
         self._notify = notify
-        self._claim_pause = _FIRST_PAUSE
-        self._is_checked = False
+        self._claims = DatabaseRetry(notify)
+        self._settlements = DatabaseRetry(notify)
 
     async def run(self) -> None:
         """Process batches until cancelled, or until `stop` after the current one."""
@@ -138,7 +130,7 @@ class Worker:
         remember(settlement, batch)
         await self._settle(settlement)
         # Only now, so that their entries exist.
-        self._oversized.add(settlement.aside)
+        self._oversized.add(row for row, _ in settlement.of("aside"))
 
     async def _publish(self, batch: Batch) -> Sequence[Answer]:
         answers, lost = await publish_batch(
@@ -167,14 +159,13 @@ class Worker:
                 connection = await link.connection()
                 await self._doubt(connection, link, lanes)
                 batch = await claim_batch(connection, self._lanes, lanes, self._config)
-        except _DATABASE_ERRORS as error:
+        except DATABASE_ERRORS as error:
             for lane in lanes:
                 lane.wake()
-            await self._pause_claims(error, link)
+            await self._claims.failed(error, link)
             return None
-        self._is_checked = self._is_checked and not is_sweep
         if not batch.rows:
-            self._end_pauses()
+            self._claims.succeeded()
         else:
             self._notify(
                 BatchClaimed(
@@ -212,20 +203,17 @@ class Worker:
                 lane.doubt()
 
     async def _can_record(self) -> bool:
-        """Return whether the session that records what is published can do so.
+        """Return whether the session that records what is published is open.
 
-        It may be gone or read-only, although the claim's session isn't.
+        It may be gone, although the claim's session isn't.
         """
         try:
             async with self._link.lock:
-                connection = await self._link.connection()
-                if not self._is_checked:
-                    await check_writable(connection, OUTCOMES)
-        except _DATABASE_ERRORS as error:
-            await self._pause_claims(error, self._link)
+                await self._link.connection()
+        except DATABASE_ERRORS as error:
+            await self._claims.failed(error, self._link)
             return False
-        self._is_checked = True
-        self._end_pauses()
+        self._claims.succeeded()
         return True
 
     async def _settle(self, settlement: Settlement) -> None:
@@ -238,7 +226,6 @@ class Worker:
         if not settlement.positions:
             return
         started = time.monotonic()
-        pause = _FIRST_PAUSE
         due: dict[int, datetime] = {}
         while settlement.positions:
             began = time.monotonic()
@@ -251,9 +238,8 @@ class Worker:
             except psycopg.errors.UniqueViolation:
                 for one in settlement.positions:
                     one.lane.known_at = 0
-            except _DATABASE_ERRORS as error:
-                await self._pause(error, pause, self._link)
-                pause = min(pause * 2, _LAST_PAUSE)
+            except DATABASE_ERRORS as error:
+                await self._settlements.failed(error, self._link)
             else:
                 for one in settlement.positions:
                     one.lane.known_at = began
@@ -262,26 +248,37 @@ class Worker:
             one.lane.progress = one.after
             if one.lane.number in due:
                 one.lane.deferrals.expect(due[one.lane.number])
-        self._found_after(pause)
+        self._settlements.succeeded()
         if not settlement.positions:
             return
+        waiting = settlement.of("refused", "postponed")
+        dead_lettered = settlement.of("dead_lettered")
         self._notify(
             BatchSettled(
-                published=len(settlement.published),
-                retried=len(settlement.waiting),
-                dead_lettered=len(settlement.dead_lettered),
+                published=len(settlement.of("published")),
+                retried=len(waiting),
+                dead_lettered=len(dead_lettered),
                 seconds=time.monotonic() - started,
             )
         )
-        for row, reason, _ in settlement.waiting:
-            self._notify(_event_of(row, reason))
-        for row, reason in settlement.dead_lettered:
+        for row, outcome in waiting:
+            self._notify(
+                MessageRefused(
+                    id=row.id,
+                    topic=row.topic,
+                    key=row.key,
+                    attempts=row.attempts + 1,
+                    reason=outcome.reason or "",
+                    traceparent=traceparent_of(row),
+                )
+            )
+        for row, outcome in dead_lettered:
             self._notify(
                 MessageDeadLettered(
                     id=row.id,
                     topic=row.topic,
                     attempts=row.attempts + 1,
-                    reason=reason,
+                    reason=outcome.reason or "",
                     traceparent=traceparent_of(row),
                 )
             )
@@ -307,43 +304,3 @@ class Worker:
         if not own:
             settlement.drop(changed)
         return bool(own)
-
-    def _end_pauses(self) -> None:
-        self._found_after(self._claim_pause)
-        self._claim_pause = _FIRST_PAUSE
-
-    async def _pause_claims(self, error: Exception, link: Link) -> None:
-        # Short at first: if the server restarted, only the connection is stale.
-        await self._pause(error, self._claim_pause, link)
-        self._claim_pause = min(self._claim_pause * 2, _LAST_PAUSE)
-
-    async def _pause(self, error: Exception, seconds: float, link: Link) -> None:
-        self._notify(DatabaseLost.of(error, seconds))
-        async with link.lock:
-            await link.close()
-        await asyncio.sleep(seconds)
-
-    def _found_after(self, pause: float) -> None:
-        if pause > _FIRST_PAUSE:
-            self._notify(DatabaseRecovered())
-
-
-def _event_of(row: Claimed, reason: str) -> Event:
-    """Return the event of a message that is to be retried."""
-    attempts, traceparent = row.attempts + 1, traceparent_of(row)
-    if row.key is None:
-        return MessageDelayed(
-            id=row.id,
-            topic=row.topic,
-            attempts=attempts,
-            reason=reason,
-            traceparent=traceparent,
-        )
-    return KeyBlocked(
-        id=row.id,
-        topic=row.topic,
-        key=row.key,
-        attempts=attempts,
-        reason=reason,
-        traceparent=traceparent,
-    )

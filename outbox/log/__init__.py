@@ -14,5 +14,5 @@ A message is done if it is covered and the log of exceptions has no open entry f
 - `window.py`: the same for a consumer, whose deliveries end out of order.
 
 These are values and bookkeeping without I/O; `tests/models/log.py` tries them in every
-interleaving up to a bound. No reader uses them yet.
+interleaving up to a bound. `reader.py` executes the SQL.
 """

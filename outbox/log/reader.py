@@ -142,6 +142,7 @@ class LogReader:
 
     Attributes:
         since: its position before it has stored any.
+        base: the last seq of rows that came from another cluster; -1: none.
     """
 
     def __init__(self, reader: str, log: Log = "outbox") -> None:
@@ -150,17 +151,12 @@ class LogReader:
         self._log = log
         self.owner: UUID = uuid4()
         self._floors = Floors()
-        self._base = -1
+        self.base = -1
         self._ceiling = _NO_END
         """The last seq drawn, if rows have higher ones: the sequence was set back, or
         the table's owner has chosen a seq. Then the seqs of rows say nothing about the
         floors of transactions."""
         self._drawn = -1
-
-    @property
-    def base(self) -> int:
-        """The last seq of rows that came from another cluster; -1: none."""
-        return self._base
 
     async def read_clock(self, connection: Connection) -> Clock:
         """Read the clock, before the transaction that looks.
@@ -178,7 +174,7 @@ class LogReader:
                 "the database was restored in this cluster, or copied to it:"
                 " run pillarbox migrate"
             )
-        self._base = clock.base
+        self.base = clock.base
         return clock
 
     async def refresh(
@@ -306,7 +302,7 @@ class LogReader:
         self, connection: Connection, day: Day, positions: Mapping[int, Position]
     ) -> dict[int, int]:
         """Find the lowest row of each lane below its position that isn't covered."""
-        positions = {n: p for n, p in positions.items() if p.up_to > self._base}
+        positions = {n: p for n, p in positions.items() if p.up_to > self.base}
         if not positions:
             return {}
         last = max(position.snapshot.xmax for position in positions.values())
@@ -387,7 +383,7 @@ class LogReader:
             {
                 "lanes": list(positions),
                 **_columns(positions.values()),
-                "base": self._base,
+                "base": self.base,
                 "oldest": oldest,
                 "newest": newest,
                 **xids,
@@ -450,7 +446,7 @@ class LogReader:
                 "floors": plain_array(floors.values()),
                 "since": str(min((one.since for one in near), default=_NO_END)),
                 "floor": min((one.floor for one in near), default=_NO_END),
-                "base": self._base,
+                "base": self.base,
                 "oldest": min(
                     [own[0].oldest for _, own, _ in parts], default=_BEGINNING
                 ),

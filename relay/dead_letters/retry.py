@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import psycopg
@@ -19,20 +18,22 @@ from outbox.dead_letters import (
     statement,
 )
 from outbox.errors import (
+    BrokerUnavailableError,
     ConfigError,
     DatabaseUnavailableError,
     InvalidMessageError,
     message_of,
+    one_line,
 )
 from outbox.events import Event
+from outbox.payload.payload_codec import decoded, is_encoded
 from outbox.postgres.connection import Connection, connect
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
-from relay.adaptive_batch import BatchLimit
-from relay.claim import Claimed, decode_row, problem_of_headers
+from relay.claim import problem_of_headers
 from relay.config import RelayConfig
-from relay.publish import publish_batch
-from relay.publisher import Acked, Nacked, Publisher
+from relay.publish import MAX_REASON, publish_messages
+from relay.publisher import Nacked, Publisher
 from relay.reader import ORIGIN, Reader
 
 _APPLICATION: Final = "pillarbox relay dead letters"
@@ -107,39 +108,19 @@ class PublishingRetrier:
         """Return the failure, or None if the broker acked."""
         try:
             message = letter.message()
+            if self._config.codec is not None and is_encoded(message):
+                message = decoded(message, self._config.codec)
         except InvalidMessageError as error:
             return Nacked(str(error))
         if (problem := problem_of_headers(message.headers)) is not None:
             return Nacked(problem, permanent=True)
-        claimed = Claimed(
-            lane=0,
-            seq=0,
-            id=message.id,
-            created_at=datetime.now(UTC),
-            attempts=0,
-            key=message.key,
-            topic=message.topic,
-            message=message,
-            problem=None,
-        )
-        if self._config.codec is not None:
-            claimed = decode_row(claimed, self._config.codec)
-        answers, lost = await publish_batch(
-            [claimed],
-            publisher,
-            self._config,
-            batch_limit=BatchLimit(self._config.publish_timeout),
-            leased=lambda: True,
-            notify=self._notify,
-        )
-        match answers[0]:
-            case Acked():
-                return None
-            case Nacked() as nacked:
-                return nacked
-            case None:
-                assert lost is not None
-                raise lost
+        try:
+            (answer,) = await publish_messages([message], publisher, self._config)
+        except BrokerUnavailableError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as in the relay
+            return Nacked(one_line(error)[:MAX_REASON])
+        return answer if isinstance(answer, Nacked) else None
 
     async def _connected(self) -> Publisher:
         # Connect only when there is something to publish; usually nothing is due.

@@ -7,7 +7,7 @@ of it is in flight, so its messages reach the broker in order.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
@@ -18,8 +18,8 @@ from outbox.postgres.lease import Lease
 from relay.lanes.lane import Lane
 from relay.reader import ALL, Topics
 
-_ALL: Final = 1 << 20
-_FEWEST_ROWS: Final = 16
+_WEIGHTS: Final = {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
+"""How many claims each gets in a round while all of them have messages."""
 
 
 class LaneBoard:
@@ -28,12 +28,10 @@ class LaneBoard:
     def __init__(
         self,
         lease: Lease,
-        weights: Mapping[Priority, int],
         concurrency: int,
         reader: str = MAIN,
     ) -> None:
         self._lease = lease
-        self._weights = weights
         self._concurrency = concurrency
         self._credit = dict.fromkeys(PRIORITIES, 0)
         self._known: dict[int, Lane] = {}
@@ -48,7 +46,6 @@ class LaneBoard:
         self.writers_ring = False
         """Whether each commit of a message wakes the relay. If so, a lane that was read
         to its end isn't read again until then."""
-        self._most_rows = _ALL
         self._has_found = False
         self.reader = LogReader(reader)
         self.topics: Topics = ALL
@@ -125,21 +122,9 @@ class LaneBoard:
             turns.remove(lane.number)
             turns.append(lane.number)
 
-    def rows_worth_reading(self, batch_size: int) -> int:
-        """Return how many rows a claim should read, `batch_size` at most.
-
-        The server has to read a row's headers to determine their size. While a few rows
-        fill a claim, reading hundreds each time would make all lanes wait.
-        """
-        return min(batch_size, self._most_rows)
-
-    def note_claim(self, rows: int, *, cut: bool) -> None:
-        """Record how many rows a claim found, and whether the byte limit cut it."""
+    def note_claim(self, rows: int) -> None:
+        """Record how many rows a claim found."""
         self._has_found = self._has_found or rows > 0
-        if cut:
-            self._most_rows = max(_FEWEST_ROWS, 2 * rows)
-        elif rows >= self._most_rows:
-            self._most_rows = min(_ALL, 2 * self._most_rows)
 
     def has_found(self) -> bool:
         """Return whether a claim has found rows since the last call."""
@@ -222,9 +207,9 @@ class LaneBoard:
     def _next_priority(self, waiting: Collection[Priority]) -> Priority:
         # Smooth weighted round robin.
         for priority in waiting:
-            self._credit[priority] += self._weights[priority]
+            self._credit[priority] += _WEIGHTS[priority]
         best = max(waiting, key=lambda priority: self._credit[priority])
-        self._credit[best] -= sum(self._weights[p] for p in waiting)
+        self._credit[best] -= sum(_WEIGHTS[p] for p in waiting)
         return best
 
     def _update_events(self) -> None:

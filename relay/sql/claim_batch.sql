@@ -1,6 +1,6 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
--- Takes: lanes, starts, up_tos (null: several parts), snapshots, as_ofs (same length; see outbox/log/progress.py); part_lanes, part_oldest, part_newest, part_starts, part_up_tos, part_snapshots (of lanes with several parts); hidden (transactions) and their floors; since (they include all from this one on) and floor; base, oldest and newest created_at, topics and prefixes (which the reader gets; null: all), max_rows, max_bytes, and in bytes: max_payload, max_copied
--- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, next: left for the next claim, settle or aside: its payload is too large), look (in the first row; see look.sql of outbox/log; followed by /, and the last seq drawn). Without a message one row, of nulls except for look
+-- Takes: lanes, starts, up_tos (null: several parts), snapshots, as_ofs (same length; see outbox/log/progress.py); part_lanes, part_oldest, part_newest, part_starts, part_up_tos, part_snapshots (of lanes with several parts); hidden (transactions) and their floors; since (they include all from this one on) and floor; base, oldest and newest created_at, topics and prefixes (which the reader gets; null: all), max_rows, max_bytes, and max_payload (in bytes)
+-- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, next: left for the next claim, aside: its payload is too large), look (in the first row; see look.sql of outbox/log; followed by /, and the last seq drawn). Without a message one row, of nulls except for look
 -- Index: message_lane_idx on each partition between oldest and newest
 -- Every claim plans this again, and planning time grows with the length of the statement. So the
 -- expressions needed only for rows that are not loaded come last, and the levels repeat little.
@@ -16,9 +16,8 @@ SELECT lane, seq, id, created_at,
        schema_version,
        CASE WHEN loaded AND available_at > created_at THEN available_at END AS due_at,
        CASE WHEN NOT loaded THEN
-            CASE WHEN other THEN 'other' WHEN early THEN 'scheduled' WHEN bytes > 0 THEN 'next'
-                 WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict,
-       CASE WHEN bytes_through <> abs(bytes) THEN NULL
+            CASE WHEN other THEN 'other' WHEN early THEN 'scheduled' WHEN bytes > 0 THEN 'next' ELSE 'aside' END END AS verdict,
+       CASE WHEN bytes_through <> bytes THEN NULL
             ELSE concat_ws('/', pg_catalog.pg_current_snapshot()::text,
                            pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid),
                            coalesce(pg_catalog.pg_sequence_last_value('outbox.message_seq'::pg_catalog.regclass), -1))
@@ -32,16 +31,14 @@ SELECT lane, seq, id, created_at,
             SELECT measured.*,
                    -- In the order of the nested loop, lane by lane: no sort. It keeps only a pointer
                    -- to a large value.
-                   sum(abs(bytes)) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_through
+                   sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_through
               FROM (
                   SELECT ready.*,
-                         -- Of what is too large: negative if it can be moved with the batch, else 0.
+                         -- 0 if it is not loaded.
                          CASE WHEN early OR other THEN 0
                               WHEN octet_length(payload) <= %(max_payload)s
                               -- Small headers take several times their size once parsed.
                               THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
-                              WHEN text_bytes + header_bytes + pg_column_size(payload) <= %(max_copied)s
-                              THEN - (text_bytes + header_bytes + pg_column_size(payload))::integer
                               ELSE 0 END AS bytes
                     FROM (
                         SELECT lane, up_to, snapshot::pg_snapshot AS snapshot, as_of::pg_snapshot AS as_of,
@@ -94,4 +91,4 @@ SELECT lane, seq, id, created_at,
         ) AS weighed
       -- Without it, whether a row is loaded would be computed for each column.
       OFFSET 0
-  ) AS claimed ON bytes_through - abs(bytes) <= %(max_bytes)s
+  ) AS claimed ON bytes_through - bytes <= %(max_bytes)s

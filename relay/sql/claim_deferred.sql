@@ -1,6 +1,6 @@
 -- Does:  Read messages from the log, bounded in bytes. Locks nothing.
--- Takes: reader, ids, created_ats, lanes, seqs, runs, entries (the last known ones; same length), first and last of created_ats, max_bytes, and in bytes: max_payload, max_copied
--- Gives: position (from 1), topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: its payload is too large, gone: a later entry exists, missing: the message does not exist)
+-- Takes: reader, ids, created_ats, lanes, seqs, runs, entries (the last known ones; same length), first and last of created_ats, max_bytes, and max_payload (in bytes)
+-- Gives: position (from 1), topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, aside: its payload is too large, gone: a later entry exists, missing: the message does not exist)
 -- Index: message_pkey and deferral_message_idx on each partition between first and last
 -- This resembles claim_batch.sql; see its comments.
 SELECT position,
@@ -14,21 +14,19 @@ SELECT position,
        CASE WHEN loaded THEN due_at END AS due_at,
        CASE WHEN NOT loaded THEN
             CASE WHEN id IS NULL THEN 'missing' WHEN is_gone THEN 'gone'
-                 WHEN bytes > 0 THEN 'next' WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict
+                 WHEN bytes > 0 THEN 'next' ELSE 'aside' END END AS verdict
   FROM (
       SELECT weighed.*,
              bytes > 0 AND is_gone IS NULL
              AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
         FROM (
             SELECT measured.*,
-                   sum(abs(bytes)) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes_through
+                   sum(bytes) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes_through
               FROM (
                   SELECT found.*,
                          CASE WHEN id IS NULL OR is_gone THEN 0
                               WHEN octet_length(payload) <= %(max_payload)s
                               THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
-                              WHEN text_bytes + header_bytes + pg_column_size(payload) <= %(max_copied)s
-                              THEN - (text_bytes + header_bytes + pg_column_size(payload))::integer
                               ELSE 0 END AS bytes
                     FROM (
                         SELECT waiting.position, m.id, m.topic, m.key, m.tenant, m.content_type,
@@ -75,5 +73,5 @@ SELECT position,
         ) AS weighed
       OFFSET 0
   ) AS claimed
- WHERE bytes_through - abs(bytes) <= %(max_bytes)s
+ WHERE bytes_through - bytes <= %(max_bytes)s
  ORDER BY position

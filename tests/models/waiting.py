@@ -23,11 +23,11 @@ from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress, Stored
 from outbox.log.reader import Look
 from outbox.retry import RetryPolicy
-from relay.claim import Batch, Claimed, Read
+from relay.claim import ASIDE, HELD, Batch, Claimed, Read
 from relay.lanes.deferrals import Deferrals, Draining, KeyEnd, LogOfKey, WaitingMessage
 from relay.lanes.lane import Lane
 from relay.publisher import Acked, Nacked
-from relay.settle import Settlement, _reasons, complete, decide, remember
+from relay.settle import Settlement, _is_entered, complete, decide, remember
 from tests.models.explore import BrokenPromiseError
 
 NOW: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -355,15 +355,19 @@ class WaitingModel:
         batch = Batch([lane])
         entries = _open(database)
         for seq in look.places:
-            rows = batch.rows if database.rows[seq - 1] != "O" else batch.oversized
-            rows.append(_claimed(database, seq, entries.get(seq)))
-        batch.held += [_claimed(database, seq, entries.get(seq)) for seq in look.held]
+            row = _claimed(database, seq, entries.get(seq))
+            if database.rows[seq - 1] == "O":
+                batch.others.append((row, ASIDE))
+            else:
+                batch.rows.append(row)
+        for seq in look.held:
+            batch.others.append((_claimed(database, seq, entries.get(seq)), HELD))
         for seq in look.found:
             row = _claimed(database, seq)
             if database.rows[seq - 1] == "O":
-                batch.oversized.append(row)
+                batch.others.append((row, ASIDE))
             elif row.key is not None and self.blocks(look, deferrals, row.key, drained):
-                batch.held.append(row)
+                batch.others.append((row, HELD))
             else:
                 batch.rows.append(row)
         deferrals.took(UUID(int=seq) for seq in look.due)
@@ -390,7 +394,7 @@ class WaitingModel:
             if settlement.positions:
                 done = done._replace(flight=_written(settlement))
             else:
-                aside = {row.seq for row in settlement.aside}
+                aside = {row.seq for row, _ in settlement.of("aside")}
                 done = done._replace(moving=done.moving | aside)
             yield f"{[row.seq for row in batch.rows]}: {name}", done
 
@@ -545,14 +549,20 @@ def _look(rows: int) -> Look:
 
 def _written(settlement: Settlement) -> Flight:
     """Return what a settlement inserts."""
-    entries = [(row.seq, entry.cause) for row, entry in _reasons(settlement)]
-    entries += [(row.seq, "settled") for row in settlement.published if row.place]
+    entries = [
+        (row.seq, outcome.cause)
+        for row, outcome in settlement.outcomes
+        if _is_entered(row, outcome)
+    ]
+    entries += [
+        (row.seq, "settled") for row, _ in settlement.of("published") if row.place
+    ]
     (settled,) = settlement.positions
     return Flight(
         settled.after.number,
         tuple(settled.rows),
         tuple(sorted(entries)),
-        tuple(row.seq for row in settlement.aside),
+        tuple(row.seq for row, _ in settlement.of("aside")),
     )
 
 

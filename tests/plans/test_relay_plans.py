@@ -36,7 +36,6 @@ BEYOND = 2**63 - 1
 LIMITS = {
     "max_bytes": 8_000_000,
     "max_payload": 1_000_000,
-    "max_copied": 1_000_000,
 }
 PARTS = ("lanes", "oldest", "newest", "starts", "up_tos", "snapshots")
 

@@ -174,33 +174,9 @@ async def test_a_message_written_hours_ago_is_claimed_as_soon_as_it_commits(
             assert len((await claim(connection, board)).rows) == 1
 
 
-async def test_large_headers_are_read_at_most_a_few_times_before_they_are_loaded(
-    database_url: str,
-) -> None:
-    insert(database_url, *(Message("t", b"", key="same") for _ in range(24)))
-    execute(
-        database_url,
-        "UPDATE outbox.message"
-        " SET headers = jsonb_build_object('h', repeat('x', 250000))",
-    )
-    insert(database_url, *(Message("t", b"", key="same") for _ in range(100)))
-    board = board_of_all_lanes()
-    async with await connect(database_url, application_name="test") as connection:
-        loaded = 0
-        # Each claim loads some, until all are loaded.
-        while loaded < 124:
-            board.wake()
-            found = len((await claim(connection, board)).rows)
-            assert found > 0
-            loaded += found
-            # The server reads at most this many of the ready rows.
-            worth_reading = board.rows_worth_reading(RelayConfig().batch_size)
-            assert worth_reading <= max(16, 2 * (found + 1))
-
-
 def board_of_all_lanes() -> LaneBoard:
     numbers = [number for priority in PRIORITIES for number in lanes_of(priority)]
-    board = LaneBoard(HeldLease(numbers), RelayConfig().weights, 1)
+    board = LaneBoard(HeldLease(numbers), 1)
     board.take(numbers)
     return board
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from outbox.lane import Priority
 from outbox.retry import RetryPolicy
 from pillarbox import Message
-from relay.events import BatchSettled, KeyBlocked, MessageDeadLettered
+from relay.events import BatchSettled, MessageDeadLettered, MessageRefused
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
@@ -64,7 +64,7 @@ async def test_a_refused_message_delays_its_key_and_no_other(
 
     async with running(database_url, publisher, retry=PATIENT) as relay:
         await publisher.until_acked(7)
-        (blocked,) = await relay.events.wait_for(KeyBlocked)
+        (blocked,) = await relay.events.wait_for(MessageRefused)
         assert (blocked.topic, blocked.key, blocked.attempts) == ("a/1", "a", 1)
         insert(database_url, Message("a/3", b"", key="a"), Message("b/3", b"", key="b"))
         await publisher.until_acked(8)
@@ -195,7 +195,7 @@ async def test_a_postponed_message_blocks_its_key_and_is_never_dead_lettered(
         async with running(
             database_url, publisher, retry=RetryPolicy(max_attempts=1)
         ) as relay:
-            await relay.events.wait_for(KeyBlocked)
+            await relay.events.wait_for(MessageRefused)
             await relay.events.wait_for(BatchSettled)
         make_due(database_url)
     assert [[m.topic for m in call] for call in publisher.calls[1:]] == [["a/0"]] * 2

@@ -15,11 +15,11 @@ from relay.events import (
     BatchSettled,
     LeaseTaken,
     MessageDeadLettered,
-    MessagesUnrouted,
     ReaderDropped,
 )
 from relay.publisher import Nacked
 from tests.fixtures import positions
+from tests.fixtures.doctor import Doctor
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import Running, insert, numbered, running
 from tests.fixtures.sessions import execute
@@ -217,16 +217,21 @@ def test_a_reader_with_messages_to_publish_is_not_dropped_by_mistake(
 
 
 async def test_a_message_that_no_reader_gets_is_reported_and_kept(
-    database_url: str,
+    database_url: str, doctor: Doctor
 ) -> None:
     insert(database_url, Message("orders", b""))
     positions.publish(database_url)
     drop(database_url, "main")
     add(database_url, "webhooks", "invoices")
     insert(database_url, Message("mistyped", b""), Message("invoices", b""))
-    async with relay_of(database_url, "webhooks", ScriptedPublisher()) as relay:
-        (found,) = await relay.events.wait_for(MessagesUnrouted)
-    assert (found.messages, found.topics) == (1, ["mistyped"])
+    publisher = ScriptedPublisher()
+    async with relay_of(database_url, "webhooks", publisher):
+        await publisher.until_acked(1)
+    assert publisher.topics() == ["invoices"]
+    _, findings = doctor(database_url)
+    assert "no reader gets 1 messages of mistyped: their days are kept" in {
+        it["finding"] for it in findings
+    }
     assert states(database_url, None) == {"mistyped": "unrouted", "orders": "discarded"}
     assert (None, "mistyped", "unrouted") in holding(database_url)
     unrouted = "SELECT topic FROM outbox.unsettled_message WHERE state = 'unrouted'"

@@ -1,21 +1,24 @@
 """The settlement that follows from the answers of the publisher."""
 
-from dataclasses import fields
-from datetime import timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from outbox.log.position import Position, Snapshot
+from outbox.log.progress import Day, Progress
+from outbox.log.reader import Look
 from outbox.retry import RetryPolicy
-from relay.claim import Claimed
+from relay.claim import HELD, PUBLISHED, UNTOUCHED, Batch, Claimed, Outcome, Read
+from relay.lanes.lane import Lane
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
-from relay.settle import Settlement, decide
+from relay.settle import complete, decide
 from tests.fixtures.claimed import claimed
 
 SECOND = timedelta(seconds=1)
 POLICY = RetryPolicy(max_attempts=3, first_delay=SECOND, max_delay=SECOND)
 LATER = Nacked("later", retry_after=7 * SECOND)
+FAILED = Nacked("failed", retry_after=7 * SECOND, is_attempt=True)
 NOW = Nacked("now", retry_after=timedelta(0))
 ACKED, REFUSED, FORBIDDEN = Acked(), Nacked("no"), Nacked("never", permanent=True)
 
@@ -25,7 +28,7 @@ WITHOUT, WITHOUT_TOO = claimed("e"), claimed("f")
 LAST_BUT_ONE = claimed("g", "k", attempts=1)
 SPENT, SPENT_TOO = claimed("h", "k", attempts=2), claimed("i", "k", attempts=2)
 
-Pair = tuple[Claimed, Answer]
+RETRIED = Outcome("refused", "no", 1.0, charge=1)
 
 
 @pytest.mark.parametrize(
@@ -33,87 +36,94 @@ Pair = tuple[Claimed, Answer]
     [
         pytest.param(
             [(FIRST, ACKED), (WITHOUT, ACKED)],
-            {"published": [FIRST, WITHOUT]},
+            [PUBLISHED, PUBLISHED],
             id="acked messages are published",
         ),
         pytest.param(
-            [(FIRST, None)],
-            {"untouched": [FIRST]},
-            id="without an answer nothing is recorded",
+            [(FIRST, None)], [UNTOUCHED], id="without an answer nothing is recorded"
         ),
         pytest.param(
             [(FIRST, REFUSED), (SECOND_OF_KEY, REFUSED), (THIRD, None)],
-            {"retried": [(FIRST, "no", 1.0)], "held": [SECOND_OF_KEY, THIRD]},
+            [RETRIED, HELD, HELD],
             id="only the first refused message of a key is charged",
         ),
         pytest.param(
             [(WITHOUT, REFUSED), (WITHOUT_TOO, REFUSED)],
-            {"retried": [(WITHOUT, "no", 1.0), (WITHOUT_TOO, "no", 1.0)]},
+            [RETRIED, RETRIED],
             id="each message without a key is charged",
         ),
         pytest.param(
             [(FIRST, REFUSED), (OF_ANOTHER, REFUSED)],
-            {"retried": [(FIRST, "no", 1.0), (OF_ANOTHER, "no", 1.0)]},
+            [RETRIED, RETRIED],
             id="each key is charged separately",
         ),
         pytest.param(
             [(LAST_BUT_ONE, REFUSED)],
-            {"retried": [(LAST_BUT_ONE, "no", 1.0)]},
+            [RETRIED],
             id="the last but one refusal is retried",
         ),
         pytest.param(
             [(SPENT, REFUSED), (FIRST, REFUSED)],
-            {"dead_lettered": [(SPENT, "no")], "untouched": [FIRST]},
+            [Outcome("dead_lettered", "no"), UNTOUCHED],
             id="the last refusal dead-letters a message and charges none behind it",
         ),
         pytest.param(
             [(FIRST, REFUSED), (SECOND_OF_KEY, FORBIDDEN)],
-            {
-                "retried": [(FIRST, "no", 1.0)],
-                "dead_lettered": [(SECOND_OF_KEY, "never")],
-            },
+            [RETRIED, Outcome("dead_lettered", "never")],
             id="a permanent refusal counts at once, even behind a waiting head",
         ),
         pytest.param(
             [(FIRST, REFUSED), (SPENT, REFUSED)],
-            {"retried": [(FIRST, "no", 1.0)], "held": [SPENT]},
+            [RETRIED, HELD],
             id="a spent message behind a waiting head is not charged",
         ),
         pytest.param(
             [(FIRST, REFUSED), (SECOND_OF_KEY, ACKED)],
-            {"retried": [(FIRST, "no", 1.0)], "published": [SECOND_OF_KEY]},
+            [RETRIED, PUBLISHED],
             id="an ack behind a refused head is still an ack",
         ),
         pytest.param(
             [(FIRST, None), (SECOND_OF_KEY, REFUSED), (THIRD, None)],
-            {
-                "untouched": [FIRST],
-                "retried": [(SECOND_OF_KEY, "no", 1.0)],
-                "held": [THIRD],
-            },
+            [UNTOUCHED, RETRIED, HELD],
             id="a message without an answer waits behind a refused one",
         ),
         pytest.param(
             [(SPENT, LATER), (LAST_BUT_ONE, REFUSED), (SPENT_TOO, LATER)],
-            {
-                "put_off": [(SPENT, "later", 7.0)],
-                "held": [LAST_BUT_ONE, SPENT_TOO],
-            },
+            [Outcome("postponed", "later", 7.0), HELD, HELD],
             id="a postponed message and those behind it wait without charge",
         ),
         pytest.param(
+            [(SPENT, FAILED), (LAST_BUT_ONE, REFUSED)],
+            [Outcome("refused", "failed", 7.0, charge=1), HELD],
+            id="an attempt that others retry is charged and never the last",
+        ),
+        pytest.param(
             [(FIRST, NOW)],
-            {"put_off": [(FIRST, "now", 1.0)]},
+            [Outcome("postponed", "now", 1.0)],
             id="nothing is postponed for less than the first delay",
         ),
     ],
 )
 def test_outcomes_follow_from_the_answers(
-    pairs: list[Pair], outcomes: dict[str, Any]
+    pairs: list[tuple[Claimed, Answer]], outcomes: list[Outcome]
 ) -> None:
-    settlement = decide(
-        [row for row, _ in pairs], [answer for _, answer in pairs], POLICY
-    )
+    rows, answers = zip(*pairs, strict=True)
 
-    found = {it.name: getattr(settlement, it.name) for it in fields(Settlement)}
-    assert {name: rows for name, rows in found.items() if rows} == outcomes
+    settlement = decide(rows, answers, POLICY)
+
+    assert settlement.outcomes == list(zip(rows, outcomes, strict=True))
+
+
+def test_rows_behind_the_last_answer_are_left_for_the_next_claim() -> None:
+    lane, nothing = Lane(16), Look(Snapshot(1, 1), 1)
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    day = Day(today - timedelta(days=1), today + timedelta(days=2))
+    lane.progress = Progress.take_over({day: Position()}, [], *nothing, {})
+    rows = [claimed("a", "k"), claimed("b", "j", seq=2), claimed("c", "k", seq=3)]
+    settlement = decide(rows, [REFUSED, None, None], POLICY)
+
+    complete(settlement, Batch([lane], rows, reads={16: Read(3, nothing, False)}))
+
+    assert settlement.outcomes == [(rows[0], RETRIED)]
+    (settled,) = settlement.positions
+    assert [row.position.up_to for row in settled.rows] == [1]

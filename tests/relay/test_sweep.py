@@ -35,7 +35,7 @@ async def test_a_batch_of_each_lane_is_found_and_more_on_request(
     numbers = [number for priority in PRIORITIES for number in lanes_of(priority)]
     # The first poll finds everything: there is no second.
     config = RelayConfig(batch_size=30, poll_interval=timedelta(hours=1))
-    board = LaneBoard(HeldLease(numbers), config.weights, config.concurrency)
+    board = LaneBoard(HeldLease(numbers), config.concurrency)
     board.take(numbers)
     lanes = [lane for number in numbers if (lane := board.find(number))]
     for lane in lanes:

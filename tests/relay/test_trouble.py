@@ -13,10 +13,10 @@ from relay.events import (
     BatchClaimed,
     DatabaseLost,
     DatabaseRecovered,
-    KeyBlocked,
     LeaseLost,
     LeaseTaken,
     MessageDeadLettered,
+    MessageRefused,
 )
 from relay.publisher import Acked, Nacked
 from relay.settle import complete, decide, settle_batch
@@ -77,7 +77,7 @@ async def test_a_settlement_after_another_relay_has_settled_is_refused_as_a_whol
         publisher.open.set()
         insert(database_url, Message("a/3", b"", key="a"))
         await publisher.until_acked(1)
-        assert relay.events.of(KeyBlocked) == []
+        assert relay.events.of(MessageRefused) == []
 
     assert publisher.topics() == ["a/3"]
     assert execute(database_url, "SELECT FROM outbox.deferral") == []

@@ -127,10 +127,9 @@ class DeliveryLane(LogLane):
         ahead: the places of deliveries that claims skip.
         keys: those that are blocked or draining.
         alone: the deliveries that wait without blocking a key, and when each is due.
-        kept: claimed deliveries kept back because the lane is about to be released.
     """
 
-    __slots__ = ("ahead", "alone", "has_moved", "is_new", "kept", "keys", "window")
+    __slots__ = ("ahead", "alone", "has_moved", "is_new", "keys", "window")
 
     def __init__(self, number: int) -> None:
         self.forget()
@@ -144,7 +143,6 @@ class DeliveryLane(LogLane):
         self.has_moved = False
         self.ahead: set[Place] = set()
         self.alone: dict[Place, tuple[WaitingDelivery, float]] = {}
-        self.kept: list[ClaimedDelivery] = []
 
     @property  # type: ignore[explicit-override]
     @override
@@ -318,7 +316,7 @@ class DeliveryLanes:
         up_to = read.up_to if read.is_cut else max(read.up_to, lane.up_to)
         passed = {place for place in lane.ahead if place[0] <= up_to}
         if passed:
-            others = {row.place for row in (*self._behind, *lane.kept)}
+            others = {row.place for row in self._behind}
             passed_by = [p for p in passed if p in others or self._is_unlogged(p)]
         else:
             passed_by = []
@@ -438,23 +436,14 @@ class DeliveryLanes:
         Tenants take turns, except those in `without`. So the order of a key holds only
         if all its messages belong to one tenant.
         """
-        for number in leased:
-            lane = self._lanes.get(number)
-            if lane is not None and lane.kept:
-                kept, lane.kept = lane.kept, []
-                for row in kept:
-                    self._make_ready(row)
-        for row in self._ready.remove(
-            lambda row: row.lane not in leased or self._is_blocked(row)
-        ):
+        leaving = self._ready.remove(lambda row: row.lane not in leased)
+        for row in leaving:
+            self.let_go(row)
+        # If such a lane stays, it is taken over again.
+        self.doubt({row.lane for row in leaving})
+        for row in self._ready.remove(self._is_blocked):
             self._release(row)
-            lane = self._lanes.get(row.lane)
-            if lane is None:
-                continue
-            if self._is_blocked(row):
-                self._put_behind(lane, row)
-            else:
-                lane.kept.append(row)
+            self._put_behind(self._lanes[row.lane], row)
         return self._ready.take(limit, without)
 
     def block(self, row: ClaimedDelivery) -> None:
@@ -478,7 +467,7 @@ class DeliveryLanes:
         self, place: WaitingDelivery, key: str | None, due: float
     ) -> None:
         """Record a delivery that the log lists as waiting."""
-        if place.place not in self.held and not self._is_kept(place):
+        if place.place not in self.held:
             self._wait(place, key, due)
 
     def found_behind(self, number: int, key: str) -> None:
@@ -514,16 +503,14 @@ class DeliveryLanes:
     def to_log(self, limit: int) -> tuple[list[ClaimedDelivery], list[ClaimedDelivery]]:
         """Return deliveries that wait behind their key but aren't logged.
 
-        And those held or kept back ahead of them that aren't logged either: without an
-        entry, the lane's next owner would deliver them after what waits behind them.
+        And those held ahead of them that aren't logged either: without an entry, the
+        lane's next owner would deliver them after what waits behind them.
         """
         behind = sorted(self._behind, key=lambda row: row.place)[:limit]
         last = {(row.lane, row.message.key): row.place for row in behind}
-        others = [row for row, _ in self._held.values()]
-        others += [row for lane in self._lanes.values() for row in lane.kept]
         ahead = [
             row
-            for row in others
+            for row, _ in self._held.values()
             if (place := last.get((row.lane, row.message.key))) is not None
             and row.place < place
             and not self.is_logged(row)
@@ -537,22 +524,19 @@ class DeliveryLanes:
     def to_open(self, lane: DeliveryLane, before: float) -> list[ClaimedDelivery]:
         """Return deliveries that need an entry, so that a position can pass them.
 
-        That is, those behind which others have ended, if these are many, if it is held
-        since `before`, or if it is kept back.
+        That is, those behind which others have ended, if these are many, or if it is
+        held since `before`.
         """
         found: list[ClaimedDelivery] = []
         if lane.window is not None:
-            kept = {row.place: row for row in lane.kept}
             for place in lane.window.passed_by:
                 held = self._held.get(place)
-                row = kept.get(place) if held is None else held.row
-                if row is None or not (
-                    place in kept
-                    or (held is not None and held.since <= before)
+                if held is None or not (
+                    held.since <= before
                     or (not found and lane.window.count_behind(place) >= MOST_AGAIN)
                 ):
                     break
-                found.append(row)
+                found.append(held.row)
         return found
 
     def opened(self, rows: Iterable[ClaimedDelivery]) -> None:
@@ -614,10 +598,6 @@ class DeliveryLanes:
         else:
             self._key(lane, key, place.seq).due[place.place] = due
         heapq.heappush(self._due, _Due(due, place.lane, place.place, key))
-
-    def _is_kept(self, place: WaitingDelivery) -> bool:
-        lane = self._lanes.get(place.lane)
-        return lane is not None and any(row.place == place.place for row in lane.kept)
 
     def _is_blocked(self, row: ClaimedDelivery) -> bool:
         lane, key = self._lanes.get(row.lane), row.message.key

@@ -336,10 +336,11 @@ class Queue:
                 lanes[row.lane] = lane
                 is_covered = row.place in lane.window and not self._lanes.is_logged(row)
             if delay is not None:
-                entries.append(_refused(row, delay))
+                seconds = delay.total_seconds()
+                entries.append(_entry(row, "refused", seconds, charge=1))
                 logged.append(row)
             elif not is_covered:
-                entries.append(_acked(row))
+                entries.append(_entry(row, "acked"))
                 logged.append(row)
         before = self._clock() - self._open_after
         try:
@@ -387,7 +388,10 @@ class Queue:
                     settled.append(Settled(lane, after, stored, covered, deferred))
                     opened[lane.number] = rows
                     break
-        entries = [*entries, *(_open(row) for rows in opened.values() for row in rows)]
+        entries = [
+            *entries,
+            *(_entry(row, "open", 0.0) for rows in opened.values() for row in rows),
+        ]
         try:
             if entries and settled:
                 async with connection.transaction():
@@ -436,7 +440,8 @@ class Queue:
             async with self._turn:
                 connection = await self._connect()
                 behind, ahead = self._lanes.to_log(_MAX_ENTRIES)
-                entries = [*map(_open, ahead), *map(_blocked, behind)]
+                entries = [_entry(row, "open", 0.0) for row in ahead]
+                entries += [_entry(row, "blocked") for row in behind]
                 await self._log(connection, entries)
                 self._lanes.logged([*behind, *ahead])
                 self._lanes.opened(ahead)
@@ -660,28 +665,11 @@ class _Entry(NamedTuple):
 _ENTRY_ARRAYS: Final = tuple(f"{name}s" for name in _Entry._fields)
 
 
-def _acked(row: ClaimedDelivery) -> _Entry:
-    return _entry(row, "acked", row.attempts, None)
-
-
-def _open(row: ClaimedDelivery) -> _Entry:
-    return _entry(row, "open", row.attempts, 0.0)
-
-
-def _refused(row: ClaimedDelivery, delay: timedelta) -> _Entry:
-    return _entry(row, "refused", row.attempts + 1, delay.total_seconds())
-
-
-def _blocked(row: ClaimedDelivery) -> _Entry:
-    return _entry(row, "blocked", row.attempts, None)
-
-
 def _entry(
-    row: ClaimedDelivery, cause: str, attempts: int, delay: float | None
+    row: ClaimedDelivery, cause: str, delay: float | None = None, *, charge: int = 0
 ) -> _Entry:
-    return _Entry(
-        row.lane, row.seq, row.created_at, attempts, cause, delay, row.message.key
-    )
+    attempts, key = row.attempts + charge, row.message.key
+    return _Entry(row.lane, row.seq, row.created_at, attempts, cause, delay, key)
 
 
 def read_delivery(row: Sequence[Any], *, is_logged: bool = False) -> ClaimedDelivery:

@@ -17,7 +17,7 @@ from inbox.testing.source_suite import Capabilities, SourceSuite
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, list_readers
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.lane import LANES, Priority, lane_of, lanes_of
+from outbox.lane import LANES, Priority, lane_of
 from outbox.message_id import uuid7
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
@@ -101,35 +101,6 @@ async def test_a_consumer_handles_what_commits_in_order_without_a_relay(
     states = "SELECT DISTINCT state FROM outbox.message_status WHERE reader = 'billing'"
     assert execute(database_url, states) == [("published",)]
     assert execute(database_url, "SELECT count(*) FROM inbox.receipt") == [(20,)]
-
-
-async def test_slow_handlers_hold_up_only_their_own_lanes(
-    database_url: str,
-) -> None:
-    add_direct(database_url, "billing")
-    engine = create_async_engine(sqlalchemy_url(database_url), pool_size=LANES)
-    sessions = async_sessionmaker(engine)
-    consumer = Consumer(
-        direct(database_url), sessions, name="billing", max_in_flight=LANES
-    )
-    begun: asyncio.Queue[str] = asyncio.Queue()
-    end = asyncio.Event()
-
-    @consumer.handles("slow")
-    async def handle(session: AsyncSession, message: Message) -> None:
-        await begun.put(message.key or "")
-        await end.wait()
-
-    keys = {
-        lane_of(key, uuid7(), Priority.DEFAULT): key for key in map(str, range(200))
-    }
-    async with consumer, asyncio.timeout(60):
-        for key in keys.values():
-            insert(database_url, Message("slow", b"", key=key))
-            assert await begun.get() == key
-        end.set()
-    await engine.dispose()
-    assert len(keys) == len(lanes_of(Priority.DEFAULT))
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["waits", "fails"])
@@ -219,23 +190,6 @@ async def test_only_what_was_there_at_the_takeover_may_have_been_started_before(
                     insert(database_url, Message("new", b"", key="k"))
     assert isinstance(histories["old"], TakenOver)
     assert histories["new"] is FIRST_DELIVERY
-
-
-async def test_a_scheduled_message_is_handled_when_it_is_due(
-    database_url: str,
-) -> None:
-    add_direct(database_url, "billing")
-    later = datetime.now(UTC) + timedelta(seconds=1.5)
-    insert(database_url, Message("later", b"", available_at=later), Message("now", b""))
-    received: list[str] = []
-    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
-    async with source, asyncio.timeout(60):
-        while len(received) < 2:
-            for delivery in await source.receive(limit=10):
-                received.append(delivery.message.topic)
-                assert delivery.message.topic == "now" or datetime.now(UTC) >= later
-                await delivery.ack()
-    assert received == ["now", "later"]
 
 
 async def test_a_consumer_needs_a_reader_of_its_own_that_gets_its_topics(

@@ -81,21 +81,6 @@ async def test_another_tenants_message_is_among_the_first_despite_a_flood(
     assert positions(taken, "other")[0] < 2
 
 
-async def test_without_tenants_a_message_behind_a_flood_comes_last(
-    database_url: str,
-) -> None:
-    flood(database_url, 2_000, tenant=None)
-    last = Message("orders", b"", key="k")
-    await publish(database_url, last)
-    async with PostgresSource(
-        database_url, consumer="billing", topics=["orders"]
-    ) as source:
-        taken = await take(source, 2_001)
-    (at,) = (n for n, d in enumerate(taken) if d.message.id == last.id)
-    # When it is delivered, only its lane and later lanes in turn have anything left.
-    assert at > IN_MEMORY
-
-
 async def test_a_message_published_during_a_flood_is_delivered_soon(
     database_url: str,
 ) -> None:

@@ -50,7 +50,7 @@ class RabbitMQFaults(BrokerFaults):
         assert len(arrivals) == self.count
         self.inspection.wait_until_settled()
         assert self.inspection.charged() == 0
-        assert "KeyBlocked" not in relay.log()
+        assert "MessageRefused" not in relay.log()
 
     @override
     def broker_url(self) -> str:

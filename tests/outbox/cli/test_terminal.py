@@ -9,7 +9,7 @@ from outbox.cli.main import main
 from outbox.message_id import moment_of
 from outbox.observability.logging import LogEvents, PrintableFormatter
 from pillarbox import Message, uuid7
-from relay.events import KeyBlocked
+from relay.events import MessageRefused
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.positions import defer, publish
 from tests.fixtures.relay import insert
@@ -108,7 +108,9 @@ def test_an_event_and_a_record_of_any_library_are_logged_escaped(
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
     key = "a\x1b[2J"
-    LogEvents()(KeyBlocked(id=uuid7(), topic=HOSTILE, key=key, attempts=1, reason=""))
+    LogEvents()(
+        MessageRefused(id=uuid7(), topic=HOSTILE, key=key, attempts=1, reason="")
+    )
     check_escaped(caplog.messages[0])
     assert "key=a\\x1b[2J" in caplog.messages[0]
 

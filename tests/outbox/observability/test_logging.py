@@ -15,9 +15,8 @@ from pillarbox import uuid7
 from relay.events import (
     BrokerLost,
     BrokerRecovered,
-    KeyBlocked,
     LeaseTaken,
-    MessageDelayed,
+    MessageRefused,
 )
 
 MINUTE = timedelta(minutes=1)
@@ -44,8 +43,8 @@ def log(clock: Clock, caplog: pytest.LogCaptureFixture) -> LogEvents:
     return LogEvents(repeats=MINUTE, clock=clock)
 
 
-def blocked(topic: str, attempts: int, reason: str = "no") -> KeyBlocked:
-    return KeyBlocked(
+def blocked(topic: str, attempts: int, reason: str = "no") -> MessageRefused:
+    return MessageRefused(
         id=uuid7(), topic=topic, key="k", attempts=attempts, reason=reason
     )
 
@@ -54,8 +53,8 @@ def lost() -> BrokerLost:
     return BrokerLost(reason="refused", seconds=1.0)
 
 
-def delayed(topic: str) -> MessageDelayed:
-    return MessageDelayed(id=uuid7(), topic=topic, attempts=1, reason="no")
+def delayed(topic: str) -> MessageRefused:
+    return MessageRefused(id=uuid7(), topic=topic, key=None, attempts=1, reason="no")
 
 
 def anything() -> Event:
@@ -111,9 +110,10 @@ def test_fields_excluded_from_logs_are_not_logged(
     log: LogEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
-    event = MessageDelayed(
+    event = MessageRefused(
         id=uuid7(),
         topic="t",
+        key=None,
         attempts=1,
         reason="no",
         traceparent=f"00-{trace_id}-00f067aa0ba902b7-01",

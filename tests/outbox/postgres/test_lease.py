@@ -163,22 +163,6 @@ async def test_a_member_whose_session_ends_loses_all_lanes_and_takes_them_again(
         await one.has(32)
 
 
-async def test_the_lanes_of_a_session_that_ends_go_to_the_other_member(
-    database_url: str,
-) -> None:
-    with psycopg.connect(database_url, autocommit=True) as session:
-        lock = f"SELECT pg_advisory_lock_shared({CLASS}, {int(Lock.MEMBER)})"
-        session.execute(lock)
-        session.execute(
-            f"SELECT pg_advisory_lock({CLASS}, n) FROM generate_series(0, 7) n"
-        )
-        async with member(database_url, "one") as one:
-            lanes = await one.has(16)
-            assert lanes.intersection(range(16)) == {*range(8, 16)}
-            session.close()
-            await one.has(32)
-
-
 async def test_a_foreign_session_among_the_members_gets_no_share_and_is_named(
     database_url: str,
 ) -> None:

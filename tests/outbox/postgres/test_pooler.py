@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import psycopg
 import pytest
@@ -23,7 +22,7 @@ from relay.events import BatchSettled
 from relay.publishers.memory import MemoryPublisher
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.dead_letters import find, give_up, states
-from tests.fixtures.pgbouncer import Pooled, PoolMode
+from tests.fixtures.pgbouncer import Pooled
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -120,33 +119,6 @@ async def test_a_pooler_in_statement_mode_is_detected_even_inside_a_running_loop
 ) -> None:
     with pytest.raises(PoolerError):
         refuse_pooler(pooled("statement"))
-
-
-@pytest.mark.parametrize("mode", ["transaction", "session"])
-def test_if_each_connection_gets_its_own_session_notify_decides(
-    mode: PoolMode, pooled: Pooled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dealt = iter((1, 1, 2))
-
-    async def deal(_: Any) -> int:
-        return next(dealt)
-
-    monkeypatch.setattr(pooler, "_process", deal)
-    if mode == "session":
-        refuse_pooler(pooled(mode))
-        return
-    monkeypatch.setattr(pooler, "RING_LIMIT", 0.5)
-    with pytest.raises(PoolerError):
-        refuse_pooler(pooled(mode))
-
-
-def test_session_mode_and_no_pooler_both_pass(
-    pooled: Pooled, database_url: str
-) -> None:
-    refuse_pooler(database_url)
-    url = pooled("session", server_round_robin=1)
-    with sessions_in_pool(url, 3):
-        refuse_pooler(url)
 
 
 def test_a_pool_with_a_single_session_is_reported_as_too_small(

@@ -137,6 +137,20 @@ async def test_a_nacked_retry_is_charged_and_waits_with_a_new_reason(
     assert event.retry_count == 1
 
 
+async def test_a_publisher_that_raises_has_refused_the_message(
+    bench: Workbench,
+) -> None:
+    def stumble(message: Message) -> Confirmation:
+        raise KeyError(message.topic)
+
+    give_up(bench.url, Message("orders", b""))
+    bench.publisher.script = stumble
+
+    assert await bench.retry_all() == RetryCounts(failed=1)
+
+    assert states(bench.url) == [("PENDING", 1, "KeyError: 'orders'")]
+
+
 async def test_a_postponed_retry_is_not_charged(bench: Workbench) -> None:
     give_up(bench.url, Message("orders", b""))
     answer = Nacked("later", retry_after=timedelta(hours=3))

@@ -4,15 +4,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-import pytest
-
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
-from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from tests.fixtures.claimed import HeldLease
-
-WEIGHTS = RelayConfig().weights
 
 
 class Board(LaneBoard):
@@ -21,7 +16,7 @@ class Board(LaneBoard):
     def __init__(self, *priorities: Priority, concurrency: int = 2) -> None:
         numbers = [n for p in priorities or PRIORITIES for n in lanes_of(p)]
         self.lease = HeldLease(numbers)
-        super().__init__(self.lease, WEIGHTS, concurrency)
+        super().__init__(self.lease, concurrency)
         self.take(numbers)
 
     def pick_share(self) -> Sequence[Lane]:
@@ -74,28 +69,6 @@ def test_priority_classes_get_turns_by_weight() -> None:
         Priority.DEFAULT: 300,
         Priority.BULK: 100,
     }
-
-
-@pytest.mark.parametrize("flooded", list(Priority))
-def test_a_flood_in_one_priority_class_starves_no_other(flooded: Priority) -> None:
-    board = Board()
-    for _ in range(100):
-        # The other classes are found empty here, and are woken below.
-        picked = board.pick_share()
-        for lane in picked:
-            if priority_of(lane.number) is not flooded:
-                lane.found_empty()
-        board.put_back(picked)
-    board.wake()
-    board.put_back(board.pick())
-
-    seen = set()
-    for _ in range(10):
-        picked = board.pick_share()
-        seen.add(priority_of(picked[0].number))
-        board.put_back(picked)
-
-    assert seen == set(Priority)
 
 
 def test_lanes_of_one_priority_class_take_turns() -> None:
@@ -209,20 +182,3 @@ async def test_work_and_idle_return_once_their_state_is_reached() -> None:
     working = asyncio.create_task(board.work())
     board.wake()
     await working
-
-
-def test_after_a_claim_filled_by_few_rows_the_next_ones_read_few() -> None:
-    board = Board()
-    assert board.rows_worth_reading(500) == 500
-
-    board.note_claim(40, cut=True)
-    assert board.rows_worth_reading(500) == 80
-    board.note_claim(5, cut=True)
-    assert board.rows_worth_reading(500) == 16
-
-    # It grows again once claims are no longer cut by bytes, unless they find few.
-    board.note_claim(15, cut=False)
-    assert board.rows_worth_reading(500) == 16
-    for worth_reading in (32, 64, 128, 256, 500):
-        board.note_claim(board.rows_worth_reading(500), cut=False)
-        assert board.rows_worth_reading(500) == worth_reading

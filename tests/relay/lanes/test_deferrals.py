@@ -256,6 +256,8 @@ async def test_a_message_deleted_by_hand_does_not_block_its_key(
         await publisher.until_acked(2)
 
     assert publisher.topics() == ["k/1", "k/2"]
+    ended = "SELECT count(*) FROM outbox.deferral WHERE cause = 'settled'"
+    assert execute(database_url, f"{ended} AND outcome IS NULL") == [(1,)]
 
 
 async def test_a_scheduled_message_waits_for_its_key_once_it_is_due(
