@@ -19,9 +19,6 @@ WITH ours AS (
            format('ALTER TABLE %s ALTER COLUMN %I SET DEFAULT %s', o.relation, a.attname, pg_get_expr(d.adbin, d.adrelid))
       FROM ours o JOIN pg_attrdef d ON d.adrelid = o.oid JOIN pg_attribute a ON a.attrelid = o.oid AND a.attnum = d.adnum
      UNION ALL
-    SELECT o.relation, 'NOT NULL of ' || a.attname, 'NOT NULL', format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL', o.relation, a.attname)
-      FROM ours o JOIN pg_attribute a ON a.attrelid = o.oid AND a.attnum > 0 AND a.attnotnull
-     UNION ALL
     SELECT o.relation, 'constraint ' || c.conname, d.text,
            format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS %2$I, ADD CONSTRAINT %2$I %3$s NOT VALID', o.relation, c.conname, d.text)
       FROM ours o JOIN pg_constraint c ON c.conrelid = o.oid AND c.contype IN ('c', 'f')

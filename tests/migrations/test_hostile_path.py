@@ -158,10 +158,6 @@ IN_SQL: Final[Commands] = {
 NEW: Final[dict[str, Callable[[str], int]]] = {
     "migrate": migrate_quickly,
     "migrate in psql": lambda url: psql(url, sql_for_a_week()),
-    "migrate in psql by parts": lambda url: (
-        psql(url, sql_for_a_week(part="administrator"))
-        or psql(url, sql_for_a_week(part="owner"))
-    ),
 }
 
 

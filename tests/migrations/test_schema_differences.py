@@ -50,10 +50,6 @@ CHANGED = {
         "DROP INDEX outbox.position_seq_idx",
         'outbox."position" lacks its index outbox.position_seq_idx',
     ),
-    "a column that accepts null": (
-        "ALTER TABLE outbox.message ALTER COLUMN topic DROP NOT NULL",
-        "outbox.message lacks its NOT NULL of topic",
-    ),
 }
 TO_THE_SAME_OBJECTS = {
     "another index": (
