@@ -126,6 +126,7 @@ def test_no_message_loses_its_outcome_wherever_the_upkeep_is_killed(
 
 def test_the_routines_drop_no_position_before_its_message(database_url: str) -> None:
     leader = leave_detached(database_url)
+    assert steps(database_url, "detach", table=None) == []
     tables = [*FOLLOWERS, "outbox.message"]
     with acting_as(database_url, "pillarbox_maintainer") as maintainer:
         for table in FOLLOWERS:
