@@ -183,7 +183,7 @@ def test_an_upkeep_with_nothing_to_do_does_not_call_pg_partman(
 
         connection.execute(QUIET_HOUR, {"table": table})
 
-        calls = dict(connection.execute(CALLS_OF_THE_HOUR).fetchall())
+        calls: dict[str, int] = dict(connection.execute(CALLS_OF_THE_HOUR).fetchall())
     assert "create_partition_time" not in calls
     assert "partitions" in calls
 
