@@ -4,7 +4,6 @@
 DO $check$
 DECLARE
     v_major int := current_setting('server_version_num')::int / 10000;
-    v_role text;
     v_available text;
     v_installed text;
     v_schema text;
@@ -70,12 +69,5 @@ BEGIN
         RAISE EXCEPTION 'role "%" may not create schemas in database "%"', current_user, current_database()
             USING HINT = format('GRANT CREATE ON DATABASE %I TO %I, or migrate as the database''s owner', current_database(), current_user);
     END IF;
-    FOREACH v_role IN ARRAY ARRAY[{owner_name}, {maintainer_name}, {detacher_name}, {application_name}, {relay_name}, {consumer_name}, {monitor_name}, {web_name}] LOOP
-        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role)
-           AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND (rolsuper OR rolcreaterole)) THEN
-            RAISE EXCEPTION 'role "%" does not exist and "%" may not create roles', v_role, current_user
-                USING HINT = 'let an administrator run the administrator part of: pillarbox migrate --sql';
-        END IF;
-    END LOOP;
 END
 $check$;

@@ -62,7 +62,7 @@ def _lock_timeout(times: int = 1) -> str:
 
 
 def _make() -> None:
-    part, from_version = _options.get("part"), _options.get("from_version")
+    part = _options.get("part")
     cron = str(_options["with_cron"]).lower()
     run("check.sql", with_cron=cron)
     # An event trigger would run before there is anything to refuse in the schemas.
@@ -76,8 +76,6 @@ def _make() -> None:
     run("roles.sql")
     run("schemas.sql")
     run("grants_on_partman.sql", grant="GRANT", to="TO")
-    if from_version is not None:
-        run("check_version.sql", from_version=from_version)
     if part != Part.ADMINISTRATOR:
         context.run_migrations()
     if _names.partman_schema is None:

@@ -12,12 +12,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 
 from outbox.administration.names import Names
-from outbox.duration import write_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder
-from outbox.postgres.connection import PIN_SESSION, conninfo, sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.postgres.pooler_check import refuse_pooler
-from outbox.postgres.sql_files import load
 
 LOCK_TIMEOUT: Final = timedelta(seconds=10)
 """How long a migration waits for each lock, while writers queue."""
@@ -59,8 +56,7 @@ def migrate(
             lets pg_partman continue with those that exist.
 
     Raises:
-        MigrationError: the migration failed; the message says what to do, and, if it
-            connected itself, names the sessions that hold the locks it could not get.
+        MigrationError: the migration failed; the message says what to do.
         DatabaseUnavailableError: the database is unreachable.
         ConfigError: alembic isn't installed, an argument is invalid, or the URL leads
             to a pooler in transaction mode.
@@ -75,7 +71,7 @@ def migrate(
     )
     if url is not None:
         refuse_pooler(url)
-    _run(lambda command: command.upgrade(config, "head"), url)
+    _run(lambda command: command.upgrade(config, "head"))
 
 
 def unmigrate(
@@ -98,7 +94,7 @@ def unmigrate(
     """
     config = _config(role_prefix, partman_schema, url=url, remove=True, tell=tell)
     refuse_pooler(url)
-    _run(lambda command: command.upgrade(config, "head"), url)
+    _run(lambda command: command.upgrade(config, "head"))
 
 
 def migration_sql(
@@ -109,7 +105,6 @@ def migration_sql(
     partman_schema: str | None = "partman",
     remove: bool = False,
     part: str | None = None,
-    from_version: str | None = None,
 ) -> str:
     """Return the SQL of `migrate` or `unmigrate`, for psql with ON_ERROR_STOP.
 
@@ -117,16 +112,13 @@ def migration_sql(
         part: `administrator` for the statements that create roles, schemas, jobs and
             grants on extensions, which run first; `owner` for the rest, which any
             member of the owner's role can run; None for both together.
-        from_version: the version in `outbox.alembic_version`; the SQL changes nothing
-            in a schema of another version. None if there is no schema yet.
 
     Raises:
         ConfigError: alembic isn't installed, or an argument is invalid.
     """
-    if remove and (part, from_version) != (None, None):
+    if remove and part is not None:
         raise ConfigError(
-            f"part={part}, from_version={from_version}: an administrator runs the whole"
-            " removal, from any version; leave them out"
+            f"part={part}: an administrator runs the whole removal; leave it out"
         )
     if part not in {None, "administrator", "owner"}:
         raise ConfigError(f"part={part!r}: use administrator or owner")
@@ -136,27 +128,11 @@ def migration_sql(
         with_cron=with_cron,
         days_ahead=days_ahead,
         remove=remove,
-        from_version=from_version,
         part=part,
     )
-    if from_version is not None:
-        _check_version(from_version, config)
     output = config.output_buffer = io.StringIO()
-    way = "head" if from_version is None else f"{from_version}:head"
-    _run(lambda command: command.upgrade(config, way, sql=True))
+    _run(lambda command: command.upgrade(config, "head", sql=True))
     return output.getvalue()
-
-
-def _check_version(version: str, config: Any) -> None:
-    from alembic.script import ScriptDirectory
-
-    scripts = ScriptDirectory.from_config(config).walk_revisions()
-    versions = sorted(script.revision for script in scripts)
-    if version not in versions:
-        raise ConfigError(
-            f"from_version={version!r}: use the version in outbox.alembic_version,"
-            f" one of {', '.join(versions)}"
-        )
 
 
 def _config(role_prefix: str, partman_schema: str | None, **attributes: Any) -> Any:
@@ -177,7 +153,7 @@ def _config(role_prefix: str, partman_schema: str | None, **attributes: Any) -> 
     return config
 
 
-def _run(step: Callable[[Any], None], url: str | None = None) -> None:
+def _run(step: Callable[[Any], None]) -> None:
     from alembic import command
     from alembic.util import CommandError
 
@@ -185,12 +161,12 @@ def _run(step: Callable[[Any], None], url: str | None = None) -> None:
         with _ONE_AT_A_TIME:
             step(command)
     except DBAPIError as error:
-        _raise(error, url)
+        _raise(error)
     except CommandError as error:
         raise MigrationError(f"{error}; nothing was changed") from error
 
 
-def _raise(error: DBAPIError, url: str | None) -> NoReturn:
+def _raise(error: DBAPIError) -> NoReturn:
     codes = (getattr(error.orig, name, None) for name in ("sqlstate", "pgcode"))
     diagnosis = getattr(error.orig, "diag", None)
     # SQLAlchemy wraps asyncpg's error, whose attributes have other names.
@@ -202,10 +178,9 @@ def _raise(error: DBAPIError, url: str | None) -> NoReturn:
     )
     if _LOCK_NOT_AVAILABLE in codes:
         raise MigrationError(
-            "timed out waiting for a lock:"
-            f" {_list_lockers(url) or 'another session holds it'};"
-            " nothing was changed: end that session's transaction, or try again when"
-            " it has ended"
+            "timed out waiting for a lock; nothing was changed: another migration"
+            " holds it, or a long transaction, which pillarbox doctor names: try again"
+            " when it has ended"
         ) from error
     if isinstance(error, SQLAlchemyOperationalError):
         raise DatabaseUnavailableError(
@@ -213,29 +188,3 @@ def _raise(error: DBAPIError, url: str | None) -> NoReturn:
         ) from error
     remedy = getattr(diagnosis, "message_hint", None) or getattr(cause, "hint", None)
     raise MigrationError(f"{problem}; {remedy or 'nothing was changed'}") from error
-
-
-def _list_lockers(url: str | None) -> str:
-    """Return the sessions that hold locks which a failed migration needed."""
-    if url is None:
-        return ""
-    import psycopg
-
-    try:
-        with psycopg.connect(conninfo(url), autocommit=True) as connection:
-            connection.execute(PIN_SESSION)
-            rows = connection.execute(
-                load("outbox", "list_lockers"),
-                {"class": LOCK_CLASS, "migration": int(Lock.MIGRATION)},
-            ).fetchall()
-    except psycopg.Error:
-        return ""
-    return ", ".join(
-        f"{LockHolder(pid, role, application, client)} holds {what}"
-        + (
-            ""
-            if since is None
-            else f", in a transaction open for {write_duration(since)}"
-        )
-        for pid, role, application, client, what, since in rows
-    )

@@ -18,7 +18,6 @@ INTERVALS: Final = {
     "weekly": timedelta(weeks=1),
 }
 _MIN_RETENTION: Final = timedelta(days=1)
-_MAX_RETENTION: Final = timedelta(days=36500)
 _PREMAKE: Final = {"hourly": 48, "daily": 7, "weekly": 4}
 """How many partitions are made ahead: at least two days, to fix a failed upkeep. More
 would slow down the planner, which reads all of them."""
@@ -126,13 +125,6 @@ def _check(policy: Policy) -> None:
             f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"
             " must be at least a day, or today's rows would go; write 1d or more"
         )
-    for name, value in (("retention", policy.retention), ("minimum", policy.minimum)):
-        if value is not None and value > _MAX_RETENTION:
-            raise ConfigError(
-                f"{name}={value.days} days of {policy.parent_table}: must be at most"
-                f" {_MAX_RETENTION.days} days, a hundred years, since timestamps don't"
-                f" reach back further; write {_MAX_RETENTION.days}d or less"
-            )
     if policy.minimum is not None and policy.retention < policy.minimum:
         raise ConfigError(
             f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"

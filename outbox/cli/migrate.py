@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 from outbox.administration.migrate import migrate, migration_sql, unmigrate
 from outbox.cli.command import Database, command, database_url, new_app
 from outbox.cli.output import warn
-from outbox.errors import ConfigError, MigrationError
+from outbox.errors import MigrationError
 from outbox.postgres.connection import conninfo
 from outbox.url import without_password
 
@@ -28,16 +28,6 @@ def _migrate(
             "administrator runs first, or what a member of the owner's role runs after "
             "that.",
             show_default=False,
-        ),
-    ] = None,
-    from_version: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="VERSION",
-            envvar="PILLARBOX_MIGRATE_FROM",
-            help="With --sql: start from this version, which outbox.alembic_version "
-            "holds.",
         ),
     ] = None,
     remove: Annotated[
@@ -87,16 +77,10 @@ def _migrate(
                 with_cron=not without_cron,
                 remove=remove is not None,
                 part=None if sql == "all" else sql,
-                from_version=from_version,
                 **names,
             )
         )
         return
-    if from_version:
-        raise ConfigError(
-            f"from {from_version!r}: a database has its version; only printed SQL "
-            "needs it; add --sql"
-        )
     url = database_url(database)
     if remove is None:
         migrate(url, with_cron=not without_cron, **names)

@@ -153,19 +153,11 @@ COMMANDS: Final[Commands] = {
 }
 IN_SQL: Final[Commands] = {
     "upkeep": (call, 2),
-    "migrate again": (
-        lambda url: psql(url, sql_for_a_week(from_version="0007")),
-        0,
-    ),
     "remove": (lambda url: psql(url, migration_sql(remove=True)), 0),
 }
 NEW: Final[dict[str, Callable[[str], int]]] = {
     "migrate": migrate_quickly,
     "migrate in psql": lambda url: psql(url, sql_for_a_week()),
-    "migrate in psql by parts": lambda url: (
-        psql(url, sql_for_a_week(part="administrator"))
-        or psql(url, sql_for_a_week(part="owner"))
-    ),
 }
 
 

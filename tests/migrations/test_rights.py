@@ -170,7 +170,7 @@ def test_all_roles_are_in_one_list(database_url: str) -> None:
     assert {role for _, role, _ in execute(database_url, DECLARED)} == set(ROLES) - {
         "owner"
     }
-    for file in ("check.sql", "roles.sql", "remove_roles.sql"):
+    for file in ("roles.sql", "remove_roles.sql"):
         script = FOLDER.joinpath(file).read_text(encoding="utf-8")
         assert [role for role in ROLES if f"{{{role}_name}}" not in script] == []
 

@@ -20,8 +20,6 @@ pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 
 Psql: TypeAlias = Callable[[str, str], "subprocess.CompletedProcess[str]"]
 PREFIX = "parted"
-DETACHES = "SELECT outbox.schedule_detaches()"
-TRIM = "SELECT outbox.trim_cron_log()"
 
 
 @pytest.fixture
@@ -90,48 +88,6 @@ def test_both_parts_make_the_same_schema_as_the_command(
     unmigrate(url, role_prefix=PREFIX)
 
 
-def test_sql_for_another_version_changes_nothing_and_at_the_newest_restores_objects(
-    psql: Psql, empty_database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url = empty_database_url
-    parts = {
-        part: printed(part, capsys, "--from", "0007")
-        for part in ("administrator", "owner")
-    }
-    refused = psql(url, parts["administrator"]).stderr
-    assert "print the SQL without --from" in refused
-    assert is_empty(snapshot(url))
-    migrate_for_a_week(url, role_prefix=PREFIX)
-    execute(url, "UPDATE outbox.alembic_version SET version_num = '6'")
-    before = snapshot(url)
-
-    for script in parts.values():
-        refused = psql(url, script).stderr
-
-        assert "updates version 0007, but the schema has version 6" in refused
-        assert "print it with --from 6" in refused
-        assert snapshot(url) == before
-
-    execute(url, "UPDATE outbox.alembic_version SET version_num = '0007'")
-    execute(
-        url,
-        "DROP OWNED BY parted_relay; DROP ROLE parted_relay;"
-        " REVOKE ALL ON inbox.receipt FROM parted_consumer",
-    )
-
-    for script in parts.values():
-        done = psql(url, script)
-        assert (done.returncode, "ERROR" in done.stderr) == (0, False)
-
-    may = "SELECT has_table_privilege(%s, %s, 'SELECT')"
-    for who in (
-        ("parted_relay", "outbox.message"),
-        ("parted_consumer", "inbox.receipt"),
-    ):
-        assert execute(url, may, who) == [(True,)]
-    unmigrate(url, role_prefix=PREFIX)
-
-
 def test_the_jobs_belong_to_roles_of_their_own(
     private_server: PostgresServer, psql: Psql
 ) -> None:
@@ -163,17 +119,8 @@ def test_the_jobs_belong_to_roles_of_their_own(
     assert is_empty(snapshot(url))
 
 
-def test_invalid_options_of_the_printed_sql_are_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_invalid_parts_of_the_printed_sql_are_refused() -> None:
     with pytest.raises(ConfigError, match="part='dba': use administrator or owner"):
         migration_sql(part="dba")
     with pytest.raises(ConfigError, match="runs the whole removal"):
         migration_sql(part="owner", remove=True)
-    with pytest.raises(ConfigError, match=r"outbox.alembic_version, one of 0007"):
-        migration_sql(from_version="3")
-    with pytest.raises(ConfigError, match="runs the whole removal"):
-        migration_sql(from_version="0003", remove=True)
-
-    assert main(["migrate", "--from", "0003", "--database", "postgresql://h/d"]) == 2
-    assert "only printed SQL needs it; add --sql" in capsys.readouterr().err

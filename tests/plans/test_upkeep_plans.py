@@ -76,9 +76,7 @@ QUIET_HOUR = """
 SELECT outbox.make_partitions(%(table)s),
        (SELECT count(*) FROM outbox.finish_detached(%(table)s))
 """
-READINGS = """
-SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = %s
-"""
+CALLS_OF_THE_HOUR = "SELECT funcname, calls FROM pg_stat_xact_user_functions"
 
 
 @pytest.fixture(scope="module", params=STATISTICS)
@@ -173,41 +171,21 @@ def test_each_partition_is_visited_once(
     assert calls == {"upkeep_plan": 1, "what_keeps": 1}
 
 
-def count_calls(connection: psycopg.Connection[Any]) -> dict[str, int]:
-    """Count the calls of this transaction that read bounds or ask pg_partman."""
-    counts = {}
-    for function in ("partitions", "create_partition_time"):
-        ((calls,),) = connection.execute(READINGS, (function,)).fetchall()
-        counts[function] = int(calls)
-    return counts
-
-
-@pytest.mark.parametrize(
-    ("table", "readings"),
-    [
-        *((table, 2) for table in TABLES if table not in LEADERS),
-        ("inbox.receipt", 2),
-        # A follower also reads the bounds of its leader, and is detached with it.
-        ("outbox.position", 3),
-        # Twice for each follower.
-        ("outbox.message", 2 + 2 * 2),
-        ("inbox.message", 2 + 2 * 2),
-    ],
-)
+@pytest.mark.parametrize("table", ["inbox.receipt", *LEADERS])
 def test_an_upkeep_with_nothing_to_do_does_not_call_pg_partman(
-    table: str, readings: int, database_url: str
+    table: str, database_url: str
 ) -> None:
     with psycopg.connect(database_url) as connection:
-        connection.execute("SET track_functions = 'all'")
         # The first upkeep after midnight has work to do.
         connection.execute(QUIET_HOUR, {"table": table})
-        before = count_calls(connection)
+        connection.commit()
+        connection.execute("SET track_functions = 'all'")
 
         connection.execute(QUIET_HOUR, {"table": table})
 
-        after = count_calls(connection)
-        assert after["partitions"] - before["partitions"] == readings
-        assert after["create_partition_time"] == before["create_partition_time"]
+        calls: dict[str, int] = dict(connection.execute(CALLS_OF_THE_HOUR).fetchall())
+    assert "create_partition_time" not in calls
+    assert "partitions" in calls
 
 
 def test_functions_that_forbid_reads_avoid_expensive_plans(

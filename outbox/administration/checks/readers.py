@@ -1,10 +1,10 @@
-"""The readers: where each publishes, which of them is behind, and what nobody reads."""
+"""The readers: which of them is behind, and what nobody reads."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from outbox.administration.check import Finding, Installation, hint, warning
+from outbox.administration.check import Finding, Installation, warning
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.readers import count_of, list_readers
 from outbox.postgres.sql_files import load
@@ -15,7 +15,7 @@ _BEHIND: Final = timedelta(days=1)
 def check_readers(
     connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
-    """Name each reader's broker, without which a relay with another one is a riddle."""
+    """Find readers that are behind, and messages that no reader gets."""
     for reader in list_readers(connection):
         if reader.dropped_at is not None or reader.discards:
             continue
@@ -26,12 +26,6 @@ def check_readers(
                 " kept",
                 f"pillarbox relay --reader {reader.reader}"
                 "  # or, if it is not needed any more, pillarbox readers drop",
-            )
-        if reader.broker is not None:
-            yield hint(
-                f"the relays of reader {reader.reader} publish to"
-                f" {reader.broker}; a relay with another broker does nothing",
-                "pillarbox relay --switch-broker  # once, to publish to another one",
             )
     for _, messages, topics in connection.execute(
         load("outbox", "find_unrouted"), {"above": -1}

@@ -162,6 +162,8 @@ def test_the_remedy_shows_the_rows_that_hold_a_partition(
     assert messages.startswith("SELECT * FROM outbox.unsettled_messages(")
     for remedy in (letters, messages):
         assert len(paste(database_url, remedy).splitlines()) == 1
+    (behind,) = (f for f in findings if f["check"] == "readers")
+    assert "reader main has not published 1 message, the" in behind["finding"]
     (backlog,) = (f for f in findings if f["check"] == "backlog")
     assert backlog["severity"] == "error"
     # In the first hour of a day, the wait is an hour short of 20 days.

@@ -16,7 +16,6 @@ from tests.outbox.administration.retiring import (
     steps,
 )
 from tests.outbox.administration.test_upkeep import (
-    Upkeep,
     drop_ahead,
     exists,
     old_partition,
@@ -36,27 +35,6 @@ TOLD = {
 }
 """What an upkeep says that waits for this lock or leaves work to its holder."""
 WAITS = "SELECT 1 FROM pg_locks WHERE NOT granted"
-
-
-def test_the_second_upkeep_leaves_the_detached_partitions_to_the_first_and_says_so(
-    database_url: str,
-) -> None:
-    old_partition(database_url)
-    with (
-        psycopg.connect(database_url) as first,
-        acting_as(database_url, "pillarbox_maintainer") as maintainer,
-    ):
-        upkeep = Upkeep(maintainer)
-        first.execute(FINISH)
-
-        maintainer.execute("CALL outbox.maintain()")
-
-    assert upkeep.heard == [
-        "another upkeep is handling the detached partitions of outbox.message",
-        "the retention of outbox.message was left to another upkeep",
-    ]
-    # The first upkeep has to record the result.
-    assert execute(database_url, SUCCEEDED) == [(False,)]
 
 
 @pytest.mark.parametrize("lock", TOLD)
