@@ -15,6 +15,8 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, sessionmaker
 
 import pillarbox
+from inbox.events import MessageHandled
+from inbox.jobs.job import AsyncJob
 from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.postgres.connection import sqlalchemy_url
@@ -23,7 +25,7 @@ from pillarbox import Consumer, Message, guard, uuid7
 from relay.events import BatchSettled
 from relay.publishers.memory import MemoryPublisher
 from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures import consumers
+from tests.fixtures import consumers, jobs
 from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.pgbouncer import Pooled, pgbouncer
 from tests.fixtures.postgres import A_WEEK, one_at_a_time
@@ -154,6 +156,27 @@ async def test_handlers_work_through_a_pooler_if_the_broker_url_is_direct(
             wait_for, "all", lambda: len(effects(database_url)) == ROUNDS * 2
         )
     assert receipts(database_url) == ROUNDS * 2
+
+
+async def test_long_handlers_work_through_a_pooler(
+    async_sessions: async_sessionmaker[AsyncSession], database_url: str
+) -> None:
+    message = Message(jobs.TOPIC, b"")
+    consumer = jobs.consumer_of(async_sessions, message)
+
+    @consumer.job(jobs.TOPIC, lease=jobs.LEASE)
+    async def render(job: AsyncJob, message: Message) -> None:
+        for page in range(ROUNDS):
+            await jobs.note(job, f"page {page}")
+            await job.save(page + 1)
+        async with job.finish() as session:
+            pillarbox.add(session, Message("reports.ready", b""))
+
+    async with consumers.running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    assert len(effects(database_url)) == ROUNDS
+    assert jobs.job_of(database_url)[0] == "success"
+    assert unsettled(database_url) == 1
 
 
 def test_commands_of_one_statement_work_through_a_pooler(
