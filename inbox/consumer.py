@@ -37,7 +37,7 @@ from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.handlers.arguments import arguments_of
-from inbox.handlers.executor import Permanent, Terms, check_database, make_days
+from inbox.handlers.checks import check_database, make_days
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
@@ -45,7 +45,6 @@ from inbox.handlers.registration import (
     make_handler,
     make_long_handler,
     most_connections,
-    refuse_idempotent,
 )
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
 from inbox.handlers.sessions import (
@@ -57,6 +56,7 @@ from inbox.handlers.sessions import (
     pool_limit,
 )
 from inbox.handlers.signature import Takes
+from inbox.handlers.terms import Permanent, Terms
 from inbox.handlers.upcasting import Upcaster, Versions
 from inbox.idle import DEFAULT_MAX_IDLE
 from inbox.jobs.runner import sweeping
@@ -223,7 +223,7 @@ class Consumer(Process):
         """
         quick = replace(self._retry, first_delay=_QUICK, max_delay=_QUICK)
         other = Consumer(source, sessions, retry=quick, **self._settings)
-        if type(other._executor) is not type(self._executor):
+        if not other._executor.is_like(self._executor):
             raise ConfigError(
                 f"sessions {shorten(sessions)}: consumer {self.name!r} has handlers "
                 "for another kind of sessions"
@@ -272,15 +272,13 @@ class Consumer(Process):
     ) -> Callable[[H], H]:
         """Register the handler `(session, message)` of a topic or prefix (`orders.*`).
 
-        An `@idempotent` handler records its own receipt; otherwise the consumer does.
-
         Args:
             options: see `HandlerOptions`.
 
         Raises:
             ConfigError: the topic already has a handler or is invalid, the queue or a
-                limit is invalid, or the handler has the wrong signature or doesn't
-                match the kind of session.
+                limit is invalid, or the handler has the wrong signature, doesn't
+                match the kind of session, or is `@idempotent`.
         """
         return self._registers(topic, Takes.ONE, make_handler, **options)
 
@@ -298,7 +296,7 @@ class Consumer(Process):
             options: as for `handles`.
 
         Raises:
-            ConfigError: as for `handles`; or it is `@idempotent`.
+            ConfigError: as for `handles`.
         """
         make = partial(make_batch_handler, max_size=max_size)
         return self._registers(topic, Takes.MANY, make, **options)
@@ -317,7 +315,7 @@ class Consumer(Process):
             options: as for `handles`.
 
         Raises:
-            ConfigError: as for `handles`; or it is `@idempotent`.
+            ConfigError: as for `handles`.
         """
         make = partial(make_long_handler, lease=lease)
         return self._registers(topic, Takes.JOB, make, **options)
@@ -341,12 +339,10 @@ class Consumer(Process):
         terms = Terms(upcast, time_limit, permanent, retry)
 
         def register(handler: H) -> H:
-            if takes is not Takes.ONE:
-                refuse_idempotent(handler)
             arguments = arguments_of(handler, takes)
             self._executor.check(handler, arguments)
             if arguments.payload is not None:
-                self._versions.decodes(topic, arguments.model)
+                self._versions.decodes(topic)
                 self._payloads[topic] = arguments.payload
             made = make(handler, replace(terms, arguments=arguments))
             self._routes.add(topic, made, queue)

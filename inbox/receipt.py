@@ -79,7 +79,6 @@ class _Insert:
         values = {**values, "max_idle": max_idle_of(session)}
         result = held.execute(self._statement, values, preserve_rowcount=True)
         count = result.rowcount
-        held.has_receipt |= count == 1
         if count < 0:
             # Treating this as a duplicate would silently skip every message.
             raise ConfigError(
@@ -163,21 +162,10 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     return is_new
 
 
-def has_receipt(message_id: MessageId, consumer: str, session: Session) -> bool:
+def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
     """Return whether the consumer has a receipt for the message."""
-    if isinstance(message_id, ForeignId):
-        foreign = (
-            select(foreign_receipt_table.c.message_id)
-            .where(foreign_receipt_table.c.source == message_id.source)
-            .where(foreign_receipt_table.c.message_id == message_id.id)
-            .where(foreign_receipt_table.c.consumer == consumer)
-        )
-        return connection_of(session).execute(foreign).first() is not None
-    found = (
-        select(receipt_table.c.message_id)
-        .where(receipt_table.c.message_id == message_id)
-        .where(receipt_table.c.message_at == moment_of(message_id))
-        .where(receipt_table.c.consumer == consumer)
+    found = select(receipt_table.c.message_id).filter_by(
+        message_id=message_id, message_at=moment_of(message_id), consumer=consumer
     )
     return connection_of(session).execute(found).first() is not None
 

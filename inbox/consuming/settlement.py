@@ -52,7 +52,7 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.handlers.batch import Batches, Batching
-from inbox.handlers.executor import Executor, call_alone, connection_broke
+from inbox.handlers.executor import Executor
 from inbox.handlers.outcome import (
     Again,
     Cancelled,
@@ -69,7 +69,7 @@ from inbox.handlers.outcome import (
 )
 from inbox.handlers.registration import AnyHandler, retry_of
 from inbox.handlers.routes import Routes
-from inbox.idempotent import receipt_of
+from inbox.handlers.terms import connection_broke
 from inbox.jobs.runner import JobRunner, LongHandler
 from inbox.poison.policy import PoisonPolicy, Start, StartCounter
 from inbox.poison.store import find_last_error
@@ -155,9 +155,7 @@ class DeliverySettlement:
                         delivery, dispatcher, failure, attempts
                     )
                 case Spent() as spent:
-                    has_ended = await self._end_spent(
-                        handler, delivery, dispatcher, spent
-                    )
+                    has_ended = await self._end_spent(delivery, dispatcher, spent)
                 case Stopped():
                     pass
         finally:
@@ -165,13 +163,9 @@ class DeliverySettlement:
         return has_ended
 
     async def _end_spent(
-        self,
-        handler: AnyHandler,
-        delivery: Delivery,
-        dispatcher: Dispatcher,
-        spent: Spent,
+        self, delivery: Delivery, dispatcher: Dispatcher, spent: Spent
     ) -> bool:
-        was_handled = await self._was_handled(handler, delivery.message, dispatcher)
+        was_handled = await self._was_handled(delivery.message, dispatcher)
         if was_handled is None:
             return False
         if was_handled:
@@ -188,15 +182,11 @@ class DeliverySettlement:
         )
 
     async def _was_handled(
-        self, handler: AnyHandler, message: Message, dispatcher: Dispatcher
+        self, message: Message, dispatcher: Dispatcher
     ) -> bool | None:
         """Return whether it has a receipt; None if the consumer stops first."""
         # A process may have died between the commit and the ack.
-        try:
-            receipt = call_alone(receipt_of, handler, message, self._consumer)
-        except Exception:  # noqa: BLE001 (upcasters and keys are the user's)
-            return False  # the handler couldn't record a receipt either
-        find = partial(has_receipt, *receipt)
+        find = partial(has_receipt, message.id, self._consumer)
         return await self._ask(find, False, message, dispatcher)
 
     async def _ask(
@@ -290,7 +280,7 @@ class DeliverySettlement:
         except TransactionEndedError as error:
             # A long handler's blocks have no receipt that would show it.
             was_committed = isinstance(handler, LongHandler) or (
-                await self._was_handled(handler, message, dispatcher)
+                await self._was_handled(message, dispatcher)
             )
             if was_committed is None:
                 return Stopped()

@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy.orm import Session
 
-from inbox.handlers.executor import Executor, connection_broke
+from inbox.handlers.executor import Executor
+from inbox.handlers.terms import connection_broke
 from inbox.idle import limit_idle_now
 from inbox.jobs.store import (
     JobKey,

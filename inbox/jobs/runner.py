@@ -25,9 +25,10 @@ from inbox.errors import (
     RetryLater,
     TransactionEndedError,
 )
-from inbox.handlers.executor import Executor, Terms, call_alone
+from inbox.handlers.executor import Executor
 from inbox.handlers.outcome import Cancelled, Handled, Spent, Stopped, Taken
 from inbox.handlers.routes import name_of
+from inbox.handlers.terms import Terms, call_alone
 from inbox.jobs.job import AnyJob
 from inbox.jobs.lease import JobLease, StopReason, transact
 from inbox.jobs.store import (
@@ -165,13 +166,10 @@ class JobRunner:
                 calling = call_until_end(
                     self._executor, long, given, job, lease, stopping
                 )
-                if tracing.tracer is None:
+                with processing(tracing.tracer, [message], self._consumer) as span:
                     ended = await calling
-                else:
-                    with processing(tracing.tracer, [message], self._consumer) as span:
-                        ended = await calling
-                        if (failure := _failure_of(long, job, ended)) is not None:
-                            span.failed(failure)
+                    if (failure := _failure_of(long, job, ended)) is not None:
+                        span.failed(failure)
                 return await self._settle(long, job, lease, attempts, ended)
 
     async def _take(

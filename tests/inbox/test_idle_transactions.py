@@ -23,7 +23,7 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox.testing.events import RecordedEvents
-from pillarbox import Consumer, Message, idempotent
+from pillarbox import Consumer, Message
 from tests.fixtures.consumers import (
     NEVER,
     async_sessions_of,
@@ -149,7 +149,6 @@ def note_in_thread(session: Session, _: Message | Sequence[Message]) -> None:
 HANDLERS: Final[list[Any]] = [
     pytest.param(note, {}, id="one"),
     pytest.param(note, {"batch": 2}, id="batch"),
-    pytest.param(idempotent(consumer="billing")(note), {}, id="idempotent"),
     pytest.param(note_in_thread, {}, id="plain"),
     pytest.param(note_in_thread, {"batch": 2}, id="plain batch"),
 ]

@@ -210,7 +210,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "handles": {},
     "handles_batch": {"batch": 2},
     "job": {"lease": timedelta(seconds=30)},
-    "idempotent": {},
 }
 
 
@@ -232,7 +231,7 @@ def handler_of(entry: str, driver: str, seen: list[Any]) -> Any:
 
     handler: Any = handle if plain else handle_async
     handler.__annotations__ = {"order": payload, "first": first}
-    return idempotent(consumer="billing")(handler) if entry == "idempotent" else handler
+    return handler
 
 
 @pytest.mark.parametrize(

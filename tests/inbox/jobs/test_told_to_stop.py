@@ -2,14 +2,13 @@
 
 import asyncio
 import threading
-from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
 import psycopg
 import pytest
 
-from inbox.errors import HandlerTimeoutError, JobLostError
+from inbox.errors import HandlerTimeoutError
 from inbox.events import MessageCancelled, MessageDeadLettered, MessageHandled
 from inbox.jobs.job import AnyJob, AsyncJob, Job
 from outbox.postgres.connection import conninfo
@@ -162,24 +161,6 @@ async def test_a_checkpoint_in_progress_at_a_stop_is_saved(url: str) -> None:
                     wait_for, "it is to stop", lambda: jobs[0].cancelled
                 )
     assert job_of(url) == RELEASED
-
-
-@pytest.mark.parametrize("is_caught", [False, True], ids=["raises", "caught"])
-async def test_a_function_whose_time_limit_passes_while_it_finishes_has_failed(
-    url: str, is_caught: bool
-) -> None:
-    def render(job: Job, message: Message) -> None:
-        caught = HandlerTimeoutError if is_caught else JobLostError
-        with suppress(caught), job.finish() as session:
-            session.execute(EFFECT, {"what": "late"})
-            wait_for("the time is over", lambda: job.cancelled)
-
-    message = Message(TOPIC, b"")
-    async with running_job(url, message, render, time_limit=BRIEFLY) as events:
-        (given_up,) = await events.wait_for(MessageDeadLettered)
-    assert "took longer than its time limit" in given_up.reason
-    assert job_of(url)[:2] == ["timed_out", 3]
-    assert (effects(url), receipts(url)) == ([], 0)
 
 
 @pytest.mark.parametrize("how", ["finish", "return"])
