@@ -38,6 +38,7 @@ from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.checks import check_database, make_days
+from inbox.handlers.pools import is_pool
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
@@ -51,7 +52,6 @@ from inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
     Sessions,
     database_url,
-    has_other_connections,
     make_executor,
     pool_limit,
 )
@@ -460,7 +460,9 @@ class Consumer(Process):
             ]
             measure = partial(self._measure, scheduler, dispatchers.values(), outages)
             broker = self._queues_served.broker(systems.values())
-            write = self._beat if has_other_connections(self._sessions) else None
+            limit = pool_limit(self._sessions)
+            has_one = limit is not None and limit.connections == 1
+            write = self._beat if is_pool(self._sessions) or not has_one else None
             presence = Presence(broker, measure, write, observers.notify)
             await stack.enter_async_context(presence.recorded())
             topics = [t for q in weights for t in self._routes.queues[q]]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import (
@@ -32,7 +32,7 @@ from inbox.idle import max_idle_of
 from inbox.schema import foreign_receipt_table, receipt_table
 from inbox.transaction import MARKS, Held, hold
 from outbox.array_literal import moment_array, plain_array
-from outbox.errors import ConfigError, NotASessionError, shorten
+from outbox.errors import ConfigError, NotASessionError, shorten, sqlstate_of
 from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.sql_files import load
 from outbox.tracing import set_cause
@@ -248,7 +248,7 @@ def refusal_of_many(
     error: Exception, message_ids: Sequence[UUID]
 ) -> InvalidReceiptError | None:
     """Return the error for rejected rows; None if no message is the reason."""
-    if _sqlstate(error) != _CHECK_VIOLATION:
+    if sqlstate_of(error) != _CHECK_VIOLATION:
         return None
     if len(message_ids) == 1:
         return refusal(error, message_ids[0])
@@ -261,7 +261,7 @@ def refusal_of_many(
 
 def refusal(error: Exception, message_id: UUID) -> InvalidReceiptError | None:
     """Return the error for a rejected row; None if its message is not the reason."""
-    if _sqlstate(error) != _CHECK_VIOLATION:
+    if sqlstate_of(error) != _CHECK_VIOLATION:
         return None
     # PostgreSQL also reports a missing partition with this SQLSTATE, but then without
     # the name of a constraint.
@@ -297,13 +297,6 @@ def check_text(field: str, value: object, max_bytes: int = _MAX_NAME_BYTES) -> N
             f"receipt {field} {shorten(value)}: has {size} bytes, the limit is "
             f"{max_bytes}; pass a shorter one, such as a hash of it"
         )
-
-
-def _sqlstate(error: Exception) -> str | None:
-    original: Any = getattr(error, "orig", error)
-    # psycopg 3 and asyncpg call it sqlstate, psycopg2 pgcode.
-    state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
-    return cast("str | None", state)
 
 
 def _constraint(error: Exception) -> str | None:

@@ -81,6 +81,7 @@ from outbox.errors import (
     InvalidMessageError,
     OutboxError,
     shorten,
+    sqlstate_of,
     without_values,
 )
 from outbox.events import Observers
@@ -481,12 +482,12 @@ def refusal_of(error: Exception) -> str | None:
     The server's message is omitted because it can quote the row.
     """
     refused_by = error.orig if isinstance(error, DBAPIError) else error
-    state = getattr(refused_by, "sqlstate", None) or getattr(refused_by, "pgcode", None)
+    state = sqlstate_of(error)
     if state is None:
         # The driver, or this library, failed before sending it.
         is_away = isinstance(error, _AWAY) or connection_broke(error)
         return None if is_away else type(refused_by).__name__
-    if not str(state).startswith(_OF_THE_ROW):
+    if not state.startswith(_OF_THE_ROW):
         return None
     return f"{type(refused_by).__name__}, SQLSTATE {state}"
 

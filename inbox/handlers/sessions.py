@@ -1,6 +1,5 @@
 """Derive the executor and the number of connections from a session factory."""
 
-import contextvars
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -91,16 +90,6 @@ def pool_limit(sessions: object) -> PoolLimit | None:
     return None
 
 
-def has_other_connections(sessions: object) -> bool:
-    """Return whether another session uses another connection than a handler's."""
-    if is_pool(sessions):
-        return True
-    engine = _find_engine(sessions)
-    return engine is not None and not isinstance(
-        engine.pool, StaticPool | AssertionPool
-    )
-
-
 def database_url(sessions: object) -> str:
     """Return the URL of the sessions' database, as libpq understands it.
 
@@ -136,9 +125,7 @@ def _find_engine(sessions: object) -> Engine | None:
         return None  # refused elsewhere
     try:
         session: Any = sessions()
-        session = getattr(session, "sync_session", session)
-        # A router may note in the context that it has written.
-        engine = contextvars.copy_context().run(bind_of, session)
+        engine = bind_of(getattr(session, "sync_session", session))
     except (SQLAlchemyError, ConfigError):
         return None  # bound later, or refused when the consumer starts
     return engine if isinstance(engine, Engine) else None
