@@ -31,20 +31,19 @@ from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
 from inbox.consuming.limits import ConsumerLimits
-from inbox.consuming.queues import Order, ServedQueues
+from inbox.consuming.queues import Order, ServedQueues, check_order
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.handlers.arguments import arguments_of
+from inbox.handlers.batch import Batching
 from inbox.handlers.checks import check_database, make_days
 from inbox.handlers.pools import is_pool
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
-    make_batch_handler,
     make_handler,
-    make_long_handler,
     most_connections,
 )
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
@@ -59,7 +58,7 @@ from inbox.handlers.signature import Takes
 from inbox.handlers.terms import Permanent, Terms
 from inbox.handlers.upcasting import Upcaster, Versions
 from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.jobs.runner import sweeping
+from inbox.jobs.runner import LongHandler
 from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from outbox import tracing
@@ -127,8 +126,7 @@ class Consumer(Process):
             replicas of a consumer use the same name.
         queues: the queues to serve, with their weights. Default: all, with equal
             weights.
-        order: `"none"` if messages of a key need not wait for each other; a mapping
-            sets it for each queue.
+        order: `"none"` if messages of a key need not wait for each other.
         max_in_flight: the maximum number of running handlers, at most the size of the
             engine's pool. Default: 64, or the pool size minus one if that is smaller.
         max_in_flight_per_tenant: the maximum number of running handlers for messages of
@@ -155,7 +153,7 @@ class Consumer(Process):
         *,
         name: str,
         queues: Mapping[str, int] | None = None,
-        order: Order | Mapping[str, Order] = "key",
+        order: Order = "key",
         max_in_flight: int | None = None,
         max_in_flight_per_tenant: int | None = None,
         max_waiting: int = 1024,
@@ -205,7 +203,8 @@ class Consumer(Process):
         )
         self._versions = Versions(registry, codec)
         self._payloads: dict[str, Validator] = {}
-        self._queues_served = ServedQueues(name, self._routes, source, order)
+        check_order(order)
+        self._queues_served = ServedQueues(name, self._routes, source)
         self._stop: asyncio.Event | None = None
         if queues is not None:
             self.serve(queues)
@@ -298,7 +297,7 @@ class Consumer(Process):
         Raises:
             ConfigError: as for `handles`.
         """
-        make = partial(make_batch_handler, max_size=max_size)
+        make = partial(Batching, size=max_size)
         return self._registers(topic, Takes.MANY, make, **options)
 
     def job(
@@ -317,7 +316,7 @@ class Consumer(Process):
         Raises:
             ConfigError: as for `handles`.
         """
-        make = partial(make_long_handler, lease=lease)
+        make = partial(LongHandler, lease=lease)
         return self._registers(topic, Takes.JOB, make, **options)
 
     def _registers(
@@ -435,15 +434,14 @@ class Consumer(Process):
             # All tasks inherit it.
             tracing.tracer.receive(next(iter(systems.values())))
         limits = self._fit_to_pool()
-        is_long = has_long_handlers(self._routes)
         days = Days(partial(self._executor.transact, make_days), observers.notify)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._executor.close)
-            await check_database(self._executor, is_long=is_long)
+            await check_database(
+                self._executor, is_long=has_long_handlers(self._routes)
+            )
             await days.make()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
-            if is_long:
-                await stack.enter_async_context(sweeping(self._executor, self.name))
             scheduler, dispatchers = self._dispatchers(
                 weights, observers, limits, systems
             )
@@ -555,6 +553,6 @@ class Consumer(Process):
                 queue=queue,
                 max_lines=limits.max_lines,
                 max_waiting=limits.max_waiting,
-                in_order=self._queues_served.keeps_order(queue),
+                in_order=self._settings["order"] == "key",
             )
         return scheduler, dispatchers

@@ -137,8 +137,8 @@ class DeliverySettlement:
         self, handler: AnyHandler, delivery: Delivery, dispatcher: Dispatcher
     ) -> bool:
         is_long = isinstance(handler, LongHandler)
-        counter = self._poison.counter_of(
-            delivery, retry_of(handler) or self._retry, is_long=is_long
+        counter = StartCounter(
+            self._poison, delivery, retry_of(handler) or self._retry, is_long=is_long
         )
         has_ended = False
         try:
@@ -149,7 +149,9 @@ class DeliverySettlement:
                     await self._handled(delivery, handled)
                     has_ended = True
                 case Cancelled():
-                    await self._cancelled(delivery)
+                    self._outage.end()
+                    self._notify(MessageCancelled(**self._about(delivery.message)))
+                    await ack(delivery)
                     has_ended = True
                 case Dead(failure, attempts):
                     has_ended = await self._dead_lettering.write(
@@ -316,11 +318,6 @@ class DeliverySettlement:
             case Taken(delay):
                 return Later(delay, "another process has this job")
         return ended
-
-    async def _cancelled(self, delivery: Delivery) -> None:
-        self._outage.end()
-        self._notify(MessageCancelled(**self._about(delivery.message)))
-        await ack(delivery)
 
     async def _handled(self, delivery: Delivery, handled: Handled) -> None:
         self._outage.end()

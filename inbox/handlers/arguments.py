@@ -278,11 +278,11 @@ def _argument(
         return Role.SESSION
     if _is(annotation, Job, AsyncJob):
         return Role.JOB
-    if takes is Takes.MANY and not _is_either(annotation):
+    if takes is Takes.MANY:
         if typing.get_origin(annotation) not in _MANY:
             return None
         (annotation,) = typing.get_args(annotation)
-    if _is(annotation, Message) or annotation in _OPEN or _is_either(annotation):
+    if _is(annotation, Message) or annotation in _OPEN:
         return Role.MESSAGE
     if annotation is bytes:
         return Role.PAYLOAD
@@ -357,13 +357,6 @@ def _is_payload(annotation: Any) -> bool:
         or dataclasses.is_dataclass(kind)
         or is_typeddict(kind)
         or any(hasattr(kind, name) for name in _MODEL)
-    )
-
-
-def _is_either(annotation: object) -> bool:
-    """Return whether a function is for a message and for many."""
-    return typing.get_origin(annotation) in _UNIONS and any(
-        _is(one, Message) or _is_many(one) for one in typing.get_args(annotation)
     )
 
 

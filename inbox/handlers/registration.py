@@ -1,7 +1,6 @@
 """Register handlers: ordinary ones, long ones, and batch handlers."""
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Final, TypeAlias, cast
 
 from inbox.handlers.batch import Batching
@@ -20,28 +19,6 @@ def make_handler(handler: Callable[..., Any], terms: Terms) -> Handler:
     made = prepare(handler, terms)
     setattr(made, _RETRY, terms.retry)
     return made
-
-
-def make_batch_handler(
-    handler: Callable[..., Any], terms: Terms, max_size: int
-) -> Batching:
-    """Create a batch handler.
-
-    Raises:
-        ConfigError: `max_size` is invalid.
-    """
-    return Batching(handler, terms, max_size)
-
-
-def make_long_handler(
-    handler: Callable[..., Any], terms: Terms, lease: timedelta
-) -> LongHandler:
-    """Create a long handler.
-
-    Raises:
-        ConfigError: the lease is invalid.
-    """
-    return LongHandler(handler, terms, lease)
 
 
 def retry_of(handler: AnyHandler) -> RetryPolicy | None:

@@ -9,8 +9,8 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
@@ -38,7 +38,6 @@ from inbox.jobs.store import (
     JobState,
     Leased,
     Taking,
-    end_abandoned_jobs,
     queue_job,
     take_job,
 )
@@ -47,14 +46,12 @@ from inbox.receipt import check_id, refusal
 from outbox import tracing
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
-from outbox.gather import end
 from outbox.logs.printable import count
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
 # Ensures that the lease has expired when a waiting process tries again.
 _AGAIN: Final = 0.2
-_SWEEP: Final = 60.0
 
 
 class LongHandler:
@@ -265,28 +262,6 @@ class JobRunner:
         if not await lease.give_back(one_line(error), is_failed=True):
             raise _lost(lease) from error
         raise error
-
-
-@asynccontextmanager
-async def sweeping(executor: Executor, consumer: str) -> AsyncIterator[None]:
-    """Periodically end cancelled jobs whose process is gone.
-
-    The broker may never deliver the message again, and an open job keeps its day's
-    partition from being dropped.
-    """
-    sweep = asyncio.create_task(_sweep(executor, consumer))
-    try:
-        yield
-    finally:
-        await end({sweep})
-
-
-async def _sweep(executor: Executor, consumer: str) -> None:
-    while True:
-        # Handlers report such errors; the sweep only tries again.
-        with suppress(Exception):
-            await transact(executor, end_abandoned_jobs, consumer)
-        await asyncio.sleep(_SWEEP)
 
 
 def _failure_of(long: LongHandler, job: AnyJob, ended: "Ended") -> BaseException | None:

@@ -61,19 +61,12 @@ class PoisonPolicy:
         self.store = SuspectStore(executor, consumer)
         self.isolation = Isolation()
 
-    def counter_of(
-        self, delivery: Delivery, retry: RetryPolicy, *, is_long: bool
-    ) -> "StartCounter":
-        """Create the start counter of a delivery.
-
-        Args:
-            is_long: whether its handler is long, so that its job counts the starts.
-        """
-        return StartCounter(self, delivery, retry, is_long=is_long)
-
 
 class StartCounter:
     """Counts the starts of one delivery, from the first to its outcome.
+
+    Args:
+        is_long: whether its handler is long, so that its job counts the starts.
 
     Attributes:
         attempts: the number of known earlier attempts; a long handler's job sets it

@@ -93,7 +93,6 @@ def test_a_weight_is_a_positive_whole_number(weight: Any) -> None:
     "changes",
     [
         {"queues": {"defualt": 1}},
-        {"order": {"defualt": "none"}},
         {"source": {"defualt": MemorySource()}},
     ],
 )

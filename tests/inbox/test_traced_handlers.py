@@ -20,11 +20,9 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob
 from inbox.receipt import ForeignId
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Outcome
 from outbox.retry import RetryPolicy
 from outbox.testing.samples import TRACEPARENT
-from pillarbox import Consumer, DeadLetter, Message, RetryLater, add, guard, idempotent
+from pillarbox import Consumer, Message, RetryLater, add, guard, idempotent
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
@@ -32,7 +30,6 @@ from tests.fixtures.consumers import (
     running,
     sessions_of,
 )
-from tests.fixtures.dead_letters import find
 from tests.fixtures.spans import (
     Record,
     Spans,
@@ -103,20 +100,6 @@ async def test_each_queue_names_its_own_broker(database_url: str, spans: Spans) 
     assert named == {"orders": "memory", "bills": "acme"}
 
 
-async def test_a_plain_function_has_its_span_in_its_thread(
-    database_url: str, spans: Spans
-) -> None:
-    def handle(session: Session, message: Message) -> None:
-        with spans.tracer.start_as_current_span("work"):
-            add(session, Message("bills", 1))
-
-    async with consuming(database_url, MemorySource(message()), handle) as events:
-        await events.wait_for(MessageHandled)
-    processed, work = spans.one("process orders"), spans.one("work")
-    assert parent_of(work) == context_of(processed).span_id
-    assert parent_of(spans.one("create bills")) == context_of(work).span_id
-
-
 async def test_each_attempt_retry_and_dead_letter_has_a_span(
     database_url: str, spans: Spans
 ) -> None:
@@ -167,30 +150,6 @@ async def test_a_handler_that_asks_for_a_retry_has_not_failed(
     assert attributes_of(retry)["pillarbox.retry_delay"] == 0.01
     for span in (first, retry):
         assert span.status.status_code is StatusCode.UNSET
-
-
-async def test_a_retried_dead_letter_is_handled_in_its_own_trace(
-    database_url: str, spans: Spans
-) -> None:
-    broken = True
-
-    async def handle(session: AsyncSession, message: Message) -> None:
-        if broken:
-            raise DeadLetter("not now")
-
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(message()), sessions, name="billing")
-        consumer.handles("orders")(handle)
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-        broken = False
-        async with consumer.retrier() as retrier:
-            (candidate,) = await find(retrier, Criteria())
-            assert await retrier.retry(candidate) is Outcome.SUCCEEDED
-    failed, handled = spans.named("process orders")
-    assert (outcome(failed), outcome(handled)) == ("failed", "handled")
-    assert attributes_of(failed)["error.type"] == "inbox.errors.DeadLetter"
-    assert context_of(handled).trace_id == TRACE
 
 
 async def test_a_batch_handler_has_one_span_linked_to_each_message(

@@ -12,7 +12,6 @@ from collections.abc import (
     Callable,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager, suppress
@@ -41,7 +40,6 @@ from inbox.sources.memory import MemorySource
 from outbox.events import Event
 from outbox.testing.postgres import PostgresServer
 from pillarbox import (
-    ConfigError,
     Consumer,
     DeadLetter,
     Message,
@@ -546,46 +544,6 @@ async def test_a_long_handler_cannot_end_its_transactions_either(
             assert (do, seen) == (do, Result())
             assert (do, effects(url), receipts(url)) == (do, ["done", "more"], 1)
             forget(url)
-
-
-@pytest.fixture
-def elsewhere(empty_database_url: str) -> str:
-    """Another database, in which handlers can also leave effects."""
-    make_effects(empty_database_url)
-    return empty_database_url
-
-
-@asynccontextmanager
-async def sessions_of_two(
-    url: str, elsewhere: str, driver: str, options: Mapping[str, Any] | None = None
-) -> AsyncIterator[Any]:
-    """Yield sessions with an engine of another database, for `Effect`."""
-    async with (
-        sessions_by(url, driver) as sessions,
-        sessions_by(elsewhere, driver, options=options) as others,
-    ):
-        sessions.configure(binds={Effect: others.kw["bind"]})
-        yield sessions
-
-
-@pytest.mark.parametrize(
-    ("driver", "mode"), in_turn(DRIVERS, ["READ COMMITTED", "AUTOCOMMIT"])
-)
-async def test_effects_in_another_database_are_refused(
-    driver: str, mode: str, url: str, elsewhere: str
-) -> None:
-    def do(session: Session) -> None:
-        session.add(Effect("more"))
-        with suppress(ConfigError):
-            session.flush()
-
-    options = {"isolation_level": mode}
-    async with sessions_of_two(url, elsewhere, driver, options) as sessions:
-        seen = await by_consumer(sessions, driver, Message("orders", b"1"), do)
-    assert seen.is_dead
-    ((reason, _),) = dead_letters(url)
-    assert reason.startswith("ConfigError: the session can write through two")
-    assert (effects(url), receipts(url), effects(elsewhere)) == ([], 0, [])
 
 
 @pytest.mark.parametrize(

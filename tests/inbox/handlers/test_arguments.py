@@ -167,14 +167,6 @@ def test_arguments_can_have_any_order(
     assert arguments == tuple(values[name] for name in given)
 
 
-def f_either(session: Session, what: Message | Sequence[Message]) -> None: ...
-
-
-@pytest.mark.parametrize("takes", [Takes.ONE, Takes.MANY])
-def test_a_function_can_be_for_one_message_and_for_many(takes: Takes) -> None:
-    assert arguments_of(f_either, takes).of("session", "what") == ("session", "what")
-
-
 def test_annotations_for_type_checkers_alone_are_known_by_name() -> None:
     def handle(
         message: "somewhere.Message",  # type: ignore[name-defined]  # noqa: F821

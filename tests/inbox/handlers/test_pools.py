@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 import psycopg
@@ -45,7 +45,6 @@ from tests.fixtures.consumers import (
     async_sessions_of,
     consuming,
     handles,
-    id_of,
     is_plain,
     pool_of,
     running,
@@ -330,17 +329,6 @@ async def test_messages_added_on_the_connection_name_their_cause(
     assert added == [(str(handled.id),)]
 
 
-async def test_a_message_without_a_partition_is_dead_lettered_at_once(
-    url: str,
-) -> None:
-    old = Message("orders", b"1").replace(id=id_of(datetime(2022, 4, 1, tzinfo=UTC)))
-    handler = handler_of("async pool", nothing)
-    source = MemorySource(old)
-    async with consuming(url, source, handler, driver="async pool") as events:
-        (given_up,) = await events.wait_for(MessageDeadLettered)
-    assert given_up.reason.startswith("MessageTooOldError")
-
-
 @both
 @pytest.mark.parametrize("is_batch", [False, True])
 async def test_a_dead_letter_is_retried_in_the_transaction_of_its_handler(
@@ -411,18 +399,6 @@ async def test_a_block_that_is_left_open_is_a_failed_attempt(
     KEPT.clear()
     assert "left a block of its connection open" in reason
     assert (effects(url), receipts(url)) == ([], 0)
-
-
-async def test_a_pool_that_is_closed_too_early_is_an_outage(url: str) -> None:
-    async with pool_of("async pool", url) as pool:
-        source = MemorySource()
-        consumer = Consumer(source, pool, name="billing", retry=QUICK)
-        consumer.handles("orders")(handler_of("async pool", nothing))
-        async with running(consumer) as events:
-            await pool.close()
-            source.add(Message("orders", b"1"))
-            await events.wait_for(HandlerDatabaseLost)
-    assert events.of(MessageDeadLettered) == []
 
 
 async def test_a_task_left_behind_loses_no_message(url: str) -> None:

@@ -14,11 +14,9 @@ from sqlalchemy.orm import Session
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.handlers.upcasting import Versions
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters.retry import RetryCounts
 from outbox.errors import ConfigError
-from pillarbox import Consumer, DeadLetter, Message, SchemaRegistry
-from tests.fixtures.consumers import QUICK, consuming, running, sessions_of
-from tests.fixtures.dead_letters import retry
+from pillarbox import DeadLetter, Message, SchemaRegistry
+from tests.fixtures.consumers import QUICK, consuming
 from tests.fixtures.effects import EFFECT, effects
 from tests.fixtures.sessions import execute
 
@@ -199,32 +197,6 @@ async def test_old_versions_are_upcast_and_newer_ones_are_dead_lettered(
     ((version, _, reason, payload),) = dead_letters(url)
     assert "schema_version 3 is newer than 2" in reason
     assert (version, bytes(payload)) == (3, newer.payload)
-
-
-async def test_an_upgraded_consumer_handles_dead_letters_of_its_new_version(
-    url: str,
-) -> None:
-    newer = Message(TOPIC, {"money": {"currency": "CHF"}}, schema_version=3)
-
-    def currency_of_money(session: Session, message: Message) -> None:
-        session.execute(EFFECT, {"what": message.json()["money"]["currency"]})
-
-    with sessions_of(url) as sessions:
-        before = Consumer(MemorySource(newer), sessions, name="billing")
-        before.handles(TOPIC, version=2)(currency)
-        before.upcasts(TOPIC, to=2)(with_currency)
-        async with running(before) as events:
-            await events.wait_for(MessageDeadLettered)
-        assert await retry(before.retrier()) == RetryCounts(failed=1)
-        assert effects(url) == []
-
-        after = Consumer(MemorySource(), sessions, name="billing")
-        after.handles(TOPIC, version=3)(currency_of_money)
-        for version in (2, 3):
-            after.upcasts(TOPIC, to=version)(with_currency)
-        assert await retry(after.retrier()) == RetryCounts(succeeded=1)
-    assert effects(url) == ["CHF"]
-    assert execute(url, "SELECT status FROM inbox.dead_letter") == [("SUCCEEDED",)]
 
 
 async def test_a_handler_that_times_out_leaves_no_effects(url: str) -> None:
