@@ -34,10 +34,15 @@ DEFAULT_IN_FLIGHT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """The maximum number of connections, and the settings that set it."""
+    """The maximum number of connections, and the settings that set it.
+
+    Attributes:
+        spare: the connections that handlers leave to heartbeats.
+    """
 
     connections: int
     settings: str
+    spare: int = 1
 
     def check(self, max_in_flight: int, needed: int) -> None:
         """Refuse a number of handlers that exceeds the number of connections.
@@ -58,8 +63,8 @@ class PoolLimit:
 
     @property
     def max_in_flight(self) -> int:
-        """The number of handlers that leaves a connection free for heartbeats."""
-        return max(1, min(DEFAULT_IN_FLIGHT, self.connections - 1))
+        """The number of handlers that leaves connections free for heartbeats."""
+        return max(1, min(DEFAULT_IN_FLIGHT, self.connections - self.spare))
 
 
 def pool_limit(sessions: object) -> PoolLimit | None:
@@ -72,7 +77,7 @@ def pool_limit(sessions: object) -> PoolLimit | None:
         return min(limits, key=lambda limit: limit.connections, default=None)
     if is_pool(sessions):
         most = sessions.max_size  # 0: a NullConnectionPool without a limit
-        return PoolLimit(most, f"max_size={most}") if most else None
+        return PoolLimit(most, f"max_size={most}", spare=0) if most else None
     engine = _find_engine(sessions)
     if engine is None:
         return None

@@ -241,12 +241,17 @@ def test_what_a_handler_calls_under_its_own_name_is_refused_with_the_remedy(
     assert effects(url) == []
 
 
+async def call_own_async(session: AsyncSession, messages: Any) -> None:
+    await session.run_sync(call_own, messages)
+
+
+@pytest.mark.parametrize("call", [call_own, call_own_async])
 @pytest.mark.parametrize("terms", [{}, {"batch": 2}], ids=str)
 async def test_a_consumers_handler_that_calls_functions_of_its_name_is_dead_lettered(
-    terms: dict[str, Any], url: str
+    terms: dict[str, Any], call: Any, url: str
 ) -> None:
     source = MemorySource(Message("orders", b"1"))
-    async with consuming(url, source, call_own, terms) as events:
+    async with consuming(url, source, call, terms) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
     assert REMEDY in given_up.reason
     assert effects(url) == []
