@@ -16,7 +16,7 @@ from outbox.events import Event
 from pillarbox import Consumer, DeadLetter, Message
 from tests.fixtures.consumers import running
 from tests.fixtures.dead_letters import find, give_up, retry, states
-from tests.fixtures.effects import effects, note
+from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
@@ -76,7 +76,8 @@ async def test_two_concurrent_retries_of_one_dead_letter_have_one_effect(
         at_work.set()
         await proceed.wait()
 
-    give_up(url, Message("orders", b"once"), schema="inbox")
+    message = Message("orders", b"once")
+    give_up(url, message, schema="inbox")
     async with consumer.retrier() as one, consumer.retrier() as other:
         (candidate,) = await find(one, PENDING)
         first = asyncio.create_task(one.retry(candidate))
@@ -85,7 +86,10 @@ async def test_two_concurrent_retries_of_one_dead_letter_have_one_effect(
         proceed.set()
         assert await first is Outcome.SUCCEEDED
         assert await second is Outcome.SKIPPED
+    give_up(url, message, schema="inbox")
+    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1), "a duplicate"
     assert effects(url) == ["once"]
+    assert receipts(url) == 1
 
 
 async def test_a_discard_during_a_retry_waits_and_is_too_late(

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
 from inbox.events import (
-    DeliveriesReclaimed,
     HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
@@ -25,7 +24,7 @@ from inbox.poison.history import (
     History,
     TakenOver,
 )
-from inbox.source import Abilities, Delivery
+from inbox.source import Delivery
 from inbox.sources.memory import MemorySource
 from pillarbox import Consumer, Message, RetryLater
 from tests.fixtures.consumers import (
@@ -65,15 +64,9 @@ class RedeliveringSource(MemorySource):
 
     history: History = REDELIVERED
 
-    def __init__(self, *messages: Message) -> None:
-        super().__init__(*messages)
-        self._reclaimed = 0
-        self.abilities = Abilities(reclaimed=lambda: self._reclaimed)
-
     @override
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         given = await super().receive(limit=limit)
-        self._reclaimed += len(given)
         return [Redelivery(delivery, self.history) for delivery in given]
 
 
@@ -128,7 +121,6 @@ async def test_a_suspect_is_reported_and_counted_while_it_is_handled(
 
     assert noting.seen == [{message.id: 1} for message in messages]
     assert starts(database_url) == {}
-    assert [event.messages for event in events.of(DeliveriesReclaimed)] == [3]
 
 
 async def test_a_first_delivery_is_not_counted(database_url: str) -> None:

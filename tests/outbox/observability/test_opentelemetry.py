@@ -1,6 +1,5 @@
 """Added messages get spans, and tracing costs nothing unless it is enabled."""
 
-import ast
 import logging
 import os
 import subprocess
@@ -252,21 +251,6 @@ def test_no_process_imports_opentelemetry_on_its_own() -> None:
         cwd=ROOT,
     ).stdout
     assert said == "[]\n"
-
-
-def test_the_hot_path_checks_once_for_a_tracer() -> None:
-    for module, where in (("outbox/writer.py", {"_checked"}),):
-        tree = ast.parse((ROOT / module).read_text())
-        asked = {
-            function.name: sum(
-                isinstance(node, ast.Compare) and "tracing.tracer" in ast.unparse(node)
-                for node in ast.walk(function)
-            )
-            for function in ast.walk(tree)
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        assert {name for name, count in asked.items() if count} == where
-        assert max(asked.values()) == 1, module
 
 
 def test_a_third_party_adapter_is_named_after_its_class() -> None:
