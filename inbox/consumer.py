@@ -31,35 +31,34 @@ from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
 from inbox.consuming.limits import ConsumerLimits
-from inbox.consuming.queues import Order, ServedQueues
+from inbox.consuming.queues import Order, ServedQueues, check_order
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.handlers.arguments import arguments_of
-from inbox.handlers.executor import Permanent, Terms, check_database, make_days
+from inbox.handlers.batch import Batching
+from inbox.handlers.checks import check_database, make_days
+from inbox.handlers.pools import is_pool
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
-    make_batch_handler,
     make_handler,
-    make_long_handler,
     most_connections,
-    refuse_idempotent,
 )
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
 from inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
     Sessions,
     database_url,
-    has_other_connections,
     make_executor,
     pool_limit,
 )
 from inbox.handlers.signature import Takes
+from inbox.handlers.terms import Permanent, Terms
 from inbox.handlers.upcasting import Upcaster, Versions
 from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.jobs.runner import sweeping
+from inbox.jobs.runner import LongHandler
 from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from outbox import tracing
@@ -127,8 +126,7 @@ class Consumer(Process):
             replicas of a consumer use the same name.
         queues: the queues to serve, with their weights. Default: all, with equal
             weights.
-        order: `"none"` if messages of a key need not wait for each other; a mapping
-            sets it for each queue.
+        order: `"none"` if messages of a key need not wait for each other.
         max_in_flight: the maximum number of running handlers, at most the size of the
             engine's pool. Default: 64, or the pool size minus one if that is smaller.
         max_in_flight_per_tenant: the maximum number of running handlers for messages of
@@ -155,7 +153,7 @@ class Consumer(Process):
         *,
         name: str,
         queues: Mapping[str, int] | None = None,
-        order: Order | Mapping[str, Order] = "key",
+        order: Order = "key",
         max_in_flight: int | None = None,
         max_in_flight_per_tenant: int | None = None,
         max_waiting: int = 1024,
@@ -205,7 +203,8 @@ class Consumer(Process):
         )
         self._versions = Versions(registry, codec)
         self._payloads: dict[str, Validator] = {}
-        self._queues_served = ServedQueues(name, self._routes, source, order)
+        check_order(order)
+        self._queues_served = ServedQueues(name, self._routes, source)
         self._stop: asyncio.Event | None = None
         if queues is not None:
             self.serve(queues)
@@ -223,7 +222,7 @@ class Consumer(Process):
         """
         quick = replace(self._retry, first_delay=_QUICK, max_delay=_QUICK)
         other = Consumer(source, sessions, retry=quick, **self._settings)
-        if type(other._executor) is not type(self._executor):
+        if not other._executor.is_like(self._executor):
             raise ConfigError(
                 f"sessions {shorten(sessions)}: consumer {self.name!r} has handlers "
                 "for another kind of sessions"
@@ -272,15 +271,13 @@ class Consumer(Process):
     ) -> Callable[[H], H]:
         """Register the handler `(session, message)` of a topic or prefix (`orders.*`).
 
-        An `@idempotent` handler records its own receipt; otherwise the consumer does.
-
         Args:
             options: see `HandlerOptions`.
 
         Raises:
             ConfigError: the topic already has a handler or is invalid, the queue or a
-                limit is invalid, or the handler has the wrong signature or doesn't
-                match the kind of session.
+                limit is invalid, or the handler has the wrong signature, doesn't
+                match the kind of session, or is `@idempotent`.
         """
         return self._registers(topic, Takes.ONE, make_handler, **options)
 
@@ -298,9 +295,9 @@ class Consumer(Process):
             options: as for `handles`.
 
         Raises:
-            ConfigError: as for `handles`; or it is `@idempotent`.
+            ConfigError: as for `handles`.
         """
-        make = partial(make_batch_handler, max_size=max_size)
+        make = partial(Batching, size=max_size)
         return self._registers(topic, Takes.MANY, make, **options)
 
     def job(
@@ -317,9 +314,9 @@ class Consumer(Process):
             options: as for `handles`.
 
         Raises:
-            ConfigError: as for `handles`; or it is `@idempotent`.
+            ConfigError: as for `handles`.
         """
-        make = partial(make_long_handler, lease=lease)
+        make = partial(LongHandler, lease=lease)
         return self._registers(topic, Takes.JOB, make, **options)
 
     def _registers(
@@ -341,12 +338,10 @@ class Consumer(Process):
         terms = Terms(upcast, time_limit, permanent, retry)
 
         def register(handler: H) -> H:
-            if takes is not Takes.ONE:
-                refuse_idempotent(handler)
             arguments = arguments_of(handler, takes)
             self._executor.check(handler, arguments)
             if arguments.payload is not None:
-                self._versions.decodes(topic, arguments.model)
+                self._versions.decodes(topic)
                 self._payloads[topic] = arguments.payload
             made = make(handler, replace(terms, arguments=arguments))
             self._routes.add(topic, made, queue)
@@ -439,15 +434,14 @@ class Consumer(Process):
             # All tasks inherit it.
             tracing.tracer.receive(next(iter(systems.values())))
         limits = self._fit_to_pool()
-        is_long = has_long_handlers(self._routes)
         days = Days(partial(self._executor.transact, make_days), observers.notify)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._executor.close)
-            await check_database(self._executor, is_long=is_long)
+            await check_database(
+                self._executor, is_long=has_long_handlers(self._routes)
+            )
             await days.make()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
-            if is_long:
-                await stack.enter_async_context(sweeping(self._executor, self.name))
             scheduler, dispatchers = self._dispatchers(
                 weights, observers, limits, systems
             )
@@ -464,7 +458,9 @@ class Consumer(Process):
             ]
             measure = partial(self._measure, scheduler, dispatchers.values(), outages)
             broker = self._queues_served.broker(systems.values())
-            write = self._beat if has_other_connections(self._sessions) else None
+            limit = pool_limit(self._sessions)
+            has_one = limit is not None and limit.connections == 1
+            write = self._beat if is_pool(self._sessions) or not has_one else None
             presence = Presence(broker, measure, write, observers.notify)
             await stack.enter_async_context(presence.recorded())
             topics = [t for q in weights for t in self._routes.queues[q]]
@@ -557,6 +553,6 @@ class Consumer(Process):
                 queue=queue,
                 max_lines=limits.max_lines,
                 max_waiting=limits.max_waiting,
-                in_order=self._queues_served.keeps_order(queue),
+                in_order=self._settings["order"] == "key",
             )
         return scheduler, dispatchers

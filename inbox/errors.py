@@ -6,18 +6,6 @@ from uuid import UUID
 from outbox.duration import check_duration, exact_duration, write_duration
 from outbox.errors import OutboxError, one_line
 
-__all__ = [
-    "DeadLetter",
-    "HandlerTimeoutError",
-    "HandlerTransactionError",
-    "InvalidReceiptError",
-    "JobLostError",
-    "MessageTooNewError",
-    "MessageTooOldError",
-    "RetryLater",
-    "TransactionEndedError",
-]
-
 
 class InvalidReceiptError(OutboxError, ValueError):
     """The receipt can't be written, and no retry would succeed."""

@@ -1,17 +1,17 @@
 """`guard`: the receipt as a context manager, for code where a decorator doesn't fit."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from contextlib import AsyncExitStack, ExitStack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sqlalchemy.orm import Session, scoped_session
 
-from inbox.idempotent import record_receipt_async
 from inbox.processing import processing, received
 from inbox.receipt import MessageId, check_text, record_receipt
 from inbox.transaction import protected
 from outbox import tracing
-from outbox.tracing import Processing, Tracer
+from outbox.errors import NotASessionError, shorten
+from outbox.session import is_async_scoped_session, is_async_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -60,84 +60,76 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         headers: Mapping[str, str] | None = None,
     ) -> None:
         check_text("consumer", consumer)
-        self._session: object = session
+        self._session: Any = session
         self._message_id = message_id
         self._consumer = consumer
-        self._headers = headers
-        self._protected: protected | None = None
-        self._span: Processing | None = None
-        self._ends: ExitStack | None = None
+        self._about = received(message_id, headers=headers)
+        self._ends: Any = None
 
     def __enter__(self: "guard[Session] | guard[scoped_session[Session]]") -> bool:
         """Record the receipt; return False for a duplicate."""
-        if tracing.tracer is None:
-            return self._enter()
+        receipt = self._message_id, self._consumer
         with ExitStack() as ends:
-            span = self._span = ends.enter_context(self._processing(tracing.tracer))
-            if not (is_new := self._enter()):
+            span = ends.enter_context(
+                processing(tracing.tracer, [self._about], self._consumer)
+            )
+            is_new = record_receipt(self._session, *receipt)
+            if is_new:
+                ends.enter_context(protected(self._session, receipt))
+            else:
                 span.skipped()
             self._ends = ends.pop_all()
         return is_new
 
     def __exit__(self, *raised: Any) -> None:
         """Check that the block left the transaction open and able to commit."""
-        if self._ends is None:
-            self._exit(*raised)
-            return
-        with self._ends:
-            self._record_error(raised[1])
-            self._exit(*raised)
+        self._ends.__exit__(*raised)
 
     async def __aenter__(
         self: "guard[AsyncSession] | guard[async_scoped_session[AsyncSession]]",
     ) -> bool:
         """See `__enter__`."""
-        if tracing.tracer is None:
-            return await self._enter_async()
-        with ExitStack() as ends:
-            span = self._span = ends.enter_context(self._processing(tracing.tracer))
-            if not (is_new := await self._enter_async()):
+        receipt = self._message_id, self._consumer
+        async with AsyncExitStack() as ends:
+            span = ends.enter_context(
+                processing(tracing.tracer, [self._about], self._consumer)
+            )
+            is_new = await record_receipt_async(self._session, *receipt)
+            if is_new:
+                await ends.enter_async_context(protected(self._session, receipt))
+            else:
                 span.skipped()
             self._ends = ends.pop_all()
         return is_new
 
     async def __aexit__(self, *raised: Any) -> None:
         """See `__exit__`."""
-        if self._ends is None:
-            await self._exit_async(*raised)
-            return
-        with self._ends:
-            self._record_error(raised[1])
-            await self._exit_async(*raised)
+        await self._ends.__aexit__(*raised)
 
-    def _enter(self) -> bool:
-        session = cast("Session", self._session)
-        if not record_receipt(session, self._message_id, self._consumer):
-            return False
-        self._protected = protected(session, (self._message_id, self._consumer))
-        self._protected.__enter__()
-        return True
 
-    def _exit(self, *raised: Any) -> None:
-        if self._protected is not None:
-            self._protected.__exit__(*raised)
+def guard_of(session: Any, message: object, id: MessageId, consumer: str) -> Any:
+    """Return the guard of a message, whose span also has what is known of it."""
+    made = guard(session, id, consumer=consumer)
+    made._about = received(id, message=message)
+    return made
 
-    async def _enter_async(self) -> bool:
-        session = cast("AsyncSession", self._session)
-        if not await record_receipt_async(session, self._message_id, self._consumer):
-            return False
-        self._protected = protected(session, (self._message_id, self._consumer))
-        await self._protected.__aenter__()
-        return True
 
-    async def _exit_async(self, *raised: Any) -> None:
-        if self._protected is not None:
-            await self._protected.__aexit__(*raised)
+async def record_receipt_async(
+    session: "AsyncSession | async_scoped_session[Any]",
+    message_id: MessageId,
+    consumer: str,
+) -> bool:
+    """Call `record_receipt` with an `AsyncSession`.
 
-    def _processing(self, tracer: Tracer) -> AbstractContextManager[Processing]:
-        known = received(self._message_id, headers=self._headers)
-        return processing(tracer, [known], self._consumer)
-
-    def _record_error(self, error: BaseException | None) -> None:
-        if self._span is not None and error is not None:
-            self._span.failed(error)
+    Raises:
+        NotASessionError: `session` isn't an `AsyncSession`.
+        Exception: whatever `record_receipt` raises.
+    """
+    if is_async_scoped_session(session):
+        session = session()
+    if not is_async_session(session):
+        raise NotASessionError(
+            f"session {shorten(session)}: isn't a SQLAlchemy AsyncSession, which an "
+            "async handler needs; pass one, or make the handler a plain function"
+        )
+    return await session.run_sync(record_receipt, message_id, consumer)

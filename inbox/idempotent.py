@@ -2,48 +2,26 @@
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    Generic,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter
+from inbox.guard import guard_of
 from inbox.handlers.arguments import arguments_of
-from inbox.handlers.signature import Takes, is_async, refuse_unrun
-from inbox.processing import processing, received
-from inbox.receipt import MessageId, check_text, record_receipt
-from inbox.transaction import protected
-from outbox import tracing
-from outbox.errors import CodecError, NotASessionError, shorten
+from inbox.handlers.signature import IDEMPOTENT, Takes, is_async, refuse_unrun
+from inbox.receipt import MessageId, check_text
+from outbox.errors import CodecError
 from outbox.message import Message
 from outbox.payload.payload_codec import PayloadCodec, decoded
-from outbox.session import AnySession, is_async_scoped_session, is_async_session
-from outbox.writer import sync_session
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+    from sqlalchemy.ext.asyncio import AsyncSession
 
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
 R = TypeVar("R")
-
-Call: TypeAlias = Callable[[Any, Any], Any]
-"""Calls a handler with its own arguments."""
-
-_MARK: Final = "__idempotent__"
-_CALLED: Final = "inbox.idempotent_called"
 
 
 def message_id(message: Message) -> MessageId:
@@ -114,104 +92,33 @@ def idempotent(
             savepoint.
     """
     check_text("consumer", consumer)
-    return cast("Guard[Any]", _Guard(consumer, key, codec))
 
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """The receipt settings of an `@idempotent` handler."""
-
-    consumer: str
-    key: Callable[[Any], MessageId]
-
-
-class _Guard(Generic[M]):
-    def __init__(
-        self,
-        consumer: str,
-        key: Callable[[M], MessageId],
-        codec: PayloadCodec | None,
-    ) -> None:
-        self._consumer = consumer
-        self._key = key
-        self._codec = codec
-
-    def __call__(self, handler: Callable[..., Any]) -> Callable[[Any, M], Any]:
+    def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
         arguments = arguments_of(handler, Takes.ONE, is_lenient=True).of
 
-        def call(session: AnySession, message: M) -> Any:
-            return handler(*arguments(session, self._read(message)))
+        def call(session: Any, message: Any) -> Any:
+            if codec is not None and isinstance(message, Message):
+                message = readable(message, codec)
+            return handler(*arguments(session, message))
 
-        make = self._async if is_async(handler) else self._sync
-        guarded = functools.wraps(handler)(make(handler, call))
-        setattr(guarded, _MARK, _Mark(self._consumer, self._key))
+        def handle_once(session: Any, message: Any) -> Any:
+            with guard_of(session, message, key(message), consumer) as is_new:
+                result = call(session, message) if is_new else None
+                refuse_unrun(handler, result)
+            return result
+
+        async def handle_once_async(session: Any, message: Any) -> Any:
+            async with guard_of(session, message, key(message), consumer) as is_new:
+                result = await call(session, message) if is_new else None
+                refuse_unrun(handler, result)
+            return result
+
+        made = handle_once_async if is_async(handler) else handle_once
+        guarded = functools.wraps(handler)(made)
+        setattr(guarded, IDEMPOTENT, True)
         return guarded
 
-    def _sync(self, handler: Callable[..., Any], call: Call) -> Callable[..., Any]:
-        def handle_once(session: Session, message: M) -> Any:
-            if tracing.tracer is None:
-                return self._handle(handler, call, session, message)[1]
-            with self._processing(tracing.tracer, message) as span:
-                is_new, result = self._handle(handler, call, session, message)
-                if not is_new:
-                    span.skipped()
-            return result
-
-        return handle_once
-
-    def _handle(
-        self, handler: Callable[..., Any], call: Call, session: Session, message: M
-    ) -> tuple[bool, Any]:
-        key = self._key(message)
-        is_new = record_receipt(session, key, self._consumer)
-        _record_call(session)
-        if not is_new:
-            return False, None
-        with protected(session, (key, self._consumer)):
-            result = call(session, message)
-            refuse_unrun(handler, result)
-        return True, result
-
-    def _async(self, handler: Callable[..., Any], call: Call) -> Callable[..., Any]:
-        async def handle_once(session: "AsyncSession", message: M) -> Any:
-            if tracing.tracer is None:
-                return (await self._handle_async(handler, call, session, message))[1]
-            with self._processing(tracing.tracer, message) as span:
-                done = await self._handle_async(handler, call, session, message)
-                is_new, result = done
-                if not is_new:
-                    span.skipped()
-            return result
-
-        return handle_once
-
-    async def _handle_async(
-        self,
-        handler: Callable[..., Any],
-        call: Call,
-        session: "AsyncSession",
-        message: M,
-    ) -> tuple[bool, Any]:
-        key = self._key(message)
-        is_new = await record_receipt_async(session, key, self._consumer)
-        _record_call(session)
-        if not is_new:
-            return False, None
-        async with protected(session, (key, self._consumer)):
-            result = await call(session, message)
-            refuse_unrun(handler, result)
-        return True, result
-
-    def _processing(
-        self, tracer: tracing.Tracer, message: M
-    ) -> AbstractContextManager[tracing.Processing]:
-        known = received(self._key(message), message=message)
-        return processing(tracer, [known], self._consumer)
-
-    def _read(self, message: M) -> M:
-        if self._codec is None or not isinstance(message, Message):
-            return message
-        return cast("M", readable(message, self._codec))
+    return decorate
 
 
 def readable(message: Message, codec: PayloadCodec) -> Message:
@@ -224,75 +131,3 @@ def readable(message: Message, codec: PayloadCodec) -> Message:
         return decoded(message, codec)
     except CodecError as error:
         raise DeadLetter(str(error)) from error
-
-
-async def record_receipt_async(
-    session: "AsyncSession | async_scoped_session[Any]",
-    message_id: MessageId,
-    consumer: str,
-) -> bool:
-    """Call `record_receipt` with an `AsyncSession`.
-
-    Raises:
-        NotASessionError: `session` isn't an `AsyncSession`.
-        Exception: whatever `record_receipt` raises.
-    """
-    if is_async_scoped_session(session):
-        session = session()
-    if not is_async_session(session):
-        raise NotASessionError(
-            f"session {shorten(session)}: isn't a SQLAlchemy AsyncSession, which an "
-            "async handler needs; pass one, or make the handler a plain function"
-        )
-    return await session.run_sync(record_receipt, message_id, consumer)
-
-
-def is_idempotent(handler: Callable[..., Any]) -> bool:
-    """Return whether a handler records its receipt itself."""
-    return _mark_of(handler) is not None
-
-
-def _record_call(session: AnySession) -> None:
-    called = sync_session(session)
-    called.info[_CALLED] = called.get_transaction()
-
-
-def was_called(session: Session) -> bool:
-    """Return whether an `@idempotent` handler was called in the current transaction.
-
-    A function that wraps one by `functools.wraps` may return without calling it.
-    """
-    called = session.info.get(_CALLED)
-    return called is not None and called is session.get_transaction()
-
-
-def receipt_of(
-    handler: object, message: Message, consumer: str
-) -> tuple[MessageId, str]:
-    """Return the id and consumer of the receipt that a handler records for a message.
-
-    Args:
-        consumer: the name on the receipt if the handler isn't `@idempotent`.
-
-    Raises:
-        Exception: whatever the handler's `key` raises.
-    """
-    mark = _mark_of(handler)
-    if mark is None:
-        return message.id, consumer
-    return mark.key(message), mark.consumer
-
-
-def set_upcast(
-    handler: Callable[..., Any], upcast: Callable[[Message], Message]
-) -> None:
-    """Make a handler's `key` read messages as upcast by `upcast`."""
-    mark = _mark_of(handler)
-    if mark is not None:
-        key = mark.key
-        upcasting = replace(mark, key=lambda message: key(upcast(message)))
-        setattr(handler, _MARK, upcasting)
-
-
-def _mark_of(handler: object) -> _Mark | None:
-    return cast("_Mark | None", getattr(handler, _MARK, None))

@@ -1,8 +1,8 @@
 """The span that covers a handler's call, in processes that are traced."""
 
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, TypeVar
 
 from inbox.errors import RetryLater
 from inbox.receipt import ForeignId, MessageId
@@ -13,8 +13,19 @@ from outbox.tracing import Processing, Received, Traced, Tracer
 T = TypeVar("T")
 
 
+class _Untraced:
+    """Stands for the span in a process that isn't traced."""
+
+    def skipped(self) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+
+_UNTRACED: Final = nullcontext(_Untraced())
+
+
 def processing(
-    tracer: Tracer,
+    tracer: Tracer | None,
     messages: Sequence[Traced],
     consumer: str,
     *,
@@ -23,8 +34,10 @@ def processing(
     """Cover the handling of messages with a span, which becomes the current one.
 
     If the consumer already covers these messages with a span, no other one is created.
-    Raises no errors of its own.
+    Raises no errors of its own. Without a tracer there is no span.
     """
+    if tracer is None:
+        return _UNTRACED
     return tracer.process(messages, consumer, system=system, decisions=(RetryLater,))
 
 

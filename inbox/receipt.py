@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import (
@@ -32,7 +32,7 @@ from inbox.idle import max_idle_of
 from inbox.schema import foreign_receipt_table, receipt_table
 from inbox.transaction import MARKS, Held, hold
 from outbox.array_literal import moment_array, plain_array
-from outbox.errors import ConfigError, NotASessionError, shorten
+from outbox.errors import ConfigError, NotASessionError, shorten, sqlstate_of
 from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.sql_files import load
 from outbox.tracing import set_cause
@@ -79,7 +79,6 @@ class _Insert:
         values = {**values, "max_idle": max_idle_of(session)}
         result = held.execute(self._statement, values, preserve_rowcount=True)
         count = result.rowcount
-        held.has_receipt |= count == 1
         if count < 0:
             # Treating this as a duplicate would silently skip every message.
             raise ConfigError(
@@ -163,21 +162,10 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     return is_new
 
 
-def has_receipt(message_id: MessageId, consumer: str, session: Session) -> bool:
+def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
     """Return whether the consumer has a receipt for the message."""
-    if isinstance(message_id, ForeignId):
-        foreign = (
-            select(foreign_receipt_table.c.message_id)
-            .where(foreign_receipt_table.c.source == message_id.source)
-            .where(foreign_receipt_table.c.message_id == message_id.id)
-            .where(foreign_receipt_table.c.consumer == consumer)
-        )
-        return connection_of(session).execute(foreign).first() is not None
-    found = (
-        select(receipt_table.c.message_id)
-        .where(receipt_table.c.message_id == message_id)
-        .where(receipt_table.c.message_at == moment_of(message_id))
-        .where(receipt_table.c.consumer == consumer)
+    found = select(receipt_table.c.message_id).filter_by(
+        message_id=message_id, message_at=moment_of(message_id), consumer=consumer
     )
     return connection_of(session).execute(found).first() is not None
 
@@ -260,7 +248,7 @@ def refusal_of_many(
     error: Exception, message_ids: Sequence[UUID]
 ) -> InvalidReceiptError | None:
     """Return the error for rejected rows; None if no message is the reason."""
-    if _sqlstate(error) != _CHECK_VIOLATION:
+    if sqlstate_of(error) != _CHECK_VIOLATION:
         return None
     if len(message_ids) == 1:
         return refusal(error, message_ids[0])
@@ -273,7 +261,7 @@ def refusal_of_many(
 
 def refusal(error: Exception, message_id: UUID) -> InvalidReceiptError | None:
     """Return the error for a rejected row; None if its message is not the reason."""
-    if _sqlstate(error) != _CHECK_VIOLATION:
+    if sqlstate_of(error) != _CHECK_VIOLATION:
         return None
     # PostgreSQL also reports a missing partition with this SQLSTATE, but then without
     # the name of a constraint.
@@ -309,13 +297,6 @@ def check_text(field: str, value: object, max_bytes: int = _MAX_NAME_BYTES) -> N
             f"receipt {field} {shorten(value)}: has {size} bytes, the limit is "
             f"{max_bytes}; pass a shorter one, such as a hash of it"
         )
-
-
-def _sqlstate(error: Exception) -> str | None:
-    original: Any = getattr(error, "orig", error)
-    # psycopg 3 and asyncpg call it sqlstate, psycopg2 pgcode.
-    state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
-    return cast("str | None", state)
 
 
 def _constraint(error: Exception) -> str | None:

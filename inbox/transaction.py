@@ -85,7 +85,6 @@ class Held:
 
     Attributes:
         connection: that of the receipt, to which the session's flushes go.
-        has_receipt: whether a new receipt was recorded in it.
         handled: the receipts whose handlers are running.
         depth: the number of handlers that are running in it.
         caught: the name and SQLSTATE of its last database error.
@@ -93,7 +92,6 @@ class Held:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.has_receipt = False
         self.handled: set[Receipt] = set()
         self.depth = 0
         self.caught: str | None = None

@@ -21,10 +21,6 @@ class ServedQueues:
     Args:
         source: a broker's URL, the source of the only queue, or one source for each
             queue.
-        order: the order of all queues, or of each queue; `"key"` by default.
-
-    Raises:
-        ConfigError: an order is invalid.
     """
 
     def __init__(
@@ -32,18 +28,11 @@ class ServedQueues:
         consumer: str,
         routes: Routes[AnyHandler],
         source: Source | str | Mapping[str, Source],
-        order: Order | Mapping[str, Order],
     ) -> None:
         self._consumer = consumer
         self._routes = routes
         self._source = FrozenDict(source) if isinstance(source, Mapping) else source
-        self._order = FrozenDict(order) if isinstance(order, Mapping) else order
         self._weights: dict[str, int] = {}
-        for each in order.values() if isinstance(order, Mapping) else (order,):
-            if each not in _ORDERS:
-                raise ConfigError(
-                    f"order={shorten(each)}: write one of {', '.join(_ORDERS)}"
-                )
 
     def choose(self, queues: Mapping[str, int]) -> None:
         """Serve only these queues, with these weights.
@@ -70,8 +59,6 @@ class ServedQueues:
         """
         known = self._routes.queues
         named = {"queue": self._weights}
-        if isinstance(self._order, Mapping):
-            named["order of queue"] = dict.fromkeys(self._order, 1)
         if isinstance(self._source, Mapping):
             named["source of queue"] = dict.fromkeys(self._source, 1)
         for field, queues in named.items():
@@ -83,12 +70,6 @@ class ServedQueues:
                         f"{', '.join(sorted(known))}"
                     )
         return self._weights or dict.fromkeys(known, 1)
-
-    def keeps_order(self, queue: str) -> bool:
-        """Return whether messages with the same key wait for each other."""
-        if isinstance(self._order, Mapping):
-            return self._order.get(queue, "key") == "key"
-        return self._order == "key"
 
     def broker(self, systems: Iterable[str]) -> str:
         """Return the broker without credentials, or the names of these systems."""
@@ -119,6 +100,16 @@ class ServedQueues:
             f"consumer {self._consumer!r}: has no source for queue {queue!r}; pass a "
             "URL, or a mapping with a source for each queue"
         )
+
+
+def check_order(order: object) -> None:
+    """Refuse an invalid order.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if order not in _ORDERS:
+        raise ConfigError(f"order={shorten(order)}: write one of {', '.join(_ORDERS)}")
 
 
 def group_of(consumer: str, queue: str) -> str:

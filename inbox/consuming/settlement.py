@@ -52,7 +52,7 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.handlers.batch import Batches, Batching
-from inbox.handlers.executor import Executor, call_alone, connection_broke
+from inbox.handlers.executor import Executor
 from inbox.handlers.outcome import (
     Again,
     Cancelled,
@@ -69,7 +69,7 @@ from inbox.handlers.outcome import (
 )
 from inbox.handlers.registration import AnyHandler, retry_of
 from inbox.handlers.routes import Routes
-from inbox.idempotent import receipt_of
+from inbox.handlers.terms import connection_broke
 from inbox.jobs.runner import JobRunner, LongHandler
 from inbox.poison.policy import PoisonPolicy, Start, StartCounter
 from inbox.poison.store import find_last_error
@@ -81,6 +81,7 @@ from outbox.errors import (
     InvalidMessageError,
     OutboxError,
     shorten,
+    sqlstate_of,
     without_values,
 )
 from outbox.events import Observers
@@ -136,8 +137,8 @@ class DeliverySettlement:
         self, handler: AnyHandler, delivery: Delivery, dispatcher: Dispatcher
     ) -> bool:
         is_long = isinstance(handler, LongHandler)
-        counter = self._poison.counter_of(
-            delivery, retry_of(handler) or self._retry, is_long=is_long
+        counter = StartCounter(
+            self._poison, delivery, retry_of(handler) or self._retry, is_long=is_long
         )
         has_ended = False
         try:
@@ -148,16 +149,16 @@ class DeliverySettlement:
                     await self._handled(delivery, handled)
                     has_ended = True
                 case Cancelled():
-                    await self._cancelled(delivery)
+                    self._outage.end()
+                    self._notify(MessageCancelled(**self._about(delivery.message)))
+                    await ack(delivery)
                     has_ended = True
                 case Dead(failure, attempts):
                     has_ended = await self._dead_lettering.write(
                         delivery, dispatcher, failure, attempts
                     )
                 case Spent() as spent:
-                    has_ended = await self._end_spent(
-                        handler, delivery, dispatcher, spent
-                    )
+                    has_ended = await self._end_spent(delivery, dispatcher, spent)
                 case Stopped():
                     pass
         finally:
@@ -165,13 +166,9 @@ class DeliverySettlement:
         return has_ended
 
     async def _end_spent(
-        self,
-        handler: AnyHandler,
-        delivery: Delivery,
-        dispatcher: Dispatcher,
-        spent: Spent,
+        self, delivery: Delivery, dispatcher: Dispatcher, spent: Spent
     ) -> bool:
-        was_handled = await self._was_handled(handler, delivery.message, dispatcher)
+        was_handled = await self._was_handled(delivery.message, dispatcher)
         if was_handled is None:
             return False
         if was_handled:
@@ -188,15 +185,11 @@ class DeliverySettlement:
         )
 
     async def _was_handled(
-        self, handler: AnyHandler, message: Message, dispatcher: Dispatcher
+        self, message: Message, dispatcher: Dispatcher
     ) -> bool | None:
         """Return whether it has a receipt; None if the consumer stops first."""
         # A process may have died between the commit and the ack.
-        try:
-            receipt = call_alone(receipt_of, handler, message, self._consumer)
-        except Exception:  # noqa: BLE001 (upcasters and keys are the user's)
-            return False  # the handler couldn't record a receipt either
-        find = partial(has_receipt, *receipt)
+        find = partial(has_receipt, message.id, self._consumer)
         return await self._ask(find, False, message, dispatcher)
 
     async def _ask(
@@ -290,7 +283,7 @@ class DeliverySettlement:
         except TransactionEndedError as error:
             # A long handler's blocks have no receipt that would show it.
             was_committed = isinstance(handler, LongHandler) or (
-                await self._was_handled(handler, message, dispatcher)
+                await self._was_handled(message, dispatcher)
             )
             if was_committed is None:
                 return Stopped()
@@ -325,11 +318,6 @@ class DeliverySettlement:
             case Taken(delay):
                 return Later(delay, "another process has this job")
         return ended
-
-    async def _cancelled(self, delivery: Delivery) -> None:
-        self._outage.end()
-        self._notify(MessageCancelled(**self._about(delivery.message)))
-        await ack(delivery)
 
     async def _handled(self, delivery: Delivery, handled: Handled) -> None:
         self._outage.end()
@@ -491,12 +479,12 @@ def refusal_of(error: Exception) -> str | None:
     The server's message is omitted because it can quote the row.
     """
     refused_by = error.orig if isinstance(error, DBAPIError) else error
-    state = getattr(refused_by, "sqlstate", None) or getattr(refused_by, "pgcode", None)
+    state = sqlstate_of(error)
     if state is None:
         # The driver, or this library, failed before sending it.
         is_away = isinstance(error, _AWAY) or connection_broke(error)
         return None if is_away else type(refused_by).__name__
-    if not str(state).startswith(_OF_THE_ROW):
+    if not state.startswith(_OF_THE_ROW):
         return None
     return f"{type(refused_by).__name__}, SQLSTATE {state}"
 

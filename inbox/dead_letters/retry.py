@@ -37,7 +37,6 @@ from inbox.handlers.outcome import Cancelled, Handled, Spent, Stopped, Taken
 from inbox.handlers.registration import AnyHandler
 from inbox.handlers.routes import Routes
 from inbox.handlers.sessions import Sessions, make_executor
-from inbox.idempotent import is_idempotent
 from inbox.idle import DEFAULT_MAX_IDLE
 from inbox.jobs.runner import JobOutcome, JobRunner, LongHandler
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
@@ -159,11 +158,8 @@ class HandlerRetrier:
                 return await self._fail(letter, known)
             case Handled(late_error=Exception() as late):
                 self._notify(finished_job_failed(self._writer, message, late))
-        # An @idempotent handler is called for a duplicate, too, so the wrapper has
-        # already written the new state; a job has no wrapper.
-        is_written = not isinstance(handler, LongHandler) and (
-            handled.is_new or is_idempotent(handler)
-        )
+        # The wrapper of a handler that was called has written the new state.
+        is_written = handled.is_new and not isinstance(handler, LongHandler)
         if not is_written and not await self.fetch(
             Statement.MARK_SUCCEEDED, candidate.parameters()
         ):

@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session
 from inbox.connection import connection_of
 from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
 from inbox.events import FinishedJobFailed
-from inbox.handlers.executor import Executor, call_alone
+from inbox.handlers.executor import Executor
+from inbox.handlers.terms import call_alone
 from inbox.idle import limit_idle_now
 from inbox.schema import dead_letter_table
 from outbox.bounded_dict import BoundedDict

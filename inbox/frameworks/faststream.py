@@ -32,7 +32,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from typing_extensions import override
 
 from inbox.errors import InvalidReceiptError
-from inbox.idempotent import record_receipt_async
+from inbox.guard import record_receipt_async
 from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle, limit_idle
 from inbox.processing import processing, received
 from inbox.receipt import MessageId, check_text

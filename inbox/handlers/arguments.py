@@ -33,7 +33,13 @@ from typing_extensions import is_typeddict
 
 from inbox.errors import DeadLetter
 from inbox.handlers.routes import name_of
-from inbox.handlers.signature import Takes, check_callable, function_of, is_async
+from inbox.handlers.signature import (
+    Takes,
+    check_callable,
+    function_of,
+    is_async,
+    refuse_idempotent,
+)
 from inbox.jobs.job import AsyncJob, Job
 from outbox.errors import CodecError, ConfigError, one_line, shorten
 from outbox.message import Message
@@ -70,15 +76,12 @@ class Arguments:
         takes: which kind of handler it is.
         takes_session: whether its annotations ask for a session of SQLAlchemy.
         takes_psycopg: whether they ask for a connection of psycopg.
-        model: the class of the payload, or of each one in a batch; None if the
-            annotations name none.
     """
 
     inner: tuple[Argument, ...]
     takes: Takes = Takes.ONE
     takes_session: bool = False
     takes_psycopg: bool = False
-    model: type | None = None
 
     @property
     def payload(self) -> Validator | None:
@@ -159,9 +162,11 @@ def arguments_of(
 
     Raises:
         ConfigError: it isn't a function, yields, can't be called with them, has another
-            annotation, or takes what another kind of handler takes.
+            annotation, takes what another kind of handler takes, or is `@idempotent`.
     """
     check_callable(handler, takes)
+    if not is_lenient:
+        refuse_idempotent(handler)
     parameters = _parameters(handler)
     if parameters is None:
         _bind(handler, takes, 2)
@@ -194,10 +199,6 @@ def arguments_of(
         takes,
         takes_session=any(map(_is_session, annotations.values())),
         takes_psycopg=any(map(_is_connection, annotations.values())),
-        model=next(
-            (it for it in (_model(one, takes) for one in annotations.values()) if it),
-            None,
-        ),
     )
 
 
@@ -239,27 +240,24 @@ def _parameters(handler: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 def _annotation(handler: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """Return what a parameter is annotated with; Any if it isn't."""
-    function = inspect.unwrap(function_of(handler))
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except Exception:  # noqa: BLE001 (another annotation may be for type checkers)
-        text = parameter.annotation
-    else:
-        return hints.get(parameter.name, Any)
-    if text is parameter.empty:
+    if parameter.annotation is parameter.empty:
         return Any
-    if not isinstance(text, str):
-        return text
-    name = text.rpartition(".")[2]
-    if name in _BY_NAME:
-        return _BY_NAME[name]
+    # Alone, because another annotation may be for type checkers.
+    alone = types.SimpleNamespace(
+        __annotations__={parameter.name: parameter.annotation}
+    )
+    function = inspect.unwrap(function_of(handler))
+    names = {**_BY_NAME, **getattr(function, "__globals__", {})}
     try:
-        return eval(text, getattr(function, "__globals__", {}))  # noqa: S307 (the application's own)
+        return typing.get_type_hints(alone, names, include_extras=True)[parameter.name]
     except Exception as error:
+        name = str(parameter.annotation).rpartition(".")[2]
+        if name in _BY_NAME:
+            return _BY_NAME[name]
         raise ConfigError(
             f"handler {name_of(handler)}: its argument {parameter.name!r} is annotated "
-            f"with {text!r}, which can't be read ({one_line(error)}); define or import "
-            "it in the module, not for type checkers alone"
+            f"with {parameter.annotation!r}, which can't be read ({one_line(error)}); "
+            "define or import it in the module, not for type checkers alone"
         ) from error
 
 
@@ -280,11 +278,11 @@ def _argument(
         return Role.SESSION
     if _is(annotation, Job, AsyncJob):
         return Role.JOB
-    if takes is Takes.MANY and not _is_either(annotation):
+    if takes is Takes.MANY:
         if typing.get_origin(annotation) not in _MANY:
             return None
         (annotation,) = typing.get_args(annotation)
-    if _is(annotation, Message) or annotation in _OPEN or _is_either(annotation):
+    if _is(annotation, Message) or annotation in _OPEN:
         return Role.MESSAGE
     if annotation is bytes:
         return Role.PAYLOAD
@@ -359,21 +357,6 @@ def _is_payload(annotation: Any) -> bool:
         or dataclasses.is_dataclass(kind)
         or is_typeddict(kind)
         or any(hasattr(kind, name) for name in _MODEL)
-    )
-
-
-def _model(annotation: Any, takes: Takes) -> type | None:
-    """Return the class of a payload, alone or of each in a batch."""
-    if takes is Takes.MANY and typing.get_origin(annotation) in _MANY:
-        annotation = next(iter(typing.get_args(annotation)), None)
-    is_one = isinstance(annotation, type) and _is_payload(annotation)
-    return annotation if is_one and annotation is not Message else None
-
-
-def _is_either(annotation: object) -> bool:
-    """Return whether a function is for a message and for many."""
-    return typing.get_origin(annotation) in _UNIONS and any(
-        _is(one, Message) or _is_many(one) for one in typing.get_args(annotation)
     )
 
 

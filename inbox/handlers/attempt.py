@@ -1,6 +1,6 @@
 """One attempt to handle messages: what happens in its transaction besides the handler.
 
-Both executors run it: `begin`, the handler if there is something to handle, `end`.
+Both executors run it: `begin`, and the handler if there is something to handle.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from inbox.errors import InvalidReceiptError
 from inbox.handlers.routes import BatchHandler, Handler
-from inbox.idempotent import is_idempotent, receipt_of, was_called
 from inbox.idle import limit_idle
 from inbox.receipt import record_receipt, record_receipts
 from inbox.transaction import Receipt, hold
@@ -61,31 +60,14 @@ class Attempt:
 
     def receipts(self, new: Sequence[Message]) -> list[Receipt]:
         """Return the receipts that `begin` has recorded."""
-        if is_idempotent(self.handler):
-            return []
         return [(message.id, self.consumer) for message in new]
 
     def argument(self, new: list[Message]) -> Any:
         """Return what the handler gets besides the session."""
         return new if self.is_batch else new[0]
 
-    def end(self, session: Session, new: Sequence[Message]) -> set[UUID]:
-        """Return the ids of the messages that were new.
-
-        Only an `@idempotent` handler itself detects duplicates. A function that wraps
-        one may not have called it: then its receipt is recorded here.
-        """
-        if not is_idempotent(self.handler):
-            return {message.id for message in new}
-        (message,) = self.messages
-        if not was_called(session):
-            record_receipt(session, *receipt_of(self.handler, message, self.consumer))
-        return {message.id} if hold(session).has_receipt else set()
-
     def _record(self, session: Session) -> set[UUID]:
         ids = [message.id for message in self.messages]
-        if is_idempotent(self.handler):
-            return set(ids)
         if self.is_batch:
             return record_receipts(session, ids, self.consumer)
         return set(ids) if record_receipt(session, ids[0], self.consumer) else set()

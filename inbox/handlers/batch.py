@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 from inbox.errors import TransactionEndedError
-from inbox.handlers.executor import Executor, Terms, call_alone, prepare
+from inbox.handlers.executor import Executor
 from inbox.handlers.routes import BatchHandler, Handler
+from inbox.handlers.terms import Terms, call_alone, prepare
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.message import Message
 

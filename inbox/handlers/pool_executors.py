@@ -30,9 +30,8 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.handlers.arguments import Arguments
-from inbox.handlers.async_executor import AsyncExecutor, call_async
 from inbox.handlers.attempt import Attempt, once_each
-from inbox.handlers.executor import as_failure
+from inbox.handlers.executor import Executor, call_async
 from inbox.handlers.pools import (
     AnyPool,
     async_engine_of,
@@ -42,8 +41,7 @@ from inbox.handlers.pools import (
 )
 from inbox.handlers.routes import Handler, name_of
 from inbox.handlers.signature import Takes, is_async
-from inbox.handlers.thread_executor import ThreadExecutor
-from inbox.idempotent import is_idempotent
+from inbox.handlers.terms import as_failure
 from inbox.idle import as_setting
 from inbox.receipt import insert_receipts, receipt_values, refusal_of_many
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
@@ -51,7 +49,7 @@ from outbox.message import Message
 from outbox.tracing import causing
 
 if TYPE_CHECKING:
-    from psycopg_pool import AsyncConnectionPool, ConnectionPool
+    pass
 
 _Connection: TypeAlias = "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
 
@@ -157,32 +155,52 @@ def _close_if_busy(connection: _Connection) -> bool:
     return is_busy
 
 
-class AsyncPoolExecutor(AsyncExecutor):
-    """Runs coroutine functions with connections of an `AsyncConnectionPool`."""
+class PoolExecutor(Executor):
+    """Runs handlers with connections of a psycopg pool of their kind."""
 
     def __init__(
         self,
-        pool: "AsyncConnectionPool[Any]",
+        pool: AnyPool,
         consumer: str,
+        max_in_flight: int,
         max_idle: timedelta | None,
     ) -> None:
-        from sqlalchemy.ext.asyncio import async_sessionmaker
-
-        self._pool = pool
+        self._pool: Any = pool
         self._has_opened = False
-        self._engine = async_engine_of(pool)
-        super().__init__(async_sessionmaker(self._engine), consumer, max_idle)
+        sessions: dict[str, Any]
+        if is_async_pool(pool):
+            from sqlalchemy.ext.asyncio import async_sessionmaker
+
+            self._engine: Any = async_engine_of(pool)
+            sessions = {"coroutines": async_sessionmaker(self._engine)}
+        else:
+            self._engine = engine_of(pool)
+            sessions = {"threads": sessionmaker(self._engine)}
+        super().__init__(consumer, max_in_flight, max_idle, **sessions)
 
     @override
     def check(self, handler: Handler, arguments: Arguments) -> None:
-        """Refuse a plain function, and what needs a session."""
-        _check(self._pool, handler, arguments)
+        """Refuse a handler of the other kind, and what needs a session."""
+        name = name_of(handler)
+        if is_async(handler) is not self.has_coroutines:
+            kinds = ("a ConnectionPool", "def"), ("an AsyncConnectionPool", "async def")
+            its_pool, write = kinds[self.has_coroutines]
+            raise ConfigError(
+                f"handler {name} doesn't fit its connections, which come from "
+                f"{its_pool}: write {write}, or pass the other pool"
+            )
+        if arguments.takes is Takes.JOB or arguments.takes_session:
+            raise ConfigError(
+                f"handler {name}: takes a session or a job, and gets a connection of "
+                "the pool; annotate it with psycopg's Connection or AsyncConnection, "
+                "or give it a Consumer with a session factory"
+            )
 
     @override
-    async def _attempt(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
+    async def _attempt_async(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
         receipts = _Receipts(attempt)
         try:
-            await self._open()
+            await self._open_async()
             connection = await self._pool.getconn()
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
@@ -209,49 +227,6 @@ class AsyncPoolExecutor(AsyncExecutor):
         finally:
             await self._pool.putconn(connection)
         return {message.id for message in receipts.new}
-
-    @override
-    async def probe(self) -> None:
-        """Query the tables, without reading a row; open the pool if nobody has."""
-        await super().probe()
-        await self._open()
-
-    async def _open(self) -> None:
-        if self._pool.closed:
-            try:
-                await self._pool.open()
-            except psycopg.OperationalError as error:
-                raise was_closed(self._pool, error) from error
-            self._has_opened = True
-
-    @override
-    async def close(self) -> None:
-        """Close the connections of its own, and the pool that it has opened."""
-        await self._engine.dispose()
-        if self._has_opened:
-            await self._pool.close()
-
-
-class PoolExecutor(ThreadExecutor):
-    """Runs plain functions with connections of a `ConnectionPool`, in threads."""
-
-    def __init__(
-        self,
-        pool: "ConnectionPool[Any]",
-        consumer: str,
-        max_in_flight: int,
-        max_idle: timedelta | None,
-    ) -> None:
-        self._pool = pool
-        self._has_opened = False
-        self._engine = engine_of(pool)
-        sessions = sessionmaker(self._engine)
-        super().__init__(sessions, consumer, max_in_flight, max_idle)
-
-    @override
-    def check(self, handler: Handler, arguments: Arguments) -> None:
-        """Refuse a coroutine function, and what needs a session."""
-        _check(self._pool, handler, arguments)
 
     @override
     def _attempt(self, attempt: Attempt) -> set[UUID]:
@@ -286,46 +261,38 @@ class PoolExecutor(ThreadExecutor):
     async def probe(self) -> None:
         """Query the tables, without reading a row; open the pool if nobody has."""
         await super().probe()
-        self._open()
+        await self._open_async() if self.has_coroutines else self._open()
+
+    async def _open_async(self) -> None:
+        if self._pool.closed:
+            with self._opening():
+                await self._pool.open()
 
     def _open(self) -> None:
         if self._pool.closed:
-            try:
+            with self._opening():
                 self._pool.open()
-            except psycopg.OperationalError as error:
-                raise was_closed(self._pool, error) from error
-            self._has_opened = True
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.OperationalError as error:
+            raise was_closed(self._pool, error) from error
+        self._has_opened = True
 
     @override
     async def close(self) -> None:
-        """End idle threads; close the connections of its own, and its own pool."""
+        """Close the connections of its own, and the pool that it has opened."""
         await super().close()
-        self._engine.dispose()
-        if self._has_opened:
-            await asyncio.to_thread(self._pool.close)
-
-
-def _check(pool: AnyPool, handler: Handler, arguments: Arguments) -> None:
-    name, is_async_one = name_of(handler), is_async_pool(pool)
-    if is_async(handler) is not is_async_one:
-        kinds = ("a ConnectionPool", "def"), ("an AsyncConnectionPool", "async def")
-        its_pool, write = kinds[is_async_one]
-        raise ConfigError(
-            f"handler {name} doesn't fit its connections, which come from {its_pool}: "
-            f"write {write}, or pass the other pool"
-        )
-    if arguments.takes is Takes.JOB or is_idempotent(handler):
-        what = "long" if arguments.takes is Takes.JOB else "@idempotent"
-        raise ConfigError(
-            f"handler {name}: {what} handlers need sessions, and the consumer has a "
-            "pool; give them a Consumer with a session factory"
-        )
-    if arguments.takes_session:
-        raise ConfigError(
-            f"handler {name}: takes a session, and gets a connection of the pool; "
-            f"annotate it with psycopg.{'Async' * is_async_one}Connection, or pass a "
-            "session factory"
-        )
+        if self.has_coroutines:
+            await self._engine.dispose()
+            if self._has_opened:
+                await self._pool.close()
+        else:
+            self._engine.dispose()
+            if self._has_opened:
+                await asyncio.to_thread(self._pool.close)
 
 
 def _error_of(error: OutOfOrderTransactionNesting) -> BaseException:

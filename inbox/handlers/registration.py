@@ -1,17 +1,12 @@
 """Register handlers: ordinary ones, long ones, and batch handlers."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Final, TypeAlias, cast
 
-from inbox.handlers.arguments import AS_THEY_ARE
 from inbox.handlers.batch import Batching
-from inbox.handlers.executor import Terms, prepare
-from inbox.handlers.routes import Handler, Routes, name_of
-from inbox.idempotent import is_idempotent, set_upcast
+from inbox.handlers.routes import Handler, Routes
+from inbox.handlers.terms import Terms, prepare
 from inbox.jobs.runner import LongHandler
-from outbox.errors import ConfigError
 from outbox.retry import RetryPolicy
 
 AnyHandler: TypeAlias = Handler | Batching | LongHandler
@@ -21,47 +16,9 @@ _RETRY: Final = "__retry_policy__"
 
 def make_handler(handler: Callable[..., Any], terms: Terms) -> Handler:
     """Create the handler of single messages."""
-    if is_idempotent(handler):  # it reads its arguments itself
-        terms = replace(terms, arguments=AS_THEY_ARE)
     made = prepare(handler, terms)
-    set_upcast(made, terms.upcast)
     setattr(made, _RETRY, terms.retry)
     return made
-
-
-def make_batch_handler(
-    handler: Callable[..., Any], terms: Terms, max_size: int
-) -> Batching:
-    """Create a batch handler.
-
-    Raises:
-        ConfigError: `max_size` is invalid.
-    """
-    return Batching(handler, terms, max_size)
-
-
-def make_long_handler(
-    handler: Callable[..., Any], terms: Terms, lease: timedelta
-) -> LongHandler:
-    """Create a long handler.
-
-    Raises:
-        ConfigError: the lease is invalid.
-    """
-    return LongHandler(handler, terms, lease)
-
-
-def refuse_idempotent(handler: Callable[..., Any]) -> None:
-    """Refuse a batch handler or long handler that is `@idempotent`.
-
-    Raises:
-        ConfigError: it is.
-    """
-    if is_idempotent(handler):
-        raise ConfigError(
-            f"handler {name_of(handler)}: is @idempotent, but the consumer records the "
-            "receipts of batch handlers and jobs; leave @idempotent out"
-        )
 
 
 def retry_of(handler: AnyHandler) -> RetryPolicy | None:

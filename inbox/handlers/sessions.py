@@ -1,6 +1,5 @@
 """Derive the executor and the number of connections from a session factory."""
 
-import contextvars
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -11,19 +10,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import AssertionPool, QueuePool, StaticPool
 
 from inbox.connection import bind_of
-from inbox.handlers.async_executor import AsyncExecutor
-from inbox.handlers.both_executors import BothExecutors
 from inbox.handlers.executor import Executor
-from inbox.handlers.pool_executors import AsyncPoolExecutor, PoolExecutor
-from inbox.handlers.pools import (
-    AnyPool,
-    check_pool,
-    is_async_pool,
-    is_plain_pool,
-    is_pool,
-    url_of,
-)
-from inbox.handlers.thread_executor import ThreadExecutor
+from inbox.handlers.pool_executors import PoolExecutor
+from inbox.handlers.pools import AnyPool, check_pool, is_pool, url_of
 from inbox.idle import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError, shorten
 from outbox.postgres.connection import conninfo
@@ -48,15 +37,11 @@ class PoolLimit:
     """The maximum number of connections, and the settings that set it.
 
     Attributes:
-        pool: what has them.
-        remedy: a setting for another number, with `{}` in its place.
         spare: the connections that handlers leave to heartbeats.
     """
 
     connections: int
     settings: str
-    pool: str = "the engine of sessions"
-    remedy: str = "create_engine(…, pool_size={})"
     spare: int = 1
 
     def check(self, max_in_flight: int, needed: int) -> None:
@@ -68,16 +53,13 @@ class PoolLimit:
         Raises:
             ConfigError: the pool is too small.
         """
-        if needed <= self.connections:
-            return
-        spare = needed - max_in_flight
-        besides = f" and {spare} for heartbeats" if spare > 0 else ""
-        raise ConfigError(
-            f"max_in_flight={max_in_flight}: needs {needed} connections{besides}, and "
-            f"{self.pool} has {self.connections} at most ({self.settings}): handlers "
-            f"would fail after waiting for one; {self.remedy.format(needed)}, or set "
-            f"max_in_flight={max(1, self.connections - max(0, spare))}"
-        )
+        if needed > self.connections:
+            raise ConfigError(
+                f"max_in_flight={max_in_flight}: needs {needed} connections, and the "
+                f"pool of sessions has {self.connections} at most ({self.settings}): "
+                "handlers would fail after waiting for one; make it larger, or set "
+                f"max_in_flight={self.connections - (needed - max_in_flight)}"
+            )
 
     @property
     def max_in_flight(self) -> int:
@@ -94,11 +76,8 @@ def pool_limit(sessions: object) -> PoolLimit | None:
         limits = [limit for one in sessions if (limit := pool_limit(one)) is not None]
         return min(limits, key=lambda limit: limit.connections, default=None)
     if is_pool(sessions):
-        most = sessions.max_size
-        if not most:
-            return None  # a NullConnectionPool without a limit
-        name = f"the {type(sessions).__name__}"
-        return PoolLimit(most, f"max_size={most}", name, "max_size={}", spare=0)
+        most = sessions.max_size  # 0: a NullConnectionPool without a limit
+        return PoolLimit(most, f"max_size={most}", spare=0) if most else None
     engine = _find_engine(sessions)
     if engine is None:
         return None
@@ -114,16 +93,6 @@ def pool_limit(sessions: object) -> PoolLimit | None:
                 f"pool_size={pool.size()}, max_overflow={overflow}",
             )
     return None
-
-
-def has_other_connections(sessions: object) -> bool:
-    """Return whether another session uses another connection than a handler's."""
-    if is_pool(sessions):
-        return True
-    engine = _find_engine(sessions)
-    return engine is not None and not isinstance(
-        engine.pool, StaticPool | AssertionPool
-    )
 
 
 def database_url(sessions: object) -> str:
@@ -161,9 +130,7 @@ def _find_engine(sessions: object) -> Engine | None:
         return None  # refused elsewhere
     try:
         session: Any = sessions()
-        session = getattr(session, "sync_session", session)
-        # A router may note in the context that it has written.
-        engine = contextvars.copy_context().run(bind_of, session)
+        engine = bind_of(getattr(session, "sync_session", session))
     except (SQLAlchemyError, ConfigError):
         return None  # bound later, or refused when the consumer starts
     return engine if isinstance(engine, Engine) else None
@@ -180,39 +147,27 @@ def make_executor(
     Raises:
         ConfigError: it isn't a session factory.
     """
-    if isinstance(sessions, tuple):
-        return _make_both(sessions, consumer, max_in_flight, max_idle)
-    if is_async_sessionmaker(sessions):
-        return AsyncExecutor(sessions, consumer, max_idle)
-    if isinstance(sessions, sessionmaker):
-        return ThreadExecutor(sessions, consumer, max_in_flight, max_idle)
-    if is_pool(sessions):
-        check_pool(sessions)
-    if is_async_pool(sessions):
-        return AsyncPoolExecutor(sessions, consumer, max_idle)
-    if is_plain_pool(sessions):
-        return PoolExecutor(sessions, consumer, max_in_flight, max_idle)
+    given: Any = sessions
+    if is_pool(given):
+        check_pool(given)
+        return PoolExecutor(given, consumer, max_in_flight, max_idle)
+    if is_async_sessionmaker(given):
+        given = (given, None)
+    elif isinstance(given, sessionmaker):
+        given = (None, given)
+    match given:
+        case (coroutines, threads) if (
+            coroutines is None or is_async_sessionmaker(coroutines)
+        ) and isinstance(threads, sessionmaker | None):
+            return Executor(
+                consumer,
+                max_in_flight,
+                max_idle,
+                coroutines=coroutines,
+                threads=threads,
+            )
     raise ConfigError(
         f"sessions {shorten(sessions)}: isn't a session factory; pass SQLAlchemy's "
-        "async_sessionmaker(engine) or sessionmaker(engine), or a pool of psycopg_pool"
+        "async_sessionmaker(engine) or sessionmaker(engine), both in this order as a "
+        "tuple, or a pool of psycopg_pool"
     )
-
-
-def _make_both(
-    sessions: tuple[Any, ...],
-    consumer: str,
-    max_in_flight: int,
-    max_idle: timedelta | None,
-) -> BothExecutors:
-    kinds = [make_executor(one, consumer, max_in_flight, max_idle) for one in sessions]
-    match kinds:
-        case [AsyncExecutor() as coroutines, ThreadExecutor() as threads] if not any(
-            map(is_pool, sessions)
-        ):
-            pass
-        case _:
-            raise ConfigError(
-                "sessions: both kinds are (async_sessionmaker(engine), "
-                "sessionmaker(other_engine)), in this order"
-            )
-    return BothExecutors(coroutines, threads)

@@ -5,10 +5,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from inbox.handlers.routes import name_of
 from outbox.errors import ConfigError
+
+IDEMPOTENT: Final = "__idempotent__"
+"""The attribute of functions that record a receipt themselves."""
 
 
 class Takes(Enum):
@@ -40,6 +43,19 @@ def check_callable(handler: Callable[..., Any], takes: Takes) -> None:
         raise ConfigError(
             f"handler {name_of(handler)}: is a generator, so calling it runs nothing; "
             "remove yield"
+        )
+
+
+def refuse_idempotent(handler: Callable[..., Any]) -> None:
+    """Refuse an `@idempotent` handler where another receipt is recorded before it.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if hasattr(handler, IDEMPOTENT):
+        raise ConfigError(
+            f"handler {name_of(handler)}: is @idempotent, but the consumer records the "
+            "receipts of its handlers; leave @idempotent out"
         )
 
 

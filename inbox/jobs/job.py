@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy.orm import Session
 
@@ -32,6 +32,9 @@ from outbox.tracing import set_cause
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
+
+
+_Step: TypeAlias = Callable[[Session], None]
 
 
 class AnyJob:
@@ -160,12 +163,8 @@ class Job(AnyJob):
                 the session, or an earlier block did, the job fails even if the handler
                 catches this.
         """
-        with self._recording_end(), self._sessions() as session, session.begin():
-            self._begin(session)
-            with protected(session, self._receipt):
-                yield session
-                session.flush()
-            self._hold(session)
+        with self._block(self._begin, self._hold) as session:
+            yield session
 
     @contextmanager
     def finish(self) -> Iterator[Session]:
@@ -180,13 +179,18 @@ class Job(AnyJob):
             HandlerTimeoutError: the time limit has passed; nothing was committed, and
                 the attempt has failed.
         """
+        with self._block(self._begin_last, self._finish) as session:
+            yield session
+        self.is_finished = True
+
+    @contextmanager
+    def _block(self, begin: _Step, end: _Step) -> Iterator[Session]:
         with self._recording_end(), self._sessions() as session, session.begin():
-            self._begin_last(session)
+            begin(session)
             with protected(session, self._receipt):
                 yield session
                 session.flush()
-            self._finish(session)
-        self.is_finished = True
+            end(session)
 
     def save(self, checkpoint: object) -> None:
         """Save, as JSON, what another process needs to continue.
@@ -208,25 +212,25 @@ class AsyncJob(AnyJob):
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[AsyncSession]":
         """See `Job.transaction`."""
-        with self._recording_end():
-            async with self._sessions() as session, session.begin():
-                await session.run_sync(self._begin)
-                async with protected(session, self._receipt):
-                    yield session
-                    await session.flush()
-                await session.run_sync(self._hold)
+        async with self._block(self._begin, self._hold) as session:
+            yield session
 
     @asynccontextmanager
     async def finish(self) -> "AsyncIterator[AsyncSession]":
         """See `Job.finish`."""
+        async with self._block(self._begin_last, self._finish) as session:
+            yield session
+        self.is_finished = True
+
+    @asynccontextmanager
+    async def _block(self, begin: _Step, end: _Step) -> "AsyncIterator[AsyncSession]":
         with self._recording_end():
             async with self._sessions() as session, session.begin():
-                await session.run_sync(self._begin_last)
+                await session.run_sync(begin)
                 async with protected(session, self._receipt):
                     yield session
                     await session.flush()
-                await session.run_sync(self._finish)
-        self.is_finished = True
+                await session.run_sync(end)
 
     async def save(self, checkpoint: object) -> None:
         """See `Job.save`; a cancellation waits until the checkpoint is saved."""

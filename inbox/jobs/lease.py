@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy.orm import Session
 
-from inbox.handlers.executor import Executor, connection_broke
+from inbox.handlers.executor import Executor
+from inbox.handlers.terms import connection_broke
 from inbox.idle import limit_idle_now
 from inbox.jobs.store import (
     JobKey,
@@ -99,8 +100,9 @@ class JobLease:
 
         def succeed(session: Session) -> bool:
             record_receipt(session, self._key.id, self._key.consumer)
-            return self._finish(session, JobState.SUCCESS)
+            return finish(session)
 
+        finish = self._finish(JobState.SUCCESS, None, self.attempts)
         return await self._write(succeed)
 
     async def end(
@@ -108,27 +110,23 @@ class JobLease:
     ) -> bool:
         """End the job in another state; return False if the lease is lost."""
         attempts = self.attempts if is_attempt else self.attempts - 1
-        return await self._write(
-            partial(self._finish, state=state, reason=reason, attempts=attempts)
-        )
+        return await self._write(self._finish(state, reason, attempts))
 
     async def give_back(self, reason: str | None, *, is_failed: bool) -> bool:
         """Release the job; return False if the lease is lost.
 
         Only a failure counts as an attempt.
         """
-
-        def give_back(session: Session) -> bool:
-            return return_job(
-                session,
-                self._key,
-                self._number,
-                reason,
+        return await self._write(
+            partial(
+                return_job,
+                key=self._key,
+                lease=self._number,
+                reason=reason,
                 is_failed=is_failed,
                 state=self._returns_to,
             )
-
-        return await self._write(give_back)
+        )
 
     async def let_go(self) -> None:
         """Release the job, unless that takes too long."""
@@ -137,20 +135,15 @@ class JobLease:
                 await self.give_back(None, is_failed=False)
 
     def _finish(
-        self,
-        session: Session,
-        state: JobState,
-        *,
-        reason: str | None = None,
-        attempts: int | None = None,
-    ) -> bool:
-        return finish_job(
-            session,
-            self._key,
-            self._number,
-            state,
+        self, state: JobState, reason: str | None, attempts: int
+    ) -> Callable[[Session], bool]:
+        return partial(
+            finish_job,
+            key=self._key,
+            lease=self._number,
+            state=state,
             reason=reason,
-            attempts=self.attempts if attempts is None else attempts,
+            attempts=attempts,
         )
 
     async def _renew(self) -> StopReason | None:

@@ -9,8 +9,8 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
@@ -25,9 +25,10 @@ from inbox.errors import (
     RetryLater,
     TransactionEndedError,
 )
-from inbox.handlers.executor import Executor, Terms, call_alone
+from inbox.handlers.executor import Executor
 from inbox.handlers.outcome import Cancelled, Handled, Spent, Stopped, Taken
 from inbox.handlers.routes import name_of
+from inbox.handlers.terms import Terms, call_alone
 from inbox.jobs.job import AnyJob
 from inbox.jobs.lease import JobLease, StopReason, transact
 from inbox.jobs.store import (
@@ -37,7 +38,6 @@ from inbox.jobs.store import (
     JobState,
     Leased,
     Taking,
-    end_abandoned_jobs,
     queue_job,
     take_job,
 )
@@ -46,14 +46,12 @@ from inbox.receipt import check_id, refusal
 from outbox import tracing
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
-from outbox.gather import end
 from outbox.logs.printable import count
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
 # Ensures that the lease has expired when a waiting process tries again.
 _AGAIN: Final = 0.2
-_SWEEP: Final = 60.0
 
 
 class LongHandler:
@@ -165,13 +163,10 @@ class JobRunner:
                 calling = call_until_end(
                     self._executor, long, given, job, lease, stopping
                 )
-                if tracing.tracer is None:
+                with processing(tracing.tracer, [message], self._consumer) as span:
                     ended = await calling
-                else:
-                    with processing(tracing.tracer, [message], self._consumer) as span:
-                        ended = await calling
-                        if (failure := _failure_of(long, job, ended)) is not None:
-                            span.failed(failure)
+                    if (failure := _failure_of(long, job, ended)) is not None:
+                        span.failed(failure)
                 return await self._settle(long, job, lease, attempts, ended)
 
     async def _take(
@@ -269,28 +264,6 @@ class JobRunner:
         raise error
 
 
-@asynccontextmanager
-async def sweeping(executor: Executor, consumer: str) -> AsyncIterator[None]:
-    """Periodically end cancelled jobs whose process is gone.
-
-    The broker may never deliver the message again, and an open job keeps its day's
-    partition from being dropped.
-    """
-    sweep = asyncio.create_task(_sweep(executor, consumer))
-    try:
-        yield
-    finally:
-        await end({sweep})
-
-
-async def _sweep(executor: Executor, consumer: str) -> None:
-    while True:
-        # Handlers report such errors; the sweep only tries again.
-        with suppress(Exception):
-            await transact(executor, end_abandoned_jobs, consumer)
-        await asyncio.sleep(_SWEEP)
-
-
 def _failure_of(long: LongHandler, job: AnyJob, ended: "Ended") -> BaseException | None:
     """Return why a handler hasn't done its work; None if it has."""
     if job.is_finished:
@@ -346,7 +319,6 @@ async def call_until_end(
     """
     handler, limit = long.handler, long.terms.time_limit
     seconds = None if limit is None else limit.total_seconds()
-    started = time.monotonic()
     work = asyncio.ensure_future(executor.call(handler, *given))
     keeping = asyncio.create_task(lease.keep(lambda: job.is_finishing))
     stop = asyncio.create_task(stopping.wait())
@@ -365,13 +337,6 @@ async def call_until_end(
                 overrun = HandlerTimeoutError(name_of(handler), limit)
             job.end(overrun)
             was_interrupted = executor.interrupt(handler, work)
-            if limit is not None and seconds is not None and overrun is None:
-                left = max(0.0, started + seconds - time.monotonic())
-                await asyncio.wait({work}, timeout=left)
-                if not work.done():
-                    job.end(HandlerTimeoutError(name_of(handler), limit))
-                    was_interrupted = True  # what it does from now on doesn't count
-                    end = StopReason.TIMED_OUT if end is StopReason.STOPPED else end
             await asyncio.wait({work})
     except BaseException:
         # The drain is over: a plain function keeps running, but can't commit.

@@ -137,13 +137,6 @@ def reopen_job(session: Session, key: JobKey) -> None:
     connection_of(session).execute(_statement("reopen_job"), key.values)
 
 
-def end_abandoned_jobs(session: Session, consumer: str) -> None:
-    """End a consumer's jobs that were cancelled and whose process is gone."""
-    connection_of(session).execute(
-        _statement("end_abandoned_jobs"), {"consumer": consumer}
-    )
-
-
 def renew_job(session: Session, key: JobKey, lease: int, seconds: float) -> bool | None:
     """Renew a lease; return whether to cancel the job, None if the lease is lost."""
     renewed = _run(session, "renew_job", key, lease, seconds=seconds)

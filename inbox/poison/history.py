@@ -11,12 +11,9 @@ class Delivered:
 
     Attributes:
         before: whether it did, to a process that may have started the message.
-        times: how many processes died while holding it, if the broker counts that. Used
-            only for messages whose starts can't be counted in the database.
     """
 
     before: bool
-    times: int = 0
 
 
 class TakenOver:

@@ -29,7 +29,8 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError
 
 from inbox.dead_letters.write import StoredFailure
-from inbox.handlers.executor import Executor, connection_broke
+from inbox.handlers.executor import Executor
+from inbox.handlers.terms import connection_broke
 from inbox.poison.history import Delivered, TakenOver
 from inbox.poison.isolation import Isolation
 from inbox.poison.store import SuspectStore
@@ -41,7 +42,6 @@ from outbox.retry import RetryPolicy
 
 # Limits the retries of a handler that breaks its connection every time.
 _MAX_BROKEN_CONNECTIONS: Final = 5
-_ALONE_FROM: Final = 2
 
 
 class Start(Enum):
@@ -54,15 +54,6 @@ class Start(Enum):
     """The consumer is stopping."""
 
 
-class _Counted(Enum):
-    """Who counts the starts of a message."""
-
-    HERE = auto()
-    BY_BROKER = auto()
-    """In its deliveries, or nobody."""
-    BY_JOB = auto()
-
-
 class PoisonPolicy:
     """Decides about all messages of one run of a consumer. For one event loop."""
 
@@ -70,19 +61,12 @@ class PoisonPolicy:
         self.store = SuspectStore(executor, consumer)
         self.isolation = Isolation()
 
-    def counter_of(
-        self, delivery: Delivery, retry: RetryPolicy, *, is_long: bool
-    ) -> "StartCounter":
-        """Create the start counter of a delivery.
-
-        Args:
-            is_long: whether its handler is long, so that its job counts the starts.
-        """
-        return StartCounter(self, delivery, retry, is_long=is_long)
-
 
 class StartCounter:
     """Counts the starts of one delivery, from the first to its outcome.
+
+    Args:
+        is_long: whether its handler is long, so that its job counts the starts.
 
     Attributes:
         attempts: the number of known earlier attempts; a long handler's job sets it
@@ -107,11 +91,11 @@ class StartCounter:
         self._policy = policy
         self._id = delivery.message.id
         self._history = delivery.history
-        self._counted = _Counted.BY_BROKER
-        if is_long:
-            self._counted = _Counted.BY_JOB
-        elif self._history is not None and is_uuid7(self._id):
-            self._counted = _Counted.HERE
+        self._is_long = is_long
+        # Without a UUIDv7 there is no receipt, so the handler isn't called.
+        self._is_counted_here = (
+            not is_long and self._history is not None and is_uuid7(self._id)
+        )
         self._is_known = False
         self._is_open = False
         self._has_failed = False
@@ -127,13 +111,11 @@ class StartCounter:
         if self._is_spent_by_broker():
             yield Start.SPENT
             return
-        if not self._is_to_be_alone_by_broker():
-            is_long = self._counted is _Counted.BY_JOB
-            async with isolation.shared(counts=not is_long):
-                start = await self._start_beside_others(stopping)
-                if start is not None:
-                    yield start
-                    return
+        async with isolation.shared(counts=not self._is_long):
+            start = await self._start_beside_others(stopping)
+            if start is not None:
+                yield start
+                return
         async with isolation.exclusive():
             yield await self._start_alone(stopping)
 
@@ -149,7 +131,7 @@ class StartCounter:
         self._failure = failure
         self._is_open = False
         self._has_failed = True
-        if self._is_known or self._counted is _Counted.BY_JOB:
+        if self._is_known or self._is_long:
             await self._store()
 
     async def uncount(self) -> None:
@@ -172,29 +154,18 @@ class StartCounter:
         """Record that the message has its outcome."""
         # An earlier process may have kept an error, though something else counts.
         may_be_known = (
-            self.attempts and self._counted is not _Counted.HERE and is_uuid7(self._id)
+            self.attempts and not self._is_counted_here and is_uuid7(self._id)
         )
         if self._is_known or may_be_known:
             await self._policy.store.delete(self._id)
 
     def _is_spent_by_broker(self) -> bool:
         # Its process died, or allowed more attempts.
-        if self._counted is _Counted.BY_JOB or self._has_failed:
-            return False
-        self.attempts = max(self.attempts, self._times_delivered())
-        return self.retry.spent(self.attempts)
-
-    def _is_to_be_alone_by_broker(self) -> bool:
-        return self._times_delivered() >= _ALONE_FROM
-
-    def _times_delivered(self) -> int:
-        """Return how many processes died with it, if only the broker counts that."""
-        if self._counted is _Counted.BY_BROKER and isinstance(self._history, Delivered):
-            return self._history.times
-        return 0
+        is_first_here = not (self._is_long or self._has_failed)
+        return is_first_here and self.retry.spent(self.attempts)
 
     def _is_suspect(self) -> bool:
-        if self._counted is not _Counted.HERE:
+        if not self._is_counted_here:
             return False
         match self._history:
             case Delivered(before=before):
@@ -215,8 +186,6 @@ class StartCounter:
     async def _start_alone(self, stopping: asyncio.Event) -> Start:
         if stopping.is_set():
             return Start.STOPPED
-        if self._counted is not _Counted.HERE:
-            return Start.NOW
         return await self._count(unless_open=False) or Start.NOW
 
     async def _count(self, *, unless_open: bool) -> Start | None:
@@ -227,7 +196,7 @@ class StartCounter:
             if refusal(error, self._id) is None:
                 raise DatabaseUnavailableError(one_line(error)) from error
             # Its day has no partition, so a receipt, if it needs one, will also fail.
-            self._counted = _Counted.BY_BROKER
+            self._is_counted_here = False
             return Start.NOW
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error

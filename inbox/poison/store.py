@@ -11,13 +11,13 @@ The functions run in the transaction of the session that they are given.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Integer, TextClause, Uuid, text
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
@@ -131,20 +131,15 @@ class SuspectStore:
         self._deleted: _Group[None, None] = writing(delete_starts)
 
     async def count(self, id: UUID, *, unless_open: bool) -> Count:
-        """Count a start; if cancelled, take it back if it was counted.
+        """Count a start.
+
+        If it is cancelled meanwhile, the start may be counted: one too many.
 
         Raises:
             Exception: what the database raised for this message, or for all.
         """
         group = self._first if unless_open else self._again
-        request = group.add(id, None)
-        try:
-            return await group.answer(request)
-        except asyncio.CancelledError:
-            count = await group.withdraw(request)
-            if count is not None and count.is_counted:
-                await self.uncount(id)
-            raise
+        return await group.ask(id, None)
 
     async def uncount(self, id: UUID) -> None:
         """Take back a start, if possible."""
@@ -160,21 +155,12 @@ class SuspectStore:
 
     async def _write(self, group: "_Group[V, None]", id: UUID, value: V) -> None:
         # A lost write leaves the message with one start too many.
-        request = group.add(id, value)
-        try:
+        with suppress(Exception):
             async with asyncio.timeout(_LAST_WRITE):
-                await group.answer(request)
-        except TimeoutError:
-            await group.drop(request)
-        except asyncio.CancelledError:
-            await group.drop(request)
-            raise
-        except Exception:  # noqa: BLE001 (whatever it is, the message has its outcome)
-            return
+                await group.ask(id, value)
 
 
-@dataclass(slots=True, eq=False)
-class _Request(Generic[V, A]):
+class _Request(NamedTuple, Generic[V, A]):
     """A task's request about its message."""
 
     id: UUID
@@ -198,58 +184,23 @@ class _Group(Generic[V, A]):
         self._executor = executor
         self._function = function
         self._waiting: deque[_Request[V, A]] = deque()
-        self._at_work: Sequence[_Request[V, A]] = ()
         self._work: asyncio.Task[None] | None = None
 
-    def add(self, id: UUID, value: V) -> _Request[V, A]:
-        """Request an answer about a message in the next transaction."""
-        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        request = _Request(id, value, answer)
-        self._waiting.append(request)
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._work_off())
-        return request
-
-    async def answer(self, request: _Request[V, A]) -> A:
-        """Wait for the answer. If the wait is cancelled, call `withdraw` or `drop`.
+    async def ask(self, id: UUID, value: V) -> A:
+        """Return the answer about a message, from the next transaction.
 
         Raises:
             Exception: whatever the database raised.
         """
-        return await asyncio.shield(request.answer)
-
-    async def withdraw(self, request: _Request[V, A]) -> A | None:
-        """Withdraw a request; return its answer if it was already being processed."""
-        answer = request.answer
-        try:
-            if request in self._at_work:
-                await asyncio.wait({answer}, timeout=_LAST_WRITE)
-        finally:
-            await self.drop(request)
-        if answer.cancelled() or answer.exception() is not None:
-            return None
-        return answer.result()
-
-    async def drop(self, request: _Request[V, A]) -> None:
-        """Withdraw a request without waiting for an answer."""
-        answer = request.answer
-        if answer.done():
-            if not answer.cancelled():
-                answer.exception()  # avoids a warning that it was never retrieved
-            return
-        answer.cancel()
-        work = self._work
-        asked = (*self._at_work, *self._waiting)
-        if work is not None and all(other.answer.done() for other in asked):
-            self._work, self._at_work = None, ()
-            work.cancel()
-            await asyncio.wait({work})
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(id, value, answer))
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._work_off())
+        return await answer
 
     async def _work_off(self) -> None:
         while self._waiting:
-            self._at_work = self._next()
-            await self._ask(self._at_work)
-            self._at_work = ()
+            await self._ask(self._next())
 
     def _next(self) -> list[_Request[V, A]]:
         chosen: dict[UUID, _Request[V, A]] = {}
@@ -270,16 +221,16 @@ class _Group(Generic[V, A]):
         values = {request.id: request.value for request in requests}
         try:
             answers = await self._executor.transact(partial(self._transact, values))
-        except DBAPIError as error:
+        except Exception as error:  # noqa: BLE001 (raised by `ask`)
             if len(requests) > 1 and refusal(error, requests[0].id) is not None:
                 # The day of one of them has no partition.
                 half = len(requests) // 2
                 await self._ask(requests[:half])
                 await self._ask(requests[half:])
                 return
-            self._fail(requests, error)
-        except Exception as error:  # noqa: BLE001 (raised by `answer`)
-            self._fail(requests, error)
+            for request in requests:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
         else:
             for request in requests:
                 if not request.answer.done():
@@ -288,11 +239,6 @@ class _Group(Generic[V, A]):
     def _transact(self, values: Mapping[UUID, V], session: Session) -> Mapping[UUID, A]:
         limit_idle_now(session)
         return self._function(session, values)
-
-    def _fail(self, requests: Sequence[_Request[V, A]], error: Exception) -> None:
-        for request in requests:
-            if not request.answer.done():
-                request.answer.set_exception(error)
 
 
 def _rows(ids: Collection[UUID]) -> dict[str, str]:

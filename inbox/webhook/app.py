@@ -31,7 +31,7 @@ from inbox.errors import (
 )
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.handlers.arguments import arguments_of
-from inbox.handlers.executor import Executor, Terms, connection_broke
+from inbox.handlers.executor import Executor
 from inbox.handlers.registration import make_handler
 from inbox.handlers.routes import Handler, Routes
 from inbox.handlers.sessions import (
@@ -41,8 +41,8 @@ from inbox.handlers.sessions import (
     pool_limit,
 )
 from inbox.handlers.signature import Takes
+from inbox.handlers.terms import Terms, connection_broke
 from inbox.handlers.upcasting import check_content
-from inbox.idempotent import receipt_of
 from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.processing import processing
 from inbox.receipt import check_text, has_receipt
@@ -271,7 +271,7 @@ class WebhookApp:
         except DatabaseUnavailableError as error:
             return self._fail(message, 503, one_line(error))
         except TransactionEndedError as error:
-            return await self._report_ended_transaction(handler, message, error)
+            return await self._report_ended_transaction(message, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             status = 503 if connection_broke(error) else 500
             return self._fail(message, status, one_line(error), error=error)
@@ -290,10 +290,10 @@ class WebhookApp:
             return await self._executor.handle(handler, message)
 
     async def _report_ended_transaction(
-        self, handler: Handler, message: Message, error: TransactionEndedError
+        self, message: Message, error: TransactionEndedError
     ) -> _Answer:
         try:
-            look_up = partial(has_receipt, *receipt_of(handler, message, self._name))
+            look_up = partial(has_receipt, message.id, self._name)
             was_committed = await self._executor.transact(look_up)
         except Exception as failure:  # noqa: BLE001 (both are reported)
             return self._fail(message, 503, f"{one_line(error)} ({one_line(failure)})")

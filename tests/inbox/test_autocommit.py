@@ -1,6 +1,5 @@
 """No receipt in AUTOCOMMIT mode, where a failed handler would count as handled."""
 
-from collections.abc import MutableMapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
@@ -8,8 +7,6 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from inbox.sources.memory import MemorySource
 from outbox.errors import AutocommitError
@@ -18,7 +15,6 @@ from pillarbox import Consumer, Message, guard, idempotent, record_receipt
 from tests.fixtures.consumers import DRIVERS, is_plain, sessions_by
 from tests.fixtures.endings import EFFECT, effects, make_effects, receipts
 from tests.fixtures.sessions import execute
-from tests.fixtures.webhook import hook_app, served, status_of
 
 AUTOCOMMIT: Final = {"isolation_level": "AUTOCOMMIT"}
 SETTINGS: Final[dict[str, tuple[dict[str, Any], dict[str, Any], str]]] = {
@@ -96,29 +92,6 @@ async def test_consumer_and_guard_refuse_autocommit_before_they_call_the_handler
                     guard(session, message.id, consumer="billing"),
                 ):
                     await handle_async(session, message)
-    assert (effects(url), receipts(url)) == ([], 0)
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_webhook_refuses_autocommit_at_start_or_if_mounted_each_message(
-    driver: str, url: str
-) -> None:
-    said: list[MutableMapping[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "lifespan.startup"}
-
-    async def send(event: MutableMapping[str, Any]) -> None:
-        said.append(event)
-
-    async with sessions_for(url, driver, "option") as sessions:
-        app = hook_app(handler_of(driver), sessions)
-        await app({"type": "lifespan"}, receive, send)
-        async with served(Starlette(routes=[Mount("/", app)])) as hook:
-            assert await status_of(hook, Message("orders", b"1")) == 500
-    (event,) = said
-    assert event["type"] == "lifespan.startup.failed"
-    assert "AUTOCOMMIT" in event["message"]
     assert (effects(url), receipts(url)) == ([], 0)
 
 

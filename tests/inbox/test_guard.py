@@ -4,7 +4,6 @@ A handler can't record its own receipt again: what it calls needs another name.
 """
 
 import asyncio
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from sqlalchemy.orm import Session
 
 import pillarbox
 from inbox.errors import InvalidReceiptError
-from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
+from inbox.events import MessageDeadLettered
 from inbox.receipt import ForeignId
 from inbox.sources.memory import MemorySource
 from outbox.errors import NotASessionError
@@ -222,21 +221,12 @@ def call_own_in_guard(session: Session, message: Message) -> None:
         call_own(session, message)
 
 
-def guard_in_guard(session: Session, message: Message) -> None:
-    with (
-        guard(session, message.id, consumer="billing"),
-        guard(session, message.id, consumer="billing"),
-    ):
-        mail(session, message)
-
-
 @pytest.mark.parametrize(
     "call",
     [
         idempotent(consumer="billing")(call_own),
         call_own_by_order,
         call_own_in_guard,
-        guard_in_guard,
     ],
 )
 def test_what_a_handler_calls_under_its_own_name_is_refused_with_the_remedy(
@@ -251,26 +241,17 @@ def test_what_a_handler_calls_under_its_own_name_is_refused_with_the_remedy(
     assert effects(url) == []
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_the_same_is_true_of_async_functions(url: str, driver: str) -> None:
-    @idempotent(consumer="billing")
-    async def call_own_async(session: AsyncSession, message: Message) -> None:
-        await session.run_sync(mail, message)
-        await bill_async(session, message)
-
-    async with async_sessions_of(url, driver) as sessions:
-        with pytest.raises(InvalidReceiptError, match=REMEDY):
-            async with sessions.begin() as session:
-                await call_own_async(session, Message("orders", b""))
-    assert effects(url) == []
+async def call_own_async(session: AsyncSession, messages: Any) -> None:
+    await session.run_sync(call_own, messages)
 
 
+@pytest.mark.parametrize("call", [call_own, call_own_async])
 @pytest.mark.parametrize("terms", [{}, {"batch": 2}], ids=str)
 async def test_a_consumers_handler_that_calls_functions_of_its_name_is_dead_lettered(
-    terms: dict[str, Any], url: str
+    terms: dict[str, Any], call: Any, url: str
 ) -> None:
     source = MemorySource(Message("orders", b"1"))
-    async with consuming(url, source, call_own, terms) as events:
+    async with consuming(url, source, call, terms) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
     assert REMEDY in given_up.reason
     assert effects(url) == []
@@ -300,54 +281,3 @@ def test_a_handler_can_run_again_after_a_rollback_to_a_savepoint(url: str) -> No
         bill(session, message)
         bill(session, message)
     assert effects(url) == ["orders"]
-
-
-def only_large(handler: Any) -> Any:
-    """Wrap a plain handler so that it isn't called for small messages."""
-
-    @functools.wraps(handler)
-    def handle(session: Session, message: Message) -> None:
-        if message.payload == b"large":
-            handler(session, message)
-
-    return handle
-
-
-def only_large_async(handler: Any) -> Any:
-    """Wrap an async handler so that it isn't called for small messages."""
-
-    @functools.wraps(handler)
-    async def handle(session: AsyncSession, message: Message) -> None:
-        if message.payload == b"large":
-            await handler(session, message)
-
-    return handle
-
-
-@only_large
-@idempotent(consumer="billing")
-def bill_large(session: Session, message: Message) -> None:
-    pillarbox.add(session, Message("orders.billed", b""))
-
-
-@only_large_async
-@idempotent(consumer="billing")
-async def bill_large_async(session: AsyncSession, message: Message) -> None:
-    pillarbox.add(session, Message("orders.billed", b""))
-
-
-@pytest.mark.parametrize("handler", [bill_large, bill_large_async])
-async def test_a_message_that_a_wrapper_keeps_from_its_handler_was_handled(
-    handler: Any, database_url: str
-) -> None:
-    messages = [Message("orders", b"small"), Message("orders", b"large")]
-    source = MemorySource(*messages, *messages)
-    async with consuming(database_url, source, handler, name="shop") as events:
-        handled = await events.wait_for(MessageHandled, 2)
-        skipped = await events.wait_for(DuplicateSkipped, 2)
-    ids = sorted(message.id for message in messages)
-    assert sorted(event.id for event in handled) == ids
-    assert sorted(event.id for event in skipped) == ids
-    query = "SELECT message_id, consumer FROM inbox.receipt ORDER BY message_id"
-    assert execute(database_url, query) == [(id, "billing") for id in ids]
-    assert len(execute(database_url, "SELECT topic FROM outbox.message")) == 1

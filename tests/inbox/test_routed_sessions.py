@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -26,7 +25,6 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.handlers.sessions import pool_limit
 from inbox.schema import metadata
 from inbox.sources.memory import MemorySource
 from outbox.dead_letters import Criteria
@@ -39,7 +37,6 @@ from pillarbox import (
     Job,
     Message,
     guard,
-    idempotent,
 )
 from tests.fixtures.consumers import (
     DRIVERS,
@@ -76,11 +73,6 @@ CREATE CONSTRAINT TRIGGER fails_once AFTER INSERT ON effect
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail_once();
 """
 """The first COMMIT of each effect fails: a sequence survives the rollback."""
-PARTITIONS: Final = """
-SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
-WHERE inhparent = 'inbox.receipt'::regclass AND relname NOT LIKE '%default'
-ORDER BY relname
-"""
 
 
 @pytest.fixture
@@ -161,16 +153,12 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "single": {},
     "batch": {"batch": 2},
     "job": {"lease": timedelta(seconds=60)},
-    "idempotent": {},
 }
 
 
 def register(consumer: Consumer, kind: str, driver: str, do: Any) -> None:
     """Register a handler of this kind for all topics."""
-    handler = handler_of(driver, do)
-    if kind == "idempotent":
-        handler = idempotent(consumer="billing")(handler)
-    handles(consumer, "*", **KINDS[kind])(handler)
+    handles(consumer, "*", **KINDS[kind])(handler_of(driver, do))
 
 
 CASES: Final = [
@@ -178,7 +166,7 @@ CASES: Final = [
     for case in (
         ("psycopg", "job"),
         ("psycopg2", "batch"),
-        ("psycopg async", "idempotent"),
+        ("psycopg async", "single"),
         ("asyncpg", "single"),
     )
 ]
@@ -331,20 +319,6 @@ async def test_the_guard_refuses_a_block_that_reads_where_it_could_write(
 
 
 @EACH_ROUTER
-async def test_the_guard_refuses_a_session_that_has_read_where_it_could_write(
-    url: str, writes: Any
-) -> None:
-    (message,) = numbered(1)
-    async with routed(url, "psycopg", writes) as sessions:
-        with sessions() as session:
-            read(session)
-            with pytest.raises(ConfigError, match="through two connections"):
-                guard(session, message.id, consumer="c").__enter__()
-
-    assert receipts(url) == 0
-
-
-@EACH_ROUTER
 async def test_what_a_block_reads_after_the_guard_is_refused_at_the_commit(
     url: str, writes: Any
 ) -> None:
@@ -399,50 +373,6 @@ async def test_dead_letters_and_their_retries_need_only_the_writer(
             await retry_all(retrier, await find(retrier, Criteria()))
 
     assert (effects(url), receipts(url)) == (["0"], 1)
-
-
-@DRIVERS_AND_ROUTERS
-async def test_missing_partitions_are_made_on_the_writer(
-    url: str, replica: str, driver: str, writes: Any
-) -> None:
-    before = execute(url, PARTITIONS)
-    execute(url, f"DROP TABLE inbox.{before[-1][0]}")
-
-    async with routed(url, driver, writes, reader=replica) as sessions:
-        await settle(sessions, driver, "single", write, *numbered(1))
-
-    assert execute(url, PARTITIONS) == before
-
-
-async def test_asking_a_router_for_its_engine_changes_nothing_in_the_context(
-    url: str,
-) -> None:
-    has_written = ContextVar("has_written", default=False)
-
-    async with sessions_by(url, "psycopg") as writing:
-
-        class Sticky(Session):
-            @override
-            def get_bind(self, mapper: Any = None, clause: Any = None) -> Any:  # type: ignore[override]
-                if self._flushing:
-                    has_written.set(True)
-                return writing.kw["bind"]
-
-        assert pool_limit(sessionmaker(class_=Sticky)) is not None
-
-    assert not has_written.get()
-
-
-@DRIVERS_AND_ROUTERS
-async def test_the_pool_that_limits_handlers_is_the_writers(
-    url: str, driver: str, writes: Any
-) -> None:
-    async with routed(url, driver, writes) as sessions:
-        consumer = Consumer(MemorySource(), sessions, name="billing", max_in_flight=99)
-        register(consumer, "single", driver, write)
-
-        with pytest.raises(ConfigError, match=r"pool_size=5, max_overflow=10"):
-            await consumer.run()
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

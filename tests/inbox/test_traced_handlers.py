@@ -20,11 +20,9 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob
 from inbox.receipt import ForeignId
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters import Criteria
-from outbox.dead_letters.retry import Outcome
 from outbox.retry import RetryPolicy
 from outbox.testing.samples import TRACEPARENT
-from pillarbox import Consumer, DeadLetter, Message, RetryLater, add, guard, idempotent
+from pillarbox import Consumer, Message, RetryLater, add, guard, idempotent
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
@@ -32,7 +30,6 @@ from tests.fixtures.consumers import (
     running,
     sessions_of,
 )
-from tests.fixtures.dead_letters import find
 from tests.fixtures.spans import (
     Record,
     Spans,
@@ -103,32 +100,6 @@ async def test_each_queue_names_its_own_broker(database_url: str, spans: Spans) 
     assert named == {"orders": "memory", "bills": "acme"}
 
 
-async def test_a_message_without_a_trace_begins_one(
-    database_url: str, spans: Spans
-) -> None:
-    malformed = message(headers={"traceparent": "00-none"})
-    source = MemorySource(Message("orders", b""), malformed)
-    with spans.tracer.start_as_current_span("start"):
-        async with consuming(database_url, source, accept) as events:
-            await events.wait_for(MessageHandled, 2)
-    roots = [span.parent for span in spans.named("process orders")]
-    assert roots == [None, None]
-
-
-async def test_a_plain_function_has_its_span_in_its_thread(
-    database_url: str, spans: Spans
-) -> None:
-    def handle(session: Session, message: Message) -> None:
-        with spans.tracer.start_as_current_span("work"):
-            add(session, Message("bills", 1))
-
-    async with consuming(database_url, MemorySource(message()), handle) as events:
-        await events.wait_for(MessageHandled)
-    processed, work = spans.one("process orders"), spans.one("work")
-    assert parent_of(work) == context_of(processed).span_id
-    assert parent_of(spans.one("create bills")) == context_of(work).span_id
-
-
 async def test_each_attempt_retry_and_dead_letter_has_a_span(
     database_url: str, spans: Spans
 ) -> None:
@@ -179,30 +150,6 @@ async def test_a_handler_that_asks_for_a_retry_has_not_failed(
     assert attributes_of(retry)["pillarbox.retry_delay"] == 0.01
     for span in (first, retry):
         assert span.status.status_code is StatusCode.UNSET
-
-
-async def test_a_retried_dead_letter_is_handled_in_its_own_trace(
-    database_url: str, spans: Spans
-) -> None:
-    broken = True
-
-    async def handle(session: AsyncSession, message: Message) -> None:
-        if broken:
-            raise DeadLetter("not now")
-
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(MemorySource(message()), sessions, name="billing")
-        consumer.handles("orders")(handle)
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered)
-        broken = False
-        async with consumer.retrier() as retrier:
-            (candidate,) = await find(retrier, Criteria())
-            assert await retrier.retry(candidate) is Outcome.SUCCEEDED
-    failed, handled = spans.named("process orders")
-    assert (outcome(failed), outcome(handled)) == ("failed", "handled")
-    assert attributes_of(failed)["error.type"] == "inbox.errors.DeadLetter"
-    assert context_of(handled).trace_id == TRACE
 
 
 async def test_a_batch_handler_has_one_span_linked_to_each_message(
@@ -295,14 +242,11 @@ async def add_bill(session: AsyncSession, message: Message) -> None:
     add(session, Message("bills", 1))
 
 
-@pytest.mark.parametrize(
-    "handler", [add_bill, idempotent(consumer="billing")(add_bill)]
-)
 async def test_each_delivery_has_one_span_and_a_duplicates_says_so(
-    handler: Any, database_url: str, spans: Spans
+    database_url: str, spans: Spans
 ) -> None:
     one = message()
-    async with consuming(database_url, MemorySource(one, one), handler) as events:
+    async with consuming(database_url, MemorySource(one, one), add_bill) as events:
         await events.wait_for(MessageHandled)
         await events.wait_for(DuplicateSkipped)
     found = spans.named("process orders")
@@ -364,24 +308,6 @@ async def test_the_block_of_a_guard_has_a_span(database_url: str, spans: Spans) 
     assert get_current_span().get_span_context().is_valid is False
 
 
-def test_within_a_web_frameworks_span_the_message_is_linked(
-    database_url: str, spans: Spans
-) -> None:
-    @idempotent(consumer="billing")
-    def bill(session: Session, message: Message) -> None:
-        pass
-
-    with (
-        sessions_of(database_url) as sessions,
-        spans.tracer.start_as_current_span("POST /hook") as request,
-        sessions.begin() as session,
-    ):
-        bill(session, message())
-    span = spans.one("process orders")
-    assert parent_of(span) == span_id(request)
-    assert [link.context.span_id for link in span.links] == [PARENT]
-
-
 async def test_a_webhook_is_handled_in_the_senders_trace(
     database_url: str, spans: Spans
 ) -> None:
@@ -416,25 +342,6 @@ async def test_a_failing_attributes_function_is_logged_and_fails_no_handler(
         await events.wait_for(MessageHandled)
     assert "TracingFailed" in caplog.text
     assert "not describable" in caplog.text
-
-
-async def test_a_task_that_a_handler_leaves_running_keeps_its_trace(
-    database_url: str, spans: Spans
-) -> None:
-    done = asyncio.Event()
-    left: set[asyncio.Task[None]] = set()
-
-    async def later() -> None:
-        with spans.tracer.start_as_current_span("later"):
-            done.set()
-
-    async def handle(session: AsyncSession, message: Message) -> None:
-        left.add(asyncio.create_task(later()))
-
-    async with consuming(database_url, MemorySource(message()), handle) as events:
-        await events.wait_for(MessageHandled)
-        await done.wait()
-    assert context_of(spans.one("later")).trace_id == TRACE
 
 
 def traceparent_here() -> str:

@@ -7,19 +7,17 @@ combination of entry point, way and driver.
 
 import asyncio
 import re
-import threading
 from collections.abc import (
     AsyncIterator,
     Callable,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import pytest
 from sqlalchemy import text
@@ -38,12 +36,10 @@ from inbox.events import (
     MessageHandled,
 )
 from inbox.jobs.job import AsyncJob, Job
-from inbox.receipt import ForeignId
 from inbox.sources.memory import MemorySource
 from outbox.events import Event
 from outbox.testing.postgres import PostgresServer
 from pillarbox import (
-    ConfigError,
     Consumer,
     DeadLetter,
     Message,
@@ -144,15 +140,6 @@ async def by_batch(sessions: Any, driver: str, message: Message, do: Do) -> Resu
     return await by_consumer(sessions, driver, message, do, batch=2)
 
 
-async def by_idempotent_in_consumer(
-    sessions: Any, driver: str, message: Message, do: Do
-) -> Result:
-    consumer = consumer_of(sessions, message)
-    handler = idempotent(consumer="billing")(handler_of(driver, do))
-    consumer.handles("*")(handler)
-    return await settle(consumer)
-
-
 async def by_idempotent(sessions: Any, driver: str, message: Message, do: Do) -> Result:
     handler: Any = idempotent(consumer="billing")(handler_of(driver, do))
     try:
@@ -190,7 +177,6 @@ async def by_guard(sessions: Any, driver: str, message: Message, do: Do) -> Resu
 ENTRIES: Final = {
     "consumer": by_consumer,
     "batch": by_batch,
-    "idempotent in a consumer": by_idempotent_in_consumer,
     "idempotent": by_idempotent,
     "guard": by_guard,
 }
@@ -393,22 +379,6 @@ async def transact(sessions: Any, driver: str, do: Do) -> None:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_receipt_can_be_rolled_back_with_its_savepoint(
-    driver: str, url: str
-) -> None:
-    def handle(session: Session) -> None:
-        savepoint = session.begin_nested()
-        with guard(session, uuid7(), consumer="billing"):
-            session.execute(EFFECT, {"what": "lost"})
-        savepoint.rollback()
-        session.execute(EFFECT, DONE)
-
-    async with sessions_by(url, driver) as sessions:
-        await transact(sessions, driver, handle)
-    assert (effects(url), receipts(url)) == (["done"], 0)
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
 async def test_a_transaction_ended_after_the_block_is_not_committed(
     driver: str, url: str
 ) -> None:
@@ -504,102 +474,6 @@ async def test_a_webhook_asks_for_redelivery_if_the_commit_fails(
             forget(url)
 
 
-def foreign_id(message: Message) -> ForeignId:
-    return ForeignId("shop", message.payload.decode())
-
-
-OWN_RECEIPTS: Final[dict[str, Any]] = {
-    "name": {"consumer": "own"},
-    "foreign id": {"consumer": "billing", "key": foreign_id},
-}
-
-
-@pytest.mark.parametrize(
-    ("driver", "own", "entry"),
-    in_turn(DRIVERS, OWN_RECEIPTS, ["consumer", "webhook"]),
-)
-async def test_a_committed_receipt_is_found_by_the_handlers_own_name_and_key(
-    driver: str, own: str, entry: str, url: str
-) -> None:
-    message = Message("orders", b"1")
-    do = WAYS["COMMIT by a cursor"].do
-    handler: Any = idempotent(**OWN_RECEIPTS[own])(handler_of(driver, do))
-    async with sessions_by(url, driver) as sessions:
-        if entry == "webhook":
-            app = hook_app(handler, sessions)
-            async with served(app) as hook:
-                assert [await status_of(hook, message) for _ in range(2)] == [204, 204]
-        else:
-            consumer = consumer_of(sessions, message)
-            consumer.handles("*")(handler)
-            assert await settle(consumer) == Result(is_dead=True)
-    ((reason, attempts),) = dead_letters(url)
-    assert (reason.partition(":")[0], attempts) == ("TransactionEndedError", 1)
-    assert effects(url) == ["done"]
-    # It isn't retried by the schedule either.
-    retries = execute(url, "SELECT retry_after, status FROM inbox.dead_letter")
-    assert retries == [(None, "PENDING")]
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_the_key_of_a_committed_receipt_is_read_from_the_upcast_message(
-    driver: str, url: str
-) -> None:
-    message = Message("orders", b"1")
-    do = WAYS["COMMIT by a cursor"].do
-
-    def key(message: Message) -> ForeignId:
-        return ForeignId("shop", str(message.json()["id"]))
-
-    async with sessions_by(url, driver) as sessions:
-        consumer = consumer_of(sessions, message)
-        consumer.upcasts("orders", to=2)(lambda message: {"id": 1})
-        handler = idempotent(consumer="billing", key=key)(handler_of(driver, do))
-        consumer.handles("orders", version=2)(handler)
-        assert await settle(consumer) == Result(is_dead=True)
-    assert effects(url) == ["done"]
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_time_limit_that_passes_after_a_commit_is_no_retry(
-    driver: str, url: str
-) -> None:
-    commit = handler_of(driver, lambda s: execute_by_cursor(s, "COMMIT"))
-
-    def handle(session: Session, message: Message) -> None:
-        commit(session, message)
-        threading.Event().wait(0.2)
-
-    async def handle_async(session: AsyncSession, message: Message) -> None:
-        await commit(session, message)
-        await asyncio.Event().wait()
-
-    async with sessions_by(url, driver) as sessions:
-        consumer = consumer_of(sessions, Message("orders", b"1"))
-        handler: Any = handle if is_plain(driver) else handle_async
-        consumer.handles("*", time_limit=timedelta(seconds=0.1))(handler)
-        assert await settle(consumer) == Result(is_dead=True)
-    ((reason, attempts),) = dead_letters(url)
-    assert (reason.partition(":")[0], attempts) == ("TransactionEndedError", 1)
-    assert effects(url) == ["done"]
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-async def test_a_block_of_the_drivers_connection_ends_the_transaction(
-    driver: str, url: str
-) -> None:
-    def use_the_driver(session: Session) -> None:
-        with cast("Any", session.connection().connection.driver_connection):
-            pass
-
-    async with sessions_by(url, driver) as sessions:
-        message = Message("orders", b"1")
-        assert (await by_consumer(sessions, driver, message, use_the_driver)).is_dead
-    ((reason, attempts),) = dead_letters(url)
-    assert (reason.partition(":")[0], attempts) == ("TransactionEndedError", 1)
-    assert effects(url) == ["done"]
-
-
 LOSSES: Final = ["noticed", "not noticed"]
 
 
@@ -627,21 +501,6 @@ async def test_a_connection_lost_before_an_error_is_not_ended_by_the_handler(
     failures = [event.reason for event in events.of(HandlerFailed)]
     assert not any("TransactionEndedError" in reason for reason in failures)
     assert (effects(url), receipts(url), len(calls)) == (["done"], 1, 2)
-
-
-@pytest.mark.parametrize(("driver", "own"), in_turn(DRIVERS, OWN_RECEIPTS))
-async def test_a_duplicate_of_an_idempotent_handler_is_reported_as_one(
-    driver: str, own: str, url: str
-) -> None:
-    message = Message("orders", b"1")
-    source = MemorySource(message)
-    handler = idempotent(**OWN_RECEIPTS[own])(handler_of(driver, lambda _: None))
-    async with consuming(url, source, handler, driver=driver) as events:
-        await events.wait_for(MessageHandled)
-        source.add(message)
-        await events.wait_for(DuplicateSkipped)
-        assert len(events.of(MessageHandled)) == 1
-    assert effects(url) == ["done"]
 
 
 async def by_job(
@@ -685,46 +544,6 @@ async def test_a_long_handler_cannot_end_its_transactions_either(
             assert (do, seen) == (do, Result())
             assert (do, effects(url), receipts(url)) == (do, ["done", "more"], 1)
             forget(url)
-
-
-@pytest.fixture
-def elsewhere(empty_database_url: str) -> str:
-    """Another database, in which handlers can also leave effects."""
-    make_effects(empty_database_url)
-    return empty_database_url
-
-
-@asynccontextmanager
-async def sessions_of_two(
-    url: str, elsewhere: str, driver: str, options: Mapping[str, Any] | None = None
-) -> AsyncIterator[Any]:
-    """Yield sessions with an engine of another database, for `Effect`."""
-    async with (
-        sessions_by(url, driver) as sessions,
-        sessions_by(elsewhere, driver, options=options) as others,
-    ):
-        sessions.configure(binds={Effect: others.kw["bind"]})
-        yield sessions
-
-
-@pytest.mark.parametrize(
-    ("driver", "mode"), in_turn(DRIVERS, ["READ COMMITTED", "AUTOCOMMIT"])
-)
-async def test_effects_in_another_database_are_refused(
-    driver: str, mode: str, url: str, elsewhere: str
-) -> None:
-    def do(session: Session) -> None:
-        session.add(Effect("more"))
-        with suppress(ConfigError):
-            session.flush()
-
-    options = {"isolation_level": mode}
-    async with sessions_of_two(url, elsewhere, driver, options) as sessions:
-        seen = await by_consumer(sessions, driver, Message("orders", b"1"), do)
-    assert seen.is_dead
-    ((reason, _),) = dead_letters(url)
-    assert reason.startswith("ConfigError: the session can write through two")
-    assert (effects(url), receipts(url), effects(elsewhere)) == ([], 0, [])
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ class Streams:
             # A member that returns an entry resets the count to its failed attempts.
             earlier = times.get(id, 1) - 1
             failed = earlier if id in returned else 0
-            history = Delivered(before=earlier > 0, times=earlier - failed)
+            history = Delivered(before=earlier > 0)
             entry = _read(EntryId(stream, id), fields, failed)
             entries.append(entry._replace(history=history))
         return entries

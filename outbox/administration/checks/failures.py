@@ -53,5 +53,6 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
             yield warning(
                 f"{count(jobs.abandoned, 'job')} of {jobs.consumer} without a worker:"
                 " it died, and no other one has taken over",
-                f"start the consumer {jobs.consumer}; pillarbox jobs lists them",
+                f"start the consumer {jobs.consumer}; pillarbox jobs lists them, and"
+                " pillarbox cancel ID ends one that its broker doesn't deliver again",
             )

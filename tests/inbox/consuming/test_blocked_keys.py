@@ -5,11 +5,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.blocked_keys import BlockedKeys, WaitingMessage
-from inbox.consuming.metrics import ConsumerMetrics
 from inbox.events import (
     ConsumerStopped,
     DeadLetterRepeated,
@@ -22,8 +19,6 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from outbox.events import ProcessMeasured
-from outbox.observability.prometheus import TopicLabels
 from pillarbox import uuid7
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -119,31 +114,3 @@ def test_the_longest_waiting_key_comes_first(keys: BlockedKeys, clock: Clock) ->
         "customer 7",
         "customer 8",
     ]
-
-
-def test_prometheus_exports_the_number_and_age_of_blocked_keys() -> None:
-    registry = CollectorRegistry()
-    metrics = ConsumerMetrics(registry, TopicLabels(), ConsumerCounts("billing"))
-
-    def value(name: str) -> float | None:
-        return registry.get_sample_value(
-            f"pillarbox_consumer_{name}", {"consumer": "billing"}
-        )
-
-    def measured(keys: int, age: timedelta | None) -> ProcessMeasured:
-        return ProcessMeasured(
-            kind="consumer",
-            name="billing",
-            in_flight=0,
-            held=0,
-            blocked_keys=keys,
-            blocked_for=age,
-        )
-
-    metrics(measured(2, timedelta(seconds=90)))
-    assert value("blocked_keys") == 2
-    assert value("blocked_key_age_seconds") == 90
-
-    metrics(measured(0, None))
-    assert value("blocked_keys") == 0
-    assert value("blocked_key_age_seconds") is None

@@ -1,7 +1,6 @@
 """A consumer's metrics and counts, on a real database."""
 
 import asyncio
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -167,17 +166,3 @@ def test_clock_skew_makes_no_duration_negative() -> None:
     assert seen.value("publish_to_handle_seconds_sum") == 0
     assert seen.value("add_to_handled_seconds_sum") == 0
     assert seen.counts.take(MINUTE).lag == 0
-
-
-def test_what_a_message_does_not_tell_is_not_timed() -> None:
-    seen = Observed()
-    seen(handled(Message("t", b"1"), published_at=None))
-    assert seen.value("publish_to_handle_seconds_count") is None
-    assert seen.value("add_to_handled_seconds_count") == 1
-    assert seen.counts.take(MINUTE).lag is not None
-
-    foreign = Message("t", b"1", id=id_of(datetime.now(UTC), version=4))
-    seen(handled(foreign, published_at=time.time() - 10))
-    assert seen.value("add_to_handled_seconds_count") == 1
-    assert 9 < (seen.value("publish_to_handle_seconds_sum") or 0) < 300
-    assert seen.counts.take(MINUTE).lag is None

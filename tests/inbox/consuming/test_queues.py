@@ -105,20 +105,13 @@ async def test_without_order_messages_of_a_key_do_not_wait_for_each_other(
     sessions: async_sessionmaker[AsyncSession],
 ) -> None:
     meet = asyncio.Barrier(3)
-    consumer = Consumer(
-        {"default": MemorySource(*numbered(3)), "strict": MemorySource()},
-        sessions,
-        name="billing",
-        order={"default": "none"},
-    )
+    source = MemorySource(*numbered(3))
+    consumer = Consumer(source, sessions, name="billing", order="none")
 
     @consumer.handles("orders")
     async def handle(session: AsyncSession, message: Message) -> None:
         async with asyncio.timeout(60):
             await meet.wait()  # fails unless all three run at once
-
-    @consumer.handles("strict", queue="strict")
-    async def handle_in_order(session: AsyncSession, message: Message) -> None: ...
 
     async with running(consumer) as events:
         await events.wait_for(MessageHandled, 3)

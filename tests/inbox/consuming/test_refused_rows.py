@@ -2,7 +2,6 @@
 
 import json
 from datetime import timedelta
-from hashlib import sha256
 from uuid import UUID
 
 import pytest
@@ -23,8 +22,6 @@ from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
 
-LONG = "".join(sha256(b"%d" % n).hexdigest() for n in range(100))
-"""Incompressible text."""
 
 CHECK = "ALTER TABLE inbox.dead_letter ADD CONSTRAINT taken CHECK ({})"
 
@@ -124,19 +121,6 @@ async def test_a_refused_row_is_stored_as_a_spare_row_with_its_payload(
         in reason
     )
     assert "SQLSTATE 23514)" in reason
-
-
-async def test_a_topic_too_long_for_the_index_is_kept_in_a_spare_row(
-    database_url: str,
-) -> None:
-    source = MemorySource(Message(LONG, b"odd"))
-    async with consuming(database_url, source, accept) as events:
-        await events.wait_for(MessageDeadLettered)
-    query = "SELECT topic, headers, payload, error_reason FROM inbox.dead_letter"
-    ((topic, headers, payload, reason),) = execute(database_url, query)
-    assert (topic, payload) == (LONG[:200] + "…", b"odd")
-    assert json.loads(headers["message"])["topic"] == LONG
-    assert "has 6400 bytes, an index has room for 2048" in reason
 
 
 async def test_a_dead_letter_that_cannot_be_stored_at_all_is_retried_until_it_is(

@@ -167,14 +167,6 @@ def test_arguments_can_have_any_order(
     assert arguments == tuple(values[name] for name in given)
 
 
-def f_either(session: Session, what: Message | Sequence[Message]) -> None: ...
-
-
-@pytest.mark.parametrize("takes", [Takes.ONE, Takes.MANY])
-def test_a_function_can_be_for_one_message_and_for_many(takes: Takes) -> None:
-    assert arguments_of(f_either, takes).of("session", "what") == ("session", "what")
-
-
 def test_annotations_for_type_checkers_alone_are_known_by_name() -> None:
     def handle(
         message: "somewhere.Message",  # type: ignore[name-defined]  # noqa: F821
@@ -210,7 +202,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "handles": {},
     "handles_batch": {"batch": 2},
     "job": {"lease": timedelta(seconds=30)},
-    "idempotent": {},
 }
 
 
@@ -232,7 +223,7 @@ def handler_of(entry: str, driver: str, seen: list[Any]) -> Any:
 
     handler: Any = handle if plain else handle_async
     handler.__annotations__ = {"order": payload, "first": first}
-    return idempotent(consumer="billing")(handler) if entry == "idempotent" else handler
+    return handler
 
 
 @pytest.mark.parametrize(

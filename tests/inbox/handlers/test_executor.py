@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from inbox.errors import HandlerTimeoutError
-from inbox.handlers.executor import Terms, prepare
+from inbox.handlers.terms import Terms, prepare
 from outbox.errors import ConfigError
 from pillarbox import DeadLetter, Message, RetryLater
 from tests.fixtures.waiting import let_pass

@@ -20,13 +20,11 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox import gather as gather_module
-from pillarbox import Consumer, Message, RetryLater
+from pillarbox import Message, RetryLater
 from tests.fixtures.consumers import (
     QUICK,
-    async_sessions_of,
     consuming,
     numbered,
-    running,
 )
 from tests.fixtures.effects import EFFECT, effects
 from tests.fixtures.variants import in_turn
@@ -66,11 +64,6 @@ async def cancel_and_return() -> None:
     own_task().cancel()
 
 
-async def let_a_child_cancel() -> None:
-    asyncio.get_running_loop().call_soon(own_task().cancel)
-    await asyncio.Event().wait()
-
-
 def own_task() -> asyncio.Task[Any]:
     task = asyncio.current_task()
     assert task is not None
@@ -107,7 +100,6 @@ FAILURES: list[Any] = [
     pytest.param(fail_in_a_task_group, "ExceptionGroup", id="a task group"),
     pytest.param(cancel_and_wait, "CancelledError", id="cancel and wait"),
     pytest.param(cancel_and_return, "CancelledError", id="cancel and return"),
-    pytest.param(let_a_child_cancel, "CancelledError", id="a child cancels"),
     *(
         pytest.param(raising(error), said, id=type(error).__name__)
         for error, said in ERRORS.items()
@@ -188,42 +180,6 @@ async def test_a_special_exception_of_a_plain_function_is_a_failed_attempt(
     assert effects(url) == ["1", "2", "3"]
 
 
-async def test_many_failures_in_task_groups_hold_up_no_other_key(url: str) -> None:
-    failing = [Message("failing", b"", key=f"failing {n}") for n in range(30)]
-    source = MemorySource(*failing, *numbered(10, keys=10))
-    async with async_sessions_of(url) as sessions:
-        consumer = Consumer(
-            source, sessions, name="billing", retry=QUICK, max_waiting=10
-        )
-
-        @consumer.handles("failing")
-        async def fail(session: AsyncSession, message: Message) -> None:
-            await fail_in_a_task_group()
-
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None: ...
-
-        async with running(consumer) as events:
-            await events.wait_for(MessageDeadLettered, 30)
-            await events.wait_for(MessageHandled, 10)
-
-
-@KINDS
-async def test_a_cancellation_that_comes_after_the_attempt_reaches_no_other_message(
-    kind: dict[str, Any], url: str
-) -> None:
-    tasks: list[asyncio.Task[Any]] = []
-
-    async def handle(given: Any, messages: Any) -> None:
-        # As a watchdog does that nobody has stopped.
-        assert not any(task.cancel() for task in tasks)
-        tasks.append(own_task())
-
-    async with consuming(url, MemorySource(*numbered(3)), handle, kind) as events:
-        await events.wait_for(MessageHandled, 3)
-    assert events.of(HandlerFailed) == []
-
-
 def in_task_and_thread(do: Callable[[Any], None]) -> list[Callable[..., Any]]:
     """Return a coroutine function and a plain function that do the same."""
 
@@ -259,49 +215,6 @@ async def test_a_context_variable_is_unset_for_the_next_attempt_and_message(
         await events.wait_for(MessageHandled, 2)
     assert seen == ["nobody"] * 4
     assert TENANT.get() == "nobody"
-
-
-@pytest.mark.parametrize(
-    ("setter", "kind", "which"),
-    in_turn(["upcaster", "predicate", "redact"], TERMS, IS_ASYNC),
-)
-async def test_a_context_variable_that_other_code_of_the_user_sets_is_unset_as_well(
-    setter: str, which: int, kind: dict[str, Any], url: str
-) -> None:
-    found: list[str] = []
-
-    def note(name: str) -> None:
-        if name == setter:
-            found.append(TENANT.get())
-            TENANT.set("acme")
-
-    def redact(said: str) -> str:
-        note("redact")
-        return said
-
-    def is_permanent(error: Exception) -> bool:
-        note("predicate")
-        return False
-
-    def upcast(message: Message) -> bytes:
-        note("upcaster")
-        return message.payload
-
-    def fail(messages: Any) -> None:
-        raise ValueError("declined")
-
-    async with consuming(
-        url,
-        MemorySource(*numbered(2)),
-        in_task_and_thread(fail)[which],
-        {"version": 2, "permanent": is_permanent, **kind},
-        upcast=upcast,
-        retry=QUICK,
-        redact=redact,
-    ) as events:
-        await events.wait_for(MessageDeadLettered, 2)
-    assert len(found) >= 6
-    assert set(found) == {"nobody"}
 
 
 @KINDS
@@ -347,22 +260,3 @@ async def test_a_time_limit_ends_a_handler_whose_task_group_failed_before(
     async with consuming(url, source, handle, terms, retry=QUICK) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
     assert "HandlerTimeoutError" in given_up.reason
-
-
-@KINDS
-async def test_a_predicate_that_raises_fails_the_attempt(
-    kind: dict[str, Any], url: str
-) -> None:
-    def is_permanent(error: Exception) -> bool:
-        raise SystemExit("no predicate")
-
-    async def handle(given: Any, messages: Any) -> None:
-        if "0" in names_of(messages):
-            raise ValueError("declined")
-
-    source = MemorySource(*numbered(2, keys=2))
-    terms = {"permanent": is_permanent, **kind}
-    async with consuming(url, source, handle, terms, retry=QUICK) as events:
-        (given_up,) = await events.wait_for(MessageDeadLettered)
-        await events.wait_for(MessageHandled)
-    assert "the handler raised SystemExit: no predicate" in given_up.reason

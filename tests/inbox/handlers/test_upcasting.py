@@ -11,14 +11,12 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
+from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.handlers.upcasting import Versions
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters.retry import RetryCounts
 from outbox.errors import ConfigError
-from pillarbox import Consumer, DeadLetter, Message, SchemaRegistry
-from tests.fixtures.consumers import QUICK, consuming, running, sessions_of
-from tests.fixtures.dead_letters import retry
+from pillarbox import DeadLetter, Message, SchemaRegistry
+from tests.fixtures.consumers import QUICK, consuming
 from tests.fixtures.effects import EFFECT, effects
 from tests.fixtures.sessions import execute
 
@@ -56,24 +54,6 @@ def test_a_message_is_upcast_step_by_step_and_keeps_its_id() -> None:
     assert [getattr(new, name) for name in same] == [
         getattr(old, name) for name in same
     ]
-
-
-def test_an_intermediate_version_is_upcast_only_through_the_remaining_steps() -> None:
-    climbing = versions(3)
-    climbing.add(TOPIC, 3, in_cents)
-
-    new = climbing.upcast(TOPIC, Message(TOPIC, {"amount": 1}, schema_version=2))
-
-    assert new.json() == {"amount": None, "cents": 100}
-
-
-def test_bytes_keep_their_content_type() -> None:
-    climbing = versions(2)
-    climbing.add(TOPIC, 2, lambda message: message.payload + b"!")
-
-    new = climbing.upcast(TOPIC, Message(TOPIC, b"x", content_type="x/y"))
-
-    assert (new.payload, new.content_type) == (b"x!", "x/y")
 
 
 @pytest.mark.parametrize("understood", [None, 2])
@@ -219,46 +199,6 @@ async def test_old_versions_are_upcast_and_newer_ones_are_dead_lettered(
     assert (version, bytes(payload)) == (3, newer.payload)
 
 
-async def test_an_upgraded_consumer_handles_dead_letters_of_its_new_version(
-    url: str,
-) -> None:
-    newer = Message(TOPIC, {"money": {"currency": "CHF"}}, schema_version=3)
-
-    def currency_of_money(session: Session, message: Message) -> None:
-        session.execute(EFFECT, {"what": message.json()["money"]["currency"]})
-
-    with sessions_of(url) as sessions:
-        before = Consumer(MemorySource(newer), sessions, name="billing")
-        before.handles(TOPIC, version=2)(currency)
-        before.upcasts(TOPIC, to=2)(with_currency)
-        async with running(before) as events:
-            await events.wait_for(MessageDeadLettered)
-        assert await retry(before.retrier()) == RetryCounts(failed=1)
-        assert effects(url) == []
-
-        after = Consumer(MemorySource(), sessions, name="billing")
-        after.handles(TOPIC, version=3)(currency_of_money)
-        for version in (2, 3):
-            after.upcasts(TOPIC, to=version)(with_currency)
-        assert await retry(after.retrier()) == RetryCounts(succeeded=1)
-    assert effects(url) == ["CHF"]
-    assert execute(url, "SELECT status FROM inbox.dead_letter") == [("SUCCEEDED",)]
-
-
-async def test_a_message_that_violates_its_schema_reaches_no_handler(url: str) -> None:
-    registry = SchemaRegistry()
-    registry.register(TOPIC, {"required": ["currency"]})
-    messages = [Message(TOPIC, {"currency": "CHF"}), Message(TOPIC, {"order_id": 1})]
-    source = MemorySource(*messages)
-    async with consuming(url, source, currency, registry=registry) as events:
-        await events.wait_for(MessageHandled)
-        await events.wait_for(MessageDeadLettered)
-    assert events.of(HandlerFailed) == []
-    assert effects(url) == ["CHF"]
-    ((_, _, reason, _),) = dead_letters(url)
-    assert "breaks required" in reason
-
-
 async def test_a_handler_that_times_out_leaves_no_effects(url: str) -> None:
     async def endless(session: AsyncSession, message: Message) -> None:
         await session.execute(EFFECT, {"what": "begun"})
@@ -273,13 +213,3 @@ async def test_a_handler_that_times_out_leaves_no_effects(url: str) -> None:
     ((_, attempts, reason, _),) = dead_letters(url)
     assert attempts == QUICK.max_attempts
     assert "took longer than its time limit of 0.05s" in reason
-
-
-async def test_a_gap_between_versions_is_reported_at_start(url: str) -> None:
-    with sessions_of(url) as sessions:
-        consumer = Consumer(MemorySource(), sessions, name="billing")
-        consumer.handles(TOPIC, version=4)(currency)
-        consumer.upcasts(TOPIC, to=2)(with_currency)
-
-        with pytest.raises(ConfigError, match="upcaster to version 3 is missing"):
-            await consumer.run()

@@ -22,7 +22,6 @@ from tests.fixtures.jobs import (
     running_job,
 )
 from tests.fixtures.sessions import execute
-from tests.fixtures.waiting import wait_for
 
 DELIVER = """
     INSERT INTO inbox.message (message_id, lane, schema_version, topic, content_type,
@@ -193,15 +192,6 @@ async def test_a_cancelled_job_is_left_to_its_process_while_that_is_alive(
     alive = abandon(url, seconds_ago=-600)
     assert await cancel(url, alive) == 0
     assert job_of(url)[0] == "waiting"
-
-    abandon(url, seconds_ago=1)
-    query = "SELECT message_id FROM inbox.job WHERE state = 'waiting'"
-    async with running_job(url, Message("other", b""), note_attempt):
-        await asyncio.to_thread(
-            wait_for,
-            "the job of the dead process has ended",
-            lambda: execute(url, query) == [(alive.id,)],
-        )
 
 
 def deliver(url: str, message: Message, topic: str) -> None:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from inbox.events import HandlerFailed, MessageCancelled, MessageHandled
+from inbox.events import HandlerFailed, MessageHandled
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox.dead_letters.retry import RetryCounts
@@ -26,7 +26,6 @@ from tests.fixtures.effects import receipts
 from tests.fixtures.jobs import (
     LEASE,
     TOPIC,
-    cancel,
     consumer_of,
     job_of,
     running_job,
@@ -90,24 +89,6 @@ async def test_a_lease_is_renewed_while_handlers_occupy_all_threads(
     async with consuming(database_url, source, render, terms, **ALONE) as events:
         await events.wait_for(MessageHandled)
     assert job_of(database_url)[:3] == ["success", 1, 1]
-
-
-async def test_a_cancel_arrives_while_handlers_occupy_all_threads(
-    database_url: str,
-) -> None:
-    message, begun = Message(TOPIC, b""), threading.Event()
-
-    def render(job: Job, message: Message) -> None:
-        begun.set()
-        wait_for("the cancel arrives", lambda: job.cancelled)
-        raise InterruptedError
-
-    source, terms = MemorySource(message), {"lease": LEASE}
-    async with consuming(database_url, source, render, terms, **ALONE) as events:
-        await asyncio.to_thread(begun.wait)
-        assert await cancel(database_url, message) == 0
-        await events.wait_for(MessageCancelled)
-    assert job_of(database_url)[0] == "cancelled"
 
 
 async def test_a_lease_is_renewed_during_the_retry_of_a_dead_letter(

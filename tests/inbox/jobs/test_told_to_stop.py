@@ -2,15 +2,14 @@
 
 import asyncio
 import threading
-from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
 import psycopg
 import pytest
 
-from inbox.errors import HandlerTimeoutError, JobLostError
-from inbox.events import MessageCancelled, MessageDeadLettered, MessageHandled
+from inbox.errors import HandlerTimeoutError
+from inbox.events import MessageCancelled, MessageDeadLettered
 from inbox.jobs.job import AnyJob, AsyncJob, Job
 from outbox.postgres.connection import conninfo
 from pillarbox import Message
@@ -162,50 +161,3 @@ async def test_a_checkpoint_in_progress_at_a_stop_is_saved(url: str) -> None:
                     wait_for, "it is to stop", lambda: jobs[0].cancelled
                 )
     assert job_of(url) == RELEASED
-
-
-@pytest.mark.parametrize("is_caught", [False, True], ids=["raises", "caught"])
-async def test_a_function_whose_time_limit_passes_while_it_finishes_has_failed(
-    url: str, is_caught: bool
-) -> None:
-    def render(job: Job, message: Message) -> None:
-        caught = HandlerTimeoutError if is_caught else JobLostError
-        with suppress(caught), job.finish() as session:
-            session.execute(EFFECT, {"what": "late"})
-            wait_for("the time is over", lambda: job.cancelled)
-
-    message = Message(TOPIC, b"")
-    async with running_job(url, message, render, time_limit=BRIEFLY) as events:
-        (given_up,) = await events.wait_for(MessageDeadLettered)
-    assert "took longer than its time limit" in given_up.reason
-    assert job_of(url)[:2] == ["timed_out", 3]
-    assert (effects(url), receipts(url)) == ([], 0)
-
-
-@pytest.mark.parametrize("how", ["finish", "return"])
-async def test_a_time_limit_that_passes_after_a_stop_still_fails_the_attempt(
-    url: str, how: str
-) -> None:
-    begun = threading.Event()
-    overruns: list[HandlerTimeoutError] = []
-
-    def render(job: Job, message: Message) -> None:
-        begun.set()
-        threading.Event().wait(1.5)
-        if how == "return":
-            return
-        try:
-            with job.finish() as session:
-                session.execute(EFFECT, {"what": "late"})
-        except HandlerTimeoutError as error:
-            overruns.append(error)
-
-    limit = timedelta(seconds=1)
-    async with running_job(
-        url, Message(TOPIC, b""), render, time_limit=limit
-    ) as events:
-        await asyncio.to_thread(begun.wait)
-    assert events.of(MessageHandled) == []
-    assert len(overruns) == (how == "finish")
-    assert job_of(url)[:2] == ["queued", 1]
-    assert (effects(url), receipts(url)) == ([], 0)

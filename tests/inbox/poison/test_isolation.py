@@ -33,15 +33,6 @@ class Worker:
             await self._task
 
 
-async def test_handlers_run_concurrently() -> None:
-    isolation = Isolation(LONG)
-    one, other = Worker(isolation), Worker(isolation)
-    await one.begin()
-    await other.begin()
-    await one.end()
-    await other.end()
-
-
 async def test_an_isolated_handler_and_the_others_wait_for_each_other() -> None:
     isolation = Isolation(LONG)
     before = Worker(isolation)

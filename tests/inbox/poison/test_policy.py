@@ -7,13 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import event, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
 from inbox.events import (
-    DuplicateSkipped,
     HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
@@ -23,7 +21,6 @@ from inbox.events import (
 from inbox.poison.history import (
     FIRST_DELIVERY,
     REDELIVERED,
-    Delivered,
     History,
     TakenOver,
 )
@@ -211,26 +208,6 @@ def on_suspects(statements: list[str], verb: str) -> int:
     )
 
 
-async def test_messages_that_start_together_are_counted_by_one_statement(
-    database_url: str,
-) -> None:
-    source = RedeliveringSource(*numbered(10, keys=10))
-    together = asyncio.Barrier(10)
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="billing", max_in_flight=10)
-
-        @consumer.handles("*")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            await together.wait()
-
-        with recorded_statements(sessions) as seen:
-            async with running(consumer) as events:
-                await events.wait_for(MessageHandled, 10)
-
-    assert on_suspects(seen, "INSERT") == 1
-    assert starts(database_url) == {}
-
-
 async def test_after_a_takeover_messages_are_still_handled_in_batches(
     database_url: str,
 ) -> None:
@@ -289,17 +266,6 @@ async def test_messages_waiting_behind_their_key_do_not_hide_a_poison_message(
     assert [counts[poison.id] for counts in noting.seen] == [1]
 
 
-async def test_without_a_uuid7_the_brokers_delivery_count_decides(
-    database_url: str,
-) -> None:
-    message = Message("orders", b"1", id=id_of(datetime.now(UTC), version=4))
-    source = RedeliveringSource(message)
-    source.history = Delivered(before=True, times=3)
-    async with consuming(database_url, source, never, retry=QUICK) as events:
-        (letter,) = await events.wait_for(MessageDeadLettered)
-    assert letter.reason == "was started 3 times and never finished"
-
-
 async def test_a_message_that_used_up_its_starts_is_dead_lettered_and_not_started(
     database_url: str,
 ) -> None:
@@ -312,18 +278,6 @@ async def test_a_message_that_used_up_its_starts_is_dead_lettered_and_not_starte
     reason = "was started 3 times and never finished"
     assert letters(database_url) == [(str(message.id), 3, reason)]
     assert (source.acked, starts(database_url)) == ([message], {})
-
-
-async def test_failures_are_added_to_the_counted_starts(database_url: str) -> None:
-    (message,) = numbered(1)
-    note_starts(database_url, message.id, 1)
-    source = RedeliveringSource(message)
-    async with consuming(database_url, source, fail, retry=QUICK) as events:
-        await events.wait_for(MessageDeadLettered)
-
-    assert [event.attempts for event in events.of(HandlerFailed)] == [2]
-    assert letters(database_url) == [(str(message.id), 3, "ValueError: no")]
-    assert starts(database_url) == {}
 
 
 async def test_retry_later_counts_no_start(database_url: str) -> None:
@@ -357,32 +311,6 @@ async def test_failures_survive_a_stop(database_url: str) -> None:
     async with consuming(database_url, source, fail, retry=NEVER) as events:
         await events.wait_for(HandlerFailed)
     assert starts(database_url) == {message.id: 1}
-
-
-async def test_a_lookup_that_fails_is_repeated_and_finds_the_receipt(
-    database_url: str,
-) -> None:
-    message = Message("orders", b"")
-    source = MemorySource(message)
-    failures = [OperationalError("SELECT", {}, Exception("a blink"))]
-
-    def fail_once(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("SELECT inbox.receipt") and failures:
-            raise failures.pop()
-
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
-        consumer.handles("orders")(accept)
-        engine = sessions.kw["bind"].sync_engine
-        event.listen(engine, "before_cursor_execute", fail_once)
-        async with running(consumer) as events:
-            await events.wait_for(MessageHandled)
-            # As if it had died between its commit and its ack.
-            source.return_later(message, 3, timedelta(0))
-            await events.wait_for(DuplicateSkipped)
-    assert failures == []
-    assert len(events.of(HandlerDatabaseLost)) == 1
-    assert execute(database_url, "SELECT 1 FROM inbox.dead_letter") == []
 
 
 async def test_a_message_whose_id_no_receipt_can_have_is_dead_lettered_at_once(

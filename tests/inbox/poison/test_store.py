@@ -85,22 +85,6 @@ async def blocked(url: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
         yield wait_until_blocked
 
 
-async def test_a_start_cancelled_while_it_is_counted_is_uncounted(
-    store: SuspectStore, database_url: str
-) -> None:
-    ids = known, cancelled, other = [uuid7() for _ in range(3)]
-    execute(database_url, FAILED_ONCE, (known, known))
-    async with blocked(database_url) as wait_until_a_count_is_blocked:
-        counts = [asyncio.create_task(store.count(id, unless_open=True)) for id in ids]
-        await wait_until_a_count_is_blocked()
-        counts[ids.index(cancelled)].cancel()
-    answers = await asyncio.gather(*counts, return_exceptions=True)
-
-    assert answers[::2] == [Count(2, True), Count(1, True)]
-    assert isinstance(answers[1], asyncio.CancelledError)
-    assert starts(database_url) == {known: 2, other: 1}
-
-
 async def test_a_start_cancelled_while_it_waits_is_not_counted(
     store: SuspectStore, database_url: str
 ) -> None:

@@ -1,0 +1,89 @@
+"""What a consumer checks and prepares in the handlers' database when it starts."""
+
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Row, text
+from sqlalchemy.orm import Session
+
+from inbox.connection import connection_of
+from inbox.handlers.executor import Executor
+from outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    one_line,
+    sqlstate_of,
+)
+from outbox.postgres.days import MAKE_DAYS
+from outbox.postgres.sql_files import load
+
+
+async def check_database(executor: Executor, *, is_long: bool) -> None:
+    """Check that the inbox is usable.
+
+    Args:
+        is_long: whether there are long handlers, which also need `inbox.job`.
+
+    Raises:
+        ConfigError: the schema is missing, the session is in AUTOCOMMIT mode, or its
+            role lacks the privilege to write to the inbox.
+        DatabaseUnavailableError: the database is unavailable, or is a standby.
+    """
+    try:
+        await executor.probe()
+        rights = await executor.transact(partial(_read_rights, is_long))
+    except ConfigError:
+        raise
+    except Exception as error:
+        state = sqlstate_of(error)
+        if state in {"42P01", "3F000"}:
+            raise ConfigError(
+                "the database of sessions has no schema inbox: run pillarbox migrate "
+                "--database URL for it"
+            ) from error
+        if state == "42501":
+            raise ConfigError(
+                f"the database of sessions: {one_line(error)}; grant the role "
+                "pillarbox_consumer to its user"
+            ) from error
+        raise DatabaseUnavailableError(
+            f"can't read the inbox in the database of sessions: {one_line(error)}"
+        ) from error
+    _check_rights(rights)
+
+
+def _read_rights(is_long: bool, session: Session) -> Row[Any]:
+    statement = text(load("inbox", "read_rights"))
+    return connection_of(session).execute(statement, {"is_long": is_long}).one()
+
+
+def _check_rights(rights: Row[Any]) -> None:
+    if rights.is_standby:
+        raise DatabaseUnavailableError(
+            "the database of sessions is a standby, which takes no receipts: use the "
+            "URL of the primary"
+        )
+    if rights.is_read_only:
+        raise ConfigError(
+            "the database of sessions: transactions are read-only, and a consumer "
+            "writes receipts; check default_transaction_read_only of the role "
+            f"{rights.role!r}, in the database and in the URL"
+        )
+    if rights.missing:
+        raise ConfigError(
+            f"the database of sessions: the role {rights.role!r} lacks "
+            f"{', '.join(rights.missing)}; GRANT pillarbox_consumer TO "
+            f'"{rights.role}", or use a role that has it; if it has it, pillarbox '
+            "migrate restores what was revoked"
+        )
+    if rights.hiding:
+        raise ConfigError(
+            f"the database of sessions: row-level security of {rights.hiding[0]} in the"
+            f" schema inbox hides rows from the role {rights.role!r}; run pillarbox "
+            "doctor, which prints the statements that disable it"
+        )
+
+
+def make_days(session: Session) -> list[Any]:
+    """Create the missing partitions of all tables; return what failed."""
+    return list(connection_of(session).execute(text(MAKE_DAYS)))
