@@ -118,7 +118,9 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         if name not in after:
             problems.append(f"{name}: is gone")
         else:
-            problems += _Comparison(old, new).compare(name, schema, after[name])
+            problems += _differences(
+                name, _plain(schema, old), _plain(after[name], new)
+            )
     return problems
 
 
@@ -133,112 +135,93 @@ def _schemas_of(document: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-class _Comparison:
-    """Compares schemas of two documents, field by field."""
+def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
+    """Yield the incompatible changes between plain schemas, each with its path."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        if old != new:
+            yield f"{path}: was {dumps(old)}, is {dumps(new)}"
+        return
+    yield from _differing_fields(path, old, new)
+    was: dict[str, Any] = {}
+    now: dict[str, Any] = {}
+    for keyword in sorted(({*old} | {*new}) - {"properties", "required"}):
+        before, after = _parts(keyword, old), _parts(keyword, new)
+        if before and len(before) == len(after):
+            inner = f"{path}{_STEPS.get(keyword, '')}"
+            for one, two in zip(before, after, strict=True):
+                yield from _differences(inner, one, two)
+        elif _text(keyword, old) != _text(keyword, new):
+            was |= {keyword: old[keyword]} if keyword in old else {}
+            now |= {keyword: new[keyword]} if keyword in new else {}
+    if was or now:
+        yield f"{path}: was {dumps(was)}, is {dumps(now)}"
 
-    def __init__(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        self._documents = (old, new)
-        self._seen: set[tuple[str | None, str | None]] = set()
 
-    def compare(self, path: str, old: Any, new: Any) -> Iterator[str]:
-        """Yield the incompatible changes, each with its path."""
-        references = (_reference(old), _reference(new))
-        if None not in references:
-            if references in self._seen:
-                return  # a recursive schema
-            self._seen.add(references)
-        before, after = self._keywords(old, 0), self._keywords(new, 1)
-        yield from self._fields(path, before, after)
-        was: dict[str, Any] = {}
-        now: dict[str, Any] = {}
-        for keyword in sorted(({*before} | {*after}) - {"properties", "required"}):
-            parts = self._parts(keyword, before, 0), self._parts(keyword, after, 1)
-            if parts[0] and len(parts[0]) == len(parts[1]):
-                inner = f"{path}{_STEPS.get(keyword, '')}"
-                for one, two in zip(*parts, strict=True):
-                    yield from self.compare(inner, one, two)
-            elif self._text(keyword, before, 0) != self._text(keyword, after, 1):
-                was |= {keyword: before[keyword]} if keyword in before else {}
-                now |= {keyword: after[keyword]} if keyword in after else {}
-        if was or now:
-            yield f"{path}: was {dumps(was)}, is {dumps(now)}"
+def _differing_fields(
+    path: str, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[str]:
+    before, after = old.get("properties", {}), new.get("properties", {})
+    for name, schema in before.items():
+        if name not in after:
+            yield f"{path}.{name}: was removed"
+        else:
+            yield from _differences(f"{path}.{name}", schema, after[name])
+    required, was_required = {*new.get("required", ())}, {*old.get("required", ())}
+    for name in sorted(required - was_required):
+        yield f"{path}.{name}: became required"
+    for name in sorted((was_required - required) & {*after}):
+        yield f"{path}.{name}: became optional"
 
-    def _fields(
-        self, path: str, old: Mapping[str, Any], new: Mapping[str, Any]
-    ) -> Iterator[str]:
-        before, after = old.get("properties", {}), new.get("properties", {})
-        for name, schema in before.items():
-            if name not in after:
-                yield f"{path}.{name}: was removed"
-            else:
-                yield from self.compare(f"{path}.{name}", schema, after[name])
-        required, was_required = {*new.get("required", ())}, {*old.get("required", ())}
-        for name in sorted(required - was_required):
-            yield f"{path}.{name}: became required"
-        for name in sorted((was_required - required) & {*after}):
-            yield f"{path}.{name}: became optional"
 
-    def _keywords(self, schema: Any, which: int) -> Mapping[str, Any]:
-        """Return what a schema says about values; `true` says nothing."""
-        while (name := _reference(schema)) is not None:
-            schema = self._referenced(schema, name, which)
-        if not isinstance(schema, Mapping):
-            return {} if schema else {"not": {}}
-        return {key: schema[key] for key in schema if key not in _ANNOTATIONS}
+def _parts(keyword: str, schema: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas inside a keyword, alternatives in a stable order."""
+    value = schema.get(keyword)
+    if keyword in ("items", "additionalProperties"):
+        return [value] if isinstance(value, Mapping) else []
+    if keyword in ("allOf", "anyOf", "oneOf"):
+        return sorted(value or (), key=_order)
+    return list(value or ()) if keyword == "prefixItems" else []
 
-    def _referenced(self, schema: Mapping[str, Any], name: str, which: int) -> Any:
-        """Return what a reference leads to, with the keywords that stand beside it."""
-        schemas = self._documents[which].get("components", {}).get("schemas", {})
-        found = schemas.get(name, {})
+
+def _text(keyword: str, schema: Mapping[str, Any]) -> str | None:
+    """Return a keyword's value as text, which tells 1 from true; None: absent."""
+    if keyword not in schema:
+        return None
+    value = schema[keyword]
+    if keyword in ("enum", "type") and isinstance(value, list):
+        value = sorted(value, key=dumps)
+    return dumps(value, sort_keys=True)
+
+
+def _plain(
+    schema: Any, document: Mapping[str, Any], above: frozenset[str] = frozenset()
+) -> Any:
+    """Return a schema without references, and without what says nothing.
+
+    Args:
+        above: the references that led to it: it can be recursive.
+    """
+    if isinstance(schema, list):
+        return [_plain(one, document, above) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    name = _reference(schema)
+    if name is not None:
+        if name in above:
+            return "recursive"
+        found = document["components"].get("schemas", {}).get(name, {})
         beside = {key: schema[key] for key in schema if key != "$ref"}
-        return {**found, **beside} if isinstance(found, Mapping) else found
-
-    def _parts(self, keyword: str, schema: Mapping[str, Any], which: int) -> list[Any]:
-        """Return the schemas inside a keyword, alternatives in a stable order."""
-        value = schema.get(keyword)
-        if keyword in ("items", "additionalProperties"):
-            return [value] if isinstance(value, Mapping) else []
-        if keyword in ("allOf", "anyOf", "oneOf"):
-            plain = {id(it): self._plain(it, which) for it in value or ()}
-            return sorted(value or (), key=lambda it: _order(plain[id(it)]))
-        return list(value or ()) if keyword == "prefixItems" else []
-
-    def _text(self, keyword: str, schema: Mapping[str, Any], which: int) -> str | None:
-        """Return a keyword's value as text, which tells 1 from true; None: absent."""
-        if keyword not in schema:
-            return None
-        value = self._plain({keyword: schema[keyword]}, which)[keyword]
-        if keyword in ("enum", "type") and isinstance(value, list):
-            value = sorted(value, key=dumps)
-        return dumps(value, sort_keys=True)
-
-    def _plain(
-        self, schema: Any, which: int, above: frozenset[str] = frozenset()
-    ) -> Any:
-        """Return a schema without references, and without what says nothing.
-
-        Args:
-            above: the references that led to it: it can be recursive.
-        """
-        if isinstance(schema, list):
-            return [self._plain(one, which, above) for one in schema]
-        if not isinstance(schema, Mapping):
-            return schema
-        name = _reference(schema)
-        if name is not None:
-            if name in above:
-                return "recursive"
-            found = self._referenced(schema, name, which)
-            return self._plain(found, which, above | {name})
-        plain: dict[str, Any] = {}
-        for key in schema.keys() - _ANNOTATIONS:
-            value = schema[key]
-            if key in _OF_NAMES and isinstance(value, Mapping):
-                value = {it: self._plain(value[it], which, above) for it in value}
-            elif key not in ("const", "enum"):
-                value = self._plain(value, which, above)
-            plain[key] = value
-        return plain
+        found = {**found, **beside} if isinstance(found, Mapping) else found
+        return _plain(found, document, above | {name})
+    plain: dict[str, Any] = {}
+    for key in schema.keys() - _ANNOTATIONS:
+        value = schema[key]
+        if key in _OF_NAMES and isinstance(value, Mapping):
+            value = {it: _plain(value[it], document, above) for it in value}
+        elif key not in ("const", "enum"):
+            value = _plain(value, document, above)
+        plain[key] = value
+    return plain
 
 
 def _reference(schema: Any) -> str | None:
