@@ -5,11 +5,10 @@ are fields of their own, so that other readers find them without decoding anythi
 Publishers and sources of transports that carry fields share this form.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
-from outbox.cloudevents.headers import read_id
+from outbox.cloudevents.headers import read_id, read_version
 from outbox.cloudevents.raw_text import payload_of, text_of
 from outbox.errors import InvalidMessageError
 from outbox.limits import check_received
@@ -18,7 +17,6 @@ from outbox.message_id import uuid7
 
 PAYLOAD: Final = b"payload"
 _HEADER: Final = b"h:"
-_VERSION: Final = re.compile(rb"[1-9][0-9]{0,9}")
 
 
 def to_fields(message: Message) -> dict[bytes, bytes]:
@@ -47,14 +45,6 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
     """
     if PAYLOAD not in fields:
         raise _missing("payload")
-    version = fields.get(b"schema_version", b"1")
-    if _VERSION.fullmatch(version) is None:
-        raise InvalidMessageError(
-            "schema_version",
-            version,
-            "isn't a whole number from 1",
-            "fix the producer",
-        )
     message = Message(
         _required(fields, "topic"),
         fields[PAYLOAD],
@@ -67,7 +57,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
         },
         id=read_id(_required(fields, "id")),
         content_type=_text(fields, "content_type"),
-        schema_version=int(version),
+        schema_version=read_version("schema_version", _text(fields, "schema_version")),
     )
     check_received(message)
     return message
