@@ -137,6 +137,7 @@ def _schemas_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
     """Yield the incompatible changes between plain schemas, each with its path."""
+    old, new = ({} if schema is True else schema for schema in (old, new))
     if not isinstance(old, dict) or not isinstance(new, dict):
         if old != new:
             yield f"{path}: was {dumps(old)}, is {dumps(new)}"

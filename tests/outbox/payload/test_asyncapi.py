@@ -166,6 +166,8 @@ def test_an_incompatible_change_is_named(
         (an_object(), {**an_object(), "additionalProperties": False}),
         ({"additionalProperties": TEXT}, {"additionalProperties": WHOLE}),
         ({"prefixItems": [TEXT, WHOLE]}, {"prefixItems": [WHOLE, TEXT]}),
+        (TEXT, False),
+        (True, False),
     ],
 )
 def test_what_a_field_may_hold_must_not_become_more_or_less(
@@ -181,6 +183,7 @@ def test_what_a_field_may_hold_must_not_become_more_or_less(
         (an_object(a=TEXT), an_object(a=TEXT, b=TEXT)),
         (an_object(a=TEXT), an_object(a={**TEXT, "title": "A", "default": "x"})),
         ({"enum": ["a", "b"]}, {"enum": ["b", "a"]}),
+        (an_object(a=True), an_object(a={})),
         (OPTIONAL, {"anyOf": OPTIONAL["anyOf"][::-1]}),
         ({"anyOf": [an_object(), TEXT]}, {"anyOf": [an_object(b=TEXT), TEXT]}),
         ({"$ref": "#/$defs/a", "$defs": {"a": TEXT}}, TEXT),
