@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from outbox.cloudevents.headers import read_id, read_version
-from outbox.cloudevents.raw_text import payload_of, text_of
+from outbox.cloudevents.raw_text import text_of
 from outbox.errors import InvalidMessageError
 from outbox.limits import check_received
 from outbox.message import Message
-from outbox.message_id import uuid7
 
 PAYLOAD: Final = b"payload"
 _HEADER: Final = b"h:"
@@ -68,18 +67,14 @@ def unreadable_from_fields(topic: str, fields: Mapping[bytes, bytes]) -> Message
 
     If it has no field `payload`, all its fields are the payload, as JSON.
     """
-    bare = PAYLOAD not in fields
-    return Message(
-        topic,
-        payload_of(fields) if bare else fields[PAYLOAD],
-        id=uuid7(),
-        headers={
-            text_of(name): text_of(value)
-            for name, value in fields.items()
-            if name != PAYLOAD
-        },
-        content_type="application/json" if bare else None,
-    )
+    texts = {
+        text_of(name): text_of(value)
+        for name, value in fields.items()
+        if name != PAYLOAD
+    }
+    if PAYLOAD in fields:
+        return Message(topic, fields[PAYLOAD], headers=texts)
+    return Message(topic, texts, headers=texts)
 
 
 def _required(fields: Mapping[bytes, bytes], name: str) -> str:
