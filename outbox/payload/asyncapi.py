@@ -22,6 +22,7 @@ _ANNOTATIONS: Final = frozenset(
 """Keywords that don't say what a value may be."""
 _OF_NAMES: Final = ("properties", "patternProperties", "dependentSchemas")
 """Keywords whose value has names that are chosen, each with a schema."""
+_ALTERNATIVES: Final = ("allOf", "anyOf", "oneOf")
 _STEPS: Final = {"items": "[]", "prefixItems": "[]", "additionalProperties": ".*"}
 """What a value inside another one adds to the path."""
 _REF: Final = "#/components/schemas/"
@@ -111,54 +112,89 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: a document doesn't describe its messages as `document` does.
     """
-    before = _schemas_of(old)
-    after = _schemas_of(new)
+    before = _payloads_of(old)
+    after = _payloads_of(new)
     problems = []
     for name, schema in before.items():
         if name not in after:
             problems.append(f"{name}: is gone")
         else:
-            problems += _differences(
-                name, _plain(schema, old), _plain(after[name], new)
-            )
+            problems += _changes(name, schema, after[name])
     return problems
 
 
-def _schemas_of(document: Mapping[str, Any]) -> dict[str, Any]:
+def _payloads_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the payloads' schemas by message, as `_plain` does."""
     try:
         messages = document["components"]["messages"]
-        return {name: message.get("payload", {}) for name, message in messages.items()}
+        schemas = document["components"].get("schemas", {})
+        payloads = {name: it.get("payload", {}) for name, it in messages.items()}
     except (AttributeError, KeyError, TypeError) as error:
         raise ConfigError(
             "the document has no components.messages; compare with what pillarbox "
             "asyncapi printed"
         ) from error
+    return {name: _plain(schema, schemas) for name, schema in payloads.items()}
 
 
-def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
-    """Yield the incompatible changes between plain schemas, each with its path."""
-    old, new = ({} if schema is True else schema for schema in (old, new))
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        if old != new:
-            yield f"{path}: was {dumps(old)}, is {dumps(new)}"
-        return
-    yield from _differing_fields(path, old, new)
+def _plain(schema: Any, schemas: Mapping[str, Any], above: tuple[str, ...] = ()) -> Any:
+    """Return a schema without references and annotations, and in a stable order.
+
+    Args:
+        above: the references that led to it: it can be recursive.
+    """
+    if isinstance(schema, list):
+        return [_plain(one, schemas, above) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if "$ref" in schema:
+        name = str(schema["$ref"]).removeprefix(_REF)
+        if name in above:
+            return {"recursive": len(above) - above.index(name)}
+        found = schemas.get(name, {})
+        if isinstance(found, Mapping):
+            found = {**found, **{key: schema[key] for key in schema if key != "$ref"}}
+        return _plain(found, schemas, (*above, name))
+    plain: dict[str, Any] = {}
+    for key in schema.keys() - _ANNOTATIONS:
+        value = schema[key]
+        if key in _OF_NAMES and isinstance(value, Mapping):
+            value = {it: _plain(value[it], schemas, above) for it in value}
+        elif key in ("enum", "type") and isinstance(value, list):
+            value = sorted(value, key=dumps)
+        elif key not in ("const", "enum"):
+            value = _plain(value, schemas, above)
+        if key in _ALTERNATIVES:
+            value = sorted(value, key=_order)
+        plain[key] = value
+    return plain
+
+
+def _order(plain: Any) -> tuple[str, str]:
+    """Sort alternatives by their type: a new optional field must not change places."""
+    kind = plain.get("type") if isinstance(plain, Mapping) else None
+    return dumps(kind), dumps(plain, sort_keys=True)
+
+
+def _changes(path: str, old: Any, new: Any) -> Iterator[str]:
+    """Yield the incompatible changes from one plain schema to another."""
+    before, after = _keywords(old), _keywords(new)
+    yield from _changes_of_fields(path, before, after)
     was: dict[str, Any] = {}
     now: dict[str, Any] = {}
-    for keyword in sorted(({*old} | {*new}) - {"properties", "required"}):
-        before, after = _parts(keyword, old), _parts(keyword, new)
-        if before and len(before) == len(after):
-            inner = f"{path}{_STEPS.get(keyword, '')}"
-            for one, two in zip(before, after, strict=True):
-                yield from _differences(inner, one, two)
-        elif _text(keyword, old) != _text(keyword, new):
-            was |= {keyword: old[keyword]} if keyword in old else {}
-            now |= {keyword: new[keyword]} if keyword in new else {}
+    for keyword in sorted(({*before} | {*after}) - {"properties", "required"}):
+        parts = _parts(keyword, before), _parts(keyword, after)
+        if parts[0] and len(parts[0]) == len(parts[1]):
+            for one, two in zip(*parts, strict=True):
+                yield from _changes(f"{path}{_STEPS.get(keyword, '')}", one, two)
+        elif _text(keyword, before) != _text(keyword, after):
+            was |= {keyword: before[keyword]} if keyword in before else {}
+            now |= {keyword: after[keyword]} if keyword in after else {}
     if was or now:
         yield f"{path}: was {dumps(was)}, is {dumps(now)}"
 
 
-def _differing_fields(
+def _changes_of_fields(
     path: str, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> Iterator[str]:
     before, after = old.get("properties", {}), new.get("properties", {})
@@ -166,7 +202,7 @@ def _differing_fields(
         if name not in after:
             yield f"{path}.{name}: was removed"
         else:
-            yield from _differences(f"{path}.{name}", schema, after[name])
+            yield from _changes(f"{path}.{name}", schema, after[name])
     required, was_required = {*new.get("required", ())}, {*old.get("required", ())}
     for name in sorted(required - was_required):
         yield f"{path}.{name}: became required"
@@ -174,63 +210,21 @@ def _differing_fields(
         yield f"{path}.{name}: became optional"
 
 
+def _keywords(schema: Any) -> Mapping[str, Any]:
+    """Return what a schema says about values; `true` says nothing."""
+    if isinstance(schema, Mapping):
+        return schema
+    return {} if schema else {"not": {}}
+
+
 def _parts(keyword: str, schema: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas inside a keyword, alternatives in a stable order."""
+    """Return the schemas inside a keyword."""
     value = schema.get(keyword)
     if keyword in ("items", "additionalProperties"):
         return [value] if isinstance(value, Mapping) else []
-    if keyword in ("allOf", "anyOf", "oneOf"):
-        return sorted(value or (), key=_order)
-    return list(value or ()) if keyword == "prefixItems" else []
+    return list(value or ()) if keyword in {"prefixItems", *_ALTERNATIVES} else []
 
 
 def _text(keyword: str, schema: Mapping[str, Any]) -> str | None:
     """Return a keyword's value as text, which tells 1 from true; None: absent."""
-    if keyword not in schema:
-        return None
-    value = schema[keyword]
-    if keyword in ("enum", "type") and isinstance(value, list):
-        value = sorted(value, key=dumps)
-    return dumps(value, sort_keys=True)
-
-
-def _plain(
-    schema: Any, document: Mapping[str, Any], above: frozenset[str] = frozenset()
-) -> Any:
-    """Return a schema without references, and without what says nothing.
-
-    Args:
-        above: the references that led to it: it can be recursive.
-    """
-    if isinstance(schema, list):
-        return [_plain(one, document, above) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    name = _reference(schema)
-    if name is not None:
-        if name in above:
-            return "recursive"
-        found = document["components"].get("schemas", {}).get(name, {})
-        beside = {key: schema[key] for key in schema if key != "$ref"}
-        found = {**found, **beside} if isinstance(found, Mapping) else found
-        return _plain(found, document, above | {name})
-    plain: dict[str, Any] = {}
-    for key in schema.keys() - _ANNOTATIONS:
-        value = schema[key]
-        if key in _OF_NAMES and isinstance(value, Mapping):
-            value = {it: _plain(value[it], document, above) for it in value}
-        elif key not in ("const", "enum"):
-            value = _plain(value, document, above)
-        plain[key] = value
-    return plain
-
-
-def _reference(schema: Any) -> str | None:
-    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    return None if reference is None else str(reference).removeprefix(_REF)
-
-
-def _order(plain: Any) -> tuple[str, str]:
-    """Sort alternatives by their type: a new optional field must not change places."""
-    kind = plain.get("type") if isinstance(plain, Mapping) else None
-    return dumps(kind), dumps(plain, sort_keys=True)
+    return dumps(schema[keyword], sort_keys=True) if keyword in schema else None
