@@ -5,17 +5,20 @@ are fields of their own, so that other readers find them without decoding anythi
 Publishers and sources of transports that carry fields share this form.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
-from outbox.cloudevents.headers import read_id, read_version
-from outbox.cloudevents.raw_text import text_of
+from outbox.cloudevents.headers import read_id
+from outbox.cloudevents.raw_text import payload_of, text_of
 from outbox.errors import InvalidMessageError
 from outbox.limits import check_received
 from outbox.message import Message
+from outbox.message_id import uuid7
 
 PAYLOAD: Final = b"payload"
 _HEADER: Final = b"h:"
+_VERSION: Final = re.compile(rb"[1-9][0-9]{0,9}")
 
 
 def to_fields(message: Message) -> dict[bytes, bytes]:
@@ -44,6 +47,14 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
     """
     if PAYLOAD not in fields:
         raise _missing("payload")
+    version = fields.get(b"schema_version", b"1")
+    if _VERSION.fullmatch(version) is None:
+        raise InvalidMessageError(
+            "schema_version",
+            version,
+            "isn't a whole number from 1",
+            "fix the producer",
+        )
     message = Message(
         _required(fields, "topic"),
         fields[PAYLOAD],
@@ -56,7 +67,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
         },
         id=read_id(_required(fields, "id")),
         content_type=_text(fields, "content_type"),
-        schema_version=read_version("schema_version", _text(fields, "schema_version")),
+        schema_version=int(version),
     )
     check_received(message)
     return message
@@ -67,14 +78,18 @@ def unreadable_from_fields(topic: str, fields: Mapping[bytes, bytes]) -> Message
 
     If it has no field `payload`, all its fields are the payload, as JSON.
     """
-    texts = {
-        text_of(name): text_of(value)
-        for name, value in fields.items()
-        if name != PAYLOAD
-    }
-    if PAYLOAD in fields:
-        return Message(topic, fields[PAYLOAD], headers=texts)
-    return Message(topic, texts, headers=texts)
+    bare = PAYLOAD not in fields
+    return Message(
+        topic,
+        payload_of(fields) if bare else fields[PAYLOAD],
+        id=uuid7(),
+        headers={
+            text_of(name): text_of(value)
+            for name, value in fields.items()
+            if name != PAYLOAD
+        },
+        content_type="application/json" if bare else None,
+    )
 
 
 def _required(fields: Mapping[bytes, bytes], name: str) -> str:

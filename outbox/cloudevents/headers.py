@@ -65,6 +65,11 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
         InvalidMessageError: an attribute is missing or invalid.
     """
     own = {f"{prefix}{name}" for name in _ATTRIBUTES} | {CONTENT_TYPE}
+    version = headers.get(f"{prefix}schemaversion", "1")
+    if _VERSION.fullmatch(version) is None:
+        raise InvalidMessageError(
+            "schemaversion", version, "isn't a whole number from 1", "fix the producer"
+        )
     message = Message(
         _required(headers, prefix, "type"),
         payload,
@@ -73,9 +78,7 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
         headers={name: value for name, value in headers.items() if name not in own},
         id=read_id(_required(headers, prefix, "id")),
         content_type=headers.get(CONTENT_TYPE),
-        schema_version=read_version(
-            "schemaversion", headers.get(f"{prefix}schemaversion")
-        ),
+        schema_version=int(version),
     )
     check_received(message)
     return message
@@ -105,18 +108,3 @@ def read_id(value: str) -> UUID:
         raise InvalidMessageError(
             "id", value, "isn't a UUID", "fix the producer"
         ) from None
-
-
-def read_version(field: str, value: str | None) -> int:
-    """Read the version of a payload's shape, which is 1 if none is given.
-
-    Raises:
-        InvalidMessageError: it isn't a whole number from 1.
-    """
-    if value is None:
-        return 1
-    if _VERSION.fullmatch(value) is None:
-        raise InvalidMessageError(
-            field, value, "isn't a whole number from 1", "fix the producer"
-        )
-    return int(value)

@@ -4,7 +4,9 @@ A dead letter's metadata is text. Bytes that aren't UTF-8 become a `data:` URL i
 (RFC 2397), from which they can be recovered.
 """
 
+import json
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from typing import Final
 
 _BASE64: Final = "data:;base64,"
@@ -31,6 +33,12 @@ def bytes_of(text: str) -> bytes:
     if text.startswith(_BASE64):
         return b64decode(text.removeprefix(_BASE64))
     return text.encode()
+
+
+def payload_of(fields: Mapping[bytes, bytes]) -> bytes:
+    """Encode all fields as one JSON object, for an entry without a payload."""
+    texts = {text_of(name): text_of(value) for name, value in fields.items()}
+    return json.dumps(texts, ensure_ascii=False).encode()
 
 
 def storable(text: str) -> str:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.cloudevents.fields import unreadable_from_fields
-from outbox.cloudevents.raw_text import bytes_of, storable, text_of
+from outbox.cloudevents.raw_text import bytes_of, payload_of, storable, text_of
 
 
 @given(st.binary() | st.text().map(str.encode))
@@ -27,6 +27,7 @@ def test_text_stays_readable_and_is_distinguished_from_bytes_in_base64() -> None
 def test_without_a_payload_field_all_fields_become_the_payload() -> None:
     fields = {b"data": b"\xff\x00raw", "ä".encode(): b"text", b"\xfe": b""}
     foreign = unreadable_from_fields("orders", fields)
+    assert foreign.payload == payload_of(fields)
     assert foreign.content_type == "application/json"
     found = json.loads(foreign.payload)
     assert found["ä"] == "text"
