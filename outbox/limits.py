@@ -27,7 +27,6 @@ _MAX_TENANT_CHARS: Final = 255
 _MAX_CONTENT_TYPE_CHARS: Final = 255
 _MAX_HEADER_BYTES: Final = 16 * 1024
 _LAST_MILLISECOND: Final = 253_402_300_799_999  # of the year 9999
-_FIRST_MOMENT: Final = datetime.min.replace(tzinfo=UTC)
 _MOST_BYTES: Final = 4  # of a character
 # SQL's outbox.add has the same expression.
 _RESERVED: Final = re.compile(
@@ -123,13 +122,6 @@ class Limits:
                 moment,
                 "is a naive datetime, which has no time zone",
                 "give it a time zone: datetime.now(UTC) + …",
-            )
-        if moment < _FIRST_MOMENT:
-            raise InvalidMessageError(
-                "available_at",
-                moment.isoformat(),
-                "is before the year 1",
-                "leave it out",
             )
         delay = moment - datetime.now(UTC)
         if delay > self.max_delay:

@@ -79,17 +79,11 @@ def refuse_autocommit(connection: Connection, subject: str) -> None:
         return
     if not getattr(connection.connection.dbapi_connection, "autocommit", False):
         return
-    options = connection.get_execution_options()
-    if options.get("isolation_level") == "AUTOCOMMIT":
-        setting = 'execution_options(isolation_level="AUTOCOMMIT")'
-    else:
-        setting = (
-            'create_engine(isolation_level="AUTOCOMMIT"), or autocommit=True in '
-            "connect_args"
-        )
     raise AutocommitError(
-        f"the session's connection is in AUTOCOMMIT mode (set by {setting}), where a "
-        f"rollback keeps {subject}; remove that setting, or use a session of "
+        "the session's connection is in AUTOCOMMIT mode (set by create_engine("
+        'isolation_level="AUTOCOMMIT"), execution_options(isolation_level='
+        '"AUTOCOMMIT") or autocommit=True in connect_args), where a rollback keeps '
+        f"{subject}; remove that setting, or use a session of "
         'engine.execution_options(isolation_level="READ COMMITTED")'
     )
 

@@ -5,7 +5,7 @@ unit of work inserts. So whatever follows it sees a write like any other, and sa
 keep or discard it. An object for each message would take as long as its insert.
 """
 
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, Final, Unpack, overload
 from uuid import UUID
 
@@ -16,7 +16,6 @@ from sqlalchemy.orm import (
     SessionTransaction,
     SessionTransactionOrigin,
     scoped_session,
-    sessionmaker,
 )
 from sqlalchemy.orm import registry as orm_registry
 
@@ -37,7 +36,6 @@ from outbox.session import (
     AnySession,
     is_async_scoped_session,
     is_async_session,
-    is_async_sessionmaker,
     is_sharded_session,
     refuse_autocommit,
 )
@@ -214,7 +212,13 @@ def _message(given: object, registry: SchemaRegistry, details: Details) -> Messa
         return given
     bound = registry.topic_of(type(given))
     if bound is None:
-        raise _not_a_message(given)
+        raise InvalidMessageError(
+            "object",
+            type(given),
+            "isn't a Message",
+            "pass Message(topic, payload, …), or bind its class to a topic with @event;"
+            " several are passed one by one: add(session, *messages)",
+        )
     topic, version = bound
     return Message(topic, given, schema_version=version, **details)
 
@@ -234,26 +238,8 @@ def _checked(
         for message in messages:
             limits.check(message)
     if tracing.tracer is not None:
-        messages = _traced(tracing.tracer, messages, limits)
+        messages = tracing.tracer.create(messages)
     return messages
-
-
-def _traced(
-    tracer: tracing.Tracer, messages: tuple[Message, ...], limits: Limits
-) -> tuple[Message, ...]:
-    return tuple(
-        new if new is not message and _fits(new, limits) else message
-        for message, new in zip(messages, tracer.create(messages), strict=True)
-    )
-
-
-def _fits(message: Message, limits: Limits) -> bool:
-    # There may be no room for one more header.
-    try:
-        limits.check(message)
-    except InvalidMessageError:
-        return False
-    return True
 
 
 def sync_session(session: object) -> Session:
@@ -270,28 +256,11 @@ def sync_session(session: object) -> Session:
         return session.sync_session
     if is_async_scoped_session(session):
         return sync_session(session())
-    if isinstance(session, sessionmaker):
-        remedy = "it makes sessions: with sessions.begin() as session: add(session, …)"
-    elif is_async_sessionmaker(session):
-        remedy = (
-            "it makes sessions: async with sessions.begin() as session: add(session, …)"
-        )
-    elif isinstance(session, Message):
-        remedy = "it is the first argument: add(session, message)"
-    else:
-        remedy = (
-            "pass the Session or AsyncSession of your transaction, or its connection"
-        )
     raise NotASessionError(
-        f"session {shorten(session)}: isn't a SQLAlchemy session; {remedy}"
+        f"session {shorten(session)}: isn't a SQLAlchemy session; pass the Session or "
+        "AsyncSession of your transaction, or its connection: with sessions.begin() as "
+        "session: add(session, message)"
     )
-
-
-def _not_a_message(given: object) -> InvalidMessageError:
-    remedy = "pass Message(topic, payload, …), or bind its class to a topic: @event"
-    if isinstance(given, list | tuple | set | Iterator):
-        remedy = "pass messages one by one, add(session, *messages)"
-    return InvalidMessageError("object", type(given), "isn't a Message", remedy)
 
 
 @event.listens_for(Session, "before_flush")

@@ -173,41 +173,23 @@ class Idempotent:
                 f"sessions {shorten(sessions)}: FastStream's handlers are async; pass "
                 "SQLAlchemy's async_sessionmaker(engine)"
             )
-        self._max_idle = max_idle
+        self.max_idle = max_idle
         # A task that outlives its handler must not go on with its session.
-        self._sessions = partial(sessions, close_resets_only=False)
-        self._consumer = consumer
-        self._key = key
+        self.sessions = partial(sessions, close_resets_only=False)
+        self.consumer = consumer
+        self.key = key
 
     def __call__(self, message: Any, /, *, context: ContextRepo) -> "_Once":
         """Create the middleware for one message; FastStream calls this."""
-        return _Once(
-            message,
-            context=context,
-            sessions=self._sessions,
-            consumer=self._consumer,
-            key=self._key,
-            max_idle=self._max_idle,
-        )
+        return _Once(message, context=context, guard=self)
 
 
 class _Once(BaseMiddleware[Any, Any]):
     def __init__(
-        self,
-        message: Any,
-        /,
-        *,
-        context: ContextRepo,
-        sessions: Callable[[], AsyncSession],
-        consumer: str,
-        key: Callable[[StreamMessage[Any]], MessageId],
-        max_idle: timedelta | None,
+        self, message: Any, /, *, context: ContextRepo, guard: Idempotent
     ) -> None:
         super().__init__(message, context=context)
-        self._sessions = sessions
-        self._consumer = consumer
-        self._key = key
-        self._max_idle = max_idle
+        self._guard = guard
         self._is_duplicate = False
 
     @override
@@ -219,12 +201,14 @@ class _Once(BaseMiddleware[Any, Any]):
         if msg.source_type is SourceType.RESPONSE:
             return await call_next(msg)
         unfold(msg)
-        id = self._key(msg)
+        id = self._guard.key(msg)
         if tracing.tracer is None:
             return await self._handle(call_next, msg, id)
         system = _system_of(msg)
         known = received(id, topic=_topic_of(msg), headers=_text_headers(msg))
-        with processing(tracing.tracer, [known], self._consumer, system=system) as span:
+        with processing(
+            tracing.tracer, [known], self._guard.consumer, system=system
+        ) as span:
             result = await self._handle(call_next, msg, id)
             if self._is_duplicate:
                 span.skipped()
@@ -236,12 +220,12 @@ class _Once(BaseMiddleware[Any, Any]):
         msg: StreamMessage[Any],
         id: MessageId,
     ) -> Any:
-        async with self._sessions() as session, session.begin():
-            limit_idle(session, self._max_idle)
-            if not await record_receipt_async(session, id, self._consumer):
+        async with self._guard.sessions() as session, session.begin():
+            limit_idle(session, self._guard.max_idle)
+            if not await record_receipt_async(session, id, self._guard.consumer):
                 self._is_duplicate = True
                 return None
-            async with protected(session, (id, self._consumer)):
+            async with protected(session, (id, self._guard.consumer)):
                 with self.context.scope("session", session):
                     return await call_next(msg)
 

@@ -1,10 +1,10 @@
 """Receive webhooks: verify each request, handle it once, and answer after the commit.
 
-`webhook_app` creates an endpoint for any ASGI server; to write your own endpoint, use
+`WebhookApp` is an endpoint for any ASGI server; to write your own endpoint, use
 `Verifier`.
 """
 
-from inbox.webhook.app import WebhookApp, webhook_app
+from inbox.webhook.app import WebhookApp
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
 
@@ -14,5 +14,4 @@ __all__ = [
     "WebhookApp",
     "WebhookFailed",
     "WebhookRefused",
-    "webhook_app",
 ]

@@ -62,7 +62,7 @@ from outbox.events import Observer, Observers
 from outbox.message import Message
 from outbox.observability.logging import logged
 
-__all__ = ["WebhookApp", "webhook_app"]
+__all__ = ["WebhookApp"]
 
 _SYSTEM: Final = "http"
 
@@ -76,21 +76,24 @@ class _Answer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def webhook_app(
-    handlers: Handlers,
-    sessions: Sessions,
-    *,
-    name: str,
-    secrets: Iterable[str],
-    tolerance: timedelta = timedelta(minutes=5),
-    max_payload_bytes: int = 1024 * 1024,
-    max_in_flight: int | None = None,
-    read_timeout: timedelta = timedelta(seconds=10),
-    max_idle: timedelta | None = DEFAULT_MAX_IDLE,
-    redact: Redact | None = None,
-    observers: Iterable[Observer] = (),
-) -> "WebhookApp":
-    """Create an ASGI application that handles each posted message once.
+def _routes(handlers: Handlers, chosen: Executor) -> Routes[Handler]:
+    routes: Routes[Handler] = Routes()
+    given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
+    for topic, handler in given.items():
+        arguments = arguments_of(handler, Takes.ONE)
+        chosen.check(handler, arguments)
+        routes.add(topic, make_handler(handler, Terms(_same, arguments=arguments)))
+    if not routes.topics:
+        raise ConfigError("handlers: empty; pass a handler, or {topic: handler}")
+    return routes
+
+
+def _same(message: Message) -> Message:
+    return message
+
+
+class WebhookApp:
+    """An ASGI application that handles each posted message once.
 
     A handler `(session, message)` runs in the transaction that holds the receipt, and
     the answer is 2xx only after the transaction commits. A handler must not commit the
@@ -117,76 +120,47 @@ def webhook_app(
     Raises:
         ConfigError: an argument is invalid.
     """
-    check_text("consumer", name)
-    limit = pool_limit(sessions)
-    if max_in_flight is None:
-        max_in_flight = DEFAULT_IN_FLIGHT if limit is None else limit.max_in_flight
-    elif limit is not None:
-        limit.check(max_in_flight, max_in_flight)
-    for field, value in (
-        ("max_payload_bytes", max_payload_bytes),
-        ("max_in_flight", max_in_flight),
-        ("read_timeout", read_timeout.total_seconds()),
-    ):
-        if value <= 0:
-            raise ConfigError(f"{field}={value}: must be above 0")
-    check_max_idle(max_idle)
-    chosen = make_executor(sessions, name, max_in_flight, max_idle)
-    return WebhookApp(
-        _routes(handlers, chosen),
-        chosen,
-        DeadLetterWriter(name, chosen, redact),
-        Verifier(secrets, tolerance=tolerance),
-        name=name,
-        max_payload_bytes=max_payload_bytes,
-        max_in_flight=max_in_flight,
-        read_timeout=read_timeout.total_seconds(),
-        observers=Observers(logged(observers)),
-    )
-
-
-def _routes(handlers: Handlers, chosen: Executor) -> Routes[Handler]:
-    routes: Routes[Handler] = Routes()
-    given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
-    for topic, handler in given.items():
-        arguments = arguments_of(handler, Takes.ONE)
-        chosen.check(handler, arguments)
-        routes.add(topic, make_handler(handler, Terms(_same, arguments=arguments)))
-    if not routes.topics:
-        raise ConfigError("handlers: empty; pass a handler, or {topic: handler}")
-    return routes
-
-
-def _same(message: Message) -> Message:
-    return message
-
-
-class WebhookApp:
-    """The application that `webhook_app` creates."""
 
     def __init__(
         self,
-        routes: Routes[Handler],
-        executor: Executor,
-        dead_letters: DeadLetterWriter,
-        verifier: Verifier,
+        handlers: Handlers,
+        sessions: Sessions,
         *,
         name: str,
-        max_payload_bytes: int,
-        max_in_flight: int,
-        read_timeout: float,
-        observers: Observers,
+        secrets: Iterable[str],
+        tolerance: timedelta = timedelta(minutes=5),
+        max_payload_bytes: int = 1024 * 1024,
+        max_in_flight: int | None = None,
+        read_timeout: timedelta = timedelta(seconds=10),
+        max_idle: timedelta | None = DEFAULT_MAX_IDLE,
+        redact: Redact | None = None,
+        observers: Iterable[Observer] = (),
     ) -> None:
-        self._routes = routes
-        self._executor = executor
-        self._dead_letters = dead_letters
+        check_text("consumer", name)
+        limit = pool_limit(sessions)
+        if max_in_flight is None:
+            max_in_flight = DEFAULT_IN_FLIGHT if limit is None else limit.max_in_flight
+        elif limit is not None:
+            limit.check(max_in_flight, max_in_flight)
+        for field, value in (
+            ("max_payload_bytes", max_payload_bytes),
+            ("max_in_flight", max_in_flight),
+            ("read_timeout", read_timeout.total_seconds()),
+        ):
+            if value <= 0:
+                raise ConfigError(f"{field}={value}: must be above 0")
+        check_max_idle(max_idle)
+        chosen = make_executor(sessions, name, max_in_flight, max_idle)
+        self._routes = _routes(handlers, chosen)
+        self._executor = chosen
+        self._dead_letters = DeadLetterWriter(name, chosen, redact)
         self._stacktraces = Stacktraces()
-        self._verifier = verifier
+        self._verifier = Verifier(secrets, tolerance=tolerance)
         self._name = name
         self._max_payload_bytes = max_payload_bytes
         self._slots = asyncio.Semaphore(max_in_flight)
-        self._read_timeout = read_timeout
-        self._notify = observers.notify
+        self._read_timeout = read_timeout.total_seconds()
+        self._notify = Observers(logged(observers)).notify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -194,7 +168,7 @@ class WebhookApp:
             await self._run_lifespan(receive, send)
             return
         if scope["type"] != "http":
-            raise ConfigError(f"webhook_app serves HTTP, not {scope['type']}")
+            raise ConfigError(f"WebhookApp serves HTTP, not {scope['type']}")
         try:
             answer = await self._answer(scope, receive)
         except Refused as refusal:

@@ -1,6 +1,5 @@
 """Signatures of Standard Webhooks: HMAC-SHA256 over id, timestamp and body."""
 
-import binascii
 import hmac
 from base64 import b64decode, b64encode
 from typing import Final
@@ -38,18 +37,10 @@ class Secret:
     def __init__(self, text: str) -> None:
         try:
             key = b64decode(text.removeprefix(_PREFIX), validate=True)
-        except (binascii.Error, ValueError):
-            raise ConfigError(
-                f"webhook secret: isn't base64; {_HOW_TO_MAKE_ONE}"
-            ) from None
-        if not text.startswith(_PREFIX):
-            raise ConfigError(
-                f"webhook secret: doesn't begin with {_PREFIX}; {_HOW_TO_MAKE_ONE}"
-            )
-        if not _MIN_BYTES <= len(key) <= _MAX_BYTES:
-            raise ConfigError(
-                f"webhook secret: has {len(key)} bytes; {_HOW_TO_MAKE_ONE}"
-            )
+        except ValueError:
+            key = b""
+        if not text.startswith(_PREFIX) or not _MIN_BYTES <= len(key) <= _MAX_BYTES:
+            raise ConfigError(f"webhook secret: is invalid; {_HOW_TO_MAKE_ONE}")
         self._key = key
 
     def sign(self, id: str, timestamp: int, body: bytes) -> str:

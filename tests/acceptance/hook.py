@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from inbox.webhook import Verifier, webhook_app
+from inbox.webhook import Verifier, WebhookApp
 from outbox.observability.logging import LogEvents
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.lifetime import free_port
@@ -59,7 +59,7 @@ def counting() -> Any:
     """Create the endpoint; its effects are rows in `counted`."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
     engine = create_async_engine(sqlalchemy_url(url), pool_size=8)
-    return webhook_app(
+    return WebhookApp(
         {"numbers.*": count},
         async_sessionmaker(engine),
         name="counter",

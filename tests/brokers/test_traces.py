@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from inbox.events import MessageHandled
-from inbox.webhook import webhook_app
+from inbox.webhook import WebhookApp
 from outbox.testing.events import RecordedEvents
 from outbox.testing.lifetime import free_port
 from outbox.testing.samples import TRACEPARENT
@@ -95,7 +95,7 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Way:
         sessions: async_sessionmaker[AsyncSession], handle: Handle
     ) -> AsyncIterator[RecordedEvents]:
         events = RecordedEvents()
-        app = webhook_app(
+        app = WebhookApp(
             handle, sessions, name="billing", secrets=[SECRET], observers=[events]
         )
         # Starts outside of any span, as a separate server does.

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
-from inbox.webhook import webhook_app
+from inbox.webhook import WebhookApp
 from outbox.dead_letters import Criteria
 from outbox.errors import ConfigError
 from outbox.postgres.connection import sqlalchemy_url
@@ -207,9 +207,9 @@ async def test_the_default_limits_fit_the_pool(database_url: str) -> None:
 def test_a_webhook_checks_its_pool_too(database_url: str) -> None:
     engine = create_engine(sqlalchemy_url(database_url))
     sessions = sessionmaker(engine)
-    webhook_app(plain, sessions, name="billing", secrets=[SECRET])
+    WebhookApp(plain, sessions, name="billing", secrets=[SECRET])
     with pytest.raises(ConfigError, match="max_in_flight=64: needs 64 connections"):
-        webhook_app(plain, sessions, name="b", secrets=[SECRET], max_in_flight=64)
+        WebhookApp(plain, sessions, name="b", secrets=[SECRET], max_in_flight=64)
 
 
 class UnknownDialect(PGDialect_psycopg):

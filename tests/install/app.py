@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.webhook import webhook_app
+from inbox.webhook import WebhookApp
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import REGISTRY, Consumer, Message
 
@@ -96,7 +96,7 @@ else:
 
 if "SHOP_SECRET" in os.environ:
     secret = os.environ["SHOP_SECRET"]
-    hook = webhook_app({TOPIC: handler}, sessions, name="billing", secrets=[secret])
+    hook = WebhookApp({TOPIC: handler}, sessions, name="billing", secrets=[secret])
 else:
     broker = os.environ["PILLARBOX_BROKER_URL"]
     consumer = Consumer(broker, sessions, name="billing")

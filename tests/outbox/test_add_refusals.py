@@ -46,29 +46,20 @@ def test_one_bad_message_prevents_its_whole_call(session: AnySession) -> None:
 
 def test_an_argument_that_is_not_a_session_is_refused_with_a_remedy() -> None:
     engine = create_engine("postgresql+psycopg://unused")
-    other = r"isn't a SQLAlchemy session; pass the"
-    makes = r"with sessions\.begin\(\) as session: add\(session, …\)"
-    swapped = r"it is the first argument: add\(session, message\)"
-    things: list[tuple[Any, str]] = [
-        *((it, other) for it in (None, "session", object(), engine, Session)),
-        (sessionmaker(), makes),
-        (async_sessionmaker(), f"async {makes}"),
-        (GOOD, swapped),
+    things: list[Any] = [
+        *(None, "session", object(), engine, Session),
+        *(sessionmaker(), async_sessionmaker(), GOOD),
     ]
-    for thing, remedy in things:
-        with pytest.raises(NotASessionError, match=remedy):
+    for thing in things:
+        with pytest.raises(NotASessionError, match=r"with sessions\.begin\(\) as"):
             pillarbox.add(thing, GOOD)
 
 
 def test_an_argument_that_is_not_a_message_is_refused_with_a_remedy() -> None:
     session = Session()
-    lists: list[Any] = [[GOOD], (GOOD,), iter([GOOD])]
-    for messages in lists:
+    things: list[Any] = [[GOOD], iter([GOOD]), None, {"topic": "t"}, b"", Message]
+    for thing in things:
         with pytest.raises(InvalidMessageError, match=r"add\(session, \*messages\)"):
-            pillarbox.add(session, messages)
-    others: list[Any] = [None, {"topic": "t"}, b"payload", Message]
-    for thing in others:
-        with pytest.raises(InvalidMessageError, match=r"isn't a Message; pass Mes"):
             pillarbox.add(session, GOOD, thing)
 
     assert list(session.new) == []

@@ -28,7 +28,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import sessionmaker
 from typing_extensions import override
 
-from examples.frameworks.billing import invoice
 from inbox.errors import InvalidReceiptError
 from inbox.frameworks.faststream import Idempotent, event_id, unfold
 from outbox.cloudevents.headers import from_headers
@@ -196,34 +195,6 @@ def test_invalid_settings_are_refused() -> None:
         Idempotent(plain, consumer="billing")
     with pytest.raises(InvalidReceiptError, match="consumer ''"):
         Idempotent(nothing, consumer="")
-
-
-@pytest.mark.parametrize("way", ["list", "channel"])
-async def test_over_redis_the_id_is_in_faststreams_header(
-    way: str, url: str, redis_url: str, invoices: Callable[[], list[int]]
-) -> None:
-    seen = asyncio.Queue[int]()
-    async with async_sessions_of(url) as sessions:
-        broker = RedisBroker(
-            redis_url, middlewares=[Idempotent(sessions, consumer="billing")]
-        )
-        target: dict[str, Any] = {way: "orders.placed"}
-        subscriber: Any = broker.subscriber(**target)
-
-        @subscriber  # type: ignore[untyped-decorator]
-        async def bill(order: dict[str, int], session: FromContext) -> None:
-            await session.execute(invoice(order["order_id"]))
-            seen.put_nowait(order["order_id"])
-
-        async with broker:
-            await broker.start()
-            one, two = uuid7(), uuid7()
-            for id, number in ((one, 1), (one, 1), (two, 2)):
-                headers = {"ce-id": str(id)}
-                await broker.publish({"order_id": number}, headers=headers, **target)
-            async with asyncio.timeout(60):
-                assert [await seen.get(), await seen.get()] == [1, 2]
-    assert invoices() == [1, 2]
 
 
 async def test_an_entry_of_a_redis_stream_is_read_as_a_message(

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
-from inbox.webhook import webhook_app
+from inbox.webhook import WebhookApp
 from outbox.errors import ConfigError
 from pillarbox import Consumer, Message, idempotent
 from tests.fixtures.consumers import handles
@@ -175,4 +175,4 @@ def test_an_idempotent_function_accepts_any_kind_of_message() -> None:
 def test_the_handlers_of_a_webhook_are_checked() -> None:
     handler: Any = one
     with pytest.raises(ConfigError, match=r"one\(message\): is called with"):
-        webhook_app(handler, sessionmaker(), name="billing", secrets=[SECRET])
+        WebhookApp(handler, sessionmaker(), name="billing", secrets=[SECRET])

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from inbox.webhook import WebhookRefused, webhook_app
+from inbox.webhook import WebhookApp, WebhookRefused
 from outbox.errors import ConfigError
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
@@ -130,8 +130,8 @@ async def test_an_invalid_endpoint_is_refused(
         "name": "billing",
         "secrets": [SECRET],
     }
-    webhook_app(**right)
+    WebhookApp(**right)
     for change in wrong:
         with pytest.raises(ConfigError) as told:
-            webhook_app(**(right | change))
+            WebhookApp(**(right | change))
         assert "hunter2" not in str(told.value)

@@ -147,14 +147,6 @@ def test_an_encoded_message_has_its_context_in_plain_text(spans: Spans) -> None:
     assert message.headers["traceparent"] == traceparent_of(span)
 
 
-def test_a_message_with_no_room_for_the_header_is_added_without_it(
-    spans: Spans,
-) -> None:
-    full = ONE.replace(headers={"x": "y" * (16 * 1024 - 1)})
-    (message,) = added(full)
-    assert message == full
-
-
 def test_spans_show_conversation_cause_and_chosen_attributes_but_no_content(
     record: Record,
 ) -> None:

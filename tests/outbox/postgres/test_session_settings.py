@@ -1,6 +1,6 @@
 """No setting of ALTER DATABASE breaks our processes and commands."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -12,10 +12,9 @@ from inbox.sources.memory import MemorySource
 from outbox.cli.main import main
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import RetryCounts, retry_all
-from outbox.errors import InvalidMessageError
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
-from pillarbox import Consumer, Message, insert_statement
+from pillarbox import Consumer, Message
 from relay.events import MessageDeadLettered as GivenUp
 from relay.publisher import Acked, Nacked
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
@@ -238,14 +237,3 @@ def test_no_timestamp_of_our_tables_is_without_limits(database_url: str) -> None
                   AND pg_get_constraintdef(n.oid) LIKE '%' || a.attname || ' <= %')"""
     run_upkeep(database_url)
     assert execute(database_url, unlimited) == []
-
-
-def test_add_refuses_a_timestamp_before_the_year_1() -> None:
-    first, before = (
-        datetime.fromisoformat(f"0001-01-01T00:00:00{zone}")
-        for zone in ("+00:00", "+05:00")
-    )
-    insert_statement(Message("t", b"", available_at=first))
-
-    with pytest.raises(InvalidMessageError, match="is before the year 1"):
-        insert_statement(Message("t", b"", available_at=before))
