@@ -16,6 +16,10 @@ BEGIN
           FROM pg_class c
          WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relowner <> v_owner
            AND c.oid::regclass::text IN (SELECT p.relation FROM outbox.promise p)
+         UNION ALL
+        SELECT format('FUNCTION %s', f.oid::regprocedure) FROM pg_proc f
+         WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.proowner <> v_owner
+           AND f.prosecdef AND 'row_security=off' = ANY (f.proconfig)
     LOOP
         BEGIN
             EXECUTE format('ALTER %s OWNER TO %I', v_object, {owner_name});

@@ -8,7 +8,16 @@ WITH role AS (
 SELECT 'error',
        format('the tables belong to %%s, not to %%s: REASSIGN OWNED or ALTER … OWNER gave them away, so that the upkeep and pillarbox migrate fail',
               %(owner)s::text, %(owner_role)s::text),
-       format('REASSIGN OWNED BY %%I TO %%I;  -- as a superuser; if the former owns anything else here, ALTER … OWNER instead', %(owner)s::text, %(owner_role)s::text)
+       -- Everything of ours, but nothing else that the other role owns; in one line.
+       replace(replace(regexp_replace($give_back$DO $$ DECLARE it text; BEGIN FOR it IN
+       SELECT format('SCHEMA %%I', n.nspname) FROM pg_namespace n WHERE n.nspname IN ('outbox', 'inbox') AND n.nspowner = '"{owner}"'::regrole
+       UNION ALL SELECT format('TABLE %%I.%%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+       WHERE n.nspname IN ('outbox', 'inbox') AND c.relowner = '"{owner}"'::regrole AND c.relkind IN ('r', 'p', 'v', 'S')
+       AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.classid = 'pg_class'::regclass
+       AND d.refclassid = 'pg_class'::regclass AND c.relkind = 'S' AND d.deptype IN ('a', 'i'))
+       UNION ALL SELECT format('ROUTINE %%s', p.oid::regprocedure) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+       WHERE n.nspname IN ('outbox', 'inbox') AND p.proowner = '"{owner}"'::regrole
+       LOOP EXECUTE format('ALTER %%s OWNER TO %%I', it, '{wanted}'); END LOOP; END $$;$give_back$, '[[:space:]]+', ' ', 'g'), '{owner}', %(owner)s), '{wanted}', %(owner_role)s)
  WHERE %(owner)s::text <> %(owner_role)s::text
  UNION ALL
 SELECT 'error', format('the role %%s doesn''t exist', name), %(migrate)s::text FROM role WHERE oid IS NULL

@@ -80,4 +80,14 @@ SELECT format('the %s %s uses the %s %s of %s', i.type, i.identity, f.type, f.id
   JOIN code c ON c.class = d.classid AND c.oid = d.objid
  CROSS JOIN LATERAL pg_identify_object(c.class, c.oid, d.objsubid) AS i
  CROSS JOIN LATERAL pg_identify_object(d.refclassid, d.refobjid, 0) AS f
+ UNION ALL
+-- Roles belong to the server: before there is a schema, they may be anybody's.
+SELECT format('the role %I may log in, and everything will belong to it', r.rolname), format('ALTER ROLE %I NOLOGIN', r.rolname), false
+  FROM pg_roles r WHERE r.rolname = {owner_name} AND r.rolcanlogin AND to_regclass('outbox.message') IS NULL
+ UNION ALL
+SELECT format('%I may grant the role %I to anybody', m.rolname, r.rolname),
+       format('REVOKE ADMIN OPTION FOR %I FROM %I, or choose another --role-prefix', r.rolname, m.rolname), false
+  FROM pg_auth_members a JOIN pg_roles r ON r.oid = a.roleid JOIN pg_roles m ON m.oid = a.member
+ WHERE a.admin_option AND r.rolname IN ({owner_name}, {maintainer_name}, {detacher_name}) AND to_regclass('outbox.message') IS NULL
+   AND NOT EXISTS (SELECT FROM pg_roles t WHERE (t.rolsuper OR t.rolname = current_user) AND pg_has_role(m.oid, t.oid, 'MEMBER'))
  ORDER BY 3 DESC, 1

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Final
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
@@ -16,7 +17,9 @@ from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute
+from tests.migrations.catalog import is_empty, snapshot
 from tests.migrations.test_hostile_path import is_superuser, psql
+from tests.plans.conftest import Explained
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 
@@ -199,3 +202,49 @@ def test_what_an_analyst_reads_blocks_nothing(database_url: str) -> None:
         )
 
         migrate_for_a_week(database_url)
+
+
+def test_a_first_migration_refuses_roles_that_others_control(
+    empty_database_url: str, server: PostgresServer, mallory: str
+) -> None:
+    problems = {
+        "may grant the role theirs_owner to anybody": (
+            f"REVOKE ADMIN OPTION FOR theirs_owner FROM {mallory}"
+        ),
+        "the role theirs_owner may log in": "ALTER ROLE theirs_owner NOLOGIN",
+    }
+    execute(
+        server.url,
+        "CREATE ROLE theirs_owner LOGIN;"
+        f" GRANT theirs_owner TO {mallory} WITH ADMIN OPTION",
+    )
+    try:
+        for problem, remedy in problems.items():
+            with pytest.raises(MigrationError, match=problem) as refused:
+                migrate_for_a_week(empty_database_url, role_prefix="theirs")
+            assert remedy in str(refused.value)
+            assert is_empty(snapshot(empty_database_url))
+            execute(server.url, remedy)
+
+        migrate_for_a_week(empty_database_url, role_prefix="theirs")
+        unmigrate(empty_database_url, role_prefix="theirs")
+    finally:
+        execute(server.url, "DROP ROLE IF EXISTS theirs_owner")
+
+
+def test_the_list_is_computed_once_even_if_the_catalogs_have_no_statistics(
+    database_url: str,
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SET allow_system_table_mods = on")
+        connection.execute("DELETE FROM pg_statistic")
+        query = f"EXPLAIN (ANALYZE, FORMAT JSON) {Names().fill(LIST_FOREIGN_OBJECTS)}"
+        row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    loops = {
+        node["Actual Loops"]
+        for node in Explained(row[0][0]["Plan"], {}).nodes
+        if node["Node Type"] == "Aggregate"
+    }
+    assert loops <= {0, 1}
+    assert loops

@@ -6,9 +6,11 @@ from uuid import uuid4
 import pytest
 
 from outbox.errors import MigrationError
+from pillarbox import Message
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import migrate_for_a_week
+from tests.fixtures.relay import insert
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute
 
@@ -50,8 +52,24 @@ CHANGED = {
         "DROP INDEX outbox.position_seq_idx",
         'outbox."position" lacks its index outbox.position_seq_idx',
     ),
+    "a column that accepts null": (
+        "ALTER TABLE outbox.message ALTER COLUMN topic DROP NOT NULL",
+        "outbox.message lacks its NOT NULL of topic",
+    ),
+    "a table that a crash would empty": (
+        "ALTER TABLE outbox.message_template SET UNLOGGED",
+        "outbox.message_template is unlogged",
+    ),
+    "a function with its caller's rights": (
+        "ALTER FUNCTION outbox.make_days() SECURITY INVOKER",
+        "outbox.make_days() runs with other rights",
+    ),
 }
 TO_THE_SAME_OBJECTS = {
+    "a function with its caller's search_path": (
+        "ALTER FUNCTION outbox.make_days() RESET search_path",
+        "outbox.make_days() runs with other rights",
+    ),
     "another index": (
         "DROP INDEX outbox.position_seq_idx;"
         " CREATE INDEX position_seq_idx ON outbox.position (up_to)",
@@ -89,6 +107,27 @@ def test_each_change_is_reported_and_migrate_restores_it(
         assert doctor(database_url)[1] == []
 
 
+def test_a_sequence_that_was_set_back_is_advanced(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages,"
+        " lane, reader, owner, snapshot) VALUES (date_trunc('day', now(), 'UTC'),"
+        " now(), 1, 500, 1, 0, 'main', gen_random_uuid(), '1:1:')",
+    )
+    execute(database_url, "SELECT setval('outbox.message_seq', 600)")
+    assert differences(doctor, database_url) == []
+    execute(database_url, "ALTER SEQUENCE outbox.message_seq RESTART")
+
+    (found,) = differences(doctor, database_url)
+    assert found.startswith("outbox.message_seq was set back below 500")
+    migrate_for_a_week(database_url)
+    assert differences(doctor, database_url) == []
+    insert(database_url, Message("next", b""))
+    assert execute(database_url, "SELECT seq FROM outbox.message") == [(501,)]
+
+
 @pytest.fixture
 def dba(database_url: str) -> Iterator[str]:
     with new_role(database_url, f"dba_{uuid4().hex}") as role:
@@ -101,7 +140,7 @@ def test_what_was_given_away_alone_is_reported_and_given_back(
     given = (
         *("TABLE inbox.receipt", "TABLE outbox.reader"),
         *("TABLE outbox.message", "TABLE outbox.message_template"),
-        *("SEQUENCE outbox.message_seq", "SCHEMA inbox"),
+        *("SEQUENCE outbox.message_seq", "FUNCTION outbox.make_days()", "SCHEMA inbox"),
     )
     for object in given:
         execute(database_url, f"ALTER {object} OWNER TO CURRENT_USER")
@@ -118,10 +157,11 @@ def test_what_was_given_away_alone_is_reported_and_given_back(
     assert doctor(database_url)[1] == []
 
 
-def test_reassigned_tables_are_reported_with_a_remedy_that_returns_them(
+def test_reassigned_tables_are_reported_with_a_remedy_that_returns_ours_alone(
     database_url: str, dba: str, doctor: Doctor
 ) -> None:
     url = database_url
+    execute(url, f"CREATE TABLE public.theirs (); ALTER TABLE theirs OWNER TO {dba}")
     execute(url, f"REASSIGN OWNED BY pillarbox_owner TO {dba}")
 
     (found,) = (f for f in doctor(url)[1] if f["check"] == "roles")
@@ -133,6 +173,10 @@ def test_reassigned_tables_are_reported_with_a_remedy_that_returns_them(
     paste(url, found["remedy"])
 
     assert doctor(url)[1] == []
+    owner = (
+        "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'theirs'::regclass"
+    )
+    assert execute(url, owner) == [(dba,)]
 
 
 def test_a_key_that_rows_violate_is_not_restored_but_reported(

@@ -202,7 +202,7 @@ async def test_a_stopped_consumer_leaves_no_connection_in_use(
         sessions_of(database_url) as sessions,
         psycopg.connect(conninfo(database_url)) as elsewhere,
     ):
-        consumer = consumer_of(sessions)
+        consumer = consumer_of(sessions, Message(TOPIC, b""))
         consumer.job(TOPIC, lease=LEASE)(render)
         # Its first own transaction has to wait for this lock.
         elsewhere.execute("LOCK inbox.job IN SHARE MODE")
