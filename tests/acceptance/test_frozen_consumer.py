@@ -44,6 +44,8 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
     url = broker.url + OPTIONS.get(kind, "")
     frozen, other = (counters.start(url, IMPATIENT) for _ in range(2))
     relays.start(broker.url)
+    if kind == "postgres":
+        wait_for("they share the lanes", lambda: len(counters.shares()) == 2)
     with psycopg.connect(inspection.url) as gate:
         # Handlers wait at their INSERT, so the frozen process is certain to have some.
         gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
