@@ -9,6 +9,7 @@ from outbox.postgres.advisory_lock import consumer_class
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import Processes, RunningProcess, command_line
+from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 COUNTER = "tests.acceptance.counter:counter"
@@ -71,9 +72,9 @@ class Counters(Processes):
         """Return how many times one counter has handled a message."""
         return self._inspection.count("counted WHERE pid = %s", pid)
 
-    def shares(self) -> list[int]:
-        """Return how many of the broker's lanes each counter holds."""
-        rows = self._inspection.rows(_SHARES, consumer_class("counter") & 0xFFFFFFFF)
+    def shares(self, url: str) -> list[int]:
+        """Return how many lanes of the broker in a database each counter holds."""
+        rows = execute(url, _SHARES, (consumer_class("counter") & 0xFFFFFFFF,))
         return [int(share) for (share,) in rows]
 
     def wait_for_count(self, count: int) -> None:

@@ -31,7 +31,9 @@ class TestRedis(BrokerFaults):
     def arrivals(self) -> Sequence[Arrival]:
         with Redis.from_url(self.server.url, decode_responses=True) as client:
             entries: Any = client.xrange(TOPIC)
-        return [(e["ce_id"], e["ce_partitionkey"], int(e["ce_data"])) for _, e in entries]
+        return [
+            (e["ce_id"], e["ce_partitionkey"], int(e["ce_data"])) for _, e in entries
+        ]
 
     @override
     def kill(self) -> None:

@@ -80,7 +80,7 @@ def test_concurrent_duplicates_are_handled_once(
     inspection.wait_until_settled()
     inspection.run(HOLD_BACK)
     both = [counters.start() for _ in range(2)]
-    wait_for("lanes are shared", lambda: counters.shares() == [8, 8])
+    wait_for("lanes are shared", lambda: counters.shares(inspection.url) == [8, 8])
     with psycopg.connect(inspection.url) as gate:
         # Handlers wait at their INSERT until the block ends.
         gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")

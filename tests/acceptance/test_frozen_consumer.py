@@ -45,7 +45,7 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
     frozen, other = (counters.start(url, IMPATIENT) for _ in range(2))
     relays.start(broker.url)
     if kind == "postgres":
-        wait_for("they share the lanes", lambda: len(counters.shares()) == 2)
+        wait_for("they share the lanes", lambda: len(counters.shares(broker.url)) == 2)
     with psycopg.connect(inspection.url) as gate:
         # Handlers wait at their INSERT, so the frozen process is certain to have some.
         gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
