@@ -28,7 +28,6 @@ from tests.fixtures.consumers import (
     async_sessions_of,
     consuming,
     numbered,
-    recorded_statements,
     running,
     sessions_of,
 )
@@ -257,11 +256,18 @@ async def test_the_idle_limit_applies_to_every_transaction_of_a_job(
 async def test_dead_lettering_sets_its_timeout_before_it_takes_the_lock(
     url: str,
 ) -> None:
-    with sessions_of(url) as made, recorded_statements(made) as seen:
+    seen: dict[Any, list[str]] = defaultdict(list)
+
+    def note(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen[connection.connection.dbapi_connection].append(statement)
+
+    with sessions_of(url) as made:
+        event.listen(made.kw["bind"], "before_cursor_execute", note)
         consumer = consumer_of(made, Message("unknown", b"1"))
         consumer.handles("orders")(note_in_thread)
         async with running(consumer) as events:
             await events.wait_for(MessageDeadLettered)
 
-    ((before, _),) = [two for two in pairwise(seen) if "advisory" in two[1]]
+    pairs = [two for statements in seen.values() for two in pairwise(statements)]
+    ((before, _),) = [two for two in pairs if "advisory" in two[1]]
     assert before.startswith("SELECT set_config")
