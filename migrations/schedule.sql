@@ -4,6 +4,8 @@ DO $schedule$
 DECLARE
     -- Databases can share the table of jobs, whose names have at most 63 bytes.
     v_of text := ' of ' || CASE WHEN octet_length(current_database()) > 36 THEN left(md5(current_database()), 8) ELSE current_database() END;
+    -- Background workers need no address.
+    v_heeds_nodes boolean := coalesce(current_setting('cron.use_background_workers', true) = 'off', false);
     v_role text;
 BEGIN
     BEGIN
@@ -28,11 +30,16 @@ BEGIN
         EXECUTE format('SET LOCAL ROLE %I', v_role);
         PERFORM cron.unschedule(j.jobid)
            FROM cron.job j
+          CROSS JOIN LATERAL (
+                SELECT NOT v_heeds_nodes
+                    OR j.nodeport = current_setting('port')::int
+                       AND (j.nodename IN ('', 'localhost', '127.0.0.1', '::1') OR j.nodename LIKE '/%')) AS node (is_this)
           WHERE j.username = v_role AND j.jobname LIKE 'pillarbox %'
                 AND CASE WHEN j.database = current_database()
-                         THEN j.jobname NOT LIKE 'pillarbox detach %'
-                              AND j.jobname NOT IN ('pillarbox upkeep' || v_of, 'pillarbox trim cron log' || v_of, 'pillarbox plan detaches' || v_of)
-                         ELSE NOT EXISTS (SELECT FROM pg_database d WHERE d.datname = j.database) END;
+                         THEN NOT node.is_this
+                              OR j.jobname NOT LIKE 'pillarbox detach %'
+                                 AND j.jobname NOT IN ('pillarbox upkeep' || v_of, 'pillarbox trim cron log' || v_of, 'pillarbox plan detaches' || v_of)
+                         ELSE node.is_this AND NOT EXISTS (SELECT FROM pg_database d WHERE d.datname = j.database) END;
     END LOOP;
     -- cron.schedule() records the current user as the job's role, and replaces a job of the same name.
     SET LOCAL ROLE {maintainer};

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Final
 
 import psycopg
@@ -20,6 +21,7 @@ from outbox.administration.connection import AdministrationConnection, errors_ex
 from outbox.administration.doctor import OF_PROCESSES, find_quickly
 from outbox.errors import OutboxError, one_line
 from outbox.events import Event, Observer
+from outbox.observability.measures.pins import Pin
 from outbox.observability.measures.reading import Scope
 from outbox.observability.overview import Overview, read_overview
 from outbox.postgres.connection import PIN_SESSION_LOCALLY, conninfo
@@ -37,6 +39,8 @@ RELAY: Final = Scope(
     parts=("backlogs", "dead_letters", "tables", "pins"),
     sides=["outbox"],
     reasons=Scope().rows,
+    pins_from=timedelta(0),
+    pins_behind=0,
 )
 CONSUMER: Final = replace(RELAY, parts=("dead_letters", "pins"), sides=["inbox"])
 
@@ -90,6 +94,7 @@ class DatabaseMeasure:
         self._pause = seconds
         self._notify = notify
         self._connection: AdministrationConnection | None = None
+        self._pins: dict[tuple[object, ...], float] = {}
 
     async def run(self) -> None:
         """Measure until cancelled. A failure is reported as an event."""
@@ -123,7 +128,21 @@ class DatabaseMeasure:
             connection.execute(PIN_SESSION_LOCALLY)
             started = time.monotonic()
             overview = read_overview(connection, self._scope)
+            overview = replace(overview, pins=self._with_ages(overview.pins))
             findings = find_quickly(connection, overview, OF_PROCESSES)
             took = time.monotonic() - started
         self._pause = max(self._seconds, took * _SHARE)
         return DatabaseMeasured(overview=overview, findings=findings)
+
+    def _with_ages(self, pins: tuple[Pin, ...]) -> tuple[Pin, ...]:
+        # Without pg_monitor, this role can see that other sessions need an old
+        # transaction, and which one, but not since when.
+        now, before, self._pins = time.monotonic(), self._pins, {}
+        aged = []
+        for pin in pins:
+            key = pin.kind, pin.name, pin.pid, pin.xid
+            since = self._pins[key] = before.get(key, now)
+            if pin.open_for is None and pin.xid is not None:
+                pin = replace(pin, open_for=timedelta(seconds=now - since))
+            aged.append(pin)
+        return tuple(aged)

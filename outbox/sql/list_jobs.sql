@@ -1,5 +1,5 @@
 -- Does:  List the pg_cron jobs that are pillarbox's or look like it, with their last runs, among those that this role sees.
--- Takes: roles (those of this database's jobs)
+-- Takes: roles (those of this database's jobs), heeds_nodes (jobs connect to their node and port)
 -- Gives: jobid, task (null: of another database), foreign (what it is, if pillarbox migrate didn't schedule it here), remedy (for that), active, succeeded_at, has_run, failure (the last one), is_failing (its last run failed), now
 -- Index: none
 -- In the order of runid: a run that could not connect has no times.
@@ -7,7 +7,9 @@ SELECT j.jobid,
        CASE WHEN j.database = current_database() AND j.username = ANY (%(roles)s)
             THEN substring(j.command FROM '^(CALL outbox.maintain|SELECT outbox.schedule_detaches)\(') END,
        CASE WHEN NOT (j.database = current_database()
-                      AND (j.username = ANY (%(roles)s) OR j.jobname NOT LIKE 'pillarbox %%'))
+                      AND (j.username = ANY (%(roles)s) OR j.jobname NOT LIKE 'pillarbox %%')
+                      AND (NOT %(heeds_nodes)s OR j.nodeport = current_setting('port')::int
+                                                  AND (j.nodename IN ('', 'localhost', '127.0.0.1', '::1') OR j.nodename LIKE '/%%')))
             THEN format('the job %%L of %%s is for the database %%s at %%s:%%s%%s: it isn''t one of those that pillarbox migrate schedules here',
                         j.jobname, j.username, j.database, j.nodename, j.nodeport, CASE WHEN NOT j.active THEN ' (inactive)' END) END,
        format('SET ROLE %%I; SELECT cron.unschedule(%%s); RESET ROLE;  -- unless you want the job', j.username, j.jobid),

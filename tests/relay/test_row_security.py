@@ -51,6 +51,20 @@ async def test_a_relay_does_not_start_if_policies_apply_to_it(
             await relay.run()
 
 
+async def test_a_relay_publishes_nothing_while_policies_apply_to_its_log(
+    database_url: str,
+) -> None:
+    execute(database_url, ENABLE.format("outbox.deferral"))
+    insert(database_url, Message("orders", b"", key="k"))
+    publisher = ScriptedPublisher()
+    async with running(as_role(database_url, "pillarbox_relay"), publisher) as relay:
+        (lost, *_) = await relay.events.wait_for(DatabaseLost)
+        assert "row-level security" in lost.remedy
+        assert publisher.calls == []
+        execute(database_url, "ALTER TABLE outbox.deferral DISABLE ROW LEVEL SECURITY")
+        await publisher.until_acked(1)
+
+
 async def test_a_running_relay_is_not_ready_while_policies_apply_to_it(
     database_url: str,
 ) -> None:

@@ -69,7 +69,10 @@ def check_cron(
         ).fetchone() or (False, False)
         if all(rights[role]):
             with _acting_as(connection, role):
-                rows = connection.execute(load("outbox", "list_jobs"), {"roles": roles})
+                rows = connection.execute(
+                    load("outbox", "list_jobs"),
+                    {"roles": roles, "heeds_nodes": cron.heeds_nodes},
+                )
                 jobs |= {row[0]: _Job(*row) for row in rows}
     if not rights[None][1] and not jobs:
         yield unknown(

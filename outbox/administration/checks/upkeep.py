@@ -21,12 +21,15 @@ class CronHome(NamedTuple):
         is_here: whether they run in this database; the extension may exist without it.
         is_lost: whether their database is gone, as when this one was renamed.
         home: their database; None if the server doesn't load pg_cron.
+        heeds_nodes: whether jobs connect to their node and port, instead of being run
+            by background workers.
     """
 
     is_here: bool
     is_lost: bool
     home: str | None
     here: str
+    heeds_nodes: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

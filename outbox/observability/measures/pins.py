@@ -2,14 +2,9 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
 
 from outbox.observability.measures.reading import Reading
 from outbox.postgres.sql_files import load
-
-_OPEN_FOR: Final = timedelta(minutes=1)
-_BEHIND: Final = 1_000_000
-"""The transactions behind which one counts if this role can't see its age."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +40,9 @@ class Pin:
 
 def read_pins(reading: Reading) -> tuple[Pin, ...]:
     """Read what has been in use for long, longest first."""
-    statement = load("outbox", "list_pins")
-    return reading.rows_of(Pin, statement, at_least=_OPEN_FOR, xids=_BEHIND)
+    return reading.rows_of(
+        Pin,
+        load("outbox", "list_pins"),
+        at_least=reading.scope.pins_from,
+        xids=reading.scope.pins_behind,
+    )

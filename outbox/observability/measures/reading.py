@@ -46,6 +46,9 @@ class Scope:
         rows: the most dead letters, jobs and receipts counted.
         blocked: the most refused messages listed, oldest first.
         reasons: the most reasons of dead letters listed, most frequent first.
+        pins_from: how long a transaction must have been open to be listed.
+        pins_behind: how many transactions one must lie behind to be listed, if this
+            role can't see how long it has been open.
         patience: how long a part can take; if it takes longer, it is missing.
     """
 
@@ -56,6 +59,8 @@ class Scope:
     rows: int = 10_000
     blocked: int = 20
     reasons: int = 10
+    pins_from: timedelta = timedelta(minutes=1)
+    pins_behind: int = 1_000_000
     patience: timedelta = timedelta(seconds=5)
 
 

@@ -2,14 +2,15 @@
 
 A batch is sent in order over one connection; then JetStream's answers, which arrive at
 one inbox, are collected. `Nats-Msg-Id` is the message's id, so a message published
-twice within the stream's duplicate window is stored once.
+twice within the stream's duplicate window is stored once. A full stream can refuse a
+message and accept a smaller one that follows.
 """
 
 import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Self, TypeAlias
 
@@ -37,17 +38,27 @@ _NO_RESPONDERS: Final = "503"
 _STREAM: Final = b'{"stream":"'
 _SERVER_ERROR: Final = 500
 _ACCOUNT_FULL: Final = 10002
-_SUBJECT_FULL: Final = "per subject"
+_LIMIT_REACHED: Final = 10077
+_ALL_MESSAGES: Final = "maximum messages exceeded"
+_BYTES: Final = "maximum bytes"
 _TOO_LARGE: Final = 10054
 _OTHER_STREAM: Final = 10060
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The stream is full or unavailable; the message isn't to blame."""
+    """The stream is full or unavailable; the message isn't to blame.
+
+    Attributes:
+        entirely: whether the stream accepts no message at all.
+        size: the size of the payload, if a smaller one might be accepted.
+    """
 
     stream: str
     reason: str
+    entirely: bool = True
+    size: int | None = None
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +128,18 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
             f"topic {shorten(message.topic)} is captured by another stream than the "
             "URL's; correct stream= or the subjects of the streams"
         ), ""
-    blames_stream = code >= _SERVER_ERROR or number == _ACCOUNT_FULL
-    if blames_stream and _SUBJECT_FULL not in str(description):
+    if code >= _SERVER_ERROR or number == _ACCOUNT_FULL:
         reason = f"stream {stream!r} is not accepting messages: {description}"
-        return Full(stream, reason), stream
+        if number != _LIMIT_REACHED or _ALL_MESSAGES in str(description):
+            return Full(stream, reason), stream
+        size = len(message.payload) if _BYTES in str(description) else None
+        return Full(stream, reason, entirely=False, size=size), stream
     return Nacked(f"stream {stream!r} refused it: {description}"), stream
+
+
+def is_duplicate(reply: Msg) -> bool:
+    """Return whether the stream already had the message, which then takes no space."""
+    return b'"duplicate":' in reply.data
 
 
 class NatsPublisher:
@@ -150,7 +168,7 @@ class NatsPublisher:
         self._inbox = ""
         self._tickets = count()
         self._flights: dict[str, tuple[Flight, int]] = {}
-        self._acked_at: dict[str, float] = {}
+        self._acked: dict[str, tuple[float, int]] = {}
 
     async def __aenter__(self) -> Self:
         """Connect.
@@ -273,8 +291,9 @@ class NatsPublisher:
             return
         flight, index = waiting
         answer, stream = read_answer(reply, flight.batch[index])
-        if isinstance(answer, Acked):
-            self._acked_at[stream] = time.monotonic()
+        if isinstance(answer, Acked) and not is_duplicate(reply):
+            size = len(flight.batch[index].payload)
+            self._acked[stream] = time.monotonic(), size
         flight.answer(index, answer)
 
     def _forbidden(self, text: str) -> None:
@@ -331,10 +350,19 @@ class NatsPublisher:
         )
 
     def _goes_on(self, full: Full) -> bool:
-        """Return whether another stream takes messages, so the broker is available."""
+        """Return whether the broker accepts other messages, and so is available.
+
+        If size is the limit, a message that the same stream accepted since then counts
+        only if it was smaller: a larger one shows that the stream has space again.
+        """
+        if not full.entirely:
+            at, size = self._acked.get(full.stream, (0.0, 0))
+            if at > full.at and (full.size is None or size < full.size):
+                return True
         recently = time.monotonic() - _RECENTLY
         return any(
-            name != full.stream and at > recently for name, at in self._acked_at.items()
+            name != full.stream and at > recently
+            for name, (at, _) in self._acked.items()
         )
 
     async def _connected(self) -> NatsConnection:

@@ -158,21 +158,6 @@ async def test_a_full_stream_is_unavailable_unless_other_streams_accept_messages
         assert not refused.permanent
 
 
-async def test_a_full_subject_is_refused_and_the_stream_accepts_others(
-    private_nats: NatsServer,
-) -> None:
-    url = private_nats.url
-    limit = {"max_msgs_per_subject": 1, "discard_new_per_subject": True}
-    await make_stream(url, "ONE", "one.>", discard="new", **limit)
-    messages = [Message(topic, b"") for topic in ("one.x", "one.x", "one.y")]
-    async with NatsPublisher(url) as publisher:
-        first, refused, other = await publisher.publish(messages)
-    assert first == other == Acked()
-    assert isinstance(refused, Nacked)
-    assert not refused.permanent
-    assert "maximum messages per subject" in refused.reason
-
-
 @pytest.mark.parametrize("limit", [{"max_msgs": 3}, {"max_bytes": 1500}])
 async def test_a_stream_that_fills_up_mid_batch_costs_no_attempt(
     private_nats: NatsServer, limit: dict[str, int]
@@ -188,6 +173,20 @@ async def test_a_stream_that_fills_up_mid_batch_costs_no_attempt(
         await ask(url, "STREAM.UPDATE.FULL", **settings, discard="new")
         assert await publisher.publish(batch) == [Acked()] * 9
     assert await stored(url, "FULL") == batch
+
+
+async def test_a_message_too_large_for_the_room_left_in_a_stream_is_nacked(
+    private_nats: NatsServer,
+) -> None:
+    url = private_nats.url
+    await make_stream(url, "FULL", "full.>", max_bytes=5000, discard="new")
+    async with NatsPublisher(url) as publisher:
+        refused, acked = await publisher.publish(
+            [Message("full.x", bytes(5000)), Message("full.x", bytes(100))]
+        )
+    assert isinstance(refused, Nacked)
+    assert not refused.permanent
+    assert acked == Acked()
 
 
 async def test_the_stream_of_the_url_is_created_on_demand_and_enforced(
@@ -218,6 +217,34 @@ async def test_a_server_without_jetstream_is_reported_at_start() -> None:
         with pytest.raises(BrokerUnavailableError, match="JetStream isn't available"):
             async with NatsSource(server.url, consumer="billing", topics=["x"]):
                 pass
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["stream=a.b", "stream=a%20b", "create=x", "nonsense=1", "max_payload_bytes=0"],
+)
+def test_an_invalid_publisher_url_is_refused(query: str) -> None:
+    with pytest.raises(ConfigError):
+        NatsPublisher(f"nats://h:4222?{query}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://",
+        "nats://:4222",
+        "nats://h:x",
+        "http://h",
+        "nats://h/path",
+        "nats://a,,b",
+        "nats://h?tls_ca=/x",
+        "tls://h?tls_ca=/no/such/file",
+        "nats://h?ack_wait=0s",
+    ],
+)
+def test_an_invalid_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="broker URL"):
+        NatsSource(url, consumer="billing", topics=["x"])
 
 
 async def test_other_clients_see_cloudevents(

@@ -201,6 +201,47 @@ def test_a_copy_leaves_the_jobs_of_its_original_and_the_doctor_names_them(
         assert about_jobs(doctor(copy)[1]) == []
 
 
+def test_jobs_of_another_server_are_replaced_if_they_are_ours_and_named_if_not(
+    scheduled_server: PostgresServer, doctor: Doctor
+) -> None:
+    url = scheduled_server.url
+    # Let pg_cron connect to the node of each job, instead of starting workers.
+    execute(url, "ALTER SYSTEM SET cron.use_background_workers = off")
+    session.end()
+    scheduled_server.restart()
+    # The fixture's server has another port than the one that it copies.
+    assert len(about_jobs(doctor(url)[1])) == 3
+
+    migrate(url)
+
+    ports = "SELECT DISTINCT nodeport = current_setting('port')::int FROM cron.job"
+    assert execute(url, ports) == [(True,)]
+
+    def add(node: str, port: int, database: str) -> None:
+        name = f"pillarbox upkeep of {database}, theirs"
+        execute(url, STALE, (node, port, database, name))
+        execute(url, f"UPDATE cron.job SET active = false WHERE jobname = '{name}'")
+
+    add("localhost", 1, "elsewhere")
+    add("localhost", 0, "template1")
+    migrate(url)
+    assert len(execute(url, JOBS)) == 5
+    add("db.example.org", 0, "pillarbox")
+    found = about_jobs(doctor(url)[1])
+    assert len(found) == 3
+    for whose in (
+        *("elsewhere at localhost:", "template1 at localhost:"),
+        "pillarbox at db.example.org:",
+    ):
+        (about,) = (f for f in found if f"for the database {whose}" in f["finding"])
+        assert "(inactive)" in about["finding"]
+
+        paste(url, about["remedy"])
+
+    assert execute(url, JOBS) == jobs_of("pillarbox")
+    assert about_jobs(doctor(url)[1]) == []
+
+
 def test_a_run_that_could_not_connect_is_the_last_failure_and_is_trimmed(
     scheduled_server: PostgresServer, doctor: Doctor
 ) -> None:

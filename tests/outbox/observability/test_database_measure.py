@@ -132,6 +132,31 @@ async def test_held_and_missing_partitions_are_counted(
     assert measured.overview.missing == ()
 
 
+async def test_a_pinned_transaction_of_another_role_is_timed(
+    database_url: str,
+) -> None:
+    with psycopg.connect(database_url, application_name="report") as pin:
+        pin.execute("SELECT pg_current_xact_id()")
+        async with measuring(database_url) as events:
+            await events.wait_for(DatabaseMeasured, count=2)
+
+        first, *_, last = [
+            it
+            for measured in events.of(DatabaseMeasured)
+            for it in measured.overview.pins
+            if it.pid == pin.info.backend_pid
+        ]
+        assert first.open_for is not None
+        assert last.open_for is not None
+        assert last.open_for > first.open_for
+        with psycopg.connect(database_url, autocommit=True) as superuser:
+            scope = Scope(parts=["pins"], pins_from=timedelta(0))
+            pins = read_overview(superuser, scope).pins
+        (named,) = [it for it in pins if it.name == "report"]
+        assert named.is_writing
+        assert named.xid is not None
+
+
 @pytest.mark.week
 async def test_a_consumer_can_measure_all_but_the_backlog(database_url: str) -> None:
     execute(database_url, "UPDATE outbox.upkeep SET succeeded_at = now()")
