@@ -16,6 +16,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
+from inbox.connection import connection_of
 from inbox.handlers.arguments import Arguments
 from inbox.handlers.attempt import Attempt
 from inbox.handlers.routes import BatchHandler, Handler, name_of
@@ -28,6 +29,7 @@ from inbox.processing import traced
 from inbox.transaction import hold, protected
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.message import Message
+from outbox.postgres.sql_files import load
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
@@ -223,6 +225,13 @@ class Executor:
         if self.has_coroutines:
             async with self._sessions() as session:
                 await session.run_sync(lambda it: hold(it).connection.execute(_TABLES))
+        if self.has_threads and self.has_coroutines:
+            one = await self.transact(_identify)
+            if await self._books.run(self._transact, _identify) != one:
+                raise ConfigError(
+                    "sessions: the two kinds are for different databases; a message's "
+                    "receipt is written by either, so both must be for the same one"
+                )
 
     def _probe(self) -> None:
         with self._plain_sessions() as session, session.begin():
@@ -236,6 +245,12 @@ class Executor:
         """
         await self._handlers.close()
         await self._books.close(patience=_LAST_BOOK)
+
+
+def _identify(session: Session) -> tuple[int, int]:
+    found = connection_of(session).execute(text(load("inbox", "identify_database")))
+    cluster, database = found.one()
+    return cluster, database
 
 
 async def call_async(handler: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,5 +1,6 @@
 """Derive the executor and the number of connections from a session factory."""
 
+import contextvars
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -130,7 +131,9 @@ def _find_engine(sessions: object) -> Engine | None:
         return None  # refused elsewhere
     try:
         session: Any = sessions()
-        engine = bind_of(getattr(session, "sync_session", session))
+        session = getattr(session, "sync_session", session)
+        # A router may note in the context that it has written.
+        engine = contextvars.copy_context().run(bind_of, session)
     except (SQLAlchemyError, ConfigError):
         return None  # bound later, or refused when the consumer starts
     return engine if isinstance(engine, Engine) else None

@@ -319,6 +319,7 @@ async def call_until_end(
     """
     handler, limit = long.handler, long.terms.time_limit
     seconds = None if limit is None else limit.total_seconds()
+    started = time.monotonic()
     work = asyncio.ensure_future(executor.call(handler, *given))
     keeping = asyncio.create_task(lease.keep(lambda: job.is_finishing))
     stop = asyncio.create_task(stopping.wait())
@@ -337,6 +338,13 @@ async def call_until_end(
                 overrun = HandlerTimeoutError(name_of(handler), limit)
             job.end(overrun)
             was_interrupted = executor.interrupt(handler, work)
+            if limit is not None and seconds is not None and overrun is None:
+                left = max(0.0, started + seconds - time.monotonic())
+                await asyncio.wait({work}, timeout=left)
+                if not work.done():
+                    job.end(HandlerTimeoutError(name_of(handler), limit))
+                    was_interrupted = True  # what it does from now on doesn't count
+                    end = StopReason.TIMED_OUT if end is StopReason.STOPPED else end
             await asyncio.wait({work})
     except BaseException:
         # The drain is over: a plain function keeps running, but can't commit.

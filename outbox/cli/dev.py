@@ -36,7 +36,7 @@ _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Runs a command, and again when a Python file below a folder changes.
 _RELOADING: Final = (
     *(sys.executable, "-P", "-m", "watchfiles", "--filter", "python"),
-    *("--target-type", "command", "--sigint-timeout", "30", "--verbosity", "warning"),
+    *("--target-type", "command", "--sigint-timeout", "10", "--verbosity", "warning"),
 )
 
 app = new_app()
@@ -83,8 +83,14 @@ async def _run(project: Project, server: Server, consumer: str | None) -> None:
     """
     loop, running = asyncio.get_running_loop(), asyncio.current_task()
     assert running is not None
+
+    def stop() -> None:
+        # Once: a second signal would end the stopping itself.
+        if not running.cancelling():
+            running.cancel()
+
     for number in _STOPS:
-        loop.add_signal_handler(number, running.cancel)
+        loop.add_signal_handler(number, stop)
     environment = {DATABASE_VARIABLE: project.url, BROKER_VARIABLE: project.url}
     with suppress(asyncio.CancelledError):
         async with Parts(environment) as parts:

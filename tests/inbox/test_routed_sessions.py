@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -25,6 +26,7 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
+from inbox.handlers.sessions import pool_limit
 from inbox.schema import metadata
 from inbox.sources.memory import MemorySource
 from outbox.dead_letters import Criteria
@@ -421,3 +423,22 @@ async def test_a_sharded_session_is_refused_with_the_remedy(url: str) -> None:
             await consumer.run()
         with pytest.raises(ConfigError, match="pass a session factory of the database"):
             await guarded(sessions, "psycopg", numbered(1)[0], write)
+
+
+async def test_asking_a_router_for_its_engine_changes_nothing_in_the_context(
+    url: str,
+) -> None:
+    has_written = ContextVar("has_written", default=False)
+
+    async with sessions_by(url, "psycopg") as writing:
+
+        class Sticky(Session):
+            @override
+            def get_bind(self, mapper: Any = None, clause: Any = None) -> Any:  # type: ignore[override]
+                if self._flushing:
+                    has_written.set(True)
+                return writing.kw["bind"]
+
+        assert pool_limit(sessionmaker(class_=Sticky)) is not None
+
+    assert not has_written.get()

@@ -10,12 +10,14 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.handlers.sessions import pool_limit
+from inbox.handlers.sessions import make_executor, pool_limit
 from inbox.testing.drain import drain
 from outbox.dead_letters.retry import Candidate, retry_all
 from outbox.errors import ConfigError
+from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, add
 from tests.fixtures.consumers import async_sessions_of, handles, sessions_of
+from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
 
 Both: TypeAlias = tuple[async_sessionmaker[AsyncSession], sessionmaker[Session]]
@@ -117,3 +119,17 @@ def test_the_smaller_pool_limits_what_runs_at_once() -> None:
 
     assert limit is not None
     assert limit.connections == 3
+
+
+async def test_sessions_of_two_databases_are_refused(
+    both: Both, server: PostgresServer, template: Template
+) -> None:
+    with (
+        new_database(server, "pillarbox_other", template) as name,
+        sessions_of(server.database_url(name)) as elsewhere,
+    ):
+        executor = make_executor((both[0], elsewhere), "billing", 1)
+
+        with pytest.raises(ConfigError, match="for different databases"):
+            await executor.probe()
+        await executor.close()

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from inbox.errors import HandlerTimeoutError
-from inbox.events import MessageCancelled, MessageDeadLettered
+from inbox.events import MessageCancelled, MessageDeadLettered, MessageHandled
 from inbox.jobs.job import AnyJob, AsyncJob, Job
 from outbox.postgres.connection import conninfo
 from pillarbox import Message
@@ -161,3 +161,32 @@ async def test_a_checkpoint_in_progress_at_a_stop_is_saved(url: str) -> None:
                     wait_for, "it is to stop", lambda: jobs[0].cancelled
                 )
     assert job_of(url) == RELEASED
+
+
+@pytest.mark.parametrize("how", ["finish", "return"])
+async def test_a_time_limit_that_passes_after_a_stop_still_fails_the_attempt(
+    url: str, how: str
+) -> None:
+    begun = threading.Event()
+    overruns: list[HandlerTimeoutError] = []
+
+    def render(job: Job, message: Message) -> None:
+        begun.set()
+        threading.Event().wait(1.5)
+        if how == "return":
+            return
+        try:
+            with job.finish() as session:
+                session.execute(EFFECT, {"what": "late"})
+        except HandlerTimeoutError as error:
+            overruns.append(error)
+
+    limit = timedelta(seconds=1)
+    async with running_job(
+        url, Message(TOPIC, b""), render, time_limit=limit
+    ) as events:
+        await asyncio.to_thread(begun.wait)
+    assert events.of(MessageHandled) == []
+    assert len(overruns) == (how == "finish")
+    assert job_of(url)[:2] == ["queued", 1]
+    assert (effects(url), receipts(url)) == ([], 0)
