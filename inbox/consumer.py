@@ -341,7 +341,7 @@ class Consumer(Process):
             arguments = arguments_of(handler, takes)
             self._executor.check(handler, arguments)
             if arguments.payload is not None:
-                self._versions.decodes(topic)
+                self._versions.decodes(topic, arguments.model)
                 self._payloads[topic] = arguments.payload
             made = make(handler, replace(terms, arguments=arguments))
             self._routes.add(topic, made, queue)

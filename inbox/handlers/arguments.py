@@ -76,12 +76,15 @@ class Arguments:
         takes: which kind of handler it is.
         takes_session: whether its annotations ask for a session of SQLAlchemy.
         takes_psycopg: whether they ask for a connection of psycopg.
+        model: the class of the payload, or of each one in a batch; None if the
+            annotations name none.
     """
 
     inner: tuple[Argument, ...]
     takes: Takes = Takes.ONE
     takes_session: bool = False
     takes_psycopg: bool = False
+    model: type | None = None
 
     @property
     def payload(self) -> Validator | None:
@@ -199,6 +202,10 @@ def arguments_of(
         takes,
         takes_session=any(map(_is_session, annotations.values())),
         takes_psycopg=any(map(_is_connection, annotations.values())),
+        model=next(
+            (it for it in (_model(one, takes) for one in annotations.values()) if it),
+            None,
+        ),
     )
 
 
@@ -358,6 +365,14 @@ def _is_payload(annotation: Any) -> bool:
         or is_typeddict(kind)
         or any(hasattr(kind, name) for name in _MODEL)
     )
+
+
+def _model(annotation: Any, takes: Takes) -> type | None:
+    """Return the class of a payload, alone or of each in a batch."""
+    if takes is Takes.MANY and typing.get_origin(annotation) in _MANY:
+        annotation = next(iter(typing.get_args(annotation)), None)
+    is_one = isinstance(annotation, type) and _is_payload(annotation)
+    return annotation if is_one and annotation is not Message else None
 
 
 def _is_many(annotation: object) -> bool:

@@ -61,8 +61,26 @@ class Versions:
         """Return the version that the handler of a topic understands; None: any."""
         return self._understood[topic]
 
-    def decodes(self, topic: str) -> None:
-        """Record that the handler of a topic gets its payloads decoded."""
+    def decodes(self, topic: str, model: type | None) -> None:
+        """Record that the handler of a topic gets its payloads decoded.
+
+        Args:
+            model: the class of the decoded payloads, if they have one.
+
+        Raises:
+            ConfigError: the registry has another class for the topic and the version,
+                and this one for others, so that no message would fit.
+        """
+        bound = None if model is None else self._registry.topic_of(model)
+        version = self._understood[topic]
+        known = self._registry.classes(topic, version)
+        if model is not None and bound is not None and known and model not in known:
+            which = "" if version is None else f" in version {version}"
+            raise ConfigError(
+                f"topic {shorten(topic)}{which}: its handler takes {model.__name__}, "
+                f"the event of topic {shorten(bound[0])} in version {bound[1]}; "
+                "register it for that, or let it take what is registered for this"
+            )
         self._decoded.add(topic)
 
     def add(self, topic: str, to: int, upcaster: Upcaster) -> None:

@@ -52,6 +52,7 @@ class SchemaRegistry:
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
         self._topics: dict[str, dict[int, Validator]] = {}
+        self._classes: dict[tuple[str, int], type] = {}
         self._events: dict[type, tuple[str, int]] = {}
 
     def event(self, topic: str, *, version: int = 1) -> Callable[[T], T]:
@@ -78,6 +79,18 @@ class SchemaRegistry:
     def topic_of(self, kind: type) -> tuple[str, int] | None:
         """Return the topic and version of a class; None if it isn't bound."""
         return self._events.get(kind)
+
+    def classes(self, topic: str, version: int | None) -> list[type]:
+        """Return the classes that were registered for a topic.
+
+        Args:
+            version: that of one; None: those of all versions.
+        """
+        return [
+            kind
+            for (of, number), kind in self._classes.items()
+            if of == topic and version in (None, number)
+        ]
 
     def register(self, topic: str, schema: Any, *, version: int = 1) -> None:
         """Register the schema of a topic's payloads in one version.
@@ -109,6 +122,8 @@ class SchemaRegistry:
                 "register the new one under a new version"
             )
         versions[version] = validator_of(schema)
+        if isinstance(schema, type):
+            self._classes[topic, version] = schema
 
     def check(self, message: Message) -> None:
         """Check a message that is to be added.

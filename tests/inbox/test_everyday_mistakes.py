@@ -96,3 +96,21 @@ async def test_an_empty_url_is_called_empty() -> None:
     billing.handles("*")(lambda session, message: None)
     with pytest.raises(ConfigError, match="the URL of the source is empty; pass one"):
         await billing.run()
+
+
+def test_a_handler_of_another_topics_or_versions_event_is_refused() -> None:
+    def bill(session: Session, order: Paid) -> None: ...
+    def ship(session: Session, orders: list[Placed]) -> None: ...
+
+    with pytest.raises(ConfigError, match="takes Paid, the event of topic 'orders"):
+        consumer().handles("orders.placed")(bill)
+    placed_once = consumer().handles_batch("orders.placed", max_size=2, version=1)
+    with pytest.raises(ConfigError, match="in version 1: its handler takes Placed, th"):
+        placed_once(ship)
+
+    # Nothing else is registered for these, or the class is one of what is.
+    for topic in ("orders.paid", "orders.*", "*", "orders.paid.again"):
+        consumer().handles(topic)(bill)
+    for version in (None, 2):
+        consumer().handles_batch("orders.placed", max_size=2, version=version)(ship)
+    consumer().handles("orders.bulk")(ship)
