@@ -34,6 +34,7 @@ class Batch:
         *,
         width: int,
     ) -> None:
+        self._batch = batch
         self._answers = answers
         self._host = host
         self._send = send
@@ -48,9 +49,9 @@ class Batch:
             if answers[i] is None:
                 name = message.id if message.key is None else message.key
                 lines.setdefault(name, deque()).append(i)
-        # Messages that were refused go last, so that others don't wait.
+        # Messages whose requests failed recently go last, so that others don't wait.
         self._lines = deque(
-            sorted(lines.values(), key=lambda line: batch[line[0]].id in host.suspects)
+            sorted(lines.values(), key=lambda line: host.suspects(batch[line[0]].id))
         )
 
     async def run(self) -> None:
@@ -70,17 +71,24 @@ class Batch:
         self._settle_refusals()
         if self._lost is not None and None in self._answers:
             raise self._lost
+        for i, _ in self._refused:
+            self._host.forget(self._batch[i].id)
 
     async def _try_host(self) -> None:
         """Send one request at a time while the host counts as unavailable."""
         was_away = self._host.away is not None
-        for _ in range(_MAX_TRIALS):
-            if not self._lines or self._host.away is None or self._lost is not None:
-                break
+        trials = 0
+        while self._lines and self._host.away is not None and self._lost is None:
+            if trials == _MAX_TRIALS:
+                self._lose()
+                return
             line = self._lines.popleft()
+            i = line[0]
             await self._carry_first(line)
             if line:
                 self._lines.append(line)
+            # A failure caused by the message itself says nothing about the host.
+            trials += not self._host.blames(self._batch[i].id)
         if self._host.away is not None:
             self._lose()
         self._proven = was_away and self._host.away is None
@@ -108,7 +116,7 @@ class Batch:
         """Discard the refusals of a host that turned out to be unavailable."""
         taken_back = self._lost is not None and not self._proven
         for i, followers in self._refused:
-            if taken_back:
+            if taken_back and not self._host.blames(self._batch[i].id):
                 self._answers[i] = None
                 continue
             for follower in followers:

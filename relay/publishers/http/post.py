@@ -80,12 +80,12 @@ class Mailbox:
             reason = f"gave an answer that can't be read: {one_line(error)[:200]}"
             return Nacked(reason)
         except TimeoutError:
-            return self._refused(message, "gave no answer in time")
+            return self._unanswered(message, "gave no answer in time")
         except aiohttp.ServerDisconnectedError:
             # The error's text has all headers that arrived before.
-            return self._broken(message, "closed the connection without an answer")
+            return self._unanswered(message, "closed the connection without an answer")
         except (aiohttp.ClientError, OSError) as error:
-            return self._broken(message, f"gave no answer: {one_line(error)}")
+            return self._unanswered(message, f"gave no answer: {one_line(error)}")
 
     async def _ask(
         self, message: Message, headers: Mapping[str, str]
@@ -129,19 +129,14 @@ class Mailbox:
             self._host.answered(message.id)
             return Nacked(reason, retry_after=timedelta(seconds=pause))
         if status >= 500 or status in _ALIKE:
-            return self._refused(message, reason)
+            self._host.refused(reason)
+            return Nacked(reason)
         self._host.answered(message.id)
         return Nacked(reason, permanent=status in _FOR_EVER)
 
-    def _refused(self, message: Message, reason: str) -> Nacked:
-        self._host.refused(message.id, reason)
-        return Nacked(reason)
-
-    def _broken(self, message: Message, reason: str) -> Nacked | None:
-        if message.id in self._host.suspects:
-            return self._refused(message, reason)
-        # The first time, the host is to blame.
-        self._host.suspects[message.id] = None
+    def _unanswered(self, message: Message, reason: str) -> Nacked | None:
+        if self._host.blames(message.id):
+            return Nacked(reason)
         self._host.lose(reason)
         return None
 

@@ -5,32 +5,24 @@ response to the previous one. Keys are posted in parallel, over persistent conne
 """
 
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
 import aiohttp
-from yarl import URL
 
 from outbox.brokers.http import HttpOptions
 from outbox.cloudevents.http import to_request
-from outbox.cloudevents.signature import Secret, read_secrets
-from outbox.errors import (
-    BrokerUnavailableError,
-    ConfigError,
-    InvalidMessageError,
-    shorten,
-)
+from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
 from outbox.message import Message
-from outbox.url import without_password
 from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.http.address import is_public, socket_maker
 from relay.publishers.http.batch import Batch
 from relay.publishers.http.host import Host
 from relay.publishers.http.post import Mailbox, one_line
+from relay.publishers.http.settings import HttpSettings
 
 _CONNECT: Final = 5.0
 _MAX_FIELD_BYTES: Final = 64 * 1024
@@ -38,24 +30,16 @@ _MAX_FIELD_BYTES: Final = 64 * 1024
 
 
 class HttpPublisher:
-    """Posts messages to one URL.
+    """Posts messages to one URL."""
 
-    Args:
-        url: `http://` or `https://`, without the options.
-        secrets: each signs every request; without any, requests aren't signed.
-    """
-
-    def __init__(
-        self, url: str, options: HttpOptions, secrets: Sequence[Secret]
-    ) -> None:
-        self._url = _target(url)
-        self._name = f"broker {without_password(url)}"
-        self.identity = HttpOptions.identity(url)
-        self._options = options
-        self._secrets = secrets
-        self._tls = None if self._url.scheme == "http" else _tls(options.ca_file)
+    def __init__(self, settings: HttpSettings) -> None:
+        self.identity = HttpOptions.identity(settings.url)
+        self._settings = settings
+        self._url = settings.target
+        self._tls = settings.tls()
+        self._name = f"broker {settings.name}"
         self._host = Host(self._name)
-        self._slots = asyncio.Semaphore(options.max_connections)
+        self._slots = asyncio.Semaphore(settings.options.max_connections)
         self._published = PublishedIds()
         self._session: aiohttp.ClientSession | None = None
 
@@ -70,9 +54,7 @@ class HttpPublisher:
         Raises:
             ConfigError: the URL can't be used, or there is no secret.
         """
-        url, options = HttpOptions.parse(url)
-        secrets = () if options.unsigned else _secrets(options.secret_env)
-        return cls(url, options, secrets)
+        return cls(HttpSettings.from_url(url))
 
     async def __aenter__(self) -> Self:
         """Open a connection to check that the host accepts it.
@@ -82,7 +64,7 @@ class HttpPublisher:
             ConfigError: the host is on a private network, or its certificate isn't
                 trusted.
         """
-        options = self._options
+        settings = self._settings
         try:
             async with asyncio.timeout(_CONNECT):
                 await self._connect()
@@ -97,12 +79,14 @@ class HttpPublisher:
             ) from error
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=options.max_connections,
+                limit=settings.options.max_connections,
                 ssl=self._tls or True,
-                socket_factory=socket_maker(allow_private=options.allow_private),
+                socket_factory=socket_maker(
+                    allow_private=settings.options.allow_private
+                ),
             ),
             timeout=aiohttp.ClientTimeout(
-                total=options.timeout.total_seconds(),
+                total=settings.options.timeout.total_seconds(),
                 sock_connect=_CONNECT,
             ),
             headers={"User-Agent": "pillarbox", "Accept-Encoding": "identity"},
@@ -132,14 +116,14 @@ class HttpPublisher:
             raise BrokerUnavailableError(
                 f"{self._name}: the publisher is not open; use `async with`"
             )
-        options = self._options
         mailbox = Mailbox(
             self._session,
             self._url,
             self._host,
-            self._secrets,
-            options.max_retry_after.total_seconds(),
+            self._settings.secrets,
+            self._settings.options.max_retry_after.total_seconds(),
         )
+        options = self._settings.options
         headers: list[Mapping[str, str]] = [{}] * len(batch)
         answers: list[Confirmation | None] = [None] * len(batch)
         for i, message in enumerate(batch):
@@ -175,7 +159,7 @@ class HttpPublisher:
         host, port = self._url.raw_host or "", self._url.port or 0
         infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [str(info[4][0]) for info in infos]
-        if not self._options.allow_private:
+        if not self._settings.options.allow_private:
             private = addresses
             addresses = list(filter(is_public, addresses))
             if not addresses:
@@ -200,48 +184,3 @@ class HttpPublisher:
                 writer.transport.abort()
                 return
         raise failure or OSError("its name doesn't resolve")
-
-
-def _target(url: str) -> URL:
-    try:
-        target = URL(url)
-        if (
-            target.scheme in {"http", "https"}
-            and target.raw_host
-            and target.port
-            and "#" not in url
-        ):
-            return target
-    except ValueError:
-        pass
-    raise ConfigError(
-        f"broker URL {without_password(url)}: write https://host/path?secret_env=NAME"
-    )
-
-
-def _secrets(variable: str | None) -> tuple[Secret, ...]:
-    if not variable:
-        raise ConfigError(
-            "broker URL: names no secret to sign with; write secret_env=THE_NAME of "
-            "the environment variable that holds it, or unsigned=true"
-        )
-    text = os.environ.get(variable)
-    if text is None:
-        raise ConfigError(
-            f"broker URL option secret_env={shorten(variable)}: there is no such "
-            "environment variable; set it to whsec_…"
-        )
-    return read_secrets(text)
-
-
-def _tls(ca_file: str | None) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(ca_file)
-        except OSError as error:
-            raise ConfigError(
-                f"broker URL option ca_file={shorten(ca_file)}: "
-                f"{error}; name a file of certificates in PEM"
-            ) from None
-    return context

@@ -31,6 +31,7 @@ from tests.fixtures.http import (
     publish,
     until_answered,
 )
+from tests.fixtures.waiting import answer_after
 
 ONE = Message("orders.placed", b'{"n": 1}', key="ä b", content_type="application/json")
 TEMPORARY = [
@@ -86,6 +87,12 @@ async def test_proxies_from_the_environment_are_not_used(
     assert await publish(target, ONE) == [Acked()]
 
 
+@pytest.mark.parametrize("status", [200, 201, 202, 204])
+async def test_any_success_is_an_ack(target: Target, status: int) -> None:
+    target.script = answers(status)
+    assert await publish(target, ONE) == [Acked()]
+
+
 @pytest.mark.parametrize("status", TEMPORARY + PERMANENT)
 async def test_a_failure_is_nacked_permanently_only_if_the_message_is_to_blame(
     target: Target, status: int
@@ -95,6 +102,16 @@ async def test_a_failure_is_nacked_permanently_only_if_the_message_is_to_blame(
     assert isinstance(answer, Nacked)
     assert answer.permanent is (status in PERMANENT)
     assert f"HTTP {status}" in answer.reason
+
+
+@pytest.mark.parametrize("status", [401, 403, 407, 503])
+async def test_a_host_that_refuses_everything_is_unavailable_and_few_are_charged(
+    target: Target, status: int
+) -> None:
+    target.script = answers(*[status] * 20)
+    async with HttpPublisher.from_url(target.url("max_connections=1")) as publisher:
+        with pytest.raises(BrokerUnavailableError, match=f"other: HTTP {status}"):
+            await publisher.publish(numbered(20, keys=20))
 
 
 async def test_an_unknown_topic_delays_no_other(target: Target) -> None:
@@ -176,6 +193,13 @@ async def test_a_postponed_message_holds_back_its_key_but_not_the_host(
     assert answers[6:] == [Acked(), Nacked("waits for an earlier message of its key")]
 
 
+async def test_a_message_is_postponed_no_longer_than_allowed(target: Target) -> None:
+    target.script = answers(425, headers={"Retry-After": "86400"})
+    (answer,) = await publish(target, ONE, options="max_retry_after=3s")
+    assert isinstance(answer, Nacked)
+    assert answer.retry_after == timedelta(seconds=3)
+
+
 @pytest.mark.parametrize("is_date", [False, True])
 async def test_a_pause_can_be_a_date_and_has_a_limit(
     target: Target, is_date: bool
@@ -208,6 +232,39 @@ async def test_an_invalid_pause_is_ignored(target: Target, value: str) -> None:
         assert answer.retry_after is None
 
 
+async def test_a_refused_message_holds_back_its_key_and_no_other(
+    target: Target,
+) -> None:
+    first, other, second = numbered(3, keys=2)
+
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        refused = arrival.message() == first
+        return web.Response(status=500 if refused else 204)
+
+    target.script = script
+    answers = await publish(target, first, other, second)
+    assert [isinstance(a, Acked) for a in answers] == [False, True, False]
+    assert {m.id for m in target.messages()} == {first.id, other.id}
+
+
+async def test_a_permanently_refused_message_holds_nothing_back(
+    target: Target,
+) -> None:
+    target.script = answers(422)
+    first, second, third = await publish(target, *numbered(3))
+    assert isinstance(first, Nacked)
+    assert [second, third] == [Acked()] * 2
+
+
+async def test_a_slow_answer_is_awaited(target: Target) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        await answer_after(0.5)
+        return web.Response(status=204)
+
+    target.script = script
+    assert await publish(target, ONE, options="timeout=60s") == [Acked()]
+
+
 async def test_the_status_decides_and_an_endless_answer_is_not_read(
     target: Target,
 ) -> None:
@@ -223,6 +280,11 @@ async def test_a_cookie_is_not_kept(target: Target) -> None:
     target.script = answers(204, headers={"Set-Cookie": "a=b"})
     await publish(target, *numbered(2))
     assert all("cookie" not in arrival.headers for arrival in target.arrivals)
+
+
+async def test_a_header_of_an_answer_may_be_60_kb(target: Target) -> None:
+    target.script = answers(200, headers={"X-Trace": "x" * 60_000})
+    assert await publish(target, ONE) == [Acked()]
 
 
 @pytest.mark.parametrize(
@@ -282,3 +344,17 @@ async def answering(target: Target, text: bytes) -> AsyncIterator[Target]:
     target.port = server.sockets[0].getsockname()[1]
     async with server:
         yield target
+
+
+async def test_a_payload_over_the_limit_is_never_sent(target: Target) -> None:
+    large, small = await publish(
+        target,
+        Message("t", b"1234"),
+        Message("t", b"123"),
+        options="max_payload_bytes=3",
+    )
+    assert isinstance(large, Nacked)
+    assert large.permanent
+    assert "limit is 3 (max_payload_bytes)" in large.reason
+    assert small == Acked()
+    assert len(target.arrivals) == 1

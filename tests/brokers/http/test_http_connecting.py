@@ -13,7 +13,7 @@ from outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox import Message
 from relay.publisher import Acked
 from relay.publishers.http import HttpPublisher
-from tests.fixtures.http import SECRET, SECRET_ENV, MakeTarget, Target
+from tests.fixtures.http import SECRET, SECRET_ENV, MakeTarget, Target, answers
 
 ONE = Message("orders", b"1")
 
@@ -80,10 +80,29 @@ async def test_a_name_with_a_private_address_can_be_allowed(target: Target) -> N
     assert target.arrivals[0].headers["host"] == f"localhost:{target.port}"
 
 
+async def test_a_redirect_to_a_private_address_is_not_followed(
+    make_target: MakeTarget,
+) -> None:
+    outside, inside = make_target(), make_target()
+    outside.script = answers(307, headers={"Location": inside.url()})
+    async with HttpPublisher.from_url(outside.url()) as publisher:
+        with pytest.raises(BrokerUnavailableError, match="redirects are not followed"):
+            await publisher.publish([ONE])
+    assert inside.arrivals == []
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
 @pytest.mark.usefixtures("target")
 async def test_an_unavailable_host_is_reported_at_start(url: str) -> None:
     url = f"{url}/?secret_env={SECRET_ENV}&allow_private=true"
+    with pytest.raises(BrokerUnavailableError, match="can't be reached"):
+        async with HttpPublisher.from_url(url):
+            pass
+
+
+@pytest.mark.usefixtures("target")
+async def test_an_unknown_name_is_reported_at_start() -> None:
+    url = f"https://nobody.invalid/?secret_env={SECRET_ENV}"
     with pytest.raises(BrokerUnavailableError, match="can't be reached"):
         async with HttpPublisher.from_url(url):
             pass
