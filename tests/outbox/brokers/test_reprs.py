@@ -11,8 +11,11 @@ from outbox.brokers.http import HttpOptions
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.brokers.sqs.options import SqsOptions
+from outbox.cloudevents.signature import Secret
+from relay.publishers.http.settings import HttpSettings
 
 SECRET = "5ecre7"
+WEBHOOK = "whsec_" + "5ecre7" * 6
 # Part of an application, which takes its URL from the environment when it is imported.
 NEEDS_A_DATABASE = ("inbox.demo.consumers",)
 TELLING = ("url", "password", "secret", "token", "credential", "connection", "dsn")
@@ -22,6 +25,13 @@ SETTINGS: dict[type[object], list[Callable[[], object]]] = {
         lambda: NatsSettings.from_url(f"nats://{SECRET}@host:4222"),
     ],
     SqsSettings: [lambda: SqsSettings.from_url(f"sqs://key:{SECRET}@eu-west-1/")],
+    HttpSettings: [
+        lambda: HttpSettings(
+            url=f"https://me:{SECRET}@host/path?token={SECRET}",
+            secrets=(Secret(WEBHOOK),),
+            options=HttpOptions(),
+        )
+    ],
     # These hold no secret: the name of a variable, and an address without a user.
     HttpOptions: [lambda: HttpOptions(secret_env="HOST_SECRET_ENV", ca_file="host")],
     SqsOptions: [lambda: SqsOptions(endpoint_url="https://host:1")],
