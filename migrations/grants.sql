@@ -91,7 +91,7 @@ GRANT EXECUTE
         outbox.make_partitions(text),
         outbox.trim_batch(text),
         outbox.finish_detached(text),
-        outbox.note_failure(text, text, text, text, text),
+        outbox.note_failure(text, text, text, text, text, text),
         outbox.upkeep_step(text, text),
         outbox.end_upkeep(timestamptz, boolean),
         outbox.trim_cron_log(),

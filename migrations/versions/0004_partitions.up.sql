@@ -120,17 +120,21 @@ COMMENT ON COLUMN outbox.upkeep_failure.failure IS 'the error, with the object i
 COMMENT ON COLUMN outbox.upkeep_failure.remedy IS 'SQL or a command that removes the obstacle; null: unknown';
 
 -- From the catalog, since pg_partman replaces the SQLSTATE of errors by its own.
-CREATE FUNCTION outbox.in_the_way(step text, parent text, object text, state text)
+CREATE FUNCTION outbox.in_the_way(step text, parent text, object text, state text, context text)
 RETURNS TABLE (obstacle text, remedy text)
 LANGUAGE sql STABLE {pinned}
 SET quote_all_identifiers = off
 BEGIN ATOMIC
     WITH it AS (
-        SELECT c.oid, c.reltype, y.typarray, c.relowner, o.relowner AS owner, o.oid AS parent
-          FROM pg_class c LEFT JOIN pg_type y ON y.oid = c.reltype
+        SELECT c.oid, c.reltype, y.typarray, c.relowner, n.nspname, o.relowner AS owner, o.oid AS parent
+          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_type y ON y.oid = c.reltype
           JOIN pg_class o ON o.oid = to_regclass(in_the_way.parent)
          WHERE c.oid = coalesce(to_regclass(in_the_way.object), to_regclass(in_the_way.parent))
     )
+    SELECT format('there is no table %s', in_the_way.parent),
+           format('/* restore %s, or create it as pillarbox migrate --sql prints it */', in_the_way.parent)
+     WHERE in_the_way.parent IS NOT NULL AND to_regclass(in_the_way.parent) IS NULL
+    UNION ALL
     (SELECT DISTINCT format('%s %s', i.type, i.identity),
            CASE WHEN i.type IN ('view', 'materialized view', 'function', 'procedure', 'rule', 'trigger', 'policy')
                 THEN format('DROP %s %s; /* or let it read %s */', upper(i.type), i.identity, in_the_way.parent)
@@ -151,18 +155,29 @@ BEGIN ATOMIC
     SELECT format('it belongs to %s', it.relowner::regrole), format('ALTER TABLE %s OWNER TO %s;', it.oid::regclass, it.owner::regrole)
       FROM it WHERE it.relowner <> it.owner
     UNION ALL
+    SELECT format('%s lacks CREATE on the schema %I', it.owner::regrole, it.nspname),
+           format('GRANT CREATE ON SCHEMA %I TO %s;', it.nspname, it.owner::regrole)
+      FROM it WHERE NOT has_schema_privilege(it.owner, it.nspname, 'CREATE')
+    UNION ALL
     (SELECT DISTINCT format('session %s of role %s (application %s)', a.pid, a.usename, coalesce(nullif(a.application_name, ''), '?')),
            format('SELECT pg_terminate_backend(%s); /* or wait until its transaction ends */', a.pid)
       FROM it JOIN pg_locks l ON l.relation IN (it.oid, it.parent) AND l.granted AND l.pid <> pg_backend_pid()
       JOIN pg_stat_activity a ON a.pid = l.pid AND a.datname = current_database()
      WHERE in_the_way.state IN ('55P03', '40P01')
        AND (in_the_way.step <> 'premake' OR l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock'))
-     ORDER BY 1 LIMIT 5);
+     ORDER BY 1 LIMIT 5)
+    UNION ALL
+    SELECT format('statement_timeout of role %I is %s', session_user, current_setting('statement_timeout')),
+           format('ALTER ROLE %I IN DATABASE %I SET statement_timeout = 0;', session_user, current_database())
+     WHERE in_the_way.state = '57014' AND current_setting('statement_timeout') <> '0'
+    UNION ALL
+    SELECT format('event trigger %I', e.evtname), format('ALTER EVENT TRIGGER %I DISABLE; /* or let %s spare the owner of outbox.message */', e.evtname, e.evtfoid::regprocedure)
+      FROM pg_event_trigger e WHERE e.evtenabled <> 'D' AND position(' ' || e.evtfoid::regprocedure::text IN in_the_way.context) > 0;
 END;
 COMMENT ON FUNCTION outbox.in_the_way IS 'what keeps a step of the upkeep from succeeding, as far as the catalog shows it, with the remedies';
 
 CREATE FUNCTION outbox.note_failure(failure text, step text DEFAULT 'upkeep', parent text DEFAULT NULL, object text DEFAULT NULL,
-                                    state text DEFAULT '') RETURNS void
+                                    state text DEFAULT '', context text DEFAULT '') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER {pinned}
 AS $body$
 DECLARE
@@ -172,7 +187,7 @@ DECLARE
     v_remedies text;
 BEGIN
     SELECT string_agg(w.obstacle, ', '), string_agg(w.remedy, ' ') INTO v_obstacles, v_remedies
-      FROM outbox.in_the_way(step, parent, object, CASE WHEN failure ~ 'lock timeout' THEN '55P03' ELSE state END) w;
+      FROM outbox.in_the_way(step, parent, object, CASE WHEN failure ~ 'lock timeout' THEN '55P03' ELSE state END, failure || context) w;
     INSERT INTO outbox.upkeep_failure AS f (step, object, parent_table, failure, remedy)
     VALUES (step, v_object, parent,
             CASE WHEN v_object = '' THEN '' ELSE format('%s of %s: ', step, v_object) END || v_failure || coalesce('; in the way: ' || v_obstacles, ''),

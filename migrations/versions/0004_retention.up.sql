@@ -328,6 +328,7 @@ DECLARE
     v_newest timestamptz;
     v_reason text;
     v_step text;
+    v_context text;
     s record;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy q WHERE q.parent_table = parent;
@@ -365,7 +366,8 @@ BEGIN
                 outcome := 'waiting';  -- as any detach may, for hours
             WHEN OTHERS OR query_canceled THEN
                 outcome := 'failed';
-                PERFORM outbox.note_failure(SQLERRM, 'finalize', parent, s.partition, SQLSTATE);
+                GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+                PERFORM outbox.note_failure(SQLERRM, 'finalize', parent, s.partition, SQLSTATE, v_context);
         END;
         RETURN NEXT;
     END LOOP;
@@ -421,7 +423,8 @@ BEGIN
                 outcome := 'in use, and left for the next run';
             WHEN OTHERS OR query_canceled THEN
                 outcome := 'failed';
-                PERFORM outbox.note_failure(SQLERRM, v_step, parent, s.partition, SQLSTATE);
+                GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+                PERFORM outbox.note_failure(SQLERRM, v_step, parent, s.partition, SQLSTATE, v_context);
         END;
         RETURN NEXT;
     END LOOP;

@@ -9,6 +9,7 @@ AS $body$
 DECLARE
     v_problem text := outbox.clock_problem();
     v_outcome text;
+    v_context text;
     d record;
 BEGIN
     IF step = 'clock' AND v_problem IS NOT NULL THEN
@@ -29,7 +30,8 @@ BEGIN
     END IF;
     RETURN v_outcome;
 EXCEPTION WHEN OTHERS OR query_canceled THEN
-    PERFORM outbox.note_failure(SQLERRM, step, parent, parent, SQLSTATE);
+    GET STACKED DIAGNOSTICS v_context = PG_EXCEPTION_CONTEXT;
+    PERFORM outbox.note_failure(SQLERRM, step, parent, parent, SQLSTATE, v_context);
     RETURN NULL;
 END
 $body$;

@@ -195,6 +195,7 @@ def _detach(
                 **asdict(step),
                 "failure": error.diag.message_primary,
                 "state": error.sqlstate,
+                "context": error.diag.context or "",
             },
         )
         return _FAILED

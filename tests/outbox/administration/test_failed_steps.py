@@ -14,7 +14,7 @@ from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute
-from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.retiring import EXPIRED, acting_as
 from tests.outbox.administration.test_upkeep import (
     add_old,
     drop_ahead,
@@ -23,6 +23,12 @@ from tests.outbox.administration.test_upkeep import (
 )
 
 FAILURES: Final = "SELECT step, object, failure FROM outbox.upkeep_failure"
+REFUSING: Final = """
+CREATE FUNCTION public.refuse() RETURNS event_trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'no changes on a Friday'; END $$;
+CREATE EVENT TRIGGER no_changes ON ddl_command_start WHEN TAG IN ('{}')
+EXECUTE FUNCTION public.refuse();
+"""
 WITH_A_KEY: Final = (
     "CREATE TABLE public.invoice (id uuid, created_at timestamptz,"
     " CONSTRAINT of_message FOREIGN KEY (id, created_at) REFERENCES {});"
@@ -63,6 +69,19 @@ OF_DROPS: Final = {
     ),
 }
 """Obstacles that each keep one partition."""
+OF_ALL: Final = {
+    "foreign key on the table": Obstacle(
+        WITH_A_KEY.format("outbox.message")
+        + " INSERT INTO public.invoice SELECT id, created_at FROM {partition}",
+        "of_message of public.invoice",
+    ),
+    "event trigger on drops": Obstacle(
+        REFUSING.format("DROP TABLE"), "event trigger no_changes"
+    ),
+    "event trigger on changes": Obstacle(
+        REFUSING.format("ALTER TABLE"), "event trigger no_changes"
+    ),
+}
 
 
 def run(url: str) -> int:
@@ -137,30 +156,27 @@ def test_whatever_keeps_a_partition_stops_no_other_step_and_is_named_at_once(
     assert execute(url, EXPIRED) == []
 
 
-def test_a_foreign_key_that_keeps_all_partitions_is_named_at_once(
-    database_url: str, doctor: Doctor
+@pytest.mark.parametrize("name", OF_ALL)
+def test_whatever_keeps_all_partitions_is_named_at_once(
+    name: str, database_url: str, doctor: Doctor
 ) -> None:
     url = database_url
     ahead = drop_ahead(url, table="outbox.dead_letter")
-    key = Obstacle(
-        WITH_A_KEY.format("outbox.message")
-        + " INSERT INTO public.invoice SELECT id, created_at FROM {partition}",
-        "of_message of public.invoice",
-    )
-    (partition,) = put_in_the_way(url, [key])
+    ((partition, obstacle),) = put_in_the_way(url, [OF_ALL[name]]).items()
 
     for _ in range(2):
         assert run(url) == 2
 
-    assert exists(url, ahead)
+    assert exists(url, ahead) or "ALTER TABLE" in obstacle.statement
     found = about_upkeep(url, doctor, partition)
-    assert key.named in found["finding"]
+    assert obstacle.named in found["finding"]
 
     paste(url, found["remedy"])
 
     assert run(url) == 0
     assert execute(url, FAILURES) == []
     assert execute(url, EXPIRED) == []
+    assert exists(url, ahead)
 
 
 def test_a_trim_that_fails_is_recorded(database_url: str) -> None:
@@ -179,6 +195,53 @@ def test_a_trim_that_fails_is_recorded(database_url: str) -> None:
     ((step, table, failure),) = execute(database_url, FAILURES)
     assert (step, table) == ("trim", "inbox.foreign_receipt")
     assert "receipts stay" in failure
+
+
+@pytest.mark.parametrize(
+    ("statement", "named", "is_pasted"),
+    [
+        (
+            "REVOKE CREATE ON SCHEMA inbox FROM pillarbox_owner",
+            "pillarbox_owner lacks CREATE on the schema inbox",
+            True,
+        ),
+        ("DROP TABLE inbox.suspect CASCADE", "there is no table inbox.suspect", False),
+        (
+            REFUSING.format("CREATE TABLE"),
+            "event trigger no_changes",
+            True,
+        ),
+    ],
+    ids=["privilege", "table", "event trigger"],
+)
+def test_whatever_keeps_a_day_from_being_created_keeps_no_other_one(
+    statement: str,
+    named: str,
+    is_pasted: bool,
+    database_url: str,
+    doctor: Doctor,
+) -> None:
+    url = database_url
+    ahead = drop_ahead(url, table="inbox.suspect")
+    elsewhere = drop_ahead(url, table="outbox.dead_letter")
+    old_partition(url)
+    execute(url, statement)
+
+    assert run(url) == 2
+
+    assert exists(url, elsewhere) or "EVENT TRIGGER" in statement
+    assert execute(url, EXPIRED) == []
+    found = next(
+        f
+        for f in doctor(url)[1]
+        if f["finding"].startswith("the upkeep failed") and "suspect" in f["finding"]
+    )
+    assert named in found["finding"]
+    if is_pasted:
+        paste(url, found["remedy"])
+        assert run(url) == 0
+        assert exists(url, ahead)
+        assert exists(url, elsewhere)
 
 
 def test_a_session_that_locks_a_table_is_named_and_stops_no_other_table(
@@ -200,3 +263,25 @@ def test_a_session_that_locks_a_table_is_named_and_stops_no_other_table(
         )
         paste(url, found["remedy"])
     assert run(url) == 0
+
+
+def test_a_statement_timeout_ends_one_step_and_is_named(
+    database_url: str, doctor: Doctor
+) -> None:
+    url = database_url
+    drop_ahead(url, table="inbox.dead_letter")
+    ahead = drop_ahead(url, table="outbox.dead_letter")
+    with (
+        psycopg.connect(url) as holder,
+        acting_as(url, "pillarbox_maintainer") as maintainer,
+    ):
+        holder.execute("LOCK TABLE inbox.dead_letter IN SHARE MODE")
+        maintainer.execute("SET statement_timeout = '2s'")
+        with pytest.raises(psycopg.errors.RaiseException, match="statement_timeout"):
+            maintainer.execute("CALL outbox.maintain()")
+        holder.rollback()
+
+    assert exists(url, ahead)
+    (found,) = (f for f in doctor(url)[1] if f["check"] == "upkeep")
+    assert "statement_timeout of role pillarbox_maintainer is 2s" in found["finding"]
+    assert "SET statement_timeout = 0" in found["remedy"]
