@@ -179,8 +179,9 @@ def _raise(error: DBAPIError) -> NoReturn:
     if _LOCK_NOT_AVAILABLE in codes:
         raise MigrationError(
             "timed out waiting for a lock; nothing was changed: another migration"
-            " holds it, or a long transaction, which pillarbox doctor names: try again"
-            " when it has ended"
+            " holds it, or a long transaction, found by SELECT pid, locktype,"
+            " relation::regclass FROM pg_locks WHERE granted; try again when it has"
+            " ended"
         ) from error
     if isinstance(error, SQLAlchemyOperationalError):
         raise DatabaseUnavailableError(

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from select import select
 from typing import IO, Final
 
 from typing_extensions import override
@@ -45,9 +46,10 @@ def _writer(stream: IO[str]) -> Callable[[str], object]:
         rest = memoryview(text.encode(errors="backslashreplace"))
         while rest:
             written = raw.write(rest)
-            if written is None:
-                raise BlockingIOError("the pipe doesn't block, and is full")
-            rest = rest[written:]
+            if written is None:  # the pipe doesn't block, and is full
+                select([], [raw], [])
+            else:
+                rest = rest[written:]
 
     return write
 

@@ -1,5 +1,6 @@
 """A migration that can't get a lock fails, and changes nothing."""
 
+import re
 from datetime import timedelta
 
 import psycopg
@@ -41,8 +42,12 @@ def test_a_lock_that_another_session_holds_ends_a_migration_and_nothing_changes(
         holder.execute(lock.encode())
         with pytest.raises(
             MigrationError, match=r"waiting for a lock; nothing was changed.*try again"
-        ):
+        ) as refused:
             migrate_for_a_week(url)
+        found = re.search(r"by (SELECT .*);", str(refused.value))
+        assert found is not None
+        holders = [pid for pid, *_ in execute(url, found[1])]
+        assert holder.info.backend_pid in holders
         assert snapshot(url) == before
     migrate_for_a_week(url)
     assert snapshot(url) != before
