@@ -18,6 +18,7 @@ INTERVALS: Final = {
     "weekly": timedelta(weeks=1),
 }
 _MIN_RETENTION: Final = timedelta(days=1)
+_MAX_RETENTION: Final = timedelta(days=36500)  # timestamps don't reach back further
 _PREMAKE: Final = {"hourly": 48, "daily": 7, "weekly": 4}
 """How many partitions are made ahead: at least two days, to fix a failed upkeep. More
 would slow down the planner, which reads all of them."""
@@ -124,6 +125,11 @@ def _check(policy: Policy) -> None:
         raise ConfigError(
             f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"
             " must be at least a day, or today's rows would go; write 1d or more"
+        )
+    if max(policy.retention, policy.minimum or _MIN_RETENTION) > _MAX_RETENTION:
+        raise ConfigError(
+            f"retention of {policy.parent_table}: must be at most a hundred years; write"
+            f" {_MAX_RETENTION.days}d or less"
         )
     if policy.minimum is not None and policy.retention < policy.minimum:
         raise ConfigError(

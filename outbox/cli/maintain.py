@@ -14,6 +14,7 @@ from outbox.administration.upkeep import (
 )
 from outbox.cli.command import Database, DryRun, Json, command, new_app, opened
 from outbox.cli.output import warn, write_json, write_line
+from outbox.errors import ConfigError
 from outbox.logs.printable import count, printable
 
 app = new_app()
@@ -36,6 +37,8 @@ def _maintain(
     json: Json = False,
 ) -> None:
     """Create future partitions and drop expired ones, where pg_cron doesn't."""
+    if json and not dry_run:
+        raise ConfigError("--json: only --dry-run has a list to print; add it")
     with opened(database, "maintain") as connection:
         if dry_run:
             steps = plan_upkeep(connection)

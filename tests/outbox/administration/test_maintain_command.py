@@ -106,3 +106,8 @@ def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
     assert others == [("hold", untold), ("hold", attached), ("hold", held)]
     # Two days of messages are gone, and what was recorded of them follows.
     assert [step for step, _, _, _ in left if step == "detach"] == ["detach"] * 4
+
+
+def test_json_without_a_dry_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["maintain", "--json", "--database", "postgresql://h/d"]) == 2
+    assert "only --dry-run has a list to print" in capsys.readouterr().err

@@ -124,6 +124,8 @@ def unchanged_url(server: PostgresServer, template: Template) -> Iterator[str]:
     ("arguments", "problem"),
     [
         (["outbox.message", "12h"], "must be at least a day"),
+        (["outbox.message", "999999w"], "at most a hundred years; write 36500d"),
+        (["receipt", "--minimum", "99999d"], "at most a hundred years"),
         (["outbox.message", "soon"], "retention 'soon': write 90s"),
         (
             ["outbox.message", "--interval", "monthly"],
