@@ -128,8 +128,8 @@ def _check(policy: Policy) -> None:
         )
     if max(policy.retention, policy.minimum or _MIN_RETENTION) > _MAX_RETENTION:
         raise ConfigError(
-            f"retention of {policy.parent_table}: must be at most a hundred years; write"
-            f" {_MAX_RETENTION.days}d or less"
+            f"retention of {policy.parent_table}: must be at most a hundred years;"
+            f" write {_MAX_RETENTION.days}d or less"
         )
     if policy.minimum is not None and policy.retention < policy.minimum:
         raise ConfigError(
