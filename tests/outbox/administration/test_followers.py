@@ -256,3 +256,27 @@ def test_the_doctors_remedy_creates_missing_partitions_for_positions(
 
     publish(database_url)
     assert doctor(database_url)[1] == []
+
+
+def test_positions_stay_while_their_messages_may_lie_in_a_partition_without_a_begin(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    add_old(database_url, outcome="published")
+    ((partition, end),) = execute(
+        database_url,
+        "SELECT partition::text, ends_at::text FROM outbox.partitions('outbox.message')"
+        f" WHERE partition = to_regclass(({EXPIRED}))",
+    )
+    followers = [row for row in execute(database_url, OLD) if row[1] != partition]
+    detach(database_url, partition)
+    execute(
+        database_url,
+        f"ALTER TABLE {partition} RENAME TO message_past; ALTER TABLE outbox.message"
+        " ATTACH PARTITION outbox.message_past"
+        f" FOR VALUES FROM (MINVALUE) TO ('{end}')",
+    )
+
+    run_upkeep(database_url)
+
+    assert set(followers) <= set(execute(database_url, OLD))
