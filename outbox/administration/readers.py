@@ -77,7 +77,8 @@ def add_reader(
             those whose transactions commit from now on.
 
     Raises:
-        ConfigError: the name or a topic is invalid, or the name was used before.
+        ConfigError: the name, a topic or the broker is invalid, or the name was used
+            before.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -89,6 +90,8 @@ def add_reader(
             raise ConfigError(
                 f"topic={topic}: must be a topic, or a prefix followed by a star"
             )
+    if broker is not None and "://" not in broker:
+        raise ConfigError("broker: must be a URL, such as https://example.com/hooks")
     with connection.transaction():
         added = connection.execute(
             load("outbox", "add_reader"),

@@ -261,6 +261,8 @@ def test_names_and_topics_of_readers_are_checked(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         add(database_url, name, topic)
+    with pytest.raises(ConfigError, match="broker: must be a URL"):
+        add(database_url, "webhooks", broker="example.com/hooks")
 
 
 def test_a_reader_without_a_relay_is_found_although_another_has_one(
