@@ -118,11 +118,11 @@ def limited_processes() -> Iterator[Any]:
             limit = container["resources"]["limits"]["memory"]
             yield case(limit, container["args"], parameter.id)
     for name, service in compose_services().items():
-        if service.get("command", [None])[0] == "pillarbox" and "mem_limit" in service:
+        if service.get("command", [None])[0] == "pillarbox":
             yield case(service["mem_limit"], service["command"], f"compose {name}")
     for unit in units():
         settings = dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
-        if "MemoryMax" in settings:
+        if "ExecStart" in settings:
             line = shlex.split(settings["ExecStart"])
             yield case(settings["MemoryMax"], line, unit.name)
 
