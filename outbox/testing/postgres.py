@@ -4,13 +4,14 @@ It is the server at a given URL, or else a private cluster, created with this ma
 server binaries, which has pg_partman and pg_cron if this machine has them.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import make_url
 
 from outbox.administration.connection import errors_explained
 from outbox.errors import ConfigError
@@ -29,13 +30,15 @@ class PostgresServer:
 
     def __init__(self, url: str, cluster: Cluster | None = None) -> None:
         self._cluster = cluster
-        self.url = url
+        # Without SQLAlchemy's driver, of which psycopg knows nothing.
+        self.url = re.sub(r"^(\w+)\+\w+", r"\1", url)
         """The main database, as `postgresql://user@host:port/name`."""
 
     def database_url(self, name: str) -> str:
         """Return the URL of another database of this server."""
-        url = make_url(self.url).set(database=name)
-        return url.render_as_string(hide_password=False)
+        address, mark, options = self.url.partition("?")
+        start = "/".join(address.split("/")[:3])
+        return f"{start}/{quote(name, safe='')}{mark}{options}"
 
     def create_database(self, name: str, template: str | None = None) -> None:
         """Create a database, as a copy of `template` if one is given.
