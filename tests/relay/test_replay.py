@@ -91,6 +91,8 @@ def test_a_dry_run_counts_by_topic_and_changes_nothing(
     assert [row.split()[:2] for row in rows] == [["a", "1"], ["b", "2"]]
     assert main([*replay, "--topic", "other"]) == 0
     assert capsys.readouterr().out == "no published message matches\n"
+    assert main([*replay, "--limit", "2"]) == 0
+    assert capsys.readouterr().out.endswith("with --limit 2, the first 2 of these\n")
     assert ready(url) == []
 
 
