@@ -16,6 +16,7 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     LONG,
     PATIENT,
+    end_sessions,
     insert,
     mark_published,
     running,
@@ -32,13 +33,9 @@ OVERTAKE = """
            snapshot
       FROM outbox.position WHERE messages > 0
 """
-# A crash loses what was committed last. That it ended the lease is noticed later.
-CRASH = """
+LOST = """
     DELETE FROM outbox.deferral;
     DELETE FROM outbox.position WHERE messages > 0;
-    SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
-     WHERE application_name LIKE 'pillarbox relay % worker'
-       AND datname = current_database()
 """
 
 
@@ -81,7 +78,9 @@ async def test_what_a_crash_of_the_server_unsettled_is_published_again(
         database_url, publisher, retry=PATIENT, sweep_interval=LONG
     ) as running_relay:
         await running_relay.events.wait_for(BatchSettled)
-        execute(database_url, CRASH)
+        execute(database_url, LOST)
+        # That the lease has ended, too, would be noticed later.
+        end_sessions(database_url, "worker")
         publisher.script = lambda message: Acked()
         insert(database_url, Message("next", b"", key="of another lane"))
         await publisher.until_acked(2)

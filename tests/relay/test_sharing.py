@@ -12,8 +12,15 @@ from pillarbox import Message
 from relay.events import BatchSettled, LeaseLost, LeaseTaken
 from relay.publisher import Acked, Confirmation
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import QUICK, Running, insert, numbered, running, unsettled
-from tests.fixtures.sessions import execute
+from tests.fixtures.relay import (
+    QUICK,
+    Running,
+    end_sessions,
+    insert,
+    numbered,
+    running,
+    unsettled,
+)
 
 HOUR = timedelta(hours=1)
 
@@ -82,12 +89,7 @@ async def test_after_a_lost_lease_a_batch_calls_the_publisher_no_more(
 
         broker.script = ack
         await broker.until(lambda: bool(broker.calls))
-        execute(
-            database_url,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE application_name LIKE 'pillarbox relay%lease'"
-            "   AND datname = current_database()",
-        )
+        end_sessions(database_url, "lease")
         await wait_until_held(relay, 0)
         broker.open.set()
         await broker.until(lambda: "a/1" in is_leased)

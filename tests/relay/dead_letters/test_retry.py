@@ -23,6 +23,7 @@ from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import end_sessions
 from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
@@ -241,12 +242,7 @@ async def test_an_interrupted_retry_leaves_the_dead_letter_unchanged(
     bench.publisher.open.clear()
     retrying = asyncio.create_task(bench.retry_all())
     await bench.publisher.until(lambda: bool(bench.publisher.calls))
-    execute(
-        bench.url,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE application_name LIKE '%dead letters'"
-        " AND datname = current_database()",
-    )
+    end_sessions(bench.url, "dead letters")
     bench.publisher.open.set()
     with pytest.raises(DatabaseUnavailableError):
         await retrying
