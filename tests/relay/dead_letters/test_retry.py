@@ -206,11 +206,13 @@ async def test_the_dead_letter_of_a_foreign_message_cannot_be_published(
     give_up(bench.url, Message("orders", b""), headers="[]")
     give_up(bench.url, Message("orders", b""), topic="")
     give_up(bench.url, Message("orders", b""), headers=DEEP)
+    give_up(bench.url, Message("orders", b""), headers='{"ce-tenant": "forged"}')
 
-    assert await bench.retry_all() == RetryCounts(failed=4)
+    assert await bench.retry_all() == RetryCounts(failed=5)
 
     reasons = [reason for _, _, reason in states(bench.url)]
     assert [reason.split(":")[0] for reason in sorted(reasons)] == [
+        "message headers 'ce-tenant'",
         "message headers 'not shown",
         "message headers []",
         "message id 'stripe-17'",
