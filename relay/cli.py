@@ -226,13 +226,15 @@ def replay(
     rights = "GRANT pillarbox_relay TO its role"
     with opened(database, "replay", rights=rights) as connection:
         found = count_published(connection, choice)
+        total = sum(topic.messages for topic in found)
         if dry_run:
             if found:
                 write_table(_PUBLISHED_COLUMNS, [astuple(it) for it in found])
             else:
                 write_line("no published message matches")
+            if limit is not None and limit < total:
+                write_line(f"with --limit {limit}, the first {limit} of these")
             return
-        total = sum(topic.messages for topic in found)
         with progress(min(total, limit or total)) as show_progress:
             replayed = replay_published(
                 connection,

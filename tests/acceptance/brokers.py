@@ -129,9 +129,9 @@ BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
 }
 
 
-def as_variant(parameter: object) -> Any:
-    """Return a parameter whose test is a variant."""
-    return pytest.param(parameter, marks=pytest.mark.variant)
+def as_variant(*parameters: object) -> Any:
+    """Return parameters whose test is a variant."""
+    return pytest.param(*parameters, marks=pytest.mark.variant)
 
 
 def plainly(*names: str) -> list[Any]:

@@ -101,4 +101,6 @@ def source_of(url: str) -> str:
         return with_options(url, reclaim_after=HOLD)
     if url.startswith("nats:"):
         return with_options(url, ack_wait=HOLD)
+    if url.startswith("sqs:"):
+        return with_options(url, visibility=HOLD)
     return url

@@ -1,17 +1,25 @@
 """A message that always kills its process is dead-lettered, and no other message is."""
 
+import asyncio
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from inbox.sources.rabbitmq import RabbitMQSource
+from outbox.brokers.sqs.connection import resource_name
 from pillarbox import Message
+from tests.acceptance.brokers import QUICK, as_variant
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.poison_consumer import MAX_ATTEMPTS, NAME, POISON, TOPIC
 from tests.fixtures.processes import Processes, command_line
 from tests.fixtures.sources import publish
+from tests.fixtures.sqs import Aws
 from tests.fixtures.waiting import wait_for
+from tests.servers.kafka import KafkaCluster
+from tests.servers.nats import NatsServer
+from tests.servers.sqs import SqsServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
@@ -28,6 +36,39 @@ def processes(database_url: str, tmp_path: Path) -> Iterator[Processes]:
     url = {"PILLARBOX_DATABASE_URL": database_url}
     with Processes(tmp_path, "consumer", **url) as started:
         yield started
+
+
+@pytest.fixture
+def nats_url(shared_nats: NatsServer) -> str:
+    return f"{shared_nats.url}?stream=FATAL&create={TOPIC}"
+
+
+@pytest.fixture
+def bound_rabbitmq_url(rabbitmq_url: str) -> str:
+    async def bind() -> None:
+        async with RabbitMQSource(rabbitmq_url, consumer=NAME, topics=[TOPIC]):
+            pass
+
+    asyncio.run(bind())
+    return rabbitmq_url
+
+
+@pytest.fixture
+def kafka_url(mock_kafka: KafkaCluster) -> str:
+    mock_kafka.create_topic(TOPIC, partitions=3)
+    return f"{mock_kafka.url}/?{QUICK}"
+
+
+@pytest.fixture
+def sqs_url(shared_sqs: SqsServer, aws: Aws) -> str:
+    asyncio.run(aws.create_queue(resource_name(TOPIC, fifo=False)))
+    return shared_sqs.url()
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(request.param)
+    return url
 
 
 def deaths_until_settled(
@@ -73,17 +114,23 @@ def expect_outcomes(
     # A start isn't counted if the broker says that the delivery is the first. Otherwise
     # it is counted only if the message is one of the first that the process starts.
     ("broker", "uncounted"),
-    [("database_url", 0), ("redis_url", 1)],
+    [
+        ("database_url", 0),
+        ("redis_url", 1),
+        as_variant("nats_url", 1),
+        as_variant("bound_rabbitmq_url", 1),
+        as_variant("kafka_url", 0),
+        as_variant("sqs_url", 1),
+    ],
+    indirect=["broker"],
 )
 async def test_a_message_that_kills_its_process_is_dead_lettered(
     broker: str,
     uncounted: int,
-    request: pytest.FixtureRequest,
     processes: Processes,
     inspection: Inspection,
     full: bool,
 ) -> None:
-    url: str = request.getfixturevalue(broker)
     count = 2_000 if full else 60
     poison = count // 3
     messages = [
@@ -93,8 +140,8 @@ async def test_a_message_that_kills_its_process_is_dead_lettered(
         for n in range(count)
     ]
     inspection.run(TABLES)
-    await publish(url, *messages)
-    deaths = deaths_until_settled(processes, inspection, count, url)
+    await publish(broker, *messages)
+    deaths = deaths_until_settled(processes, inspection, count, broker)
     assert deaths in range(MAX_ATTEMPTS + uncounted, MAX_ATTEMPTS + 2)
     expect_outcomes(inspection, count, [poison], REASON)
 

@@ -13,7 +13,7 @@ import pytest
 from outbox.dead_letters import Criteria, Schema, Statement, statement
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
-from tests.plans.conftest import walk
+from tests.plans.conftest import read_sequentially, walk
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "dead-letters.md"
 QUESTIONS = re.findall(r"```sql\n(-- .*?)```", PAGE.read_text(), re.DOTALL)
@@ -88,19 +88,11 @@ def ask(filled: psycopg.Connection[Any]) -> Ask:
             row = filled.execute(explain, parameters).fetchone()
         assert row is not None
         nodes = [n for n in walk(row[0][0]["Plan"]) if n["Actual Loops"] > 0]
+        scans = [n for n in nodes if "Scan" in n["Node Type"] and "Relation Name" in n]
         return Plan(
             {parents[n["Index Name"]] for n in nodes if n.get("Index Name") in parents},
-            {
-                n["Relation Name"]
-                for n in nodes
-                if "Scan" in n["Node Type"] and "Relation Name" in n
-            },
-            {
-                n["Relation Name"]
-                for n in nodes
-                if n["Node Type"] == "Seq Scan"
-                and n["Actual Rows"] + n.get("Rows Removed by Filter", 0) > 0
-            },
+            {n["Relation Name"] for n in scans},
+            read_sequentially(scans),
         )
 
     return run

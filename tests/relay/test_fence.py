@@ -10,9 +10,18 @@ from outbox.postgres.connection import Connection, connect
 from pillarbox import Message
 from relay.config import RelayConfig
 from relay.events import BatchSettled, DatabaseRecovered
+from relay.publisher import Acked, Nacked
 from relay.settle import settle_batch
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import insert, mark_published, running, unsettled
+from tests.fixtures.relay import (
+    LONG,
+    PATIENT,
+    end_sessions,
+    insert,
+    mark_published,
+    running,
+    unsettled,
+)
 from tests.fixtures.sessions import execute
 from tests.relay.test_claim import board_of_all_lanes, claim
 
@@ -23,6 +32,10 @@ OVERTAKE = """
     SELECT created_at, ends_at, number + 1, up_to, 0, lane, reader, gen_random_uuid(),
            snapshot
       FROM outbox.position WHERE messages > 0
+"""
+LOST = """
+    DELETE FROM outbox.deferral;
+    DELETE FROM outbox.position WHERE messages > 0;
 """
 
 
@@ -54,6 +67,26 @@ async def test_a_connection_lost_during_a_settlement_repeats_nothing(
     assert publisher.topics() == ["k/0", "k/1", "k/2", "last"]
     assert unsettled(database_url) == 0
     assert execute(database_url, "SELECT sum(messages) FROM outbox.position") == [(4,)]
+
+
+async def test_what_a_crash_of_the_server_unsettled_is_published_again(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("refused", b"", key="k"))
+    publisher = ScriptedPublisher(lambda message: Nacked("no"))
+    async with running(
+        database_url, publisher, retry=PATIENT, sweep_interval=LONG
+    ) as running_relay:
+        await running_relay.events.wait_for(BatchSettled)
+        execute(database_url, LOST)
+        # That the lease has ended, too, would be noticed later.
+        end_sessions(database_url, "worker")
+        publisher.script = lambda message: Acked()
+        insert(database_url, Message("next", b"", key="of another lane"))
+        await publisher.until_acked(2)
+
+    assert set(publisher.topics()) == {"refused", "next"}
+    assert unsettled(database_url) == 0
 
 
 async def test_the_fence_moves_to_today_when_its_day_has_passed(

@@ -1,6 +1,7 @@
 """`pillarbox replay` publishes messages again, with the same ids."""
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -91,6 +92,8 @@ def test_a_dry_run_counts_by_topic_and_changes_nothing(
     assert [row.split()[:2] for row in rows] == [["a", "1"], ["b", "2"]]
     assert main([*replay, "--topic", "other"]) == 0
     assert capsys.readouterr().out == "no published message matches\n"
+    assert main([*replay, "--limit", "2"]) == 0
+    assert capsys.readouterr().out.endswith("with --limit 2, the first 2 of these\n")
     assert ready(url) == []
 
 
@@ -206,6 +209,13 @@ def test_each_batch_is_committed_and_reported_and_waits_for_its_turn(url: str) -
     assert replayed == 5
     assert told == [(count, [f"a/{n}" for n in range(count)]) for count in (2, 4, 5)]
     assert waits == pytest.approx([2000, 4000, 5000], abs=60)
+
+
+def test_a_replay_keeps_the_rate_that_is_asked_for(url: str) -> None:
+    published(url, *numbered("a", 3))
+    began = time.monotonic()
+    assert main(["replay", "--since", "1h", "--rate", "6/s"]) == 0
+    assert time.monotonic() - began >= 0.5
 
 
 def test_a_read_only_role_can_count_and_is_told_which_grant_it_needs(

@@ -8,9 +8,19 @@ import psycopg
 
 from outbox.lane import LANES, PRIORITIES, Priority, priority_of
 from outbox.postgres.connection import conninfo
+from pillarbox import Message
 from relay.events import BatchSettled, LeaseLost, LeaseTaken
+from relay.publisher import Acked, Confirmation
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import QUICK, Running, insert, numbered, running, unsettled
+from tests.fixtures.relay import (
+    QUICK,
+    Running,
+    end_sessions,
+    insert,
+    numbered,
+    running,
+    unsettled,
+)
 
 HOUR = timedelta(hours=1)
 
@@ -62,6 +72,28 @@ async def test_relays_share_the_lanes_of_each_class_and_publish_each_message_onc
     for n in range(50):
         assert broker.of_key(f"k{n}") == [f"k{n}/{i}" for i in range(20)]
     assert unsettled(database_url) == 0
+
+
+async def test_after_a_lost_lease_a_batch_calls_the_publisher_no_more(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("a", 2))
+    broker = ScriptedPublisher()
+    broker.open.clear()
+    async with running(database_url, broker, strict_order=True) as relay:
+        is_leased: dict[str, bool] = {}
+
+        def ack(message: Message) -> Confirmation:
+            is_leased.setdefault(message.topic, bool(held(relay)))
+            return Acked()
+
+        broker.script = ack
+        await broker.until(lambda: bool(broker.calls))
+        end_sessions(database_url, "lease")
+        await wait_until_held(relay, 0)
+        broker.open.set()
+        await broker.until(lambda: "a/1" in is_leased)
+    assert is_leased == {"a/0": False, "a/1": True}
 
 
 def flood(url: str, priority: Priority, count: int) -> None:

@@ -21,7 +21,14 @@ from relay.events import (
 from relay.publisher import Acked, Nacked
 from relay.settle import complete, decide, settle_batch
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import dead_letters, insert, numbered, running, unsettled
+from tests.fixtures.relay import (
+    dead_letters,
+    end_sessions,
+    insert,
+    numbered,
+    running,
+    unsettled,
+)
 from tests.fixtures.sessions import execute
 from tests.relay.test_claim import board_of_all_lanes
 
@@ -40,11 +47,7 @@ async def test_a_refusal_after_the_lease_is_lost_counts_if_nobody_else_settled(
 
     async with running(database_url, publisher) as relay:
         await publisher.until(lambda: bool(publisher.calls))
-        execute(
-            database_url,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE application_name LIKE 'pillarbox relay%lease'",
-        )
+        end_sessions(database_url, "lease")
         await relay.events.wait_for(LeaseLost)
         publisher.open.set()
         await publisher.until_acked(3)
@@ -173,15 +176,8 @@ async def test_a_relay_that_cannot_lease_lanes_reports_it(database_url: str) -> 
     publisher = ScriptedPublisher()
     async with running(database_url, publisher) as relay:
         await relay.events.wait_for(LeaseTaken)
-        execute(
-            database_url,
-            """
-            ALTER TABLE outbox.message RENAME TO gone;
-            SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
-             WHERE application_name LIKE 'pillarbox relay % lease'
-               AND datname = current_database();
-            """,
-        )
+        execute(database_url, "ALTER TABLE outbox.message RENAME TO gone")
+        end_sessions(database_url, "lease")
         lost = "does not exist"
         await relay.events.wait_for(LeaseLost)
         async with asyncio.timeout(60):

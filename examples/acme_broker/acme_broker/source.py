@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Self
 from uuid import uuid4
 
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Delivery
 from outbox.cloudevents.headers import from_headers
 from outbox.errors import BrokerUnavailableError, InvalidMessageError
@@ -19,7 +20,7 @@ from .queue import Queue
 
 # Not past an earlier message of the key that waits or that another replica leases.
 _NEXT = """
-SELECT m.seq, m.topic, m.headers, m.payload, coalesce(d.attempts, 0)
+SELECT m.seq, m.topic, m.headers, m.payload, coalesce(d.attempts, 0), d.seq IS NOT NULL
   FROM message AS m
   LEFT JOIN delivery AS d ON d.consumer = :consumer AND d.seq = m.seq
  WHERE m.topic IN (SELECT value FROM json_each(:topics))
@@ -60,9 +61,10 @@ class AcmeDelivery:
 
     def __init__(self, source: "AcmeSource", row: Sequence[Any]) -> None:
         self._source = source
-        self._seq, topic, headers, payload, self.attempts = row
+        self._seq, topic, headers, payload, self.attempts, came_before = row
         self.problem: str | None = None
-        self.history = self.published_at = None
+        self.published_at = None
+        self.history = REDELIVERED if came_before else FIRST_DELIVERY
         try:
             self.message = from_headers(json.loads(headers), payload, PREFIX)
         except (InvalidMessageError, ValueError) as error:

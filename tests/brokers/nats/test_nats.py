@@ -196,9 +196,13 @@ async def test_the_stream_of_the_url_is_created_on_demand_and_enforced(
     with pytest.raises(ConfigError, match=r"stream 'BILLS'.*add create="):
         async with NatsPublisher(url):
             pass
-    with pytest.raises(ConfigError, match="stream 'BILLS'"):
-        async with NatsSource(url, consumer="billing", topics=["bills.x"]):
-            pass
+    for source, problem in (
+        (url, "stream 'BILLS'"),
+        (private_nats.url, "no stream captures topic 'bills.x': add it"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            async with NatsSource(source, consumer="billing", topics=["bills.x"]):
+                pass
     async with NatsPublisher(f"{url}&create=bills.>,invoices") as publisher:
         answers = await publisher.publish(
             [Message(t, b"") for t in ("bills.x", "invoices", "orders.x")]

@@ -23,6 +23,7 @@ from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import end_sessions
 from tests.fixtures.sessions import execute
 
 pytestmark = pytest.mark.timeout(180)
@@ -205,11 +206,13 @@ async def test_the_dead_letter_of_a_foreign_message_cannot_be_published(
     give_up(bench.url, Message("orders", b""), headers="[]")
     give_up(bench.url, Message("orders", b""), topic="")
     give_up(bench.url, Message("orders", b""), headers=DEEP)
+    give_up(bench.url, Message("orders", b""), headers='{"ce-tenant": "forged"}')
 
-    assert await bench.retry_all() == RetryCounts(failed=4)
+    assert await bench.retry_all() == RetryCounts(failed=5)
 
     reasons = [reason for _, _, reason in states(bench.url)]
     assert [reason.split(":")[0] for reason in sorted(reasons)] == [
+        "message headers 'ce-tenant'",
         "message headers 'not shown",
         "message headers []",
         "message id 'stripe-17'",
@@ -241,12 +244,7 @@ async def test_an_interrupted_retry_leaves_the_dead_letter_unchanged(
     bench.publisher.open.clear()
     retrying = asyncio.create_task(bench.retry_all())
     await bench.publisher.until(lambda: bool(bench.publisher.calls))
-    execute(
-        bench.url,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE application_name LIKE '%dead letters'"
-        " AND datname = current_database()",
-    )
+    end_sessions(bench.url, "dead letters")
     bench.publisher.open.set()
     with pytest.raises(DatabaseUnavailableError):
         await retrying

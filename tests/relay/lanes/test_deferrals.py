@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import relay.claim
-from outbox.lane import Priority
+from outbox.lane import Priority, lane_of
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message, uuid7
@@ -187,6 +187,35 @@ async def test_an_unblocked_key_is_published_without_the_log(
     assert publisher.of_key("a") == ["a/0", "a/1", "a/9"]
     # The messages added last are not in the log.
     assert execute(database_url, NOT_IN_THE_LOG) == [(5,)]
+
+
+async def test_a_new_message_overtakes_none_that_did_not_fit_into_the_claim(
+    database_url: str,
+) -> None:
+    insert(database_url, *[Message(f"k/{n}", bytes(1000), key="k") for n in range(4)])
+    publisher = ScriptedPublisher(lambda message: Nacked("no"))
+
+    async with running(
+        database_url, publisher, retry=PATIENT, max_batch_bytes=3000, concurrency=1
+    ) as running_relay:
+        await asyncio.to_thread(
+            wait_for,
+            "all messages in the log",
+            lambda: execute(database_url, NOT_IN_THE_LOG) == [(0,)],
+        )
+        publisher.script = lambda message: Acked()
+        publisher.open.clear()
+        insert(database_url, Message("other", b"", key="of another lane"))
+        await publisher.until(lambda: publisher.calls[-1][0].topic == "other")
+        insert(database_url, Message("k/4", b"", key="k"))
+        make_due(database_url)
+        lane = running_relay.relay._lanes.find(lane_of("k", uuid7(), Priority.DEFAULT))
+        assert lane is not None
+        await asyncio.to_thread(wait_for, "k/0 is due", lambda: lane.deferrals.draining)
+        publisher.open.set()
+        await publisher.until_acked(6)
+
+    assert publisher.of_key("k") == [f"k/{n}" for n in range(5)]
 
 
 @pytest.mark.parametrize("step", ["_find_next_of_keys", "_load", "_claim_next"])
