@@ -97,7 +97,7 @@ class _SecurityHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                # A static file has one. Browsers would guess how long it stays the same.
+                # A static file has one: browsers would guess how long it stays so.
                 cached = "no-cache" if "ETag" in headers else "no-store"
                 headers["Cache-Control"] = cached
             await send(message)
