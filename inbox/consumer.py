@@ -39,7 +39,6 @@ from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.batch import Batching
 from inbox.handlers.checks import check_database, make_days
-from inbox.handlers.pools import is_pool
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
@@ -459,8 +458,7 @@ class Consumer(Process):
             measure = partial(self._measure, scheduler, dispatchers.values(), outages)
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
-            has_one = limit is not None and limit.connections == 1
-            write = self._beat if is_pool(self._sessions) or not has_one else None
+            write = None if limit is not None and limit.is_shared else self._beat
             presence = Presence(broker, measure, write, observers.notify)
             await stack.enter_async_context(presence.recorded())
             topics = [t for q in weights for t in self._routes.queues[q]]

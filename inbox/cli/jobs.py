@@ -23,7 +23,7 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import write_json, write_line, write_table
+from outbox.cli.output import warn, write_json, write_line, write_table
 
 _COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
 _RIGHTS = "grant the role pillarbox_consumer to its user"
@@ -103,6 +103,11 @@ def cancel(
         f"{message_id} of {name} will be cancelled: a running handler stops with "
         "its next heartbeat; one that has not started never starts"
     )
+    if name not in known:
+        warn(
+            f"consumer {name!r} has no job for it yet; if its handler is no job, it "
+            "handles the message anyway"
+        )
     return 0
 
 

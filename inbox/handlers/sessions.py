@@ -39,11 +39,13 @@ class PoolLimit:
 
     Attributes:
         spare: the connections that handlers leave to heartbeats.
+        is_shared: whether every session uses the same connection at the same time.
     """
 
     connections: int
     settings: str
     spare: int = 1
+    is_shared: bool = False
 
     def check(self, max_in_flight: int, needed: int) -> None:
         """Refuse a number of handlers that exceeds the number of connections.
@@ -84,7 +86,7 @@ def pool_limit(sessions: object) -> PoolLimit | None:
         return None
     match pool := engine.pool:
         case StaticPool() | AssertionPool():
-            return PoolLimit(1, type(pool).__name__)
+            return PoolLimit(1, type(pool).__name__, is_shared=True)
         case QueuePool() if pool.size() > 0:
             overflow = getattr(pool, "_max_overflow", -1)
             if overflow < 0:

@@ -184,6 +184,7 @@ class _Group(Generic[V, A]):
         self._executor = executor
         self._function = function
         self._waiting: deque[_Request[V, A]] = deque()
+        self._askers = 0
         self._work: asyncio.Task[None] | None = None
 
     async def ask(self, id: UUID, value: V) -> A:
@@ -196,7 +197,15 @@ class _Group(Generic[V, A]):
         self._waiting.append(_Request(id, value, answer))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._work_off())
-        return await answer
+        self._askers += 1
+        try:
+            return await answer
+        finally:
+            self._askers -= 1
+            if not self._askers and self._work is not None:
+                # A transaction that hangs must not hold up later requests.
+                self._work.cancel()
+                self._work = None
 
     async def _work_off(self) -> None:
         while self._waiting:

@@ -97,8 +97,9 @@ class _SecurityHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                if "ETag" not in headers:  # of a static file
-                    headers["Cache-Control"] = "no-store"
+                # A static file has one: browsers would guess how long it stays so.
+                cached = "no-cache" if "ETag" in headers else "no-store"
+                headers["Cache-Control"] = cached
             await send(message)
 
         await self._app(scope, receive, send_with_headers)

@@ -1,5 +1,6 @@
 """A consumer handles each message once and in order per key, whatever handlers do."""
 
+import asyncio
 import threading
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,7 @@ from tests.fixtures.consumers import (
 )
 from tests.fixtures.effects import EFFECT, effects, note
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
 
 DRIVERS = pytest.mark.parametrize("driver", ["psycopg async", "asyncpg"])
 
@@ -93,6 +95,20 @@ async def test_the_consumer_adds_the_receipt_and_nothing_else(url: str) -> None:
     start = [said for one in start for said in (one, "COMMIT")]
     handling = ["INSERT INTO inbox.receipt", "INSERT INTO effect", "COMMIT"]
     assert [" ".join(said.split()[:3]) for said in seen] == start + handling * 3
+
+
+async def test_a_consumer_whose_pool_has_one_connection_records_that_it_runs(
+    url: str,
+) -> None:
+    engine = create_engine(sqlalchemy_url(url), pool_size=1, max_overflow=0)
+    consumer = Consumer(MemorySource(), sessionmaker(engine), name="billing")
+    consumer.handles("*")(insert)
+    query = "SELECT true FROM inbox.process WHERE name = 'billing'"
+    async with running(consumer):
+        await asyncio.to_thread(
+            wait_for, "the consumer is recorded", lambda: execute(url, query)
+        )
+    engine.dispose()
 
 
 async def test_messages_of_a_key_are_handled_in_order_and_keys_concurrently(

@@ -75,6 +75,11 @@ CREATE CONSTRAINT TRIGGER fails_once AFTER INSERT ON effect
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail_once();
 """
 """The first COMMIT of each effect fails: a sequence survives the rollback."""
+PARTITIONS: Final = """
+SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+ WHERE inhparent = 'inbox.receipt'::regclass AND relname NOT LIKE '%default'
+ ORDER BY relname
+"""
 
 
 @pytest.fixture
@@ -342,9 +347,12 @@ async def test_what_a_block_reads_after_the_guard_is_refused_at_the_commit(
 async def test_handlers_may_read_from_a_replica(
     url: str, replica: str, driver: str, kind: str, writes: Any
 ) -> None:
+    partitions = execute(url, PARTITIONS)
+    execute(url, f"DROP TABLE inbox.{partitions[-1][0]}")
     async with routed(url, driver, writes, reader=replica) as sessions:
         seen = await settle(sessions, driver, kind, read_and_write, *numbered(2))
 
+    assert execute(url, PARTITIONS) == partitions
     assert effects(url) == ["0", "1"]
     assert receipts(url) == 2
     assert not [event for event in seen if isinstance(event, HandlerFailed)]

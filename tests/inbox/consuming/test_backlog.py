@@ -79,6 +79,16 @@ def test_messages_without_a_key_wait_individually() -> None:
     assert take_all(backlog) == [1]
 
 
+def test_nothing_is_left_after_clear() -> None:
+    clock = Clock()
+    backlog: Backlog[Item] = Backlog(clock)
+    backlog.defer(Item(1, "a"), 5)
+    backlog.add(Item(2, "b"))
+    backlog.clear()
+    clock.now += 5
+    assert take_all(backlog) == []
+
+
 def test_no_more_than_the_limit_is_received() -> None:
     backlog: Backlog[Item] = Backlog()
     for place in range(5):

@@ -260,3 +260,41 @@ async def test_a_time_limit_ends_a_handler_whose_task_group_failed_before(
     async with consuming(url, source, handle, terms, retry=QUICK) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
     assert "HandlerTimeoutError" in given_up.reason
+
+
+@pytest.mark.parametrize("kind", TERMS, ids=str)
+async def test_other_code_of_the_user_has_a_context_of_its_own_and_can_raise_anything(
+    kind: dict[str, Any], url: str
+) -> None:
+    found: list[str] = []
+    redacted, judged, upcasted = (ContextVar[str](name) for name in "abc")
+
+    def look(variable: ContextVar[str]) -> None:
+        found.append(variable.get("nobody"))
+        variable.set("acme")
+
+    def redact(text: str) -> str:
+        look(redacted)
+        return text
+
+    def is_permanent(error: Exception) -> bool:
+        look(judged)
+        raise SystemExit("no predicate")
+
+    def upcast(message: Message) -> bytes:
+        look(upcasted)
+        return message.payload
+
+    async def handle(given: Any, messages: Any) -> None:
+        if "0" in names_of(messages):
+            raise ValueError("declined")
+
+    source = MemorySource(*numbered(2, keys=2))
+    terms = {"version": 2, "permanent": is_permanent, **kind}
+    async with consuming(
+        url, source, handle, terms, upcast=upcast, retry=QUICK, redact=redact
+    ) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+        await events.wait_for(MessageHandled)
+    assert "the handler raised SystemExit: no predicate" in given_up.reason
+    assert set(found) == {"nobody"}

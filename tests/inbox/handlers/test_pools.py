@@ -15,6 +15,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 from psycopg.rows import dict_row
+from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -381,6 +382,13 @@ def leave_pipeline(connection: Any) -> Generator[Any, Any, None]:
     yield enter(block)
 
 
+def leave_copy(connection: Any) -> Generator[Any, Any, None]:
+    cursor = connection.cursor()
+    block = cursor.copy("COPY effect FROM STDIN")
+    KEPT.extend([cursor, block])
+    yield enter(block)
+
+
 def enter(block: Any) -> Any:
     aenter = getattr(block, "__aenter__", None)
     return block.__enter__() if aenter is None else aenter()
@@ -391,7 +399,7 @@ KEPT: Final[list[Any]] = []
 
 
 @both
-@pytest.mark.parametrize("steps", [leave_transaction, leave_pipeline])
+@pytest.mark.parametrize("steps", [leave_transaction, leave_pipeline, leave_copy])
 async def test_a_block_that_is_left_open_is_a_failed_attempt(
     kind: str, steps: Steps, url: str
 ) -> None:
@@ -399,6 +407,44 @@ async def test_a_block_that_is_left_open_is_a_failed_attempt(
     KEPT.clear()
     assert "left a block of its connection open" in reason
     assert (effects(url), receipts(url)) == ([], 0)
+
+
+async def test_a_pool_that_is_closed_too_early_is_an_outage(url: str) -> None:
+    async with pool_of("async pool", url) as pool:
+        source = MemorySource()
+        consumer = Consumer(source, pool, name="billing", retry=QUICK)
+        consumer.handles("orders")(handler_of("async pool", nothing))
+        async with running(consumer) as events:
+            await pool.close()
+            source.add(Message("orders", b"1"))
+            await events.wait_for(HandlerDatabaseLost)
+    assert events.of(MessageDeadLettered) == []
+
+
+async def test_any_settings_of_pools_connections_and_cursors_are_possible(
+    url: str,
+) -> None:
+    async def begin(connection: psycopg.AsyncConnection) -> None:
+        await connection.execute("SELECT 1")
+
+    async def read_ids_as_text(connection: psycopg.AsyncConnection) -> None:
+        connection.adapters.register_loader("uuid", TextLoader)
+
+    async def handle(connection: psycopg.AsyncConnection, message: Message) -> None:
+        await connection.execute("INSERT INTO effect VALUES ($1)", ["done"])
+
+    async with AsyncConnectionPool(
+        url,
+        kwargs={"cursor_factory": psycopg.AsyncRawCursor},
+        configure=read_ids_as_text,
+        check=begin,
+        open=False,
+    ) as pool:
+        consumer = consumer_of(pool, Message("orders", b"1"))
+        consumer.handles("orders")(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    assert (effects(url), receipts(url)) == (["done"], 1)
 
 
 async def test_a_task_left_behind_loses_no_message(url: str) -> None:

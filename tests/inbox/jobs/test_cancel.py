@@ -62,7 +62,8 @@ async def test_a_job_cancelled_before_it_arrives_never_starts(
 ) -> None:
     message = Message(TOPIC, b"")
     assert await cancel(url, message, "--consumer", "reports") == 0
-    capsys.readouterr()
+    said = capsys.readouterr().err
+    assert "pillarbox: consumer 'reports' has no job for it yet" in said
     assert await asyncio.to_thread(main, ["jobs", "--database", url]) == 0
     header, line = capsys.readouterr().out.splitlines()
     assert header.split()[0] == "state"

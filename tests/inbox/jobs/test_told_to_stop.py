@@ -163,6 +163,21 @@ async def test_a_checkpoint_in_progress_at_a_stop_is_saved(url: str) -> None:
     assert job_of(url) == RELEASED
 
 
+async def test_a_function_whose_time_limit_passes_while_it_finishes_has_failed(
+    url: str,
+) -> None:
+    def render(job: Job, message: Message) -> None:
+        with job.finish() as session:
+            session.execute(EFFECT, {"what": "late"})
+            wait_for("the time is over", lambda: job.cancelled)
+
+    message = Message(TOPIC, b"")
+    async with running_job(url, message, render, time_limit=BRIEFLY) as events:
+        await events.wait_for(MessageDeadLettered)
+    assert job_of(url)[:2] == ["timed_out", 3]
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
 @pytest.mark.parametrize("how", ["finish", "return"])
 async def test_a_time_limit_that_passes_after_a_stop_still_fails_the_attempt(
     url: str, how: str

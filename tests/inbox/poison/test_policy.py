@@ -280,6 +280,17 @@ async def test_a_message_that_used_up_its_starts_is_dead_lettered_and_not_starte
     assert (source.acked, starts(database_url)) == ([message], {})
 
 
+async def test_failures_are_added_to_the_counted_starts(database_url: str) -> None:
+    (message,) = numbered(1)
+    note_starts(database_url, message.id, 1)
+    source = RedeliveringSource(message)
+    async with consuming(database_url, source, fail, retry=QUICK) as events:
+        await events.wait_for(MessageDeadLettered)
+
+    assert letters(database_url) == [(str(message.id), 3, "ValueError: no")]
+    assert starts(database_url) == {}
+
+
 async def test_retry_later_counts_no_start(database_url: str) -> None:
     (message,) = numbered(1)
     note_starts(database_url, message.id, 1)

@@ -108,11 +108,13 @@ async def test_a_start_cancelled_while_it_waits_is_not_counted(
 async def test_a_request_that_timed_out_does_not_block_later_ones(
     store: SuspectStore, database_url: str
 ) -> None:
-    known = uuid7()
+    known, other = uuid7(), uuid7()
     execute(database_url, FAILED_ONCE, (known, known))
     async with blocked(database_url):
         # It times out while it waits for the lock.
         await store.delete(known)
+        execute(database_url, FAILED_ONCE, (other, other))
+        await store.delete(other)
         assert starts(database_url) == {known: 1}
     await store.delete(known)
     assert starts(database_url) == {}

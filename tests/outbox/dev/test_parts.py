@@ -53,10 +53,11 @@ async def test_each_line_begins_with_the_name_of_its_process(
 async def test_the_process_that_started_first_stops_last(
     lines: asyncio.Queue[str],
 ) -> None:
+    slow = PATIENT.replace("echo asked", "sleep 0.5; echo asked")
     async with Parts({}) as parts:
         database, relay = [
-            await parts.start(name, "sh", "-c", PATIENT)
-            for name in ("database", "relay")
+            await parts.start(name, "sh", "-c", command)
+            for name, command in (("database", PATIENT), ("relay", slow))
         ]
         for _ in range(2):
             assert (await lines.get()).endswith(": started")
