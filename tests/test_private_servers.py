@@ -84,16 +84,17 @@ def test_settings_reach_the_server() -> None:
 def test_a_database_is_a_copy_of_its_template_and_dropped_despite_open_sessions(
     server: PostgresServer,
 ) -> None:
-    server.create_database("original")
-    with psycopg.connect(server.database_url("original")) as connection:
+    original = 'odd "name"/?'
+    server.create_database(original)
+    with psycopg.connect(server.database_url(original)) as connection:
         connection.execute("CREATE TABLE copied AS SELECT 7 AS number")
-    server.create_database("its-copy", template="original")
+    server.create_database("its-copy", template=original)
     with psycopg.connect(server.database_url("its-copy")) as connection:
         assert connection.execute("SELECT number FROM copied").fetchone() == (7,)
         server.drop_database("its-copy")
         with pytest.raises(psycopg.OperationalError):
             connection.execute("SELECT 1")
-    server.drop_database("original")
+    server.drop_database(original)
 
 
 def test_a_given_server_is_used_and_not_stopped(server: PostgresServer) -> None:

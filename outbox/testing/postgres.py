@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 
 from outbox.administration.connection import errors_explained
 from outbox.errors import ConfigError
-from outbox.postgres.connection import conninfo
+from outbox.postgres.connection import conninfo, libpq_url
 from outbox.testing.cluster import Cluster, StopMode, private_cluster
 from outbox.url import without_password
 
@@ -34,8 +34,7 @@ class PostgresServer:
 
     def database_url(self, name: str) -> str:
         """Return the URL of another database of this server."""
-        url = make_url(self.url).set(database=name)
-        return url.render_as_string(hide_password=False)
+        return libpq_url(make_url(self.url).set(database=name))
 
     def create_database(self, name: str, template: str | None = None) -> None:
         """Create a database, as a copy of `template` if one is given.
