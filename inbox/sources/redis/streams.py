@@ -48,7 +48,7 @@ class Entry(NamedTuple):
     attempts: int
     problem: str | None
     history: Delivered = FIRST_DELIVERY
-    """How many members died while they held it, by Redis's count of deliveries."""
+    """Whether another member held it before, by Redis's count of deliveries."""
     place: int = 0
     """Its position in the order of arrival."""
     key: None = None
