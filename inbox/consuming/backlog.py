@@ -97,6 +97,11 @@ class Backlog(Generic[T]):
             for *_, item in entries
         ]
 
+    def forget(self, key: str) -> None:
+        """Remove the items of a key that waits; another one is ready at once."""
+        self._deferred.pop(key, None)
+        self._due.pop(key, None)
+
     def clear(self) -> None:
         """Remove all items."""
         self._ready.clear()

@@ -16,7 +16,7 @@ from inbox.handlers.pool_executors import PoolExecutor
 from inbox.handlers.pools import AnyPool, check_pool, is_pool, url_of
 from inbox.idle import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError, shorten
-from outbox.postgres.connection import conninfo
+from outbox.postgres.connection import conninfo, libpq_url
 from outbox.session import is_async_sessionmaker
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ def database_url(sessions: object) -> str:
         # asyncpg has its own parameters; this one accepts the values of sslmode.
         ssl = query.get("ssl")
         query = {} if ssl is None else {"sslmode": ssl}
-    url = url.set(drivername=url.get_backend_name(), query=query)
-    text = url.render_as_string(hide_password=False)
+    text = libpq_url(url.set(drivername=url.get_backend_name(), query=query))
     conninfo(text)
     return text
 

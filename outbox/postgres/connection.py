@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -13,6 +14,9 @@ from psycopg.rows import TupleRow
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.postgres.sql_files import load
 from outbox.url import FileUrl, without_password
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 Connection = psycopg.AsyncConnection[TupleRow]
 
@@ -101,6 +105,16 @@ def sqlalchemy_url(url: str) -> str:
     """Return the URL with SQLAlchemy's name for psycopg 3, after checking it."""
     conninfo(url)
     return f"postgresql+psycopg://{url.partition('://')[2]}"
+
+
+def libpq_url(url: "URL") -> str:
+    """Return a URL of SQLAlchemy as text that libpq reads, with the password.
+
+    SQLAlchemy doesn't encode all spaces, and libpq doesn't read `+` as one.
+    """
+    text = url.set(query={}).render_as_string(hide_password=False).replace(" ", "%20")
+    query = urlencode(url.query, doseq=True, quote_via=quote)
+    return f"{text}?{query}" if query else text
 
 
 async def connect(

@@ -1,16 +1,21 @@
 """Idle replicas don't poll their broker at the same times."""
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
 from threading import Thread
 
+import nats
+from nats.aio.msg import Msg
 from redis import Redis
 
 from inbox.source import Source
+from inbox.sources.nats import NatsSource
 from inbox.sources.redis import RedisSource
 from outbox.retry import jittered
+from tests.servers.nats import NatsServer
 
 POLL = timedelta(milliseconds=200)
 ENOUGH = 6
@@ -56,4 +61,25 @@ async def test_redis_reads_wait_for_different_times(redis_url: str) -> None:
         ) as source:
             await idle(source, lambda: len(whole(waits)) >= ENOUGH)
         listener.join(60)
+    assert differ(whole(waits))
+
+
+async def test_nats_pulls_wait_for_different_times(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    waits: list[float] = []
+
+    async def note(asked: Msg) -> None:
+        waits.append(json.loads(asked.data)["expires"] / 1e9)
+
+    async with await nats.connect(shared_nats.url, allow_reconnect=False) as client:
+        await client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{nats_topics}.>", cb=note)
+        await client.flush()
+        async with NatsSource(
+            shared_nats.url,
+            consumer="billing",
+            topics=[f"{nats_topics}.*"],
+            poll_interval=POLL,
+        ) as source:
+            await idle(source, lambda: len(whole(waits)) >= ENOUGH)
     assert differ(whole(waits))

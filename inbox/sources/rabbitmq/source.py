@@ -104,7 +104,8 @@ class RabbitMQSource:
         self._backlog: Backlog[Received] = Backlog()
         self._arrived = asyncio.Event()
         # Kept across channels: unacked messages are redelivered on the next channel.
-        self._failures: BoundedDict[UUID, int] = BoundedDict()
+        self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
+        self._done: BoundedDict[UUID, bool] = BoundedDict()
         self.abilities = Abilities()
 
     async def __aenter__(self) -> Self:
@@ -174,6 +175,7 @@ class RabbitMQSource:
     def acked(self, received: Received) -> None:
         """Schedule the ack of a message, unless its connection has been lost."""
         self._failures.pop(received.message.id, None)
+        self._done[received.message.id] = True
         if received.queue is self._queue:
             received.queue.ack(received.place)
 
@@ -181,7 +183,8 @@ class RabbitMQSource:
         """Return a message to its place in the order, or delay it."""
         if delay is not None:
             received.attempts += 1
-            self._failures[received.message.id] = received.attempts
+            due = time.monotonic() + delay.total_seconds()
+            self._failures[received.message.id] = (received.attempts, due)
         if received.queue is not self._queue:
             return  # RabbitMQ redelivers it
         if delay is None:
@@ -222,6 +225,10 @@ class RabbitMQSource:
         assert tag is not None
         assert routing_key is not None
         message, problem = from_delivery(properties, routing_key, body)
+        if method.redelivered and message.id in self._done:
+            queue.ack(tag)  # the first ack was lost with its connection
+            return
+        attempts, due = self._failures.get(message.id, (0, 0.0))
         received = Received(
             queue,
             tag,
@@ -229,9 +236,12 @@ class RabbitMQSource:
             problem,
             redelivered=bool(method.redelivered),
             published_at=published_at(properties),
-            attempts=self._failures.get(message.id, 0),
+            attempts=attempts,
         )
-        self._backlog.add(received)
+        if (wait := due - time.monotonic()) > 0:
+            self._backlog.defer(received, wait)
+        else:
+            self._backlog.add(received)
         self._arrived.set()
 
     async def _wait(self, queue: Queue) -> None:

@@ -185,6 +185,8 @@ class SqsSource:
 
     def nacked(self, item: Received, delay: timedelta | None) -> None:
         """Deliver an item again, at once or after the delay."""
+        if delay is not None and item.key is None:
+            self._failures[item.message.id] = item.attempts + 1
         if item not in self._held:
             return  # SQS redelivers it
         if delay is None:
@@ -197,7 +199,6 @@ class SqsSource:
             self._backlog.defer(item, seconds)
             self._polls.news.set()
         else:
-            self._failures[item.message.id] = item.attempts + 1
             del self._held[item]
             self._outcomes.add(_Outcome(item, max(0, math.ceil(seconds))))
 
@@ -209,10 +210,14 @@ class SqsSource:
     def _lose(self, lost: Received) -> None:
         """Forget a lost message, and later ones that would overtake its redelivery."""
         self._held.pop(lost, None)
-        if lost.key is not None:
-            for item in list(self._held):
-                if item.key == lost.key and item.place > lost.place:
-                    del self._held[item]
+        if lost.key is None:
+            return
+        of_key = [item for item in self._held if item.key == lost.key]
+        for item in of_key:
+            if item.place > lost.place:
+                del self._held[item]
+        if all(item.place > lost.place for item in of_key):
+            self._backlog.forget(lost.key)
 
     def _take(self, limit: int) -> list[Received]:
         taken: list[Received] = []

@@ -5,6 +5,7 @@ doesn't guarantee order.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self
@@ -20,6 +21,8 @@ from relay.publishers.sqs.destination import Destination, Queues, Service, Topic
 from relay.publishers.sqs.sending import WAITS, Entry, Sending, refusal_of
 
 _ANSWER: Final = 10.0
+# Destinations are looked up again after this time, since a limit may have changed.
+_FRESH: Final = 300.0
 
 
 class SqsPublisher:
@@ -43,7 +46,7 @@ class SqsPublisher:
         self._turn = asyncio.Semaphore(options.in_flight)
         services: dict[str, type[Service]] = {"sqs": Queues, "sns": Topics}
         self._service = services[settings.service](settings)
-        self._found: dict[str, Destination] = {}
+        self._found: dict[str, tuple[float, Destination]] = {}
         self._published = PublishedIds()
         self._exit = AsyncExitStack()
         self._client: Any = None
@@ -175,8 +178,8 @@ class SqsPublisher:
 
     async def _find(self, client: Any, topic: str) -> Destination | Nacked:
         found = self._found.get(topic)
-        if found is not None:
-            return found
+        if found is not None and time.monotonic() < found[0]:
+            return found[1]
         try:
             name = self._settings.name_of(topic)
         except ValueError as problem:
@@ -189,5 +192,5 @@ class SqsPublisher:
             if refusal is None:
                 raise self._settings.unavailable(error) from error
             return refusal
-        self._found[topic] = destination
+        self._found[topic] = (time.monotonic() + _FRESH, destination)
         return destination

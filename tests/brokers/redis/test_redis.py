@@ -1,13 +1,16 @@
 """Redis Streams: all published messages arrive."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from inbox.poison.history import Delivered
 from inbox.sources.redis import RedisSource
@@ -36,14 +39,28 @@ def pending(url: str) -> Any:
         return client.xpending("orders", "billing")["pending"]
 
 
-async def test_a_redis_cluster_is_refused_at_the_start() -> None:
-    with redis_server({"cluster-enabled": "yes"}) as server:
-        for adapter in (
-            RedisPublisher(server.url),
-            RedisSource(server.url, consumer="billing", topics=["orders"]),
-        ):
-            with pytest.raises(ConfigError, match="runs in cluster mode, which isn't"):
-                await adapter.__aenter__()
+class Sentinel(RedisServer):
+    @override
+    def command(self) -> Sequence[str]:
+        settings = self.directory / "sentinel.conf"
+        settings.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\n")
+        return ["redis-server", str(settings), "--sentinel"]
+
+
+async def test_a_redis_cluster_and_a_sentinel_are_refused_at_the_start(
+    tmp_path: Path,
+) -> None:
+    with (
+        redis_server({"cluster-enabled": "yes"}) as cluster,
+        Sentinel("redis-server", tmp_path, {}).running() as sentinel,
+    ):
+        for server, mode in ((cluster, "cluster"), (sentinel, "sentinel")):
+            for adapter in (
+                RedisPublisher(server.url),
+                RedisSource(server.url, consumer="billing", topics=["orders"]),
+            ):
+                with pytest.raises(ConfigError, match=f"runs in {mode} mode, which"):
+                    await adapter.__aenter__()
 
 
 async def test_the_limit_holds_over_several_streams(redis_url: str) -> None:

@@ -33,14 +33,18 @@ async def source(url: str, *topics: str, **options: object) -> AsyncIterator[Sqs
         yield entered
 
 
-async def test_the_error_names_the_size_limit_of_the_queue(
-    shared_sqs: SqsServer, aws: Aws
+async def test_the_error_names_the_size_limit_of_the_queue_until_it_is_raised(
+    shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("relay.publishers.sqs.publisher._FRESH", 0.0)
     topic = fresh()
-    await aws.create_queue(topic, MaximumMessageSize="2048")
+    queue = await aws.create_queue(topic, MaximumMessageSize="2048")
     async with SqsPublisher.from_url(shared_sqs.url()) as publisher:
         large, small = Message(topic, b"x" * 2000), Message(topic, b"x" * 1000)
         answers = await publisher.publish([large, small])
+        raised = {"MaximumMessageSize": "4096"}
+        await aws.call("sqs", "set_queue_attributes", QueueUrl=queue, Attributes=raised)
+        assert await publisher.publish([large]) == [Acked()]
     assert isinstance(answers[0], Nacked)
     assert answers[0].permanent
     assert f"limit of queue {topic} is 2048" in answers[0].reason
@@ -139,6 +143,21 @@ async def test_a_message_that_was_held_too_long_is_left_to_its_redelivery(
         await answer_after(1.2)
         (delivery,) = await receive(slow, 1)
         assert delivery.history is REDELIVERED
+
+
+async def test_a_message_that_is_lost_no_longer_holds_back_its_group(
+    shared_sqs: SqsServer, aws: Aws
+) -> None:
+    topic = fresh()
+    queue = await aws.create_queue(f"{topic}.fifo")
+    url = f"{shared_sqs.url()}&fifo=true"
+    await publish(url, Message(topic, b"1", key="k"))
+    async with source(url, topic, visibility=timedelta(seconds=1)) as slow:
+        (delivery,) = await receive(slow, 1)
+        await delivery.nack(timedelta(hours=1))
+        await aws.call("sqs", "purge_queue", QueueUrl=queue)
+        await publish(url, Message(topic, b"2", key="k"))
+        assert payloads(await receive(slow, 1)) == [2]
 
 
 async def test_a_missing_queue_is_named_at_start(shared_sqs: SqsServer) -> None:

@@ -131,3 +131,9 @@ def test_a_secret_is_decoded_and_never_shown() -> None:
     settings = SqsSettings.from_url("sqs://key:se%2Fcret@eu-west-1/")
     assert settings.connection["aws_secret_access_key"] == "se/cret"
     assert "cret" not in repr(settings) + str(settings.unavailable(OSError("x")))
+
+
+def test_an_answer_that_cannot_be_read_is_named_on_one_line() -> None:
+    settings = SqsSettings.from_url("sqs://eu-west-1/")
+    refusal = settings.unavailable(LookupError("no such\nthing"))
+    assert str(refusal).endswith("sent an answer that can't be read: no such thing")

@@ -14,7 +14,7 @@ class Queue:
 
     async def receive(self, *_: Any, **__: Any) -> list[Any]:
         if not self.answers:
-            raise ConnectionError("unreachable")
+            raise LookupError("a fault of the reader")
         return []
 
 
@@ -31,7 +31,7 @@ async def test_a_failed_poll_is_reported_once_or_until_its_queue_answers() -> No
     good.answers = True
     polls.queues = [cast(SqsQueue, bad), cast(SqsQueue, good)]
     await poll(polls)
-    assert isinstance(polls.take_failure(), ConnectionError)
+    assert isinstance(polls.take_failure(), LookupError)
     assert polls.take_failure() is None
     await poll(polls)
     bad.answers = True

@@ -8,7 +8,7 @@ from sqlalchemy.orm import sessionmaker
 from inbox.handlers.sessions import database_url
 from outbox.errors import ConfigError
 
-PLACE = "ann:p%40ss@db.example:6432/shop"
+PLACE = "ann:p%40s%20s+@db.example:6432/shop"
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,7 @@ PLACE = "ann:p%40ss@db.example:6432/shop"
     [
         ("+psycopg", ""),
         ("+psycopg?sslmode=require", "?sslmode=require"),
+        ("+psycopg?options=-c%20a%3D1", "?options=-c%20a%3D1"),
         ("+asyncpg", ""),
         ("+asyncpg?ssl=require", "?sslmode=require"),
         ("+asyncpg?prepared_statement_cache_size=0", ""),

@@ -136,6 +136,7 @@ REFUSED = {
     "redis://h/nine": "'nine' is not the number of a Redis database",
     "kafka://h/topic": "write kafka://host:port",
     "kafka://:9092": "invalid address",
+    "kafka://a:1,b:99999": "invalid address",
     "kafka://h/?acks": "option acks has no value",
     "kafka://h/?compression.codec=best": "compression.codec",
     "kafka://h/?enable.idempotence=false": "enable.idempotence: can't be changed",
