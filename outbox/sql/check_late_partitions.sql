@@ -13,9 +13,12 @@ SELECT 'warning',
        CASE WHEN p.step NOT IN ('hold', 'attach') THEN
                  'SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE xact_start < now() - interval ''1 hour'';  -- then: pillarbox maintain'
             WHEN p.unsettled IS NOT NULL THEN p.statement || ';' || CASE WHEN p.unsettled > 0 THEN s.what ELSE '' END
+            WHEN c.relowner <> o.relowner THEN format('ALTER TABLE %%s OWNER TO %%s;', p.partition, o.relowner::regrole)
             ELSE format('SELECT coalesce(unsettled, gate) FROM outbox.partition_policy WHERE parent_table = %%L;'
                         '  -- fix the condition or the function, which fails', p.parent_table) END
   FROM outbox.upkeep_plan() p
+  JOIN pg_class o ON o.oid = p.parent_table::regclass
+  JOIN pg_class c ON c.oid = to_regclass(p.partition)
   LEFT JOIN outbox.retiring_partition r ON r.partition = p.partition
  CROSS JOIN LATERAL (
        SELECT CASE p.parent_table WHEN 'outbox.message' THEN '  -- a running relay settles them; see also: pillarbox blocked'

@@ -169,10 +169,11 @@ def test_collected_events_are_reported_when_the_observer_ends(
     log: LogEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer = LogEvents(repeats=MINUTE)
-    observer(blocked("c", 1))
-    observer(blocked("c", 2))
+    for event in (blocked("c", 1), blocked("c", 2), lost(), lost()):
+        observer(event)
     del observer
     assert about(caplog, "topic=c")[-1].endswith("repeated=1")
+    assert caplog.records[-1].levelname == "INFO", "the outage hasn't lasted"
 
 
 def test_memory_stays_bounded_with_a_flood_of_keys(
