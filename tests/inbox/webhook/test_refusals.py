@@ -119,6 +119,8 @@ async def test_an_invalid_endpoint_is_refused(
         {"handlers": {}},
         {"handlers": {"a*b": note}},
         {"max_in_flight": 0},
+        {"max_in_flight": 10_000},  # more than the pool has connections
+        {"max_idle": timedelta(0)},
         {"max_payload_bytes": 0},
         {"tolerance": timedelta(0)},
         {"read_timeout": timedelta(0)},
