@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
 from inbox.events import (
+    DuplicateSkipped,
     HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
@@ -333,3 +335,28 @@ async def test_a_message_whose_id_no_receipt_can_have_is_dead_lettered_at_once(
     async with consuming(database_url, source, accept, retry=QUICK) as events:
         await events.wait_for(MessageDeadLettered, 2)
     assert events.of(HandlerDatabaseLost) == []
+
+
+async def test_a_lookup_that_fails_is_repeated_and_finds_the_receipt(
+    database_url: str,
+) -> None:
+    message = Message("orders", b"")
+    source = MemorySource(message)
+    failures = [OperationalError("SELECT", {}, Exception("a blink"))]
+
+    def fail_once(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("SELECT inbox.receipt") and failures:
+            raise failures.pop()
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        consumer.handles("orders")(accept)
+        event.listen(
+            sessions.kw["bind"].sync_engine, "before_cursor_execute", fail_once
+        )
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            # As if it had died between its commit and its ack.
+            source.return_later(message, 3, timedelta(0))
+            await events.wait_for(DuplicateSkipped)
+    assert failures == []
