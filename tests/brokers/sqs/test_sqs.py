@@ -1,13 +1,16 @@
 """Behaviour specific to SQS and SNS, on moto's server."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from inbox.poison.history import REDELIVERED
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.sources.sqs import SqsSource
+from inbox.sources.sqs.queue import SqsQueue
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
@@ -107,9 +110,10 @@ async def test_a_failed_message_of_a_group_comes_again_before_later_ones(
     await aws.create_queue(f"{topic}.fifo")
     url = f"{shared_sqs.url()}&fifo=true"
     await publish(url, *numbered(topic, 5))
-    async with source(url, topic) as consumer:
+    # It waits for longer than the visibility timeout.
+    async with source(url, topic, visibility=timedelta(seconds=1)) as consumer:
         first, *others = await receive(consumer, 5)
-        await first.nack(timedelta(seconds=0.3))
+        await first.nack(timedelta(seconds=2))
         for delivery in reversed(others):
             await delivery.nack()
         again = await receive(consumer, 5)
@@ -158,6 +162,41 @@ async def test_a_message_that_is_lost_no_longer_holds_back_its_group(
         await aws.call("sqs", "purge_queue", QueueUrl=queue)
         await publish(url, Message(topic, b"2", key="k"))
         assert payloads(await receive(slow, 1)) == [2]
+
+
+async def test_a_throttled_heartbeat_loses_nothing_and_a_throttled_ack_is_repeated(
+    shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = SqsQueue.call
+    answered: dict[str, int] = {}
+    repeated = {
+        name: asyncio.Event()
+        for name in ("change_message_visibility_batch", "delete_message_batch")
+    }
+    await aws.create_queue(topic := fresh())
+    await publish(shared_sqs.url(), Message(topic, b"1"))
+
+    async def throttle_first(queue: SqsQueue, name: str, entries: Any) -> Any:
+        answered[name] = answered.get(name, 0) + 1
+        if answered[name] == 1:
+            throttled = {"Code": "ThrottlingException"}
+            return {"Failed": [{"Id": each["Id"], **throttled} for each in entries]}
+        answer = await call(queue, name, entries)
+        repeated[name].set()
+        return answer
+
+    monkeypatch.setattr(SqsQueue, "call", throttle_first)
+    async with (
+        source(shared_sqs.url(), topic, visibility=timedelta(seconds=2)) as consumer,
+        asyncio.timeout(60),
+    ):
+        (delivery,) = await receive(consumer, 1)
+        await repeated["change_message_visibility_batch"].wait()
+        await delivery.nack()
+        (delivery,) = await receive(consumer, 1)
+        assert delivery.history is FIRST_DELIVERY
+        await delivery.ack()
+        await repeated["delete_message_batch"].wait()
 
 
 async def test_a_missing_queue_is_named_at_start(shared_sqs: SqsServer) -> None:
