@@ -73,6 +73,18 @@ class Look(NamedTuple):
         return cls(parsed, parsed.xmin + int(age))
 
 
+class MustLookError(Exception):
+    """The claim may have missed rows, or has found some of a day that isn't listed."""
+
+
+class Read(NamedTuple):
+    """How far a claim has read a lane; see `Progress.claimed`."""
+
+    up_to: int
+    look: Look
+    is_cut: bool
+
+
 class LogLane:
     """What a reader remembers of a lane.
 

@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from inbox.sources.postgres.ready import Ready
 from outbox.log.progress import Progress
-from outbox.log.reader import LogLane, Look
+from outbox.log.reader import LogLane, Read
 from outbox.log.window import MOST_AGAIN, Place, Window
 from outbox.message import Message
 
@@ -77,13 +77,6 @@ class FreedKey(NamedTuple):
     lane: int
     key: str
     above: int
-
-
-class Read(NamedTuple):
-    """How far a claim has read a lane; see `Progress.claimed`."""
-
-    up_to: int
-    is_cut: bool
 
 
 class _Due(NamedTuple):
@@ -304,11 +297,7 @@ class DeliveryLanes:
         return [place for lane in lanes for place in lane.ahead]
 
     def claimed(
-        self,
-        lane: DeliveryLane,
-        rows: Sequence[ClaimedDelivery],
-        read: Read,
-        look: Look,
+        self, lane: DeliveryLane, rows: Sequence[ClaimedDelivery], read: Read
     ) -> None:
         """Hold the rows claimed from a lane, in this order."""
         if self._lanes.get(lane.number) is not lane or lane.window is None:
@@ -324,7 +313,7 @@ class DeliveryLanes:
         if lane.window.read.as_of is None:
             lane.ahead -= passed
         places = [*(row.place for row in rows), *passed_by]
-        lane.window.claimed(places, read.up_to, *look, is_cut=read.is_cut)
+        lane.window.claimed(places, read.up_to, *read.look, is_cut=read.is_cut)
         lane.has_moved = lane.has_moved or read.up_to >= 0
         for row in rows:
             self._put(lane, row)

@@ -29,7 +29,6 @@ from inbox.sources.postgres.lanes import (
     ClaimedDelivery,
     DeliveryLane,
     DeliveryLanes,
-    Read,
     WaitingDelivery,
 )
 from inbox.sources.postgres.tenants import Tenants
@@ -40,7 +39,7 @@ from outbox.errors import (
     message_of,
 )
 from outbox.log.position import Position, Snapshot
-from outbox.log.reader import Clock, LogReader, Look, Settled
+from outbox.log.reader import Clock, LogReader, Look, MustLookError, Read, Settled
 from outbox.log.window import Place
 from outbox.message import Message
 from outbox.payload.json_codec import read_headers
@@ -76,10 +75,6 @@ class Outcome:
     row: ClaimedDelivery
     delay: timedelta | None
     """The time until it is retried; None if it was acked."""
-
-
-class _MustLookError(Exception):
-    """A transaction has ended whose rows the claim didn't look for."""
 
 
 class Queue:
@@ -149,7 +144,7 @@ class Queue:
         try:
             async with self._turn:
                 more = await self._claim(await self._connect(), leased)
-        except _MustLookError:
+        except MustLookError:
             await self._sweep(leased)
             return True
         await self._log_behind()
@@ -180,15 +175,15 @@ class Queue:
         )
         look = Look.parse(found[0][-1])
         if not has_looked and claiming.lanes_to_look(look.snapshot):
-            raise _MustLookError
+            raise MustLookError
         rows = [_Row.of(row) for row in found if row[0] is not None]
         taken = [row.delivery for row in rows if row.delivery is not None]
         is_full = len(rows) >= self._prefetch or _is_large(taken)
         is_cut = False
-        for lane, claimed, read in _read_lanes(lanes, rows, is_full=is_full):
+        for lane, claimed, read in _read_lanes(lanes, rows, look, is_full=is_full):
             is_cut = is_cut or read.is_cut
             if all(lane.reads(row.created_at) for row in claimed):
-                self._lanes.claimed(lane, claimed, read, look)
+                self._lanes.claimed(lane, claimed, read)
             else:
                 # A row of a day that did not exist when the lane was taken over.
                 lane.expires_at = datetime.min.replace(tzinfo=UTC)
@@ -617,7 +612,7 @@ class _Row(NamedTuple):
 
 
 def _read_lanes(
-    lanes: Iterable[DeliveryLane], rows: Sequence[_Row], *, is_full: bool
+    lanes: Iterable[DeliveryLane], rows: Sequence[_Row], look: Look, *, is_full: bool
 ) -> Iterator[tuple[DeliveryLane, Sequence[ClaimedDelivery], Read]]:
     """Yield the lanes that a claim has reached, with their deliveries.
 
@@ -641,7 +636,7 @@ def _read_lanes(
             own = [row for row in own if row.seq < up_to]
             up_to -= 1
         claimed = [row.delivery for row in own if row.delivery is not None]
-        yield lane, claimed, Read(up_to, is_cut)
+        yield lane, claimed, Read(up_to, look, is_cut)
         if is_full and lane.number == rows[-1].lane:
             return
 

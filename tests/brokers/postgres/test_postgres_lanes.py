@@ -10,12 +10,11 @@ from inbox.sources.postgres.lanes import (
     ClaimedDelivery,
     DeliveryLane,
     DeliveryLanes,
-    Read,
     WaitingDelivery,
 )
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress
-from outbox.log.reader import Look
+from outbox.log.reader import Look, Read
 from pillarbox import Message
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -83,7 +82,7 @@ def hold(
     for lane in lanes.in_turn(ALL):
         own = [each for each in rows if each.lane == lane.number]
         last = max((each.seq for each in own), default=-1)
-        lanes.claimed(lane, own, Read(last, full), QUIET)
+        lanes.claimed(lane, own, Read(last, QUIET, full))
 
 
 def claim(
