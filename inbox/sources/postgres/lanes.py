@@ -56,21 +56,6 @@ class ClaimedDelivery(NamedTuple):
         return self.seq, self.created_at
 
 
-class WaitingDelivery(NamedTuple):
-    """A waiting delivery, and where to find it."""
-
-    lane: int
-    seq: int
-    created_at: datetime
-    attempts: int
-    is_logged: bool
-
-    @property
-    def place(self) -> Place:
-        """What identifies it."""
-        return self.seq, self.created_at
-
-
 class FreedKey(NamedTuple):
     """A draining key: its deliveries above this seq are next."""
 
@@ -135,7 +120,7 @@ class DeliveryLane(LogLane):
         self.window: Window | None = None
         self.has_moved = False
         self.ahead: set[Place] = set()
-        self.alone: dict[Place, tuple[WaitingDelivery, float]] = {}
+        self.alone: dict[Place, float] = {}
 
     @property  # type: ignore[explicit-override]
     @override
@@ -344,10 +329,10 @@ class DeliveryLanes:
 
     def freed(
         self, leased: Collection[int], max_keys: int, max_places: int
-    ) -> tuple[list[FreedKey], list[WaitingDelivery]]:
+    ) -> tuple[list[FreedKey], dict[Place, int]]:
         """Return the draining keys of these lanes, and the places that are due."""
         now = self._clock()
-        places: list[WaitingDelivery] = []
+        places: dict[Place, int] = {}
         while self._due and self._due[0].at <= now and len(places) < max_places:
             due = heapq.heappop(self._due)
             lane = self._lanes.get(due.lane)
@@ -355,8 +340,9 @@ class DeliveryLanes:
                 continue
             if due.key is not None:
                 self._draining[due.lane, due.key] = None
-            elif due.place in lane.alone and lane.alone[due.place][1] <= now:
-                places.append(lane.alone.pop(due.place)[0])
+            elif lane.alone.get(due.place, math.inf) <= now:
+                del lane.alone[due.place]
+                places[due.place] = due.lane
         keys: list[FreedKey] = []
         for number, key in list(self._draining):
             lane = self._lanes.get(number)
@@ -365,9 +351,10 @@ class DeliveryLanes:
                 del self._draining[number, key]
             elif number in leased and len(keys) < max_keys:
                 keys.append(FreedKey(number, key, known.above))
-        for place in [place for place in places if place.lane not in leased]:
-            places.remove(place)
-            self.found(place)
+        for place, number in list(places.items()):
+            if number not in leased:
+                self.wait(number, place, None, now)
+                del places[place]
         return keys, places
 
     def claimed_waiting(
@@ -441,23 +428,16 @@ class DeliveryLanes:
         if lane is not None and row.message.key is not None:
             self._key(lane, row.message.key, row.seq).due[row.place] = math.inf
 
-    def refused(self, row: ClaimedDelivery, due: float) -> None:
-        """Record when to retry a delivery whose nack is already in the log."""
-        place = WaitingDelivery(
-            row.lane, row.seq, row.created_at, row.attempts + 1, True
-        )
-        self._wait(place, row.message.key, due)
-
-    def found(self, place: WaitingDelivery) -> None:
-        """Schedule an immediate claim of the delivery at this place."""
-        self._wait(place, None, self._clock())
-
-    def found_waiting(
-        self, place: WaitingDelivery, key: str | None, due: float
-    ) -> None:
-        """Record a delivery that the log lists as waiting."""
-        if place.place not in self.held:
-            self._wait(place, key, due)
+    def wait(self, number: int, place: Place, key: str | None, due: float) -> None:
+        """Record when to claim a delivery that has an entry in the log, unless held."""
+        lane = self._lanes.get(number)
+        if lane is None or place in self._held:
+            return
+        if key is None:
+            lane.alone[place] = due
+        else:
+            self._key(lane, key, place[0]).due[place] = due
+        heapq.heappush(self._due, _Due(due, number, place, key))
 
     def found_behind(self, number: int, key: str) -> None:
         """Drain a key whose waiting deliveries don't block it."""
@@ -577,16 +557,6 @@ class DeliveryLanes:
         known = lane.keys.setdefault(key, _Key(above=seq - 1))
         known.above = min(known.above, seq - 1)
         return known
-
-    def _wait(self, place: WaitingDelivery, key: str | None, due: float) -> None:
-        lane = self._lanes.get(place.lane)
-        if lane is None:
-            return
-        if key is None:
-            lane.alone[place.place] = (place, due)
-        else:
-            self._key(lane, key, place.seq).due[place.place] = due
-        heapq.heappush(self._due, _Due(due, place.lane, place.place, key))
 
     def _is_blocked(self, row: ClaimedDelivery) -> bool:
         lane, key = self._lanes.get(row.lane), row.message.key

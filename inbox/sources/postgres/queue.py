@@ -29,7 +29,6 @@ from inbox.sources.postgres.lanes import (
     ClaimedDelivery,
     DeliveryLane,
     DeliveryLanes,
-    WaitingDelivery,
 )
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscriptions import subscribe
@@ -209,30 +208,26 @@ class Queue:
                 lanes=[freed.lane for freed in keys],
                 keys=[freed.key for freed in keys],
                 aboves=[freed.above for freed in keys],
-                seqs=[place.seq for place in places],
-                moments=[place.created_at for place in places],
-                attempts=[place.attempts for place in places],
+                seqs=[seq for seq, _ in places],
+                moments=[moment for _, moment in places],
                 max_rows_each=each,
                 max_bytes=_MAX_BYTES,
             )
         except BaseException:
-            for place in places:
-                self._lanes.found(place)
+            for place, number in places.items():
+                self._lanes.wait(number, place, None, since)
             raise
-        alone = {place.place: place for place in places}
         of_keys: list[ClaimedDelivery | None] = []
         for row in rows:
-            waited = alone.get((row[1], row[2]))
-            if waited is None:
-                of_keys.append(
-                    read_delivery(row, is_logged=True) if row[8] is not None else None
-                )
-            elif row[8] is None:
-                self._lanes.found(waited)
+            place = row[1], row[2]
+            is_read = row[8] is not None
+            delivery = read_delivery(row, is_logged=True) if is_read else None
+            if place not in places:
+                of_keys.append(delivery)
+            elif delivery is None:
+                self._lanes.wait(places[place], place, None, since)
             else:
-                self._lanes.claimed_again(
-                    read_delivery(row, is_logged=waited.is_logged)
-                )
+                self._lanes.claimed_again(delivery)
         self._lanes.claimed_waiting(
             keys, of_keys, since=since, held=held, max_rows_each=each
         )
@@ -313,10 +308,11 @@ class Queue:
                 f"{message_of(error)}; {remedy_of(error)}"
             ) from error
         now = self._clock()
-        for outcome in batch:
-            self._lanes.let_go(outcome.row)
-            if outcome.delay is not None:
-                self._lanes.refused(outcome.row, now + outcome.delay.total_seconds())
+        for row, delay in ((outcome.row, outcome.delay) for outcome in batch):
+            self._lanes.let_go(row)
+            if delay is not None:
+                due = now + delay.total_seconds()
+                self._lanes.wait(row.lane, row.place, row.message.key, due)
 
     async def _settle(self, connection: Connection, batch: Sequence[Outcome]) -> None:
         """Write outcomes: as a position if one can cover them, else as entries."""
@@ -551,14 +547,11 @@ class Queue:
             with_blocked=after is None,
         )
         now = self._clock()
-        for number, key, seq, created_at, attempts, due_in in rows:
+        for number, key, seq, created_at, due_in in rows:
             if seq is None:
                 self._lanes.found_behind(number, key)
             else:
-                place = WaitingDelivery(
-                    number, seq, created_at, attempts, is_logged=True
-                )
-                self._lanes.found_waiting(place, key, now + due_in)
+                self._lanes.wait(number, (seq, created_at), key, now + due_in)
 
     async def _connect(self) -> Connection:
         """Return the connection; a new one finds the server as it may have crashed."""

@@ -10,7 +10,6 @@ from inbox.sources.postgres.lanes import (
     ClaimedDelivery,
     DeliveryLane,
     DeliveryLanes,
-    WaitingDelivery,
 )
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress
@@ -177,7 +176,7 @@ def drain(lanes: DeliveryLanes, clock: Clock, *rows: ClaimedDelivery | None) -> 
 def refuse(lanes: DeliveryLanes, given: ClaimedDelivery, due: float) -> None:
     lanes.block(given)
     lanes.let_go(given)
-    lanes.refused(given, due)
+    lanes.wait(given.lane, given.place, given.message.key, due)
 
 
 def seqs(rows: Sequence[ClaimedDelivery]) -> list[int]:
@@ -198,7 +197,7 @@ def test_later_deliveries_of_a_blocked_key_wait_behind_it(
     behind, ahead = lanes.to_log(10)
     assert (seqs(behind), seqs(ahead)) == ([6, 8], [5])
     lanes.let_go(head)
-    lanes.refused(head, 2000.0)
+    lanes.wait(1, head.place, "a", 2000.0)
     behind, ahead = lanes.to_log(1)
     assert (seqs(behind), ahead) == ([6], [])
     lanes.logged(behind)
@@ -216,7 +215,7 @@ def test_a_due_key_drains_in_order_before_newly_claimed_deliveries(
     refuse(lanes, head, clock.now + 10)
     assert lanes.next_due == clock.now + 10
     claim(lanes, row(6, key="a"))
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {})
     clock.now += 11
     ((freed,), _) = lanes.freed(ALL, 10, 10)
     assert freed == (1, "a", 4)
@@ -252,15 +251,12 @@ def test_a_key_is_due_when_the_last_of_its_refused_deliveries_is(
     lanes: DeliveryLanes, clock: Clock
 ) -> None:
     for seq, due in ((5, 10), (6, 20)):
-        place = WaitingDelivery(1, seq, AT, 1, is_logged=True)
-        lanes.found_waiting(place, "a", clock.now + due)
-    lanes.found_waiting(
-        WaitingDelivery(9, 7, AT, 1, is_logged=True), "not ours", clock.now
-    )
+        lanes.wait(1, (seq, AT), "a", clock.now + due)
+    lanes.wait(9, (7, AT), "not ours", clock.now)
     clock.now += 11
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {})
     clock.now += 11
-    assert lanes.freed(ALL, 10, 10) == ([(1, "a", 4)], [])
+    assert lanes.freed(ALL, 10, 10) == ([(1, "a", 4)], {})
 
 
 def test_a_key_that_is_not_in_the_log_yet_is_not_due(
@@ -269,7 +265,7 @@ def test_a_key_that_is_not_in_the_log_yet_is_not_due(
     (head,) = claim(lanes, row(5, key="a"))
     lanes.block(head)
     clock.now += 1e9
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {})
 
 
 def test_a_delivery_without_a_key_waits_alone(
@@ -277,10 +273,10 @@ def test_a_delivery_without_a_key_waits_alone(
 ) -> None:
     (given,) = claim(lanes, row(5))
     refuse(lanes, given, clock.now + 10)
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {})
     clock.now += 11
-    assert lanes.freed(ALL, 10, 10) == ([], [(1, 5, AT, 1, True)])
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {(5, AT): 1})
+    assert lanes.freed(ALL, 10, 10) == ([], {})
 
 
 def test_a_returned_delivery_comes_again_before_the_rest_of_its_key(
