@@ -399,7 +399,7 @@ async def _find_next_of_keys(
             "lanes": [lane.number for lane, _, _ in wanted],
             "keys": [key for _, key, _ in wanted],
             "seqs": [seq for _, _, seq in wanted],
-            "since": _since(lane for lane, _, _ in wanted),
+            "since": since_of(lane for lane, _, _ in wanted),
             "max_rows": max_rows,
         },
         binary=True,
@@ -421,7 +421,8 @@ async def _find_next_of_keys(
     ]
 
 
-def _since(lanes: Iterable[Lane]) -> datetime:
+def since_of(lanes: Iterable[Lane]) -> datetime:
+    """Return a time before which none of the messages that wait was created."""
     moments = [lane.deferrals.since for lane in lanes]
     return min((moment for moment in moments if moment is not None), default=LONG_AGO)
 

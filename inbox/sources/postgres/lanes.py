@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 from typing_extensions import override
 
+from inbox.poison.history import Takeover
 from inbox.sources.postgres.ready import Ready
 from outbox.log.progress import Progress
 from outbox.log.reader import LogLane, Read
@@ -101,17 +102,17 @@ class DeliveryLane(LogLane):
         window: how far it is read and how far that is stored; None: it must be taken
             over.
         has_moved: rows were read since the positions of all days were stored.
-        is_new: it was leased and not taken over yet.
+        takeover: since when it was taken over; None: it wasn't yet.
         ahead: the places of deliveries that claims skip.
         keys: those that are blocked or draining.
         alone: the deliveries that wait without blocking a key, and when each is due.
     """
 
-    __slots__ = ("ahead", "alone", "has_moved", "is_new", "keys", "window")
+    __slots__ = ("ahead", "alone", "has_moved", "keys", "takeover", "window")
 
     def __init__(self, number: int) -> None:
         self.forget()
-        self.is_new = True
+        self.takeover: Takeover | None = None
         self.keys: dict[str, _Key] = {}
         super().__init__(number)
 
@@ -200,11 +201,6 @@ class DeliveryLanes:
     def new(self) -> list[int]:
         """The lanes that were leased but haven't been read yet."""
         return [number for number, lane in self._lanes.items() if lane.window is None]
-
-    @property
-    def blocked(self) -> list[str]:
-        """The keys whose new deliveries must wait behind earlier ones."""
-        return [key for lane in self._lanes.values() for key in lane.keys]
 
     @property
     def ready(self) -> int:

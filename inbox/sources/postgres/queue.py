@@ -98,7 +98,6 @@ class Queue:
         self._opened_at = 0.0
         self._lanes = lanes
         self._reader = LogReader(consumer, "inbox")
-        self._taken_over: dict[int, Takeover] = {}
         self._consumer = consumer
         self._prefetch = prefetch
         self._tenants = Tenants(prefetch)
@@ -289,9 +288,10 @@ class Queue:
 
     def history_of(self, row: ClaimedDelivery) -> History:
         """Return whether the lane's previous owner may have started to handle it."""
-        taken_over = self._taken_over.get(row.lane)
-        if taken_over is not None and taken_over.covers(row.created_at):
-            return taken_over.history
+        lane = self._lanes.find(row.lane)
+        takeover = None if lane is None else lane.takeover
+        if takeover is not None and takeover.covers(row.created_at):
+            return takeover.history
         return REDELIVERED if row.attempts else FIRST_DELIVERY
 
     async def write(self, batch: Sequence[Outcome]) -> None:
@@ -472,10 +472,8 @@ class Queue:
                     self._lanes.doubt(new)
                     raise
             for lane in lanes:
-                if lane.is_new:
-                    lane.is_new = False
-                    history = TakenOver(_MAX_SUSPECTS)
-                    self._taken_over[lane.number] = Takeover(clock.now, history)
+                if lane.takeover is None:
+                    lane.takeover = Takeover(clock.now, TakenOver(_MAX_SUSPECTS))
             long_past = clock.now - _SKEW
             moved = {lane.number for lane in lanes if lane.must_move(long_past)}
             before = self._clock() - self._open_after
