@@ -176,6 +176,9 @@ class DeliveryLanes:
         on_use, on_leave: called with a lane when its first delivery becomes held, and
             when its last one is let go.
         clock: the clock for all times here.
+
+    Attributes:
+        ready: the deliveries that were claimed but not handed out yet.
     """
 
     def __init__(
@@ -190,7 +193,7 @@ class DeliveryLanes:
         self._lanes: dict[int, DeliveryLane] = {}
         self._held: dict[Place, _Held] = {}
         self._count: Counter[int] = Counter()
-        self._ready: Ready[ClaimedDelivery] = Ready()
+        self.ready: Ready[ClaimedDelivery] = Ready()
         self._first = 0
         self._due: list[_Due] = []
         self._draining: dict[tuple[int, str], None] = {}
@@ -203,16 +206,6 @@ class DeliveryLanes:
         return [number for number, lane in self._lanes.items() if lane.window is None]
 
     @property
-    def ready(self) -> int:
-        """The number of deliveries that were claimed but not handed out yet."""
-        return len(self._ready)
-
-    @property
-    def ready_tenants(self) -> list[str]:
-        """The tenants of the ready deliveries."""
-        return self._ready.tenants
-
-    @property
     def next_due(self) -> float:
         """When the next waiting delivery is due; inf if none waits."""
         if self._draining:
@@ -223,10 +216,6 @@ class DeliveryLanes:
     def held(self) -> Collection[Place]:
         """The places of the deliveries that are held."""
         return self._held.keys()
-
-    def is_stuck(self, without: Collection[str]) -> bool:
-        """Return whether deliveries are ready, all of them for these tenants."""
-        return self._ready.has_only(without)
 
     def take(self, lanes: Collection[int]) -> None:
         """Add lanes that were just leased."""
@@ -258,7 +247,7 @@ class DeliveryLanes:
             }
 
     def _drop(self, lanes: Collection[int]) -> list[int]:
-        for row in self._ready.remove(lambda row: row.lane in lanes):
+        for row in self.ready.remove(lambda row: row.lane in lanes):
             self.let_go(row)
         self._behind = [row for row in self._behind if row.lane not in lanes]
         return [number for number in lanes if number in self._lanes]
@@ -388,14 +377,14 @@ class DeliveryLanes:
                 continue  # nacked in the meantime: the key is blocked again
             of_key = found.get((number, key), [])
             # These include deliveries given back in the meantime, in order.
-            later = self._ready.remove(partial(_is_of, number, key))
+            later = self.ready.remove(partial(_is_of, number, key))
             for row in of_key:
                 known.above = row.seq
                 if row.place not in held and row.place not in self._held:
                     self._hold(row)
                     later.append(row)
             for row in sorted(later, key=lambda row: row.seq):
-                self._ready.add(row)
+                self.ready.add(row)
             if len(of_key) < max_rows_each and not cut:
                 del lane.keys[key]
                 self._draining.pop((number, key), None)
@@ -408,15 +397,15 @@ class DeliveryLanes:
         Tenants take turns, except those in `without`. So the order of a key holds only
         if all its messages belong to one tenant.
         """
-        leaving = self._ready.remove(lambda row: row.lane not in leased)
+        leaving = self.ready.remove(lambda row: row.lane not in leased)
         for row in leaving:
             self.let_go(row)
         # If such a lane stays, it is taken over again.
         self.doubt({row.lane for row in leaving})
-        for row in self._ready.remove(self._is_blocked):
+        for row in self.ready.remove(self._is_blocked):
             self._release(row)
             self._put_behind(self._lanes[row.lane], row)
-        return self._ready.take(limit, without)
+        return self.ready.take(limit, without)
 
     def block(self, row: ClaimedDelivery) -> None:
         """Hold back the rest of a delivery's key until that delivery is retried."""
@@ -448,7 +437,7 @@ class DeliveryLanes:
             self.let_go(row)  # for the lane's next owner
         elif row.place in self._held:
             key = row.message.key
-            self._ready.put_back(
+            self.ready.put_back(
                 row,
                 lambda other: (
                     key is not None and other.message.key == key and other.seq < row.seq
@@ -527,7 +516,7 @@ class DeliveryLanes:
 
     def _make_ready(self, row: ClaimedDelivery) -> None:
         self._hold(row)
-        self._ready.add(row)
+        self.ready.add(row)
 
     def _hold(self, row: ClaimedDelivery) -> None:
         self._held[row.place] = _Held(row, self._clock())

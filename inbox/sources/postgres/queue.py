@@ -14,7 +14,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import psycopg
 
@@ -65,6 +65,8 @@ _MAX_KEYS: Final = 64
 _MAX_ENTRIES: Final = 1000
 _OPEN_AFTER: Final = timedelta(minutes=1)
 _SKEW: Final = timedelta(hours=1)
+_Entry: TypeAlias = tuple[int, int, datetime, int, str, float | None, str | None]
+_ENTRY: Final = ("lanes", "seqs", "moments", "attempts", "causes", "delays", "keys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +241,9 @@ class Queue:
         Args:
             without: tenants to leave out.
         """
-        ready = self._lanes.ready_tenants
-        stuck = self._lanes.is_stuck(without)
-        if not self._tenants.is_due(self._lanes.ready, ready, stuck=stuck):
+        ready = self._lanes.ready.tenants
+        stuck = self._lanes.ready.has_only(without)
+        if not self._tenants.is_due(len(self._lanes.ready), ready, stuck=stuck):
             return
         lanes = self._lanes.in_turn(leased)
         if not lanes:
@@ -351,7 +353,7 @@ class Queue:
         self,
         connection: Connection,
         lanes: Iterable[DeliveryLane],
-        entries: Sequence["_Entry"],
+        entries: Sequence[_Entry],
         before: float,
         moved: Collection[int] = (),
     ) -> bool:
@@ -437,14 +439,10 @@ class Queue:
                 self._lanes.logged([*behind, *ahead])
                 self._lanes.opened(ahead)
 
-    async def _log(self, connection: Connection, entries: Sequence["_Entry"]) -> None:
+    async def _log(self, connection: Connection, entries: Sequence[_Entry]) -> None:
+        columns = map(list, zip(*entries, strict=True))
         await self._query(
-            connection,
-            "log_deliveries",
-            **{
-                name: [getattr(entry, name[:-1]) for entry in entries]
-                for name in _ENTRY_ARRAYS
-            },
+            connection, "log_deliveries", **dict(zip(_ENTRY, columns, strict=True))
         )
 
     async def _sweep(self, leased: Collection[int]) -> None:
@@ -636,26 +634,11 @@ def _is_large(rows: Sequence[ClaimedDelivery]) -> bool:
     return sum(len(row.message.payload) for row in rows) >= _MAX_BYTES
 
 
-class _Entry(NamedTuple):
-    """An entry in the log."""
-
-    lane: int
-    seq: int
-    moment: datetime
-    attempt: int
-    cause: str
-    delay: float | None
-    key: str | None
-
-
-_ENTRY_ARRAYS: Final = tuple(f"{name}s" for name in _Entry._fields)
-
-
 def _entry(
     row: ClaimedDelivery, cause: str, delay: float | None = None, *, charge: int = 0
 ) -> _Entry:
     attempts, key = row.attempts + charge, row.message.key
-    return _Entry(row.lane, row.seq, row.created_at, attempts, cause, delay, key)
+    return row.lane, row.seq, row.created_at, attempts, cause, delay, key
 
 
 def read_delivery(row: Sequence[Any], *, is_logged: bool = False) -> ClaimedDelivery:
