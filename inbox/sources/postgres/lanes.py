@@ -262,10 +262,6 @@ class DeliveryLanes:
         start = next((i for i, n in enumerate(ours) if n >= self._first), 0)
         return [self._lanes[number] for number in ours[start:] + ours[:start]]
 
-    def ahead(self, lanes: Iterable[DeliveryLane]) -> list[Place]:
-        """Return the places that a claim from these lanes must skip."""
-        return [place for lane in lanes for place in lane.ahead]
-
     def claimed(
         self, lane: DeliveryLane, rows: Sequence[ClaimedDelivery], read: Read
     ) -> None:

@@ -12,7 +12,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
@@ -69,8 +68,7 @@ _Entry: TypeAlias = tuple[int, int, datetime, int, str, float | None, str | None
 _ENTRY: Final = ("lanes", "seqs", "moments", "attempts", "causes", "delays", "keys")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a delivery: acked or failed."""
 
     row: ClaimedDelivery
@@ -272,7 +270,7 @@ class Queue:
         )
 
     def _skipped(self, lanes: Sequence[DeliveryLane]) -> dict[str, Any]:
-        ahead = self._lanes.ahead(lanes)
+        ahead = [place for lane in lanes for place in lane.ahead]
         return {
             "seqs": [seq for seq, _ in ahead],
             "moments": [moment for _, moment in ahead],
@@ -310,7 +308,7 @@ class Queue:
                 f"{message_of(error)}; {remedy_of(error)}"
             ) from error
         now = self._clock()
-        for row, delay in ((outcome.row, outcome.delay) for outcome in batch):
+        for row, delay in batch:
             self._lanes.let_go(row)
             if delay is not None:
                 due = now + delay.total_seconds()
@@ -321,7 +319,7 @@ class Queue:
         logged: list[ClaimedDelivery] = []
         entries: list[_Entry] = []
         lanes: dict[int, DeliveryLane] = {}
-        for row, delay in ((outcome.row, outcome.delay) for outcome in batch):
+        for row, delay in batch:
             lane = self._lanes.find(row.lane)
             is_covered = False
             if lane is not None and lane.window is not None:
