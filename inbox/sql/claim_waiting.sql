@@ -36,6 +36,7 @@ SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant,
                       FROM inbox.deferral AS last
                      WHERE last.seq = alone.seq
                        AND last.created_at = alone.created_at
+                       AND last.cause <> 'acked'
                        AND (last.consumer = %(consumer)s) IS TRUE
                      ORDER BY last.entry DESC
                      LIMIT 1)
