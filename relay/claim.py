@@ -16,7 +16,7 @@ from outbox.errors import CodecError, InvalidMessageError
 from outbox.lane import priority_of
 from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
 from outbox.log.hidden import Floors
-from outbox.log.reader import Clock, Look
+from outbox.log.reader import Clock, Look, MustLookError, Read
 from outbox.message import Message
 from outbox.message_id import is_uuid7
 from outbox.payload.payload_codec import PayloadCodec, decoded, is_encoded
@@ -106,7 +106,7 @@ class Batch:
     lanes: Sequence[Lane]
     rows: list[Claimed] = field(default_factory=list)
     others: list[tuple[Claimed, Outcome]] = field(default_factory=list)
-    reads: dict[int, "Read"] = field(default_factory=dict)
+    reads: dict[int, Read] = field(default_factory=dict)
     reached: Sequence[Lane] = ()
 
     def release(self) -> Sequence[Lane]:
@@ -130,14 +130,6 @@ class Batch:
         ]
 
 
-class Read(NamedTuple):
-    """How far a claim has read a lane; see `Progress.claimed`."""
-
-    up_to: int
-    look: Look
-    is_cut: bool
-
-
 async def claim_batch(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
 ) -> Batch:
@@ -156,10 +148,6 @@ async def claim_batch(
     return batch
 
 
-class _MustLookError(Exception):
-    """The claim may have missed rows, or has found some of a day that is not listed."""
-
-
 async def _claim_lanes(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
 ) -> Batch:
@@ -167,7 +155,7 @@ async def _claim_lanes(
     if not stale:
         try:
             return await _claim(connection, board, lanes, config)
-        except _MustLookError:
+        except MustLookError:
             stale = list(lanes)
     clock = await board.reader.read_clock(connection)
     await board.reader.move_fences(connection, stale, clock)
@@ -250,7 +238,7 @@ async def _claim_next(
     if not has_looked and (strange or claiming.lanes_to_look(look.snapshot)):
         for row in strange:
             by_number[row[0]].progress = None
-        raise _MustLookError
+        raise MustLookError
     # A DEFAULT partition has them, which the doctor reports: no position can be stored.
     passed = {row[0]: row[1] for row in strange}
     skipped: Counter[int] = Counter()
@@ -411,7 +399,7 @@ async def _find_next_of_keys(
             "lanes": [lane.number for lane, _, _ in wanted],
             "keys": [key for _, key, _ in wanted],
             "seqs": [seq for _, _, seq in wanted],
-            "since": _since(lane for lane, _, _ in wanted),
+            "since": since_of(lane for lane, _, _ in wanted),
             "max_rows": max_rows,
         },
         binary=True,
@@ -433,7 +421,8 @@ async def _find_next_of_keys(
     ]
 
 
-def _since(lanes: Iterable[Lane]) -> datetime:
+def since_of(lanes: Iterable[Lane]) -> datetime:
+    """Return a time before which none of the messages that wait was created."""
     moments = [lane.deferrals.since for lane in lanes]
     return min((moment for moment in moments if moment is not None), default=LONG_AGO)
 

@@ -21,6 +21,7 @@ from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.events import Observer, Observers, ProcessMeasured
 from outbox.gather import Process, end
 from outbox.lane import PRIORITIES, lanes_of
+from outbox.log.reader import CLAIM_SETTINGS
 from outbox.observability.health import Outages
 from outbox.observability.logging import logged
 from outbox.observability.presence import Presence
@@ -64,21 +65,7 @@ from relay.wakeup import wake_lanes
 from relay.worker import Worker
 
 WORKER_SETTINGS: Final = {
-    # If a server crash loses a settlement, the message is published again, which
-    # at-least-once delivery allows, so settling doesn't wait for the disk.
-    "synchronous_commit": "off",
-    # Otherwise each connection makes a generic plan for all partitions, which costs
-    # more than a custom plan for the days of the batch: with 90 partitions, 21 ms to
-    # settle and 15 ms to claim, compared with 1.6 ms each with 8.
-    "plan_cache_mode": "force_custom_plan",
-    # Otherwise a claim from lanes of about a thousand rows reads each lane to its end
-    # and sorts it, although the index returns the rows in order: 5 ms for 500 rows
-    # instead of 2. Without statistics the same happens to longer lanes.
-    "enable_sort": "off",
-    # Otherwise the estimates, which assume full hash tables, make the server
-    # JIT-compile each claim, which takes longer than the claim itself: with 90
-    # partitions, the one that checks the database at startup took 2 s.
-    "jit": "off",
+    **CLAIM_SETTINGS,
     # Otherwise the planner compares each statement with the CHECK constraints of each
     # partition that it reads, none of which excludes a row that the relay looks for.
     # Partitions are pruned regardless.

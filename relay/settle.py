@@ -23,7 +23,7 @@ from typing import Final
 
 from outbox.cloudevents.raw_text import storable
 from outbox.log.progress import Day
-from outbox.log.reader import LogReader, Settled
+from outbox.log.reader import LogReader, Read, Settled
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
@@ -36,7 +36,6 @@ from relay.claim import (
     Batch,
     Claimed,
     Outcome,
-    Read,
 )
 from relay.lanes.lane import Lane
 from relay.publish import Answer

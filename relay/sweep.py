@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 from outbox.events import Event
-from outbox.postgres.connection import Connection, Link
+from outbox.postgres.connection import Link
 from outbox.postgres.sql_files import load
+from relay.claim import since_of
 from relay.config import RelayConfig
 from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
 from relay.lanes.board import LaneBoard
-from relay.lanes.deferrals import LONG_AGO, WaitingMessage
-from relay.lanes.lane import Lane
+from relay.lanes.deferrals import WaitingMessage
 
 _LAST_ENTRY: Final = 2**63 - 1
 
@@ -61,9 +61,19 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
     async with link.lock:
         connection = await link.connection()
         # Do it even without lanes: an outage ends the leases and must be reported.
-        rows = await find_due(connection, board.reader.reader, lanes, batch_size)
+        cursor = await connection.execute(
+            load("relay", "find_due"),
+            {
+                "reader": board.reader.reader,
+                "lanes": [lane.number for lane in lanes],
+                "moments": [lane.deferrals.due_up_to[0] for lane in lanes],
+                "entries": [lane.deferrals.due_up_to[1] for lane in lanes],
+                "since": since_of(lanes),
+                "max_rows": batch_size,
+            },
+        )
     by_lane: dict[int, list[Sequence[Any]]] = {lane.number: [] for lane in lanes}
-    for number, *row in rows:
+    for number, *row in await cursor.fetchall():
         by_lane[number].append(row)
     some = False
     for lane, begin in zip(lanes, began, strict=True):
@@ -81,22 +91,3 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
         some = some or bool(found)
     if some:
         board.wake()
-
-
-async def find_due(
-    connection: Connection, reader: str, lanes: Sequence[Lane], max_rows: int
-) -> list[tuple[Any, ...]]:
-    """Run `find_due.sql`."""
-    since = [lane.deferrals.since for lane in lanes]
-    cursor = await connection.execute(
-        load("relay", "find_due"),
-        {
-            "reader": reader,
-            "lanes": [lane.number for lane in lanes],
-            "moments": [lane.deferrals.due_up_to[0] for lane in lanes],
-            "entries": [lane.deferrals.due_up_to[1] for lane in lanes],
-            "since": min((m for m in since if m is not None), default=LONG_AGO),
-            "max_rows": max_rows,
-        },
-    )
-    return await cursor.fetchall()

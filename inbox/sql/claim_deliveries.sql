@@ -1,5 +1,5 @@
 -- Does:  Read the next deliveries of leased lanes, bounded in rows, in bytes, and in the rows that are read for them. Locks nothing.
--- Takes: consumer, lanes, starts, up_tos (null: several parts), snapshots, as_ofs (same length; see outbox/log/progress.py); part_lanes, part_oldest, part_newest, part_starts, part_up_tos, part_snapshots (of lanes with several parts); hidden (transactions) and their floors; since (they include all from this one on) and floor; base, seqs and moments (of rows to skip), oldest and newest created_at, max_read (of each lane), max_rows, max_bytes
+-- Takes: consumer, what leased.sql and uncovered.sql of outbox/log take; seqs and moments (of rows to skip), max_read (of each lane), max_rows, max_bytes
 -- Gives: lane, seq, created_at, message_id, attempts (0), topic, key, tenant, payload, content_type, headers, schema_version, is_delivery (false: only the last row read of its lane), is_last (of its lane), place (among the rows read, from 1), look (in the first row; see look.sql of outbox/log). Without a row one of nulls except for look
 -- Index: message_lane_idx on each partition between oldest and newest
 SELECT lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, CASE WHEN is_delivery THEN payload END AS payload,
@@ -21,14 +21,8 @@ SELECT lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, CAS
               FROM (
                   SELECT m.*, CASE WHEN is_delivery THEN octet_length(payload) ELSE 0 END AS bytes
                     FROM (
-                        SELECT lane, up_to, snapshot::pg_snapshot AS snapshot, as_of::pg_snapshot AS as_of, mine.*,
-                               least(start, CASE WHEN as_of IS NULL THEN lowest.floor END) AS start
-                          FROM unnest(%(lanes)s::smallint[], %(starts)s::bigint[], %(up_tos)s::bigint[], %(snapshots)s::text[],
-                                      %(as_ofs)s::text[]) AS leased (lane, start, up_to, snapshot, as_of),
-                               (SELECT least(min(h.floor), CASE WHEN pg_snapshot_xmax(pg_current_snapshot()) > %(since)s::text::xid8
-                                                                THEN %(floor)s::bigint END)
-                                  FROM unnest(%(hidden)s::text[], %(floors)s::bigint[]) AS h (xid, floor)
-                                 WHERE pg_visible_in_snapshot(h.xid::xid8, pg_current_snapshot())) AS lowest (floor),
+                        SELECT mine.*,
+                               {leased},
                                (SELECT array_agg(s.topic) FILTER (WHERE right(s.topic, 1) <> '*') AS topics,
                                        array_agg(left(s.topic, -1)) FILTER (WHERE right(s.topic, 1) = '*') AS prefixes,
                                        max(s.since_seq) AS since_seq
@@ -50,25 +44,7 @@ SELECT lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, CAS
                                AND (m.seq, m.created_at) NOT IN (SELECT * FROM unnest(%(seqs)s::bigint[], %(moments)s::timestamptz[]))
                               ) IS TRUE AS is_delivery
                          FROM inbox.message AS m
-                        WHERE m.lane = leased.lane
-                          AND m.seq > leased.start
-                          AND m.created_at >= %(oldest)s
-                          AND m.created_at < %(newest)s
-                          AND CASE WHEN leased.up_to IS NOT NULL
-                              THEN m.seq > leased.up_to
-                                   OR m.seq > %(base)s AND NOT pg_visible_in_snapshot(m.xid, leased.snapshot)
-                              ELSE (SELECT true
-                                      FROM unnest(%(part_lanes)s::smallint[], %(part_oldest)s::timestamptz[], %(part_newest)s::timestamptz[],
-                                                  %(part_starts)s::bigint[], %(part_up_tos)s::bigint[], %(part_snapshots)s::text[])
-                                           AS part (lane, oldest, newest, start, up_to, snapshot)
-                                     WHERE part.lane = m.lane
-                                       AND m.created_at >= part.oldest
-                                       AND m.created_at < part.newest
-                                       AND (leased.as_of IS NULL OR m.seq > part.start)
-                                       AND (m.seq > part.up_to
-                                            OR m.seq > %(base)s AND NOT pg_visible_in_snapshot(m.xid, part.snapshot::pg_snapshot)))
-                              END
-                          AND (leased.as_of IS NULL OR pg_visible_in_snapshot(m.xid, leased.as_of))
+                        WHERE {uncovered}
                         ORDER BY m.seq
                         LIMIT %(max_read)s
                    ) AS m

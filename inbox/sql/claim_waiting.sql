@@ -1,5 +1,5 @@
 -- Does:  Read deliveries whose wait is over: those of given keys, in order, and those at given places. Locks nothing.
--- Takes: consumer, base; lanes, keys, aboves (same length: a lane, its key, the seq above which to continue); places: their seqs, moments, attempts (same length); max_rows_each (of a key), max_bytes
+-- Takes: consumer, base; lanes, keys, aboves (same length: a lane, its key, the seq above which to continue); places: their seqs, moments (same length); max_rows_each (of a key), max_bytes
 -- Gives: lane, seq, created_at, message_id, attempts, topic, key, tenant, payload (null: exceeds max_bytes), content_type, headers, schema_version, nothing
 -- Index: deferral_key_idx and deferral_delivery_idx, message_pkey of the partitions of the moments
 SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant,
@@ -31,7 +31,16 @@ SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant,
                   LIMIT %(max_rows_each)s
              ) AS waiting
              UNION ALL
-            SELECT * FROM unnest(%(seqs)s::bigint[], %(moments)s::timestamptz[], %(attempts)s::integer[])
+            SELECT alone.seq, alone.created_at,
+                   (SELECT last.attempts
+                      FROM inbox.deferral AS last
+                     WHERE last.seq = alone.seq
+                       AND last.created_at = alone.created_at
+                       AND last.cause <> 'acked'
+                       AND (last.consumer = %(consumer)s) IS TRUE
+                     ORDER BY last.entry DESC
+                     LIMIT 1)
+              FROM unnest(%(seqs)s::bigint[], %(moments)s::timestamptz[]) AS alone (seq, created_at)
         ) AS place (seq, created_at, attempts)
        CROSS JOIN LATERAL (
             SELECT *

@@ -1,9 +1,9 @@
 -- Does:  Find what waits in lanes: deliveries that were nacked, and keys with deliveries behind them.
 -- Takes: consumer, lanes, after (an entry; only later entries are read), with_blocked
--- Gives: lane, key, seq, created_at, attempts, due_in (seconds); all but lane and key are null for a key whose deliveries are only blocked
+-- Gives: lane, key, seq, created_at, due_in (seconds); all but lane and key are null for a key whose deliveries are only blocked
 -- Index: deferral_pkey and deferral_delivery_idx
 WITH live AS (
-    SELECT e.lane, e.key, e.seq, e.created_at, e.attempts, e.due_at
+    SELECT e.lane, e.key, e.seq, e.created_at, e.due_at
       FROM inbox.deferral AS e
      WHERE e.consumer = %(consumer)s
        AND e.lane = ANY (%(lanes)s::smallint[])
@@ -17,10 +17,10 @@ WITH live AS (
                AND later.created_at = e.created_at
                AND (later.consumer = e.consumer) IS TRUE) IS NOT TRUE
 )
-SELECT lane, key, seq, created_at, attempts, extract(epoch FROM due_at - clock_timestamp())::float8 AS due_in
+SELECT lane, key, seq, created_at, extract(epoch FROM due_at - clock_timestamp())::float8 AS due_in
   FROM live
  WHERE due_at IS NOT NULL
  UNION ALL
-SELECT DISTINCT lane, key, NULL::bigint, NULL::timestamptz, NULL::integer, NULL::float8
+SELECT DISTINCT lane, key, NULL::bigint, NULL::timestamptz, NULL::float8
   FROM live
  WHERE due_at IS NULL

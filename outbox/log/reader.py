@@ -27,6 +27,24 @@ from outbox.log.progress import Day, Progress, Stored, fence_of
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import Log, load
 
+CLAIM_SETTINGS: Final = {
+    # If a server crash loses a settlement, its messages are published or delivered
+    # again, which at-least-once delivery allows, so settling doesn't wait for the disk.
+    "synchronous_commit": "off",
+    # Otherwise each connection makes a generic plan for all partitions, which costs
+    # more than a custom plan for the days of the batch: with 90 partitions, 21 ms to
+    # settle and 15 ms to claim, compared with 1.6 ms each with 8.
+    "plan_cache_mode": "force_custom_plan",
+    # Otherwise a claim from lanes of about a thousand rows reads each lane to its end
+    # and sorts it, although the index returns the rows in order: 5 ms for 500 rows
+    # instead of 2. Without statistics the same happens to longer lanes.
+    "enable_sort": "off",
+    # Otherwise the estimates, which assume full hash tables, make the server
+    # JIT-compile each claim, which takes longer than the claim itself: with 90
+    # partitions, the one that checks the database at startup took 2 s.
+    "jit": "off",
+}
+"""Those of a session that claims or settles."""
 _SKEW: Final = timedelta(hours=1)
 """How far the clocks of writers may be off."""
 _REFRESHED: Final = timedelta(hours=1)
@@ -71,6 +89,18 @@ class Look(NamedTuple):
         snapshot, age, *_ = text.split("/")
         parsed = Snapshot.parse(snapshot)
         return cls(parsed, parsed.xmin + int(age))
+
+
+class MustLookError(Exception):
+    """The claim may have missed rows, or has found some of a day that isn't listed."""
+
+
+class Read(NamedTuple):
+    """How far a claim has read a lane; see `Progress.claimed`."""
+
+    up_to: int
+    look: Look
+    is_cut: bool
 
 
 class LogLane:

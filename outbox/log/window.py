@@ -79,11 +79,6 @@ class Window:
             self._held[place] = self._ended.pop(place)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether deliveries have ended that the stored position doesn't cover."""
-        return bool(self._ended)
-
-    @property
     def passed_by(self) -> list[Place]:
         """The deliveries held, in order, behind which others have ended."""
         last = max(self._ended, default=None)

@@ -9,6 +9,8 @@ Log: TypeAlias = Literal["outbox", "inbox"]
 """The schema of a log: its messages, positions and entries."""
 
 _PLACEHOLDER: Final = re.compile(r"%(?:%|\((\w+)\)s)")
+_PARTS: Final = ("leased", "uncovered")
+"""What the claims of both logs include, as `{leased}`."""
 _IN_LOG: Final = re.compile(r"\boutbox\.(?=(?:message|position|deferral|base)\w*)")
 
 
@@ -23,6 +25,10 @@ def load(package: str, name: str, *, log: Log = "outbox") -> LiteralString:
     """
     file = files(package).joinpath("sql", f"{name}.sql")
     text = file.read_text(encoding="utf-8")
+    for part in _PARTS:
+        if (mark := f"{{{part}}}") in text:
+            *_, body = load("outbox.log", part).split("\n", 4)
+            text = text.replace(mark, body.rstrip())
     if log != "outbox":
         text = _IN_LOG.sub(f"{log}.", text)
     return text  # type: ignore[return-value,unused-ignore]

@@ -1,5 +1,5 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
--- Takes: lanes, starts, up_tos (null: several parts), snapshots, as_ofs (same length; see outbox/log/progress.py); part_lanes, part_oldest, part_newest, part_starts, part_up_tos, part_snapshots (of lanes with several parts); hidden (transactions) and their floors; since (they include all from this one on) and floor; base, oldest and newest created_at, topics and prefixes (which the reader gets; null: all), max_rows, max_bytes, and max_payload (in bytes)
+-- Takes: what leased.sql and uncovered.sql of outbox/log take; topics and prefixes (which the reader gets; null: all), max_rows, max_bytes, and max_payload (in bytes)
 -- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, next: left for the next claim, aside: its payload is too large), look (in the first row; see look.sql of outbox/log; followed by /, and the last seq drawn). Without a message one row, of nulls except for look
 -- Index: message_lane_idx on each partition between oldest and newest
 -- Every claim plans this again, and planning time grows with the length of the statement. So the
@@ -41,14 +41,7 @@ SELECT lane, seq, id, created_at,
                               THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
                               ELSE 0 END AS bytes
                     FROM (
-                        SELECT lane, up_to, snapshot::pg_snapshot AS snapshot, as_of::pg_snapshot AS as_of,
-                               least(start, CASE WHEN as_of IS NULL THEN lowest.floor END) AS start
-                          FROM unnest(%(lanes)s::smallint[], %(starts)s::bigint[], %(up_tos)s::bigint[], %(snapshots)s::text[],
-                                      %(as_ofs)s::text[]) AS leased (lane, start, up_to, snapshot, as_of),
-                               (SELECT least(min(h.floor), CASE WHEN pg_snapshot_xmax(pg_current_snapshot()) > %(since)s::text::xid8
-                                                                THEN %(floor)s::bigint END)
-                                  FROM unnest(%(hidden)s::text[], %(floors)s::bigint[]) AS h (xid, floor)
-                                 WHERE pg_visible_in_snapshot(h.xid::xid8, pg_current_snapshot())) AS lowest (floor)
+                        SELECT {leased}
                         OFFSET 0
                     ) AS leased
                    CROSS JOIN LATERAL (
@@ -64,25 +57,7 @@ SELECT lane, seq, id, created_at,
                                    THEN pg_column_size(m.headers)
                                    ELSE pg_column_size(m.headers #> '{}'::text[]) END AS header_bytes
                          FROM outbox.message AS m
-                        WHERE m.lane = leased.lane
-                          AND m.seq > leased.start
-                          AND m.created_at >= %(oldest)s
-                          AND m.created_at < %(newest)s
-                          AND CASE WHEN leased.up_to IS NOT NULL
-                              THEN m.seq > leased.up_to
-                                   OR m.seq > %(base)s AND NOT pg_visible_in_snapshot(m.xid, leased.snapshot)
-                              ELSE (SELECT true
-                                      FROM unnest(%(part_lanes)s::smallint[], %(part_oldest)s::timestamptz[], %(part_newest)s::timestamptz[],
-                                                  %(part_starts)s::bigint[], %(part_up_tos)s::bigint[], %(part_snapshots)s::text[])
-                                           AS part (lane, oldest, newest, start, up_to, snapshot)
-                                     WHERE part.lane = m.lane
-                                       AND m.created_at >= part.oldest
-                                       AND m.created_at < part.newest
-                                       AND (leased.as_of IS NULL OR m.seq > part.start)
-                                       AND (m.seq > part.up_to
-                                            OR m.seq > %(base)s AND NOT pg_visible_in_snapshot(m.xid, part.snapshot::pg_snapshot)))
-                              END
-                          AND (leased.as_of IS NULL OR pg_visible_in_snapshot(m.xid, leased.as_of))
+                        WHERE {uncovered}
                         ORDER BY m.seq
                         LIMIT %(max_rows)s
                    ) AS ready

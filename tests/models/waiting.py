@@ -21,9 +21,9 @@ from uuid import UUID
 
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress, Stored
-from outbox.log.reader import Look
+from outbox.log.reader import Look, Read
 from outbox.retry import RetryPolicy
-from relay.claim import ASIDE, HELD, Batch, Claimed, Read
+from relay.claim import ASIDE, HELD, Batch, Claimed
 from relay.lanes.deferrals import Deferrals, Draining, KeyEnd, LogOfKey, WaitingMessage
 from relay.lanes.lane import Lane
 from relay.publisher import Acked, Nacked

@@ -226,7 +226,6 @@ def test_waiting_deliveries_are_claimed_by_primary_key(
         aboves=[-1],
         seqs=[2_100, 2_200],
         moments=[today + 100 * SECOND, today + 200 * SECOND],
-        attempts=[1, 1],
         max_rows_each=10,
         max_bytes=8_000_000,
     )

@@ -6,9 +6,9 @@ import pytest
 
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress
-from outbox.log.reader import Look
+from outbox.log.reader import Look, Read
 from outbox.retry import RetryPolicy
-from relay.claim import HELD, PUBLISHED, UNTOUCHED, Batch, Claimed, Outcome, Read
+from relay.claim import HELD, PUBLISHED, UNTOUCHED, Batch, Claimed, Outcome
 from relay.lanes.lane import Lane
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked

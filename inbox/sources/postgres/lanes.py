@@ -27,9 +27,10 @@ from typing import Final, NamedTuple
 
 from typing_extensions import override
 
+from inbox.poison.history import Takeover
 from inbox.sources.postgres.ready import Ready
 from outbox.log.progress import Progress
-from outbox.log.reader import LogLane, Look
+from outbox.log.reader import LogLane, Read
 from outbox.log.window import MOST_AGAIN, Place, Window
 from outbox.message import Message
 
@@ -56,34 +57,12 @@ class ClaimedDelivery(NamedTuple):
         return self.seq, self.created_at
 
 
-class WaitingDelivery(NamedTuple):
-    """A waiting delivery, and where to find it."""
-
-    lane: int
-    seq: int
-    created_at: datetime
-    attempts: int
-    is_logged: bool
-
-    @property
-    def place(self) -> Place:
-        """What identifies it."""
-        return self.seq, self.created_at
-
-
 class FreedKey(NamedTuple):
     """A draining key: its deliveries above this seq are next."""
 
     lane: int
     key: str
     above: int
-
-
-class Read(NamedTuple):
-    """How far a claim has read a lane; see `Progress.claimed`."""
-
-    up_to: int
-    is_cut: bool
 
 
 class _Due(NamedTuple):
@@ -123,17 +102,17 @@ class DeliveryLane(LogLane):
         window: how far it is read and how far that is stored; None: it must be taken
             over.
         has_moved: rows were read since the positions of all days were stored.
-        is_new: it was leased and not taken over yet.
+        takeover: since when it was taken over; None: it wasn't yet.
         ahead: the places of deliveries that claims skip.
         keys: those that are blocked or draining.
         alone: the deliveries that wait without blocking a key, and when each is due.
     """
 
-    __slots__ = ("ahead", "alone", "has_moved", "is_new", "keys", "window")
+    __slots__ = ("ahead", "alone", "has_moved", "keys", "takeover", "window")
 
     def __init__(self, number: int) -> None:
         self.forget()
-        self.is_new = True
+        self.takeover: Takeover | None = None
         self.keys: dict[str, _Key] = {}
         super().__init__(number)
 
@@ -142,7 +121,7 @@ class DeliveryLane(LogLane):
         self.window: Window | None = None
         self.has_moved = False
         self.ahead: set[Place] = set()
-        self.alone: dict[Place, tuple[WaitingDelivery, float]] = {}
+        self.alone: dict[Place, float] = {}
 
     @property  # type: ignore[explicit-override]
     @override
@@ -197,6 +176,9 @@ class DeliveryLanes:
         on_use, on_leave: called with a lane when its first delivery becomes held, and
             when its last one is let go.
         clock: the clock for all times here.
+
+    Attributes:
+        ready: the deliveries that were claimed but not handed out yet.
     """
 
     def __init__(
@@ -211,7 +193,7 @@ class DeliveryLanes:
         self._lanes: dict[int, DeliveryLane] = {}
         self._held: dict[Place, _Held] = {}
         self._count: Counter[int] = Counter()
-        self._ready: Ready[ClaimedDelivery] = Ready()
+        self.ready: Ready[ClaimedDelivery] = Ready()
         self._first = 0
         self._due: list[_Due] = []
         self._draining: dict[tuple[int, str], None] = {}
@@ -224,21 +206,6 @@ class DeliveryLanes:
         return [number for number, lane in self._lanes.items() if lane.window is None]
 
     @property
-    def blocked(self) -> list[str]:
-        """The keys whose new deliveries must wait behind earlier ones."""
-        return [key for lane in self._lanes.values() for key in lane.keys]
-
-    @property
-    def ready(self) -> int:
-        """The number of deliveries that were claimed but not handed out yet."""
-        return len(self._ready)
-
-    @property
-    def ready_tenants(self) -> list[str]:
-        """The tenants of the ready deliveries."""
-        return self._ready.tenants
-
-    @property
     def next_due(self) -> float:
         """When the next waiting delivery is due; inf if none waits."""
         if self._draining:
@@ -249,10 +216,6 @@ class DeliveryLanes:
     def held(self) -> Collection[Place]:
         """The places of the deliveries that are held."""
         return self._held.keys()
-
-    def is_stuck(self, without: Collection[str]) -> bool:
-        """Return whether deliveries are ready, all of them for these tenants."""
-        return self._ready.has_only(without)
 
     def take(self, lanes: Collection[int]) -> None:
         """Add lanes that were just leased."""
@@ -284,7 +247,7 @@ class DeliveryLanes:
             }
 
     def _drop(self, lanes: Collection[int]) -> list[int]:
-        for row in self._ready.remove(lambda row: row.lane in lanes):
+        for row in self.ready.remove(lambda row: row.lane in lanes):
             self.let_go(row)
         self._behind = [row for row in self._behind if row.lane not in lanes]
         return [number for number in lanes if number in self._lanes]
@@ -299,16 +262,8 @@ class DeliveryLanes:
         start = next((i for i, n in enumerate(ours) if n >= self._first), 0)
         return [self._lanes[number] for number in ours[start:] + ours[:start]]
 
-    def ahead(self, lanes: Iterable[DeliveryLane]) -> list[Place]:
-        """Return the places that a claim from these lanes must skip."""
-        return [place for lane in lanes for place in lane.ahead]
-
     def claimed(
-        self,
-        lane: DeliveryLane,
-        rows: Sequence[ClaimedDelivery],
-        read: Read,
-        look: Look,
+        self, lane: DeliveryLane, rows: Sequence[ClaimedDelivery], read: Read
     ) -> None:
         """Hold the rows claimed from a lane, in this order."""
         if self._lanes.get(lane.number) is not lane or lane.window is None:
@@ -324,7 +279,7 @@ class DeliveryLanes:
         if lane.window.read.as_of is None:
             lane.ahead -= passed
         places = [*(row.place for row in rows), *passed_by]
-        lane.window.claimed(places, read.up_to, *look, is_cut=read.is_cut)
+        lane.window.claimed(places, read.up_to, *read.look, is_cut=read.is_cut)
         lane.has_moved = lane.has_moved or read.up_to >= 0
         for row in rows:
             self._put(lane, row)
@@ -355,10 +310,10 @@ class DeliveryLanes:
 
     def freed(
         self, leased: Collection[int], max_keys: int, max_places: int
-    ) -> tuple[list[FreedKey], list[WaitingDelivery]]:
+    ) -> tuple[list[FreedKey], dict[Place, int]]:
         """Return the draining keys of these lanes, and the places that are due."""
         now = self._clock()
-        places: list[WaitingDelivery] = []
+        places: dict[Place, int] = {}
         while self._due and self._due[0].at <= now and len(places) < max_places:
             due = heapq.heappop(self._due)
             lane = self._lanes.get(due.lane)
@@ -366,8 +321,9 @@ class DeliveryLanes:
                 continue
             if due.key is not None:
                 self._draining[due.lane, due.key] = None
-            elif due.place in lane.alone and lane.alone[due.place][1] <= now:
-                places.append(lane.alone.pop(due.place)[0])
+            elif lane.alone.get(due.place, math.inf) <= now:
+                del lane.alone[due.place]
+                places[due.place] = due.lane
         keys: list[FreedKey] = []
         for number, key in list(self._draining):
             lane = self._lanes.get(number)
@@ -376,9 +332,10 @@ class DeliveryLanes:
                 del self._draining[number, key]
             elif number in leased and len(keys) < max_keys:
                 keys.append(FreedKey(number, key, known.above))
-        for place in [place for place in places if place.lane not in leased]:
-            places.remove(place)
-            self.found(place)
+        for place, number in list(places.items()):
+            if number not in leased:
+                self.wait(number, place, None, now)
+                del places[place]
         return keys, places
 
     def claimed_waiting(
@@ -416,14 +373,14 @@ class DeliveryLanes:
                 continue  # nacked in the meantime: the key is blocked again
             of_key = found.get((number, key), [])
             # These include deliveries given back in the meantime, in order.
-            later = self._ready.remove(partial(_is_of, number, key))
+            later = self.ready.remove(partial(_is_of, number, key))
             for row in of_key:
                 known.above = row.seq
                 if row.place not in held and row.place not in self._held:
                     self._hold(row)
                     later.append(row)
             for row in sorted(later, key=lambda row: row.seq):
-                self._ready.add(row)
+                self.ready.add(row)
             if len(of_key) < max_rows_each and not cut:
                 del lane.keys[key]
                 self._draining.pop((number, key), None)
@@ -436,15 +393,15 @@ class DeliveryLanes:
         Tenants take turns, except those in `without`. So the order of a key holds only
         if all its messages belong to one tenant.
         """
-        leaving = self._ready.remove(lambda row: row.lane not in leased)
+        leaving = self.ready.remove(lambda row: row.lane not in leased)
         for row in leaving:
             self.let_go(row)
         # If such a lane stays, it is taken over again.
         self.doubt({row.lane for row in leaving})
-        for row in self._ready.remove(self._is_blocked):
+        for row in self.ready.remove(self._is_blocked):
             self._release(row)
             self._put_behind(self._lanes[row.lane], row)
-        return self._ready.take(limit, without)
+        return self.ready.take(limit, without)
 
     def block(self, row: ClaimedDelivery) -> None:
         """Hold back the rest of a delivery's key until that delivery is retried."""
@@ -452,23 +409,16 @@ class DeliveryLanes:
         if lane is not None and row.message.key is not None:
             self._key(lane, row.message.key, row.seq).due[row.place] = math.inf
 
-    def refused(self, row: ClaimedDelivery, due: float) -> None:
-        """Record when to retry a delivery whose nack is already in the log."""
-        place = WaitingDelivery(
-            row.lane, row.seq, row.created_at, row.attempts + 1, True
-        )
-        self._wait(place, row.message.key, due)
-
-    def found(self, place: WaitingDelivery) -> None:
-        """Schedule an immediate claim of the delivery at this place."""
-        self._wait(place, None, self._clock())
-
-    def found_waiting(
-        self, place: WaitingDelivery, key: str | None, due: float
-    ) -> None:
-        """Record a delivery that the log lists as waiting."""
-        if place.place not in self.held:
-            self._wait(place, key, due)
+    def wait(self, number: int, place: Place, key: str | None, due: float) -> None:
+        """Record when to claim a delivery that has an entry in the log, unless held."""
+        lane = self._lanes.get(number)
+        if lane is None or place in self._held:
+            return
+        if key is None:
+            lane.alone[place] = due
+        else:
+            self._key(lane, key, place[0]).due[place] = due
+        heapq.heappush(self._due, _Due(due, number, place, key))
 
     def found_behind(self, number: int, key: str) -> None:
         """Drain a key whose waiting deliveries don't block it."""
@@ -483,7 +433,7 @@ class DeliveryLanes:
             self.let_go(row)  # for the lane's next owner
         elif row.place in self._held:
             key = row.message.key
-            self._ready.put_back(
+            self.ready.put_back(
                 row,
                 lambda other: (
                     key is not None and other.message.key == key and other.seq < row.seq
@@ -562,7 +512,7 @@ class DeliveryLanes:
 
     def _make_ready(self, row: ClaimedDelivery) -> None:
         self._hold(row)
-        self._ready.add(row)
+        self.ready.add(row)
 
     def _hold(self, row: ClaimedDelivery) -> None:
         self._held[row.place] = _Held(row, self._clock())
@@ -588,16 +538,6 @@ class DeliveryLanes:
         known = lane.keys.setdefault(key, _Key(above=seq - 1))
         known.above = min(known.above, seq - 1)
         return known
-
-    def _wait(self, place: WaitingDelivery, key: str | None, due: float) -> None:
-        lane = self._lanes.get(place.lane)
-        if lane is None:
-            return
-        if key is None:
-            lane.alone[place.place] = (place, due)
-        else:
-            self._key(lane, key, place.seq).due[place.place] = due
-        heapq.heappush(self._due, _Due(due, place.lane, place.place, key))
 
     def _is_blocked(self, row: ClaimedDelivery) -> bool:
         lane, key = self._lanes.get(row.lane), row.message.key

@@ -12,9 +12,8 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import psycopg
 
@@ -29,8 +28,6 @@ from inbox.sources.postgres.lanes import (
     ClaimedDelivery,
     DeliveryLane,
     DeliveryLanes,
-    Read,
-    WaitingDelivery,
 )
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscriptions import subscribe
@@ -40,7 +37,7 @@ from outbox.errors import (
     message_of,
 )
 from outbox.log.position import Position, Snapshot
-from outbox.log.reader import Clock, LogReader, Look, Settled
+from outbox.log.reader import Clock, LogReader, Look, MustLookError, Read, Settled
 from outbox.log.window import Place
 from outbox.message import Message
 from outbox.payload.json_codec import read_headers
@@ -67,19 +64,16 @@ _MAX_KEYS: Final = 64
 _MAX_ENTRIES: Final = 1000
 _OPEN_AFTER: Final = timedelta(minutes=1)
 _SKEW: Final = timedelta(hours=1)
+_Entry: TypeAlias = tuple[int, int, datetime, int, str, float | None, str | None]
+_ENTRY: Final = ("lanes", "seqs", "moments", "attempts", "causes", "delays", "keys")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a delivery: acked or failed."""
 
     row: ClaimedDelivery
     delay: timedelta | None
     """The time until it is retried; None if it was acked."""
-
-
-class _MustLookError(Exception):
-    """A transaction has ended whose rows the claim didn't look for."""
 
 
 class Queue:
@@ -104,7 +98,6 @@ class Queue:
         self._opened_at = 0.0
         self._lanes = lanes
         self._reader = LogReader(consumer, "inbox")
-        self._taken_over: dict[int, Takeover] = {}
         self._consumer = consumer
         self._prefetch = prefetch
         self._tenants = Tenants(prefetch)
@@ -149,7 +142,7 @@ class Queue:
         try:
             async with self._turn:
                 more = await self._claim(await self._connect(), leased)
-        except _MustLookError:
+        except MustLookError:
             await self._sweep(leased)
             return True
         await self._log_behind()
@@ -180,15 +173,15 @@ class Queue:
         )
         look = Look.parse(found[0][-1])
         if not has_looked and claiming.lanes_to_look(look.snapshot):
-            raise _MustLookError
+            raise MustLookError
         rows = [_Row.of(row) for row in found if row[0] is not None]
         taken = [row.delivery for row in rows if row.delivery is not None]
         is_full = len(rows) >= self._prefetch or _is_large(taken)
         is_cut = False
-        for lane, claimed, read in _read_lanes(lanes, rows, is_full=is_full):
+        for lane, claimed, read in _read_lanes(lanes, rows, look, is_full=is_full):
             is_cut = is_cut or read.is_cut
             if all(lane.reads(row.created_at) for row in claimed):
-                self._lanes.claimed(lane, claimed, read, look)
+                self._lanes.claimed(lane, claimed, read)
             else:
                 # A row of a day that did not exist when the lane was taken over.
                 lane.expires_at = datetime.min.replace(tzinfo=UTC)
@@ -214,30 +207,26 @@ class Queue:
                 lanes=[freed.lane for freed in keys],
                 keys=[freed.key for freed in keys],
                 aboves=[freed.above for freed in keys],
-                seqs=[place.seq for place in places],
-                moments=[place.created_at for place in places],
-                attempts=[place.attempts for place in places],
+                seqs=[seq for seq, _ in places],
+                moments=[moment for _, moment in places],
                 max_rows_each=each,
                 max_bytes=_MAX_BYTES,
             )
         except BaseException:
-            for place in places:
-                self._lanes.found(place)
+            for place, number in places.items():
+                self._lanes.wait(number, place, None, since)
             raise
-        alone = {place.place: place for place in places}
         of_keys: list[ClaimedDelivery | None] = []
         for row in rows:
-            waited = alone.get((row[1], row[2]))
-            if waited is None:
-                of_keys.append(
-                    read_delivery(row, is_logged=True) if row[8] is not None else None
-                )
-            elif row[8] is None:
-                self._lanes.found(waited)
+            place = row[1], row[2]
+            is_read = row[8] is not None
+            delivery = read_delivery(row, is_logged=True) if is_read else None
+            if place not in places:
+                of_keys.append(delivery)
+            elif delivery is None:
+                self._lanes.wait(places[place], place, None, since)
             else:
-                self._lanes.claimed_again(
-                    read_delivery(row, is_logged=waited.is_logged)
-                )
+                self._lanes.claimed_again(delivery)
         self._lanes.claimed_waiting(
             keys, of_keys, since=since, held=held, max_rows_each=each
         )
@@ -250,9 +239,9 @@ class Queue:
         Args:
             without: tenants to leave out.
         """
-        ready = self._lanes.ready_tenants
-        stuck = self._lanes.is_stuck(without)
-        if not self._tenants.is_due(self._lanes.ready, ready, stuck=stuck):
+        ready = self._lanes.ready.tenants
+        stuck = self._lanes.ready.has_only(without)
+        if not self._tenants.is_due(len(self._lanes.ready), ready, stuck=stuck):
             return
         lanes = self._lanes.in_turn(leased)
         if not lanes:
@@ -281,7 +270,7 @@ class Queue:
         )
 
     def _skipped(self, lanes: Sequence[DeliveryLane]) -> dict[str, Any]:
-        ahead = self._lanes.ahead(lanes)
+        ahead = [place for lane in lanes for place in lane.ahead]
         return {
             "seqs": [seq for seq, _ in ahead],
             "moments": [moment for _, moment in ahead],
@@ -299,9 +288,10 @@ class Queue:
 
     def history_of(self, row: ClaimedDelivery) -> History:
         """Return whether the lane's previous owner may have started to handle it."""
-        taken_over = self._taken_over.get(row.lane)
-        if taken_over is not None and taken_over.covers(row.created_at):
-            return taken_over.history
+        lane = self._lanes.find(row.lane)
+        takeover = None if lane is None else lane.takeover
+        if takeover is not None and takeover.covers(row.created_at):
+            return takeover.history
         return REDELIVERED if row.attempts else FIRST_DELIVERY
 
     async def write(self, batch: Sequence[Outcome]) -> None:
@@ -318,17 +308,18 @@ class Queue:
                 f"{message_of(error)}; {remedy_of(error)}"
             ) from error
         now = self._clock()
-        for outcome in batch:
-            self._lanes.let_go(outcome.row)
-            if outcome.delay is not None:
-                self._lanes.refused(outcome.row, now + outcome.delay.total_seconds())
+        for row, delay in batch:
+            self._lanes.let_go(row)
+            if delay is not None:
+                due = now + delay.total_seconds()
+                self._lanes.wait(row.lane, row.place, row.message.key, due)
 
     async def _settle(self, connection: Connection, batch: Sequence[Outcome]) -> None:
         """Write outcomes: as a position if one can cover them, else as entries."""
         logged: list[ClaimedDelivery] = []
         entries: list[_Entry] = []
         lanes: dict[int, DeliveryLane] = {}
-        for row, delay in ((outcome.row, outcome.delay) for outcome in batch):
+        for row, delay in batch:
             lane = self._lanes.find(row.lane)
             is_covered = False
             if lane is not None and lane.window is not None:
@@ -360,7 +351,7 @@ class Queue:
         self,
         connection: Connection,
         lanes: Iterable[DeliveryLane],
-        entries: Sequence["_Entry"],
+        entries: Sequence[_Entry],
         before: float,
         moved: Collection[int] = (),
     ) -> bool:
@@ -446,14 +437,10 @@ class Queue:
                 self._lanes.logged([*behind, *ahead])
                 self._lanes.opened(ahead)
 
-    async def _log(self, connection: Connection, entries: Sequence["_Entry"]) -> None:
+    async def _log(self, connection: Connection, entries: Sequence[_Entry]) -> None:
+        columns = map(list, zip(*entries, strict=True))
         await self._query(
-            connection,
-            "log_deliveries",
-            **{
-                name: [getattr(entry, name[:-1]) for entry in entries]
-                for name in _ENTRY_ARRAYS
-            },
+            connection, "log_deliveries", **dict(zip(_ENTRY, columns, strict=True))
         )
 
     async def _sweep(self, leased: Collection[int]) -> None:
@@ -481,10 +468,8 @@ class Queue:
                     self._lanes.doubt(new)
                     raise
             for lane in lanes:
-                if lane.is_new:
-                    lane.is_new = False
-                    history = TakenOver(_MAX_SUSPECTS)
-                    self._taken_over[lane.number] = Takeover(clock.now, history)
+                if lane.takeover is None:
+                    lane.takeover = Takeover(clock.now, TakenOver(_MAX_SUSPECTS))
             long_past = clock.now - _SKEW
             moved = {lane.number for lane in lanes if lane.must_move(long_past)}
             before = self._clock() - self._open_after
@@ -556,14 +541,11 @@ class Queue:
             with_blocked=after is None,
         )
         now = self._clock()
-        for number, key, seq, created_at, attempts, due_in in rows:
+        for number, key, seq, created_at, due_in in rows:
             if seq is None:
                 self._lanes.found_behind(number, key)
             else:
-                place = WaitingDelivery(
-                    number, seq, created_at, attempts, is_logged=True
-                )
-                self._lanes.found_waiting(place, key, now + due_in)
+                self._lanes.wait(number, (seq, created_at), key, now + due_in)
 
     async def _connect(self) -> Connection:
         """Return the connection; a new one finds the server as it may have crashed."""
@@ -617,7 +599,7 @@ class _Row(NamedTuple):
 
 
 def _read_lanes(
-    lanes: Iterable[DeliveryLane], rows: Sequence[_Row], *, is_full: bool
+    lanes: Iterable[DeliveryLane], rows: Sequence[_Row], look: Look, *, is_full: bool
 ) -> Iterator[tuple[DeliveryLane, Sequence[ClaimedDelivery], Read]]:
     """Yield the lanes that a claim has reached, with their deliveries.
 
@@ -641,7 +623,7 @@ def _read_lanes(
             own = [row for row in own if row.seq < up_to]
             up_to -= 1
         claimed = [row.delivery for row in own if row.delivery is not None]
-        yield lane, claimed, Read(up_to, is_cut)
+        yield lane, claimed, Read(up_to, look, is_cut)
         if is_full and lane.number == rows[-1].lane:
             return
 
@@ -650,26 +632,11 @@ def _is_large(rows: Sequence[ClaimedDelivery]) -> bool:
     return sum(len(row.message.payload) for row in rows) >= _MAX_BYTES
 
 
-class _Entry(NamedTuple):
-    """An entry in the log."""
-
-    lane: int
-    seq: int
-    moment: datetime
-    attempt: int
-    cause: str
-    delay: float | None
-    key: str | None
-
-
-_ENTRY_ARRAYS: Final = tuple(f"{name}s" for name in _Entry._fields)
-
-
 def _entry(
     row: ClaimedDelivery, cause: str, delay: float | None = None, *, charge: int = 0
 ) -> _Entry:
     attempts, key = row.attempts + charge, row.message.key
-    return _Entry(row.lane, row.seq, row.created_at, attempts, cause, delay, key)
+    return row.lane, row.seq, row.created_at, attempts, cause, delay, key
 
 
 def read_delivery(row: Sequence[Any], *, is_logged: bool = False) -> ClaimedDelivery:

@@ -28,6 +28,7 @@ from outbox.errors import (
 )
 from outbox.gather import end
 from outbox.lane import BUCKETS
+from outbox.log.reader import CLAIM_SETTINGS
 from outbox.postgres.advisory_lock import Lock, consumer_class
 from outbox.postgres.connection import Link, conninfo
 from outbox.postgres.doorbell import Armed, Doorbell
@@ -38,20 +39,11 @@ from outbox.retry import jittered
 from outbox.url import without_password
 
 SESSION_SETTINGS: Final = {
-    # An ack lost in a server crash causes one redelivery, which the receipt absorbs; so
-    # acks don't wait for the disk.
-    "synchronous_commit": "off",
-    # A generic plan for a claim reads rows in the order of the primary key, including
-    # all that are acked or in another lane: 350,000 rows to find 256.
-    "plan_cache_mode": "force_custom_plan",
-    # The estimated cost of a claim from many partitions is high enough to trigger JIT,
-    # and compiling takes longer than the claim.
-    "jit": "off",
+    **CLAIM_SETTINGS,
     # Each statement reads its rows from an index, in index order. Until a partition has
     # been analyzed, the planner would rather read and sort all of a tenant's backlog.
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
-    "enable_sort": "off",
 }
 _BUSY: Final = 0.02
 """Seconds without a pause after which writers needn't ring."""
@@ -109,9 +101,7 @@ class PostgresSource:
             on_lose=self._lanes.lose,
             on_fail=self._lease_failed,
         )
-        self.abilities = Abilities(
-            leave_out=self._leave_out, foreign_holders=self._foreign_holders
-        )
+        self.abilities = Abilities(leave_out=self._leave_out)
         self._lease_failure: Exception | None = None
         self._queue = Queue(
             Link(
@@ -207,9 +197,6 @@ class PostgresSource:
 
     def _leave_out(self, tenants: Collection[str]) -> None:
         self._left_out = frozenset(tenants)
-
-    def _foreign_holders(self) -> Sequence[str]:
-        return tuple(map(str, self._lease.foreign))
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return deliveries of leased lanes; wait for the doorbell if none is ready.

@@ -10,12 +10,10 @@ from inbox.sources.postgres.lanes import (
     ClaimedDelivery,
     DeliveryLane,
     DeliveryLanes,
-    Read,
-    WaitingDelivery,
 )
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress
-from outbox.log.reader import Look
+from outbox.log.reader import Look, Read
 from pillarbox import Message
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -83,7 +81,7 @@ def hold(
     for lane in lanes.in_turn(ALL):
         own = [each for each in rows if each.lane == lane.number]
         last = max((each.seq for each in own), default=-1)
-        lanes.claimed(lane, own, Read(last, full), QUIET)
+        lanes.claimed(lane, own, Read(last, QUIET, full))
 
 
 def claim(
@@ -99,11 +97,11 @@ def test_a_claim_skips_what_is_ahead_until_it_has_passed_it(
     lanes.claimed_ahead([row(7), row(9)])
     (given, other) = lanes.hand_out(100, ALL)
     lane = found(lanes)
-    assert sorted(lanes.ahead([lane])) == [(7, AT), (9, AT)]
+    assert sorted(lane.ahead) == [(7, AT), (9, AT)]
     assert claim(lanes, row(5), full=True) == [row(5)]
     assert len(lane.ahead) == 2
     assert claim(lanes, row(8)) == [row(8)]
-    assert lanes.ahead([lane]) == [(9, AT)]
+    assert lane.ahead == {(9, AT)}
     # It is handed out, and was not logged: no position may cover it yet.
     assert lane.window is not None
     assert given.place in lane.window
@@ -178,7 +176,7 @@ def drain(lanes: DeliveryLanes, clock: Clock, *rows: ClaimedDelivery | None) -> 
 def refuse(lanes: DeliveryLanes, given: ClaimedDelivery, due: float) -> None:
     lanes.block(given)
     lanes.let_go(given)
-    lanes.refused(given, due)
+    lanes.wait(given.lane, given.place, given.message.key, due)
 
 
 def seqs(rows: Sequence[ClaimedDelivery]) -> list[int]:
@@ -192,14 +190,14 @@ def test_later_deliveries_of_a_blocked_key_wait_behind_it(
     hold(lanes, rows)
     (head,) = lanes.hand_out(1, ALL)
     lanes.block(head)
-    assert lanes.blocked == ["a"]
+    assert list(found(lanes).keys) == ["a"]
     assert seqs(lanes.hand_out(100, ALL)) == [7]
     assert claim(lanes, row(8, key="a"), row(9, key="b")) == [row(9, key="b")]
     # The delivery that they wait for gets an entry, too, if it has none.
     behind, ahead = lanes.to_log(10)
     assert (seqs(behind), seqs(ahead)) == ([6, 8], [5])
     lanes.let_go(head)
-    lanes.refused(head, 2000.0)
+    lanes.wait(1, head.place, "a", 2000.0)
     behind, ahead = lanes.to_log(1)
     assert (seqs(behind), ahead) == ([6], [])
     lanes.logged(behind)
@@ -217,7 +215,7 @@ def test_a_due_key_drains_in_order_before_newly_claimed_deliveries(
     refuse(lanes, head, clock.now + 10)
     assert lanes.next_due == clock.now + 10
     claim(lanes, row(6, key="a"))
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {})
     clock.now += 11
     ((freed,), _) = lanes.freed(ALL, 10, 10)
     assert freed == (1, "a", 4)
@@ -227,10 +225,10 @@ def test_a_due_key_drains_in_order_before_newly_claimed_deliveries(
         *(row(seq, key="a", logged=True) for seq in (5, 6, 7)),
     )
     # The log could have more of this key.
-    assert lanes.blocked == ["a"]
+    assert list(found(lanes).keys) == ["a"]
     assert seqs(claim(lanes, row(9, key="a"))) == [5, 6, 7]
     drain(lanes, clock, row(8, key="a", logged=True), row(9, key="a", logged=True))
-    assert lanes.blocked == []
+    assert found(lanes).keys == {}
     assert seqs(claim(lanes, row(10, key="a"))) == [8, 9, 10]
 
 
@@ -253,15 +251,12 @@ def test_a_key_is_due_when_the_last_of_its_refused_deliveries_is(
     lanes: DeliveryLanes, clock: Clock
 ) -> None:
     for seq, due in ((5, 10), (6, 20)):
-        place = WaitingDelivery(1, seq, AT, 1, is_logged=True)
-        lanes.found_waiting(place, "a", clock.now + due)
-    lanes.found_waiting(
-        WaitingDelivery(9, 7, AT, 1, is_logged=True), "not ours", clock.now
-    )
+        lanes.wait(1, (seq, AT), "a", clock.now + due)
+    lanes.wait(9, (7, AT), "not ours", clock.now)
     clock.now += 11
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {})
     clock.now += 11
-    assert lanes.freed(ALL, 10, 10) == ([(1, "a", 4)], [])
+    assert lanes.freed(ALL, 10, 10) == ([(1, "a", 4)], {})
 
 
 def test_a_key_that_is_not_in_the_log_yet_is_not_due(
@@ -270,7 +265,7 @@ def test_a_key_that_is_not_in_the_log_yet_is_not_due(
     (head,) = claim(lanes, row(5, key="a"))
     lanes.block(head)
     clock.now += 1e9
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {})
 
 
 def test_a_delivery_without_a_key_waits_alone(
@@ -278,10 +273,10 @@ def test_a_delivery_without_a_key_waits_alone(
 ) -> None:
     (given,) = claim(lanes, row(5))
     refuse(lanes, given, clock.now + 10)
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {})
     clock.now += 11
-    assert lanes.freed(ALL, 10, 10) == ([], [(1, 5, AT, 1, True)])
-    assert lanes.freed(ALL, 10, 10) == ([], [])
+    assert lanes.freed(ALL, 10, 10) == ([], {(5, AT): 1})
+    assert lanes.freed(ALL, 10, 10) == ([], {})
 
 
 def test_a_returned_delivery_comes_again_before_the_rest_of_its_key(

@@ -307,10 +307,10 @@ async def test_a_blocked_key_can_have_more_deliveries_than_one_claim(
         await publish(database_url, *numbered(1))
         (head,) = await working.claim()
         await working.refuse(head, timedelta(milliseconds=1))
-        working.lanes.block(head)  # not due until `refused` is called
+        working.lanes.block(head)  # not due until `wait` is called
         await publish(database_url, *numbered(35)[1:], Message("orders", b"35"))
         assert numbers(await working.claim()) == [35]
-        working.lanes.refused(head, 0.0)
+        working.lanes.wait(head.lane, head.place, head.message.key, 0.0)
         drained: list[int] = []
         while rows := await working.claim():
             drained += numbers(rows)
