@@ -262,6 +262,37 @@ class SourceRecovered(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryLanesWithheld(Event):
+    """Sessions other than consumers hold lanes of a queue on the postgres broker.
+
+    The keys of these lanes wait; those of the other lanes are handled. If no lane is
+    left, the queue's source is lost.
+
+    Attributes:
+        holders: these sessions, with process id, role and application.
+        remedy: how to end them.
+    """
+
+    level = logging.WARNING
+    waits_for = "lanes"
+
+    consumer: str
+    queue: str
+    holders: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryLanesFree(Event):
+    """No foreign session keeps this consumer from leasing its lanes any longer."""
+
+    ends = (DeliveryLanesWithheld,)
+
+    consumer: str
+    queue: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerDatabaseLost(Event):
     """The handlers' database is unavailable; the consumer tries again after the delay.
 

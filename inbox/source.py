@@ -117,9 +117,11 @@ class Abilities:
         leave_out: receive no messages of these tenants until the next call. Without it,
             a tenant whose messages fill a queue's room holds up other tenants' messages
             behind them.
+        foreign_holders: describe the sessions other than consumers that hold lanes.
     """
 
     leave_out: Callable[[Collection[str]], None] = lambda _: None
+    foreign_holders: Callable[[], Sequence[str]] = tuple
 
 
 class Source(Protocol):

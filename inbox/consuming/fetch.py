@@ -13,6 +13,8 @@ from typing import Final
 from inbox.consuming.dispatch import Dispatcher
 from inbox.events import (
     DeliveriesReceived,
+    DeliveryLanesFree,
+    DeliveryLanesWithheld,
     DeliveryReturned,
     SourceLost,
     SourceRecovered,
@@ -21,6 +23,7 @@ from inbox.source import Delivery, Source
 from outbox.errors import BrokerUnavailableError
 from outbox.events import Observers
 from outbox.gather import end
+from outbox.postgres.advisory_lock import END_FOREIGN
 from outbox.retry import RetryPolicy
 
 _RECONNECT: Final = RetryPolicy(
@@ -48,6 +51,7 @@ class Fetcher:
         self._about = {"consumer": consumer, "queue": queue}
         self._source = source
         self._abilities = source.abilities
+        self._holders: tuple[str, ...] = ()
         self._dispatcher = dispatcher
         self._notify = observers.notify
         self._idle = None if idle is None else idle.total_seconds()
@@ -78,6 +82,7 @@ class Fetcher:
             if failures:
                 failures = 0
                 self._notify(SourceRecovered(**self._about))
+            self._notify_withheld()
             now = time.monotonic()
             if deliveries:
                 self._dispatcher.accept(deliveries)
@@ -89,6 +94,20 @@ class Fetcher:
                     return
                 continue
             last = now
+
+    def _notify_withheld(self) -> None:
+        holders = tuple(self._abilities.foreign_holders())
+        if holders == self._holders:
+            return
+        self._holders = holders
+        if holders:
+            self._notify(
+                DeliveryLanesWithheld(
+                    **self._about, holders=holders, remedy=END_FOREIGN
+                )
+            )
+        else:
+            self._notify(DeliveryLanesFree(**self._about))
 
     async def stop(self, drain: timedelta) -> int:
         """Let handlers finish within `drain`; nack the rest, and return how many."""

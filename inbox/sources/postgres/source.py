@@ -101,7 +101,9 @@ class PostgresSource:
             on_lose=self._lanes.lose,
             on_fail=self._lease_failed,
         )
-        self.abilities = Abilities(leave_out=self._leave_out)
+        self.abilities = Abilities(
+            leave_out=self._leave_out, foreign_holders=self._foreign_holders
+        )
         self._lease_failure: Exception | None = None
         self._queue = Queue(
             Link(
@@ -197,6 +199,9 @@ class PostgresSource:
 
     def _leave_out(self, tenants: Collection[str]) -> None:
         self._left_out = frozenset(tenants)
+
+    def _foreign_holders(self) -> Sequence[str]:
+        return tuple(map(str, self._lease.foreign))
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return deliveries of leased lanes; wait for the doorbell if none is ready.
