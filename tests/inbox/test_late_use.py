@@ -116,3 +116,29 @@ async def test_a_thread_that_outlives_its_handler_takes_no_connection(
 
     (end,) = ends
     assert CLOSED in str(end)
+
+
+async def test_a_connection_that_a_task_was_using_at_the_end_holds_up_nobody(
+    database_url: str,
+) -> None:
+    late: list[asyncio.Task[Any]] = []
+    begun = asyncio.Event()
+
+    async def use(session: Any) -> None:
+        begun.set()
+        await session.execute(text("SELECT pg_sleep(0.1)"))
+
+    source = MemorySource(Message("t", b""), Message("t", b""))
+    pool = {"pool_size": 1, "max_overflow": 0}
+    async with sessions_by(database_url, "asyncpg", pool) as sessions:
+        consumer = Consumer(source, sessions, name="c", retry=QUICK, max_in_flight=1)
+
+        @consumer.handles("*")
+        async def handle(session: Any, message: Message) -> None:
+            if not late:
+                late.append(start(use(session)))
+                await begun.wait()  # then it waits for the server
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 2)
+        await asyncio.gather(*late, return_exceptions=True)

@@ -166,3 +166,21 @@ def test_clock_skew_makes_no_duration_negative() -> None:
     assert seen.value("publish_to_handle_seconds_sum") == 0
     assert seen.value("add_to_handled_seconds_sum") == 0
     assert seen.counts.take(MINUTE).lag == 0
+
+
+def test_blocked_keys_are_exported_and_their_age_only_while_there_are_some() -> None:
+    seen = Observed()
+    for keys, age in ((2, timedelta(seconds=90)), (0, None)):
+        seen(
+            ProcessMeasured(
+                kind="consumer",
+                name="billing",
+                in_flight=0,
+                held=0,
+                blocked_keys=keys,
+                blocked_for=age,
+            )
+        )
+        assert seen.value("blocked_keys") == keys
+        expected = age and age.total_seconds()
+        assert seen.value("blocked_key_age_seconds") == expected
