@@ -118,6 +118,13 @@ def exact_duration(duration: timedelta) -> str:
     return text
 
 
+def write_rate(per_second: float) -> str:
+    """Write a rate for display, such as 0.2/s, 12/s or 1,204/s."""
+    if 0 < per_second < 0.1:
+        return "under 0.1/s"
+    return f"{per_second:.1f}/s" if 0 < per_second < 10 else f"{per_second:,.0f}/s"
+
+
 def read_rate(field: str, text: str) -> float:
     """Read a rate per second: `10/s`, `90/m`, `500/h`, or a number alone, as in `10`.
 

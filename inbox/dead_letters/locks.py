@@ -23,7 +23,8 @@ from inbox.handlers.batch import Batching
 from inbox.handlers.routes import Handler
 from inbox.handlers.signature import is_async
 from inbox.transaction import protected
-from outbox.dead_letters import Candidate, Statement, statement
+from outbox.dead_letters.retry import Candidate
+from outbox.dead_letters.statement import Statement, statement
 from outbox.message import Message
 
 if TYPE_CHECKING:

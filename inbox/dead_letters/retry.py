@@ -40,16 +40,10 @@ from inbox.handlers.sessions import Sessions, make_executor
 from inbox.idle import DEFAULT_MAX_IDLE
 from inbox.jobs.runner import JobOutcome, JobRunner, LongHandler
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
-from outbox.dead_letters import (
-    Candidate,
-    Failure,
-    Letter,
-    Outcome,
-    RetrySchedule,
-    Statement,
-    Status,
-    outcome_event,
-)
+from outbox.dead_letters.letter import Letter, Status
+from outbox.dead_letters.retry import Candidate, Failure, Outcome, outcome_event
+from outbox.dead_letters.schedule import RetrySchedule
+from outbox.dead_letters.statement import Statement
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,

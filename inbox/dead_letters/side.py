@@ -11,7 +11,7 @@ from inbox.jobs.control import cancel_job, read_jobs
 from inbox.jobs.store import OPEN, JobState
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.sides import Jobs, RetryOptions, Side
-from outbox.dead_letters import Retrier
+from outbox.dead_letters.retry import Retrier
 from outbox.errors import ConfigError
 from outbox.events import Observer
 from outbox.message_id import is_uuid7, moment_of

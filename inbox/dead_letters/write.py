@@ -24,7 +24,7 @@ from inbox.idle import limit_idle_now
 from inbox.schema import dead_letter_table
 from outbox.bounded_dict import BoundedDict
 from outbox.cloudevents.raw_text import storable
-from outbox.dead_letters import MAX_SHORT, SHORTENED
+from outbox.dead_letters.letter import MAX_SHORT, SHORTENED
 from outbox.errors import one_line, traceback_of
 from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message

@@ -16,7 +16,7 @@ from outbox.cli.command import (
     opened,
 )
 from outbox.cli.output import lines_of, write_json, write_line, write_table
-from outbox.duration import brief_duration, exact_duration, write_duration
+from outbox.duration import brief_duration, exact_duration, write_duration, write_rate
 from outbox.logs.printable import count
 from outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
 from outbox.observability.measures.processes import Process
@@ -93,8 +93,6 @@ def _outbox(overview: Overview) -> Iterator[str]:
 
 
 def _backlog(backlog: Backlog) -> str:
-    if not backlog.messages:
-        return "nothing waits"
     counts = ", ".join(
         f"{count:,} {name}"
         for count, name in (
@@ -105,7 +103,7 @@ def _backlog(backlog: Backlog) -> str:
         )
         if count
     )
-    text = f"{backlog.size} wait: {counts}"
+    text = f"{backlog.summary}: {counts}" if counts else backlog.summary
     if backlog.waited is not None:
         text += f"; the oldest for {write_duration(backlog.waited)}"
     return text
@@ -122,17 +120,13 @@ def _groups(name: str, groups: Sequence[BacklogGroup]) -> Iterator[str]:
 
 
 def _rate(rate: Rate) -> str:
-    text = f"{_number(rate.per_second)}/s"
+    text = write_rate(rate.per_second)
     if rate.median is not None and rate.slow is not None:
         half, most = brief_duration(rate.median), brief_duration(rate.slow)
         text += f", half within {half}, 95 % within {most}"
     if rate.dead_lettered:
-        text += f", dead letters {_number(rate.dead_lettered)}/s"
+        text += f", dead letters {write_rate(rate.dead_lettered)}"
     return text
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _processes(overview: Overview) -> Iterator[str]:
@@ -171,7 +165,7 @@ def _write_consumers(overview: Overview) -> None:
             (
                 it.name,
                 it.replicas,
-                rate and f"{_number(rate.per_second)}/s",
+                rate and write_rate(rate.per_second),
                 rate and rate.slow and brief_duration(rate.slow),
                 lag and lag.size,
                 lag and lag.waited,

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.size import write_size
-from outbox.duration import brief_duration, exact_duration, write_duration
+from outbox.duration import brief_duration, exact_duration, write_duration, write_rate
 from outbox.events import Observers
 from outbox.observability.logging import logged
 from outbox.web.database import Database
@@ -176,11 +176,7 @@ def moment(at: datetime | None) -> str:
 
 def rate(per_second: float | None) -> str:
     """Return a rate per second."""
-    if per_second is None:
-        return "unknown"
-    if 0 < per_second < 0.1:
-        return "under 0.1/s"
-    return f"{per_second:.1f}/s" if 0 < per_second < 10 else f"{per_second:,.0f}/s"
+    return "unknown" if per_second is None else write_rate(per_second)
 
 
 def short(id: UUID | str) -> str:

@@ -38,12 +38,9 @@ def backlog_text(backlog: Backlog | None) -> str:
     """Describe a backlog in a few words."""
     if backlog is None:
         return "unknown"
-    if not backlog.messages:
-        return "nothing waits"
-    text = f"{backlog.size} {'waits' if backlog.size == '1' else 'wait'}"
-    if backlog.waited is not None:
-        text += f", {write_duration(backlog.waited)}"
-    return text
+    if backlog.waited is None:
+        return backlog.summary
+    return f"{backlog.summary}, {write_duration(backlog.waited)}"
 
 
 SECTION: Final = Section(path="overview", title="Overview", read=read_page)

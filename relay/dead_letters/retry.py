@@ -7,16 +7,10 @@ from typing import Any, Final
 import psycopg
 
 from outbox.cloudevents.raw_text import storable
-from outbox.dead_letters import (
-    Candidate,
-    Failure,
-    Letter,
-    Outcome,
-    RetrySchedule,
-    Statement,
-    outcome_event,
-    statement,
-)
+from outbox.dead_letters.letter import Letter
+from outbox.dead_letters.retry import Candidate, Failure, Outcome, outcome_event
+from outbox.dead_letters.schedule import RetrySchedule
+from outbox.dead_letters.statement import Statement, statement
 from outbox.errors import (
     BrokerUnavailableError,
     ConfigError,

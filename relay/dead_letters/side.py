@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from outbox.administration.sides import RetryOptions, Side
-from outbox.dead_letters import Retrier
+from outbox.dead_letters.retry import Retrier
 from outbox.events import Observer
 from outbox.payload.payload_codec import load_codec
 from outbox.postgres.sql_files import load

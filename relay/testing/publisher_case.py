@@ -9,7 +9,7 @@ from typing import ClassVar
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
 from outbox.testing.conformance import BrokerCase, capability
-from outbox.testing.samples import MAX_PAYLOAD_BYTES, differences
+from outbox.testing.samples import MAX_PAYLOAD_BYTES, differences, numbers_by_key
 from relay.publisher import Acked, Confirmation, Publisher
 
 __all__ = ["Capabilities", "PublisherCase"]
@@ -85,6 +85,18 @@ class PublisherCase(BrokerCase, ABC):
         """Publish with a new publisher, and check that every message is acked."""
         async with self.publisher() as publisher:
             assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+    async def expect_in_order(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Check that these numbered messages of a topic, and no others, have arrived.
+
+        Those of a key must be in order if the broker is `ordered_by_key`. Returns all
+        that arrived, including duplicates.
+        """
+        arrived = await self.received(messages[0].topic, len(messages))
+        assert {m.id for m in arrived} == {m.id for m in messages}
+        if self.capabilities.ordered_by_key:
+            assert numbers_by_key(arrived) == numbers_by_key(messages)
+        return arrived
 
     async def expect_unchanged(self, topic: str, messages: Sequence[Message]) -> None:
         """Check that these messages, and no others, are in a topic as published."""

@@ -6,7 +6,7 @@ import pytest
 
 from outbox.errors import BrokerUnavailableError
 from outbox.testing.conformance import checks
-from outbox.testing.samples import numbered, numbers_by_key
+from outbox.testing.samples import numbered
 from relay.publisher import Acked
 from relay.testing.publisher_case import PublisherCase
 
@@ -34,10 +34,7 @@ class PublisherOutage(PublisherCase):
                 batch = messages[start : start + 20]
                 answers = await self.until_answered(publisher, batch)
                 assert answers == [Acked()] * 20
-        arrived = list(await self.received(messages[0].topic, 60))
-        assert {m.id for m in arrived} == {m.id for m in messages}
-        if self.capabilities.ordered_by_key:
-            assert numbers_by_key(arrived) == numbers_by_key(messages)
+        await self.expect_in_order(messages)
 
     @checks("goes_away")
     async def test_while_the_broker_is_unavailable_none_can_enter_and_all_can_leave(
@@ -68,10 +65,7 @@ class PublisherOutage(PublisherCase):
                 else:
                     answers = await self.until_answered(publisher, batch)
                 assert answers == [Acked()] * 60
-        arrived = list(await self.received(messages[0].topic, len(messages)))
-        assert {m.id for m in arrived} == {m.id for m in messages}
-        if self.capabilities.ordered_by_key:
-            assert numbers_by_key(arrived) == numbers_by_key(messages)
+        await self.expect_in_order(messages)
 
     @checks("stalls")
     async def test_a_call_to_a_broker_that_hangs_can_be_cancelled(self) -> None:
@@ -88,7 +82,4 @@ class PublisherOutage(PublisherCase):
                 await asyncio.to_thread(self.resume_broker)
             answers = await self.until_answered(publisher, messages[20:])
             assert answers == [Acked()] * 20
-        arrived = list(await self.received(messages[0].topic, len(messages)))
-        assert {m.id for m in arrived} == {m.id for m in messages}
-        if self.capabilities.ordered_by_key:
-            assert numbers_by_key(arrived) == numbers_by_key(messages)
+        await self.expect_in_order(messages)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from outbox.testing.postgres import PostgresServer
+from tests.acceptance.brokers import BROKERS, Broker
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
@@ -39,6 +40,13 @@ def counters(
     """Start consumers that count in `database_url`, which is also their broker."""
     with Counters(database_url, tmp_path, inspection) as started:
         yield started
+
+
+@pytest.fixture
+def broker(kind: str) -> Iterator[Broker]:
+    """Run a broker of this kind, a parameter of the test."""
+    with BROKERS[kind]() as running:
+        yield running
 
 
 @pytest.fixture

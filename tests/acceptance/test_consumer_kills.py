@@ -1,12 +1,11 @@
 """Relays and consumers are killed at random moments, over each broker."""
 
 import random
-from collections.abc import Iterator
 
 import psycopg
 import pytest
 
-from tests.acceptance.brokers import BROKERS, Broker, plainly
+from tests.acceptance.brokers import Broker, plainly
 from tests.acceptance.counters import COUNTER, POOLED, Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
@@ -30,18 +29,7 @@ LET_GO_TWICE = f"""
 """
 
 
-@pytest.fixture(params=plainly("postgres", "redis", "nats"))
-def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-def broker(kind: str) -> Iterator[Broker]:
-    with BROKERS[kind]() as running:
-        yield running
-
-
+@pytest.mark.parametrize("kind", plainly("postgres", "redis", "nats"))
 @pytest.mark.timeout(3600)
 def test_every_message_takes_effect_once_when_relays_and_consumers_are_killed(
     kind: str,

@@ -1,7 +1,7 @@
 """PostgreSQL and each broker are restarted under running consumers."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox.testing.postgres import PostgresServer, StopMode
-from tests.acceptance.brokers import BROKERS, Broker, plainly
+from tests.acceptance.brokers import Broker, plainly
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
@@ -32,12 +32,8 @@ def count(full: bool) -> int:
     return 2_500 if full else 100
 
 
+@pytest.mark.parametrize("kind", plainly("rabbitmq"))
 class TestABroker:
-    @pytest.fixture(params=plainly("rabbitmq"))
-    def broker(self, request: pytest.FixtureRequest) -> Iterator[Broker]:
-        with BROKERS[request.param]() as running:
-            yield running
-
     def test_killed_while_handlers_run_and_at_random_moments(
         self,
         broker: Broker,

@@ -1,12 +1,11 @@
 """A consumer that is frozen until another one gets its messages."""
 
-from collections.abc import Iterator
 from typing import Final
 
 import psycopg
 import pytest
 
-from tests.acceptance.brokers import BROKERS, Broker, as_variant
+from tests.acceptance.brokers import Broker, as_variant
 from tests.acceptance.counters import IMPATIENT, Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
@@ -19,18 +18,9 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(1800)]
 OPTIONS: Final = {"rabbitmq": "&heartbeat=2"}
 
 
-@pytest.fixture(params=["postgres", "rabbitmq", *map(as_variant, ("redis", "nats"))])
-def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-def broker(kind: str) -> Iterator[Broker]:
-    with BROKERS[kind]() as running:
-        yield running
-
-
+@pytest.mark.parametrize(
+    "kind", ["postgres", "rabbitmq", *map(as_variant, ("redis", "nats"))]
+)
 def test_after_a_takeover_the_frozen_process_commits_nothing(
     kind: str,
     broker: Broker,

@@ -1,8 +1,13 @@
 """Fixtures shared by the tests of the inbox."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from outbox.testing.postgres import PostgresServer
 from tests.fixtures.effects import EFFECTS
+from tests.fixtures.endings import make_effects
+from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
 
 
@@ -11,6 +16,15 @@ def url(database_url: str) -> str:
     """A database with a table for effects."""
     execute(database_url, EFFECTS)
     return database_url
+
+
+@pytest.fixture(scope="module")
+def database(server: PostgresServer, template: Template) -> Iterator[str]:
+    """A database for all tests of a module, with a table for effects."""
+    with new_database(server, "pillarbox_test", template) as name:
+        url = server.database_url(name)
+        make_effects(url)
+        yield url
 
 
 @pytest.fixture(autouse=True)

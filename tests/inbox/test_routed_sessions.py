@@ -29,7 +29,7 @@ from inbox.events import (
 from inbox.handlers.sessions import pool_limit
 from inbox.schema import metadata
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters import Criteria
+from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.retry import retry_all
 from outbox.events import Event
 from pillarbox import (

@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
 from inbox.webhook import WebhookApp
-from outbox.dead_letters import Criteria
+from outbox.dead_letters.criteria import Criteria
 from outbox.errors import ConfigError
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add, guard, idempotent

@@ -38,7 +38,6 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox.events import Event
-from outbox.testing.postgres import PostgresServer
 from pillarbox import (
     Consumer,
     DeadLetter,
@@ -69,12 +68,10 @@ from tests.fixtures.endings import (
     effects,
     execute_by_cursor,
     forget,
-    make_effects,
     receipts,
     roll_back_and_go_on,
     roll_back_and_hide_the_refusals,
 )
-from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
 from tests.fixtures.variants import in_turn
 from tests.fixtures.webhook import hook_app, served, status_of
@@ -180,14 +177,6 @@ ENTRIES: Final = {
     "idempotent": by_idempotent,
     "guard": by_guard,
 }
-
-
-@pytest.fixture(scope="module")
-def database(server: PostgresServer, template: Template) -> Iterator[str]:
-    with new_database(server, "pillarbox_test", template) as name:
-        url = server.database_url(name)
-        make_effects(url)
-        yield url
 
 
 @pytest.fixture

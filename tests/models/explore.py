@@ -1,9 +1,10 @@
 """Visit every state that a model can reach, and count the paths to its end states."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytest
 from typing_extensions import override
 
 S = TypeVar("S", bound=Hashable)
@@ -70,3 +71,12 @@ def explore(start: S, steps: Callable[[S], Iterable[tuple[str, S]]]) -> Explored
         happened = "\n".join(f"  {name}" for name, _, _ in path)
         raise BrokenPromiseError(f"{broken}\n{happened}") from None
     return Explored(len(ways), taken, ways[start] or 0)
+
+
+def models(small: Mapping[str, object], large: Mapping[str, object]) -> list[Any]:
+    """Return models as parameters; each of the large ones may take an hour."""
+    marks = (pytest.mark.timeout(3600), pytest.mark.fault, pytest.mark.variant)
+    return [
+        *(pytest.param(model, id=name) for name, model in small.items()),
+        *(pytest.param(model, id=name, marks=marks) for name, model in large.items()),
+    ]

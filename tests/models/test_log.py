@@ -6,7 +6,7 @@ import pytest
 from typing_extensions import override
 
 from outbox.log.progress import Progress
-from tests.models.explore import BrokenPromiseError, explore
+from tests.models.explore import BrokenPromiseError, explore, models
 from tests.models.log import Budget, LogModel
 
 SMALL = {
@@ -228,21 +228,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_every_row_is_published_once_and_in_order(name: str) -> None:
-    model = SMALL[name]
-    print(f"{name}: {explore(model.start(), model.steps)}")  # noqa: T201
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.fault
-@pytest.mark.variant
-@pytest.mark.parametrize("name", LARGE)
-def test_every_row_is_published_once_and_in_order_up_to_a_larger_bound(
-    name: str,
-) -> None:
-    model = LARGE[name]
-    print(f"{name}: {explore(model.start(), model.steps)}")  # noqa: T201
+@pytest.mark.parametrize("model", models(SMALL, LARGE))
+def test_every_row_is_published_once_and_in_order(model: LogModel) -> None:
+    print(explore(model.start(), model.steps))  # noqa: T201
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from outbox.log.progress import Day, Progress, Stored
 from outbox.log.window import Place, Window
-from tests.models.explore import BrokenPromiseError, explore
+from tests.models.explore import BrokenPromiseError, explore, models
 from tests.models.log import Budget
 from tests.models.window import WindowModel
 
@@ -75,19 +75,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_every_delivery_is_handled_in_order(name: str) -> None:
-    model = SMALL[name]
-    print(f"{name}: {explore(model.start(), model.steps)}")  # noqa: T201
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.fault
-@pytest.mark.variant
-@pytest.mark.parametrize("name", LARGE)
-def test_every_delivery_is_handled_in_order_up_to_a_larger_bound(name: str) -> None:
-    model = LARGE[name]
-    print(f"{name}: {explore(model.start(), model.steps)}")  # noqa: T201
+@pytest.mark.parametrize("model", models(SMALL, LARGE))
+def test_every_delivery_is_handled_in_order(model: WindowModel) -> None:
+    print(explore(model.start(), model.steps))  # noqa: T201
 
 
 @pytest.mark.parametrize("name", BROKEN)

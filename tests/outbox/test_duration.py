@@ -12,6 +12,7 @@ from outbox.duration import (
     read_duration,
     read_rate,
     write_duration,
+    write_rate,
 )
 from outbox.errors import ConfigError
 
@@ -71,6 +72,16 @@ def test_an_exact_duration_is_printed_as_a_person_would_type_it(
 )
 def test_a_rate_is_a_number_per_unit_of_time(text: str, per_second: float) -> None:
     assert read_rate("--rate", text) == per_second
+
+
+@pytest.mark.parametrize(
+    ("per_second", "text"),
+    [(0, "0/s"), (0.05, "under 0.1/s"), (1.25, "1.2/s"), (1204.4, "1,204/s")],
+)
+def test_a_rate_is_shown_with_as_many_digits_as_matter(
+    per_second: float, text: str
+) -> None:
+    assert write_rate(per_second) == text
 
 
 @pytest.mark.parametrize("text", ["", "0/s", "-1/s", "fast", "10/d"])

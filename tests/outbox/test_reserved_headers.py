@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.dead_letters import Criteria
+from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.retry import RetryCounts, retry_all
 from outbox.errors import InvalidMessageError
 from outbox.lane import Priority, lane_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox.dead_letters import Criteria
+from outbox.dead_letters.criteria import Criteria
 from outbox.errors import ConfigError
 from outbox.lane import LANES
 from outbox.observability.health import Health

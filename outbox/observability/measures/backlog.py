@@ -74,6 +74,13 @@ class Backlog:
             return f"more than {self.messages:,}"
         return f"about {self.estimated:,}"
 
+    @property
+    def summary(self) -> str:
+        """How many messages wait, as a sentence."""
+        if not self.messages:
+            return "nothing waits"
+        return f"{self.size} {'waits' if self.size == '1' else 'wait'}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from inbox.events import FinishedJobFailed, MessageDeadLettered
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters import Criteria
+from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.retry import Outcome, RetryCounts
 from outbox.events import Event
 from pillarbox import Consumer, DeadLetter, Message

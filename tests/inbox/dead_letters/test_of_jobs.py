@@ -11,7 +11,8 @@ from inbox.dead_letters.retry import HandlerRetrier
 from inbox.events import MessageCancelled
 from inbox.jobs.job import AsyncJob
 from outbox.cli.main import main
-from outbox.dead_letters import Candidate, Criteria, Outcome
+from outbox.dead_letters.criteria import Criteria
+from outbox.dead_letters.retry import Candidate, Outcome
 from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, Message, RetryLater
 from tests.fixtures.dead_letters import find, give_up, states

@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters import Candidate, RetrySchedule, Scheduler
-from outbox.dead_letters.retry import RetryCounts
+from outbox.dead_letters.retry import Candidate, RetryCounts
+from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.errors import ConfigError
 from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, DeadLetter, Message, RetryLater

@@ -30,7 +30,6 @@ from inbox.events import (
 from inbox.sources.memory import MemorySource
 from outbox.dead_letters.retry import RetryCounts
 from outbox.testing.events import RecordedEvents
-from outbox.testing.postgres import PostgresServer
 from pillarbox import (
     AsyncJob,
     ConfigError,
@@ -56,10 +55,8 @@ from tests.fixtures.endings import (
     dead_letters,
     effects,
     forget,
-    make_effects,
     receipts,
 )
-from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
 
 EFFECT: Final = "INSERT INTO effect (what) VALUES (%s)"
@@ -68,14 +65,6 @@ COLLISION: Final = "INSERT INTO effect (what) VALUES ('there')"
 Steps = Callable[[Any], Generator[Any, Any, None]]
 
 both = pytest.mark.parametrize("kind", POOLS)
-
-
-@pytest.fixture(scope="module")
-def database(server: PostgresServer, template: Template) -> Iterator[str]:
-    with new_database(server, "pillarbox_test", template) as name:
-        url = server.database_url(name)
-        make_effects(url)
-        yield url
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from outbox.cli.main import main
-from outbox.dead_letters import Schema
+from outbox.dead_letters.statement import Schema
 from pillarbox import Message
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up, states

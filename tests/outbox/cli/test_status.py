@@ -49,7 +49,7 @@ def test_the_answer_names_each_problem_and_its_remedy(
     assert answer.startswith("1 error: ")
     assert re.match("error +backlog: no relay is running, .* for 2m$", finding)
     assert remedy.strip().startswith("pillarbox relay")
-    assert backlog == "outbox     1 wait: 1 ready; the oldest for 2m"
+    assert backlog == "outbox     1 waits: 1 ready; the oldest for 2m"
 
 
 def test_a_part_that_could_not_be_measured_is_named(

@@ -6,7 +6,9 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.dead_letters import Criteria, Letter, RetrySchedule, Status
+from outbox.dead_letters.criteria import Criteria
+from outbox.dead_letters.letter import Letter, Status
+from outbox.dead_letters.schedule import RetrySchedule
 from outbox.errors import InvalidMessageError
 from pillarbox import Message
 

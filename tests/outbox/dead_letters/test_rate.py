@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from outbox.dead_letters import Candidate, Outcome, Statement
-from outbox.dead_letters.retry import RetryCounts, retry_all
+from outbox.dead_letters.retry import Candidate, Outcome, RetryCounts, retry_all
 from outbox.dead_letters.schedule import RetrySchedule, Scheduler
+from outbox.dead_letters.statement import Statement
 from outbox.testing.events import RecordedEvents
 from pillarbox import uuid7
 

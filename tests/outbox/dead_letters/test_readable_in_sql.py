@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from outbox.dead_letters import Schema
+from outbox.dead_letters.statement import Schema
 from pillarbox import Message
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.sessions import execute

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outbox.dead_letters import Schema
+from outbox.dead_letters.statement import Schema
 from outbox.errors import ConfigError
 from outbox.observability import database_measure
 from outbox.observability.database_measure import (

@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 
 from inbox.sources.postgres import PostgresSource
 from outbox.cli.main import main
-from outbox.dead_letters import Criteria
+from outbox.dead_letters.criteria import Criteria
 from outbox.errors import DatabaseUnavailableError, PoolerError
 from outbox.postgres import pooler_check as pooler
 from outbox.postgres.connection import conninfo

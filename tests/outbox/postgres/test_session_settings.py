@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox.cli.main import main
-from outbox.dead_letters import Criteria
+from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.retry import RetryCounts, retry_all
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer

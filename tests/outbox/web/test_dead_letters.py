@@ -6,7 +6,7 @@ import tracemalloc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from outbox.dead_letters import Schema
+from outbox.dead_letters.statement import Schema
 from outbox.web.dead_letters import show
 from outbox.web.selection import Selection
 from pillarbox import Message

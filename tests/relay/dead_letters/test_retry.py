@@ -7,12 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.dead_letters import Criteria, RetrySchedule, Scheduler
+from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.events import (
     DeadLetterFailed,
     DeadLetterSucceeded,
 )
 from outbox.dead_letters.retry import Outcome, RetryCounts, retry_all
+from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.payload.payload_codec import encoded
 from outbox.testing.events import RecordedEvents
