@@ -129,7 +129,10 @@ def _cell(value: object) -> str:
 
 @contextmanager
 def progress(total: int) -> Iterator[Show]:
-    """Show on a terminal how much of a long command is done; nothing elsewhere."""
+    """Show on a terminal how much of a long command is done.
+
+    If the command fails or is interrupted, say it on standard error, terminal or not.
+    """
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
@@ -141,4 +144,15 @@ def progress(total: int) -> Iterator[Show]:
         disable=total <= 0 or not sys.stderr.isatty(),
     ) as bar:
         task = bar.add_task("", total=total)
-        yield lambda done: bar.update(task, completed=done)
+        done = 0
+
+        def show(count: int) -> None:
+            nonlocal done
+            done = count
+            bar.update(task, completed=count)
+
+        try:
+            yield show
+        except BaseException:
+            sys.stderr.write(f"{min(done, total)} of {total} were done\n")
+            raise

@@ -322,7 +322,9 @@ def test_a_retry_skips_a_side_that_it_cannot_retry_and_says_why(
     assert run(database_url, "retry", "--topic=*", "--broker=redis://127.0.0.1:1") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.splitlines()[-1].startswith("pillarbox: ")
+    done, reason = printed.err.splitlines()[-2:]
+    assert done == "0 of 1 were done"
+    assert reason.startswith("pillarbox: ")
     assert states(database_url, "outbox") == [("PENDING", 0, "refused")]
 
     assert run(database_url, "retry", "--topic=*", "--broker=memory:") == 0
