@@ -184,8 +184,6 @@ def decide(
 
     def outcome_of(row: Claimed, answer: Answer) -> Outcome:
         match answer:
-            case Acked():
-                return PUBLISHED
             case Nacked(reason, permanent=True):
                 return Outcome("dead_lettered", reason)
             case Nacked(reason, retry_after=after) if row.key not in charged:
@@ -203,7 +201,10 @@ def decide(
         return HELD if row.key in waits else UNTOUCHED
 
     return Settlement(
-        [(row, outcome_of(row, it)) for row, it in zip(rows, answers, strict=True)]
+        [
+            (row, PUBLISHED if isinstance(answer, Acked) else outcome_of(row, answer))
+            for row, answer in zip(rows, answers, strict=True)
+        ]
     )
 
 
@@ -218,12 +219,20 @@ async def settle_batch(
     Raises:
         psycopg.errors.UniqueViolation: see `LogReader.store`.
     """
+    # Of most messages, a position says all there is to say.
+    others = Settlement(
+        [
+            (row, outcome)
+            for row, outcome in settlement.outcomes
+            if outcome is not PUBLISHED or row.place is not None
+        ]
+    )
     ended: list[tuple[Claimed, str | None]] = [
-        (row, "published") for row, _ in settlement.of("published") if row.place
+        (row, "published") for row, _ in others.of("published")
     ]
-    ended += ((row, None) for row, _ in settlement.of("ended"))
-    dead_lettered = settlement.of("dead_lettered")
-    entries = [one for one in settlement.outcomes if _is_entered(*one)]
+    ended += ((row, None) for row, _ in others.of("ended"))
+    dead_lettered = others.of("dead_lettered")
+    entries = [one for one in others.outcomes if _is_entered(*one)]
     if not (ended or dead_lettered or entries):
         await reader.store(connection, settlement.positions)
         return {}

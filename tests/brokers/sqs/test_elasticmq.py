@@ -26,12 +26,14 @@ def aws(shared_sqs: SqsServer) -> Iterator[Aws]:
 
 
 class TestStandardPublisher(SqsPublisherCase):
+    # ElasticMQ takes 256 KiB, and AWS 1 MiB.
+    max_payload_bytes = SNS_PAYLOAD_BYTES
+
     test_messages_arrive_unchanged = PublisherSuite.test_messages_arrive_unchanged
 
 
 class TestFifoPublisher(SqsPublisherCase, PublisherSuite):
     capabilities = Capabilities(deduplicates=True)
-    # ElasticMQ takes 256 KiB, and AWS 1 MiB.
     max_payload_bytes = SNS_PAYLOAD_BYTES
 
     fifo = ".fifo"
