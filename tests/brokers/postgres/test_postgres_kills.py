@@ -67,7 +67,7 @@ class Shop:
             answer_timeout=timedelta(seconds=60),
             open_after=timedelta(0),
         )
-        queue.statements_left = self.dice.randint(5, 40)
+        queue.statements_left = self.dice.randint(5, 20)
         queue.dies_after = self.dice.random() < 0.5
         try:
             while True:
