@@ -147,6 +147,10 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
     This is not a failure and doesn't count as an attempt. Later messages of the key
     wait. The delay is kept in memory: if the consumer stops before it has passed, the
     message is returned to the broker, and the next process calls the handler at once.
+
+    Args:
+        delay: how long to wait.
+        reason: why, for logs and `pillarbox blocked`.
     """
 
     def __init__(self, delay: timedelta, reason: str = "requested by the handler"):
@@ -159,7 +163,11 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
 
 
 class DeadLetter(Exception):  # noqa: N818 (a decision, no error)
-    """Raised by a handler: roll back, and dead-letter the message for this reason."""
+    """Raised by a handler: roll back, and dead-letter the message.
+
+    Args:
+        reason: why; stored in the dead letter.
+    """
 
     def __init__(self, reason: str = "requested by the handler") -> None:
         self.reason = reason

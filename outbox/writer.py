@@ -119,6 +119,7 @@ def add(
     Adding no message does nothing, so `add(session, *events)` needs no prior check.
 
     Args:
+        session: the caller's, in its transaction.
         messages: each is a `Message`, or an instance of a class that `@event` has bound
             to a topic.
         limits: the limits of a message, checked before and after it is encoded.
@@ -186,8 +187,13 @@ def insert_statement(
 ) -> Insert:
     """Build one INSERT of all messages, to execute on a connection of your own.
 
-    The statement's text is the same for any number of messages. The arguments are those
-    of `add`.
+    The statement's text is the same for any number of messages.
+
+    Args:
+        messages: at least one.
+        limits: as for `add`.
+        registry: as for `add`.
+        codec: as for `add`.
 
     Raises:
         InvalidMessageError: a message breaks a rule, doesn't match its schema or can't
