@@ -232,7 +232,6 @@ class Relay(Process):
                 self._lanes.reader.since = record.since
                 self._lanes.topics = record.topics or ALL
                 await self._lanes.reader.read_clock(connection)
-                await self._lanes.reader.find_changed(connection, {})
                 await claim_batch(connection, self._lanes, [], self._config)
                 yield connection
         except (
