@@ -284,20 +284,11 @@ class LogReader:
         if not lanes:
             return
         oldest, newest = clock.now - _SKEW, clock.now + _SKEW
-        cursor = await connection.execute(
-            load("outbox.log", "take_over", log=self._log),
-            {
-                "reader": self.reader,
-                "lanes": [lane.number for lane in lanes],
-                "since": self.since.up_to,
-                "oldest": oldest,
-                "newest": newest,
-            },
-        )
+        stored = await self.read_stored(connection, lanes, oldest, newest)
         known: dict[int, dict[Day, Stored | None]] = {lane.number: {} for lane in lanes}
         lowest: dict[int, dict[Day, int]] = {lane.number: {} for lane in lanes}
         all_days: set[Day] = set()
-        for number, starts_at, ends_at, *position, head in await cursor.fetchall():
+        for number, starts_at, ends_at, *position, head in stored:
             day = Day(starts_at, ends_at)
             all_days.add(day)
             known[number][day] = _read_stored(day, *position)
@@ -338,6 +329,26 @@ class LogReader:
                 clock.now + _SOON,
                 min(clock.now + _REFRESHED, days[-1].ends_at - _SKEW),
             )
+
+    async def read_stored(
+        self,
+        connection: Connection,
+        lanes: Sequence[LogLane],
+        oldest: datetime,
+        newest: datetime,
+    ) -> Sequence[Any]:
+        """Read how far lanes were read; without lanes, only check that this works."""
+        cursor = await connection.execute(
+            load("outbox.log", "take_over", log=self._log),
+            {
+                "reader": self.reader,
+                "lanes": [lane.number for lane in lanes],
+                "since": self.since.up_to,
+                "oldest": oldest,
+                "newest": newest,
+            },
+        )
+        return await cursor.fetchall()
 
     async def _find_late(
         self, connection: Connection, day: Day, positions: Mapping[int, Position]
