@@ -9,12 +9,21 @@ import pytest
 import relay.worker
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
-from outbox.postgres.connection import Connection, connect
+from outbox.gather import end
+from outbox.postgres.connection import Connection, Link, connect
+from outbox.testing.events import RecordedEvents
 from pillarbox import Message
 from relay.config import RelayConfig
-from relay.events import BatchSettled, DatabaseRecovered, LeaseTaken
+from relay.events import (
+    BatchSettled,
+    DatabaseRecovered,
+    LeaseTaken,
+    MessageDeadLettered,
+)
+from relay.oversized import OversizedRows
 from relay.publisher import Acked, Nacked
 from relay.settle import settle_batch
+from tests.fixtures.claimed import claimed
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     LONG,
@@ -23,6 +32,7 @@ from tests.fixtures.relay import (
     end_sessions,
     insert,
     mark_published,
+    numbered,
     running,
     unsettled,
 )
@@ -122,6 +132,42 @@ async def test_a_batch_is_not_settled_where_others_have_its_numbers_and_transact
     assert unsettled(database_url) == 0
     assert dead_letters(database_url) == []
     assert execute(database_url, "SELECT 1 FROM outbox.deferral") == []
+
+
+@pytest.mark.parametrize("in_database", [False, True])
+async def test_acks_that_may_be_lost_with_the_settlement_do_not_count_after_a_crash(
+    in_database: bool, database_url: str
+) -> None:
+    publisher = ScriptedPublisher()
+    if in_database:
+        publisher.in_database = True  # type: ignore[attr-defined]
+    publisher.open.clear()
+    insert(database_url, *numbered("k", 3))
+    async with running(database_url, publisher, sweep_interval=LONG) as relay:
+        await publisher.until(lambda: bool(publisher.calls))
+        for part in ("worker", "sweep"):
+            end_sessions(database_url, part)
+        publisher.open.set()
+        await relay.events.wait_for(BatchSettled)
+
+    repeated = 2 if in_database else 1
+    assert publisher.topics() == ["k/0", "k/1", "k/2"] * repeated
+    assert unsettled(database_url) == 0
+
+
+async def test_a_large_message_that_a_failover_has_lost_leaves_nothing(
+    database_url: str,
+) -> None:
+    events = RecordedEvents()
+    link = Link(database_url, application_name="test")
+    rows = OversizedRows(link, reader="main", notify=events)
+    rows.add([claimed("lost", problem="payload is over 9 bytes")])
+    task = asyncio.create_task(rows.run())
+    await events.wait_for(MessageDeadLettered)
+    await end([task])
+
+    assert execute(database_url, "SELECT 1 FROM outbox.deferral") == []
+    assert dead_letters(database_url) == []
 
 
 async def test_a_lane_is_taken_over_although_a_lost_session_has_found_nothing_for_it(
