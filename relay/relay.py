@@ -231,8 +231,8 @@ class Relay(Process):
                 record = await self._reader.read(connection)
                 self._lanes.reader.since = record.since
                 self._lanes.topics = record.topics or ALL
-                await self._lanes.reader.read_clock(connection)
-                await self._lanes.reader.find_changed(connection, {})
+                now = (await self._lanes.reader.read_clock(connection)).now
+                await self._lanes.reader.read_stored(connection, [], now, now)
                 await claim_batch(connection, self._lanes, [], self._config)
                 yield connection
         except (

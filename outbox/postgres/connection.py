@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
@@ -234,6 +235,21 @@ class Link:
         )
         self.opened_at = time.monotonic()
         return self._connection
+
+    @asynccontextmanager
+    async def use(self, only: Connection | None = None) -> AsyncIterator[Connection]:
+        """Yield the open connection, or a new one, to one task; close it if that fails.
+
+        Args:
+            only: a connection of this link, which may have been replaced.
+        """
+        async with self.lock:
+            connection = only or await self.connection()
+            try:
+                yield connection
+            except psycopg.Error:
+                await connection.close()
+                raise
 
     async def close(self) -> None:
         """Close the connection if there is one."""

@@ -297,12 +297,19 @@ class Queue:
     async def write(self, batch: Sequence[Outcome]) -> None:
         """Write outcomes, and stop holding their deliveries.
 
+        Those of a lost session are not written, but read again: their receipts show
+        whether the server still has what was handled.
+
         Raises:
             BrokerUnavailableError: the database is unavailable; call again.
         """
         try:
             async with self._turn:
-                await self._settle(await self._connect(), batch)
+                connection = await self._connect()
+                stale = {row.place for row, _ in batch if self._lanes.is_stale(row)}
+                fresh = [one for one in batch if one.row.place not in stale]
+                if fresh:
+                    await self._settle(connection, fresh)
         except AWAY as error:
             raise BrokerUnavailableError(
                 f"{message_of(error)}; {remedy_of(error)}"
@@ -311,8 +318,10 @@ class Queue:
         for row, delay in batch:
             self._lanes.let_go(row)
             if delay is not None:
-                due = now + delay.total_seconds()
+                due = now if row.place in stale else now + delay.total_seconds()
                 self._lanes.wait(row.lane, row.place, row.message.key, due)
+        if stale:
+            self._lanes.doubt({row.lane for row, _ in batch if row.place in stale})
 
     async def _settle(self, connection: Connection, batch: Sequence[Outcome]) -> None:
         """Write outcomes: as a position if one can cover them, else as entries."""
@@ -552,6 +561,8 @@ class Queue:
         connection = await self._link.connection()
         if self._link.opened_at != self._opened_at:
             self._opened_at = self._link.opened_at
+            self._reader.opened(self._opened_at)
+            self._entries_read = [-1, -1]
             self._lanes.doubt()
         return connection
 
