@@ -1,0 +1,106 @@
+"""After a switchover, processes work on the new primary, although sockets stay open."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from inbox.source import Source
+from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres.direct import DirectSource
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader
+from outbox.errors import BrokerUnavailableError
+from pillarbox import Message, uuid7
+from relay.publisher import Acked
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import (
+    numbered,
+)
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import insert, running, unsettled
+from tests.fixtures.switchover import Pair, pair
+from tests.fixtures.urls import with_options
+from tests.fixtures.waiting import answer_after, wait_for
+
+__all__ = ["pair"]
+
+LEASE = timedelta(seconds=2)
+QUICKLY = timedelta(milliseconds=100)
+
+
+async def test_a_relay_publishes_what_the_new_primary_has(pair: Pair) -> None:
+    publisher = ScriptedPublisher()
+    async with running(pair.url, publisher, lease=LEASE):
+        insert(pair.url, Message("before", b""))
+        await asyncio.to_thread(wait_for, "settled", lambda: not unsettled(pair.url))
+        await asyncio.to_thread(pair.switch)
+        after = [Message("after", b"", id=uuid7()) for _ in range(50)]
+        insert(pair.url, *after)
+        ids = {message.id for message in after}
+        # What was acked just before is published again if it couldn't be settled.
+        await publisher.until(lambda: ids <= {m.id for m in publisher.acked})
+
+
+async def available(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Call until the database is available."""
+    async with asyncio.timeout(90):
+        while True:
+            try:
+                return await call()
+            except BrokerUnavailableError:
+                await answer_after(0.1)
+
+
+async def receive(source: Source, count: int) -> None:
+    """Receive and ack messages until this many have arrived."""
+    arrived: set[object] = set()
+    async with asyncio.timeout(90):
+        while len(arrived) < count:
+            for delivery in await available(lambda: source.receive(limit=10)):
+                arrived.add(delivery.message.id)
+                await delivery.ack()
+
+
+async def test_source_and_publisher_of_the_postgres_broker_use_the_new_primary(
+    pair: Pair,
+) -> None:
+    async def publish(*messages: Message) -> None:
+        for message in messages:
+            send = partial(publisher.publish, [message])
+            assert await available(send) == [Acked()]
+
+    source = PostgresSource(
+        with_options(pair.url, lease=LEASE),
+        consumer="billing",
+        topics=["orders"],
+        poll_interval=QUICKLY,
+        sweep_interval=QUICKLY,
+    )
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(source)
+        publisher = await stack.enter_async_context(PostgresPublisher(pair.url))
+        await publish(Message("orders", b""))
+        await receive(source, 1)
+        await asyncio.to_thread(pair.switch)
+        await publish(*numbered(20, keys=20))
+        await receive(source, 20)
+
+
+async def test_a_source_that_reads_the_outbox_reads_that_of_the_new_primary(
+    pair: Pair,
+) -> None:
+    with administration(pair.url, application_name="test") as connection:
+        broker = "postgres:///?direct=true"
+        add_reader(connection, "billing", ["*"], broker=broker, from_oldest=True)
+    url = with_options(f"{pair.url}?direct=true", lease=LEASE)
+    async with DirectSource(
+        url, consumer="billing", topics=["orders"], poll_interval=QUICKLY
+    ) as source:
+        insert(pair.url, Message("orders", b""))
+        await receive(source, 1)
+        await asyncio.to_thread(pair.switch)
+        insert(pair.url, *numbered(20, keys=20))
+        await receive(source, 20)
