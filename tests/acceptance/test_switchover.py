@@ -7,7 +7,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import pytest
+
+from inbox.events import HandlerFailed, MessageHandled
 from inbox.source import Source
+from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
 from inbox.sources.postgres.direct import DirectSource
 from outbox.administration.connection import administration
@@ -17,6 +21,11 @@ from pillarbox import Message, uuid7
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import (
+    DRIVERS,
+    NEVER,
+    POOLS,
+    consuming,
+    is_plain,
     numbered,
 )
 from tests.fixtures.publisher import ScriptedPublisher
@@ -104,3 +113,50 @@ async def test_a_source_that_reads_the_outbox_reads_that_of_the_new_primary(
         await asyncio.to_thread(pair.switch)
         insert(pair.url, *numbered(20, keys=20))
         await receive(source, 20)
+
+
+async def handle(session: object, message: Message) -> None:
+    pass
+
+
+def handle_plain(session: object, message: Message) -> None:
+    pass
+
+
+# A thread that waits for a server which hangs can't be interrupted.
+KINDS = [
+    *(("read-only", driver) for driver in (*DRIVERS, *POOLS)),
+    *(("hanging", driver) for driver in (*DRIVERS, *POOLS) if not is_plain(driver)),
+]
+FIRST = [("read-only", "psycopg2"), ("read-only", "pool"), ("hanging", "asyncpg")]
+
+
+@pytest.mark.parametrize("terms", [{}, {"batch": 5}], ids=["one", "batch"])
+@pytest.mark.parametrize(
+    ("pair", "driver"),
+    [
+        pytest.param(*kind, marks=() if kind in FIRST else pytest.mark.variant)
+        for kind in KINDS
+    ],
+    indirect=["pair"],
+)
+async def test_handlers_run_on_the_new_primary(
+    pair: Pair, driver: str, terms: dict[str, Any]
+) -> None:
+    source = MemorySource()
+    handler = handle_plain if is_plain(driver) else handle
+    async with consuming(
+        pair.url,
+        source,
+        handler,
+        terms,
+        driver=driver,
+        retry=NEVER,
+        max_idle=timedelta(seconds=1),
+    ) as events:
+        source.add(*numbered(10, keys=10))
+        await events.wait_for(MessageHandled, 10)
+        await asyncio.to_thread(pair.switch)
+        source.add(*numbered(20, keys=20))
+        await events.wait_for(MessageHandled, 30)
+    assert events.of(HandlerFailed) == []
