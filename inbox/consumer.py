@@ -192,6 +192,7 @@ class Consumer(Process):
             drain=drain,
         )
         self.name = name
+        self.drain = drain
         self._sessions = sessions
         self._executor = make_executor(
             sessions, name, self._limits.max_in_flight, max_idle

@@ -40,6 +40,7 @@ _PINNED: Final = {
     "quote_all_identifiers": "off",
     "default_transaction_isolation": "'read committed'",
     "row_security": "off",
+    "idle_session_timeout": "0",
 }
 PIN_SESSION: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
 """Settings our sessions rely on, whatever ALTER ROLE and ALTER DATABASE say; one query.
@@ -48,6 +49,7 @@ With another search_path, our sessions could call, with our privileges, routines
 operators that any role created in `public`: PostgreSQL prefers one that matches the
 arguments better than the catalog's. In another DateStyle, psycopg can't read
 timestamps. With row_security on, a policy would hide rows from us without an error.
+With an idle_session_timeout, the server would end the sessions of an idle process.
 """
 PIN_SESSION_LOCALLY: Final = PIN_SESSION.replace("SET ", "SET LOCAL ")
 """The same settings until the transaction ends."""
