@@ -20,6 +20,9 @@ from outbox.errors import BrokerUnavailableError
 from pillarbox import Message, uuid7
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
+from tests.acceptance.relays import Relays
+from tests.acceptance.sink import Sink
+from tests.acceptance.writer import Writer
 from tests.fixtures.consumers import (
     DRIVERS,
     NEVER,
@@ -160,3 +163,31 @@ async def test_handlers_run_on_the_new_primary(
         source.add(*numbered(20, keys=20))
         await events.wait_for(MessageHandled, 30)
     assert events.of(HandlerFailed) == []
+
+
+@pytest.mark.fault
+class TestSwitchoversWithMessagesInFlight:
+    @pytest.fixture
+    def database_url(self, pair: Pair) -> str:
+        """Replace the database on the shared server."""
+        return pair.url
+
+    def test_relays_lose_no_message_and_keep_keys_in_order(
+        self, pair: Pair, relays: Relays, slow_sink: Sink, writer: Writer, full: bool
+    ) -> None:
+        for _ in range(2):
+            relays.start(
+                slow_sink.url, "--batch-size=20", "--concurrency=2", "--lease=2s"
+            )
+        for number in range(10 if full else 1):
+            if number:
+                pair.add_standby()
+            before = slow_sink.count()
+            writer.add(400)
+            slow_sink.wait_for_count(before + 1)
+            pair.switch()
+            writer.reconnect()
+            writer.add(200)
+            slow_sink.wait_for_count(writer.added)
+            wait_for("settled", lambda: not unsettled(pair.url))
+        assert slow_sink.numbers() == writer.numbers()
