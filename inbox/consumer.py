@@ -31,12 +31,14 @@ from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
 from inbox.consuming.limits import ConsumerLimits
+from inbox.consuming.outage import DatabaseOutage
 from inbox.consuming.queues import Order, ServedQueues, check_order
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.handlers.arguments import arguments_of
+from inbox.handlers.attempt import answered
 from inbox.handlers.batch import Batching
 from inbox.handlers.checks import check_database, make_days
 from inbox.handlers.registration import (
@@ -61,12 +63,12 @@ from inbox.jobs.runner import LongHandler
 from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from outbox import tracing
-from outbox.errors import ConfigError, check_type, shorten
+from outbox.errors import ConfigError, check_type, shorten, sqlstate_of
 from outbox.events import Event, Observer, Observers, ProcessMeasured
 from outbox.gather import Process, end
 from outbox.observability.health import Outages
 from outbox.observability.logging import logged
-from outbox.observability.presence import Presence
+from outbox.observability.presence import INTERVAL, Presence
 from outbox.payload.asyncapi import MessageSchema
 from outbox.payload.payload_codec import PayloadCodec
 from outbox.payload.schema_registry import REGISTRY, SchemaRegistry, Validator
@@ -79,6 +81,9 @@ U = TypeVar("U", bound=Upcaster)
 
 
 _QUICK: Final = timedelta(milliseconds=1)
+_NEXT_BEAT: Final = timedelta(seconds=INTERVAL)
+# The classes of SQLSTATEs that blame a row, a lock, the schema, or a privilege.
+_OF_THE_TABLE: Final = ("22", "23", "3F", "42", "55")
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -187,6 +192,7 @@ class Consumer(Process):
             drain=drain,
         )
         self.name = name
+        self.drain = drain
         self._sessions = sessions
         self._executor = make_executor(
             sessions, name, self._limits.max_in_flight, max_idle
@@ -458,7 +464,8 @@ class Consumer(Process):
             measure = partial(self._measure, scheduler, dispatchers.values(), outages)
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
-            write = None if limit is not None and limit.is_shared else self._beat
+            beat = partial(self._beat, DatabaseOutage(self.name, observers))
+            write = None if limit is not None and limit.is_shared else beat
             presence = Presence(broker, measure, write, observers.notify)
             await stack.enter_async_context(presence.recorded())
             topics = [t for q in weights for t in self._routes.queues[q]]
@@ -494,7 +501,7 @@ class Consumer(Process):
             reason=reason,
         )
 
-    async def _beat(self, values: dict[str, Any]) -> None:
+    async def _beat(self, outage: DatabaseOutage, values: dict[str, Any]) -> None:
         since = values["failing_since"]
         values["id"] = str(values["id"])
         values["failing_since"] = None if since is None else since.isoformat()
@@ -502,7 +509,15 @@ class Consumer(Process):
         def beat(session: Session) -> None:
             connection_of(session).execute(text(load("inbox", "beat")), values)
 
-        await self._executor.transact(beat)
+        try:
+            async with answered(timedelta()):
+                await self._executor.transact(beat)
+        except Exception as error:
+            # Handlers don't need the table.
+            if (sqlstate_of(error) or "")[:2] not in _OF_THE_TABLE:
+                outage.begin(error, _NEXT_BEAT)
+            raise
+        outage.end()
 
     def _fit_to_pool(self) -> ConsumerLimits:
         limit = pool_limit(self._sessions)

@@ -30,7 +30,7 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.handlers.arguments import Arguments
-from inbox.handlers.attempt import Attempt, once_each
+from inbox.handlers.attempt import Attempt, answered, once_each
 from inbox.handlers.executor import Executor, call_async
 from inbox.handlers.pools import (
     AnyPool,
@@ -80,12 +80,13 @@ class _Receipts:
         self.new = once_each(self._messages, new)
         self._is_marked = _has_mark(connection)
 
-    def refused(self, error: Exception) -> NoReturn:
+    def refused(self, error: Exception, connection: _Connection) -> NoReturn:
         """Raise the error for an INSERT, or for a transaction that can't begin."""
         if isinstance(error, InvalidReceiptError):
             raise error
         if (refused := refusal_of_many(error, self._ids)) is not None:
             raise refused from error
+        connection.pgconn.finish()  # a new one may reach the primary
         raise DatabaseUnavailableError(one_line(error)) from error
 
     @contextmanager
@@ -207,16 +208,17 @@ class PoolExecutor(Executor):
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    # Whatever the pool's `check` has begun, for example.
-                    await connection.rollback()
-                    await stack.enter_async_context(connection.transaction())
-                    async with psycopg.AsyncCursor(
-                        connection, row_factory=tuple_row
-                    ) as cursor:
-                        await cursor.execute(_statement(), receipts.values)
-                        receipts.recorded(await cursor.fetchall(), connection)
+                    async with answered(self._max_idle):
+                        # Whatever the pool's `check` has begun, for example.
+                        await connection.rollback()
+                        await stack.enter_async_context(connection.transaction())
+                        async with psycopg.AsyncCursor(
+                            connection, row_factory=tuple_row
+                        ) as cursor:
+                            await cursor.execute(_statement(), receipts.values)
+                            receipts.recorded(await cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
-                    receipts.refused(error)
+                    receipts.refused(error, connection)
                 if new := receipts.new:
                     argument = attempt.argument(new)
                     with receipts.protected(connection), failing:
@@ -245,7 +247,7 @@ class PoolExecutor(Executor):
                         cursor.execute(_statement(), receipts.values)
                         receipts.recorded(cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
-                    receipts.refused(error)
+                    receipts.refused(error, connection)
                 if new := receipts.new:
                     handler = cast("Callable[..., Any]", attempt.handler)
                     with receipts.protected(connection):

@@ -4,14 +4,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import (
-    AsyncIterator,
     Callable,
     Collection,
     Iterable,
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
@@ -90,7 +88,6 @@ class Queue:
         consumer: str,
         prefetch: int,
         sweep_interval: timedelta,
-        answer_timeout: timedelta,
         open_after: timedelta = _OPEN_AFTER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,7 +99,6 @@ class Queue:
         self._prefetch = prefetch
         self._tenants = Tenants(prefetch)
         self._sweep_interval = sweep_interval.total_seconds()
-        self._answer_timeout = answer_timeout.total_seconds()
         self._open_after = open_after.total_seconds()
         self._clock = clock
         self._turn = asyncio.Lock()
@@ -396,11 +392,11 @@ class Queue:
             if entries and settled:
                 async with connection.transaction():
                     await self._log(connection, entries)
-                    await self._store_positions(connection, settled)
+                    await self._reader.store(connection, settled)
             elif entries:
                 await self._log(connection, entries)
             else:
-                await self._store_positions(connection, settled)
+                await self._reader.store(connection, settled)
         except psycopg.errors.UniqueViolation:
             self._lanes.doubt([one.lane.number for one in settled])
             self.sweep_soon()
@@ -413,12 +409,6 @@ class Queue:
             if one.lane.number in moved:
                 one.lane.has_moved = False
         return True
-
-    async def _store_positions(
-        self, connection: Connection, settled: Sequence[Settled[DeliveryLane]]
-    ) -> None:
-        async with self._answered("store_positions"):
-            await self._reader.store(connection, settled)
 
     async def leave(self, leased: Collection[int]) -> None:
         """Store all that has ended, so that the lanes' next owners don't get it again.
@@ -457,25 +447,23 @@ class Queue:
         async with self._turn:
             connection = await self._connect()
             self._sweep_at = self._clock() + self._sweep_interval
-            async with self._answered("a sweep"):
-                # Do it even without lanes: an outage ends the leases, and this reports
-                # it.
-                clock = await self._reader.read_clock(connection)
-                lanes = [
-                    lane
-                    for number in sorted({*leased, *self._lanes.new})
-                    if (lane := self._lanes.find(number)) is not None
-                ]
-                if not lanes:
-                    return
-                windows = {lane.number: lane.window for lane in lanes}
-                try:
-                    await self._refresh(connection, leased, lanes, clock)
-                except BaseException:
-                    # Of those that were taken over, the log may not be read.
-                    new = [n for n, window in windows.items() if window is None]
-                    self._lanes.doubt(new)
-                    raise
+            # Do it even without lanes: an outage ends the leases, and this reports it.
+            clock = await self._reader.read_clock(connection)
+            lanes = [
+                lane
+                for number in sorted({*leased, *self._lanes.new})
+                if (lane := self._lanes.find(number)) is not None
+            ]
+            if not lanes:
+                return
+            windows = {lane.number: lane.window for lane in lanes}
+            try:
+                await self._refresh(connection, leased, lanes, clock)
+            except BaseException:
+                # Of those that were taken over, the log may not be read.
+                new = [n for n, window in windows.items() if window is None]
+                self._lanes.doubt(new)
+                raise
             for lane in lanes:
                 if lane.takeover is None:
                     lane.takeover = Takeover(clock.now, TakenOver(_MAX_SUSPECTS))
@@ -576,21 +564,8 @@ class Queue:
         text, names = load_numbered("inbox", name)
         values = {"consumer": self._consumer, **parameters}
         cursor = psycopg.AsyncRawCursor(connection)
-        async with self._answered(name):
-            await cursor.execute(text, [values[name] for name in names], binary=True)
+        await cursor.execute(text, [values[name] for name in names], binary=True)
         return await cursor.fetchall() if cursor.description else []
-
-    @asynccontextmanager
-    async def _answered(self, name: str) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._answer_timeout):
-                yield
-        except TimeoutError:
-            await self._link.close()
-            raise BrokerUnavailableError(
-                f"the database gave no answer to {name} within "
-                f"{self._answer_timeout:g} s"
-            ) from None
 
 
 class _Row(NamedTuple):

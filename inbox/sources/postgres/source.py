@@ -30,7 +30,7 @@ from outbox.gather import end
 from outbox.lane import BUCKETS
 from outbox.log.reader import CLAIM_SETTINGS
 from outbox.postgres.advisory_lock import Lock, consumer_class
-from outbox.postgres.connection import Link, conninfo
+from outbox.postgres.connection import Link, Server, conninfo
 from outbox.postgres.doorbell import Armed, Doorbell
 from outbox.postgres.lease import Lease
 from outbox.postgres.pooler_check import refuse_pooler_async
@@ -90,6 +90,7 @@ class PostgresSource:
         self._lanes = DeliveryLanes(
             lambda lane: self._lease.use([lane]), lambda lane: self._lease.leave([lane])
         )
+        server = Server()
         self._lease = Lease(
             url,
             lock_class=consumer_class(consumer),
@@ -100,6 +101,7 @@ class PostgresSource:
             on_take=self._lanes.take,
             on_lose=self._lanes.lose,
             on_fail=self._lease_failed,
+            server=server,
         )
         self.abilities = Abilities(
             leave_out=self._leave_out, foreign_holders=self._foreign_holders
@@ -111,18 +113,20 @@ class PostgresSource:
                 application_name=self._application,
                 settings=SESSION_SETTINGS,
                 writes=OUTCOMES,
+                server=server,
+                answer_limit=answer_timeout.total_seconds(),
             ),
             self._lanes,
             consumer=consumer,
             prefetch=options.prefetch,
             sweep_interval=sweep_interval,
-            answer_timeout=answer_timeout,
         )
         self._bell = Doorbell(
             url,
             lock=Lock.INBOX_DOORBELL,
             channel="inbox_message",
             application_name=f"{self._application} bell",
+            server=server,
         )
         self._settled: Outcomes[Outcome] = Outcomes(self._queue.write)
         self._tasks: list[asyncio.Task[None]] = []

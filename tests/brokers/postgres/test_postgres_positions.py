@@ -81,7 +81,6 @@ async def replica(
         consumer="billing",
         prefetch=prefetch,
         sweep_interval=HOUR,
-        answer_timeout=timedelta(seconds=60),
         open_after=open_after,
     )
     try:
