@@ -6,8 +6,6 @@ of the session. `SET ROLE` doesn't help: a function can `RESET ROLE`.
 
 from typing import Final
 
-import psycopg
-
 from outbox.errors import ConfigError
 from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, Connection
 from outbox.postgres.sql_files import load

@@ -51,7 +51,8 @@ BEGIN
                 AND c.relkind = 'v'
     LOOP
         EXECUTE format('CREATE OR REPLACE VIEW %s AS SELECT x.* FROM (SELECT'
-                       ' outbox.evil() OFFSET 0) AS e (il), (%s) AS x WHERE e.il IS NULL',
+                       ' outbox.evil() OFFSET 0) AS e (il), (%s) AS x'
+                       ' WHERE e.il IS NULL',
                        o.name, rtrim(o.body, ';'));
     END LOOP;
     FOR o IN SELECT replace(pg_get_functiondef(p.oid), E'\\nBEGIN\\n',
