@@ -96,8 +96,6 @@ def add_reader(
             raise ConfigError(
                 f"topic={topic}: must be a topic, or a prefix followed by a star"
             )
-    if broker is not None and "://" not in broker:
-        raise ConfigError("broker: must be a URL, such as https://example.com/hooks")
     with connection.transaction():
         added = connection.execute(
             load("outbox", "add_reader"),

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.postgres.sql_files import load
-from outbox.url import FileUrl, without_password
+from outbox.url import FileUrl, scheme_of, without_password
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -131,7 +131,7 @@ def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.partition("+")[0] not in _SCHEMES:
         raise ConfigError(
-            f"database URL with scheme {scheme.partition(':')[0]!r}: "
+            f"database URL with scheme {scheme_of(url)!r}: "
             "use postgresql://user@host:port/database"
         )
     try:
