@@ -59,6 +59,24 @@ class HandlerTimeoutError(OutboxError, TimeoutError):
         )
 
 
+class IdleTimeoutError(OutboxError):
+    """A handler's connection was lost because its transaction was idle for too long."""
+
+    def __init__(
+        self, limit: timedelta | None, seconds: float, error: Exception
+    ) -> None:
+        if limit is None:
+            named = "idle_in_transaction_session_timeout"
+        else:
+            named = f"max_idle={exact_duration(limit)}"
+        super().__init__(
+            f"the connection was lost after {seconds:.1f}s: PostgreSQL ends a "
+            f"transaction that is idle for longer than {named}; don't wait for so long "
+            "between two statements: set a timeout for HTTP requests, use a long "
+            f"handler (consumer.job), or raise max_idle ({one_line(error)})"
+        )
+
+
 class HandlerTransactionError(OutboxError):
     """A handler's transaction can't be committed with its receipt.
 

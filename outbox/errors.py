@@ -40,6 +40,7 @@ _QUOTATION: Final = 3
 # More isn't stored, and looking for quotations in it would take long.
 _MOST_CHARS: Final = 64 * 1024
 _MOST_WRAPPERS: Final = 10
+_MOST_PARTS: Final = 5
 _UNSAYABLE: Final = "<exception str() failed>"  # traceback writes the same
 _CAUSED: Final = (
     "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -137,8 +138,27 @@ def check_type(field: str, value: object, kind: type, remedy: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's type and message in one line, without values of rows."""
-    return f"{type(error).__name__}: {message_of(error)}".strip()
+    """Return an error's type and message in one line, without values of rows.
+
+    A group is followed by its first parts, which say what failed.
+    """
+    text = f"{type(error).__name__}: {message_of(error)}".strip()
+    if not isinstance(error, BaseExceptionGroup):
+        return text
+    parts = list(leaves_of(error))
+    named = [one_line(part) for part in parts[:_MOST_PARTS]]
+    if len(parts) > _MOST_PARTS:
+        named.append(f"and {len(parts) - _MOST_PARTS} more")
+    return f"{text}: {'; '.join(named)}"
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error; of a group, what is in it and in the groups in it."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for part in error.exceptions:
+        yield from leaves_of(part)
 
 
 def message_of(error: BaseException) -> str:
@@ -160,7 +180,8 @@ def without_values(text: str, error: BaseException) -> str:
     """
     text = text[:_MOST_CHARS]
     for behind, is_below in _behind(error):
-        if _is_hidden(behind, is_below):
+        # In a circle, an error can be behind the one that it wraps.
+        if _is_hidden(behind, is_below) and _wrapped_by_sqlalchemy(behind) is not error:
             start = _start_of_quotation(text, _str(behind))
             if start is not None:
                 text = text[:start] + _text_of(behind, is_below)

@@ -36,12 +36,6 @@ from inbox.dead_letters.write import (
     StoredFailure,
     finished_job_failed,
 )
-from inbox.errors import (
-    DeadLetter,
-    InvalidReceiptError,
-    RetryLater,
-    TransactionEndedError,
-)
 from inbox.events import (
     DeadLetterRepeated,
     DuplicateSkipped,
@@ -67,22 +61,20 @@ from inbox.handlers.outcome import (
     Stopped,
     Taken,
 )
-from inbox.handlers.registration import AnyHandler, retry_of
+from inbox.handlers.registration import AnyHandler, terms_of
 from inbox.handlers.routes import Routes
-from inbox.handlers.terms import connection_broke
 from inbox.jobs.runner import JobRunner, LongHandler
 from inbox.poison.policy import PoisonPolicy, Start, StartCounter
 from inbox.poison.store import find_last_error
 from inbox.receipt import has_receipt
 from inbox.source import Delivery
+from inbox.verdict import Fatal, Lost, Refused, Unclear, connection_broke, judge
 from outbox.errors import (
     BrokerUnavailableError,
-    DatabaseUnavailableError,
     InvalidMessageError,
     OutboxError,
     shorten,
     sqlstate_of,
-    without_values,
 )
 from outbox.events import Observers
 from outbox.limits import check_received
@@ -90,6 +82,11 @@ from outbox.message import Message
 from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
+
+# Between calls of a handler that asks to be called again at once.
+_PAUSE: Final = RetryPolicy(
+    first_delay=timedelta(milliseconds=10), max_delay=timedelta(seconds=1)
+)
 
 
 class DeliverySettlement:
@@ -136,10 +133,9 @@ class DeliverySettlement:
     async def _try(
         self, handler: AnyHandler, delivery: Delivery, dispatcher: Dispatcher
     ) -> bool:
+        retry = terms_of(handler).retry or self._retry
         is_long = isinstance(handler, LongHandler)
-        counter = StartCounter(
-            self._poison, delivery, retry_of(handler) or self._retry, is_long=is_long
-        )
+        counter = StartCounter(self._poison, delivery, retry, is_long=is_long)
         has_ended = False
         try:
             match await self._handle(handler, delivery, dispatcher, counter):
@@ -225,7 +221,7 @@ class DeliverySettlement:
     ) -> Outcome:
         """Call the handler until the message has its outcome."""
         message = delivery.message
-        lost = 0
+        lost = postponed = 0
         while True:
             attempted = await self._attempt(handler, message, dispatcher, counter)
             match attempted:
@@ -235,6 +231,8 @@ class DeliverySettlement:
                         return outcome
                     continue
                 case Later(delay, reason):
+                    postponed += 1
+                    delay = max(delay, _PAUSE.delay(postponed))
                     await counter.uncount()
                     self._notify(
                         RetryRequested(
@@ -271,28 +269,29 @@ class DeliverySettlement:
                     case Start.SPENT:
                         return Spent(counter.attempts)
                 return await self._call(handler, message, dispatcher, counter)
-        except RetryLater as decision:
-            reason = without_values(decision.reason, decision)
-            return Later(decision.delay, reason)
-        except DeadLetter as decision:
-            return Dead(decision, counter.attempts + 1)
-        except InvalidReceiptError as error:
-            return Dead(error, counter.attempts)
-        except DatabaseUnavailableError as error:
-            return Outage(error)
-        except TransactionEndedError as error:
-            # A long handler's blocks have no receipt that would show it.
-            was_committed = isinstance(handler, LongHandler) or (
-                await self._was_handled(message, dispatcher)
-            )
-            if was_committed is None:
-                return Stopped()
-            return Dead(error, counter.attempts + 1) if was_committed else Failed(error)
-        except Exception as error:  # noqa: BLE001 (a handler may raise anything)
-            if counter.excuses(error):
+        except Exception as raised:  # noqa: BLE001 (a handler may raise anything)
+            verdict = judge(raised, terms_of(handler).is_permanent)
+        match verdict:
+            case Fatal(error):
+                return Dead(error, counter.attempts + 1)
+            case Refused(error):
+                return Dead(error, counter.attempts)
+            case Unclear(error):
+                # A long handler's blocks have no receipt that would show it.
+                was_committed = isinstance(handler, LongHandler) or (
+                    await self._was_handled(message, dispatcher)
+                )
+                if was_committed is None:
+                    return Stopped()
+                if was_committed:
+                    return Dead(error, counter.attempts + 1)
+                return Failed(error)
+            case Lost(error, lost):
+                if not counter.excuses_loss():
+                    return Failed(error)
                 counter.broken_connections += 1
-                return Outage(error)
-            return Failed(error)
+                return Outage(lost)
+        return verdict
 
     async def _call(
         self,

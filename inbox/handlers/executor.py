@@ -22,7 +22,7 @@ from inbox.handlers.attempt import Attempt, answered
 from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.handlers.terms import as_failure
-from inbox.idle import limit_idle
+from inbox.idle import limit_idle, limiting
 from inbox.jobs.job import AnyJob, AsyncJob, Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import traced
@@ -144,22 +144,33 @@ class Executor:
         )
 
     async def _attempt_async(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
-        async with self._sessions() as session, session.begin():
-            async with answered(self._max_idle):
-                new = await session.run_sync(attempt.begin)
-            if new:
-                argument = attempt.argument(new)
-                async with protected(session, *attempt.receipts(new)):
-                    with failing:
-                        await call_async(attempt.handler, session, argument)
+        with limiting(self._max_idle) as own:
+            async with self._sessions() as session, session.begin():
+                try:
+                    async with answered(self._max_idle):
+                        new = await session.run_sync(attempt.begin)
+                except DatabaseUnavailableError:
+                    # A task of an earlier handler may have left it in a transaction.
+                    await session.invalidate()
+                    raise
+                if new:
+                    argument = attempt.argument(new)
+                    with own:
+                        async with protected(session, *attempt.receipts(new)):
+                            with failing:
+                                await call_async(attempt.handler, session, argument)
         return {message.id for message in new}
 
     def _attempt(self, attempt: Attempt) -> set[UUID]:
-        with self._plain_sessions() as session, session.begin():
+        with (
+            limiting(self._max_idle) as own,
+            self._plain_sessions() as session,
+            session.begin(),
+        ):
             new = attempt.begin(session)
             if new:
                 handler = cast("Callable[..., Any]", attempt.handler)
-                with protected(session, *attempt.receipts(new)):
+                with own, protected(session, *attempt.receipts(new)):
                     handler(session, attempt.argument(new))
         return {message.id for message in new}
 

@@ -42,7 +42,7 @@ from inbox.handlers.pools import (
 from inbox.handlers.routes import Handler, name_of
 from inbox.handlers.signature import Takes, is_async
 from inbox.handlers.terms import as_failure
-from inbox.idle import as_setting
+from inbox.idle import as_setting, limiting
 from inbox.receipt import insert_receipts, receipt_values, refusal_of_many
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
@@ -207,6 +207,7 @@ class PoolExecutor(Executor):
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             async with AsyncExitStack() as stack:
+                stack.enter_context(limiting(attempt.max_idle))
                 try:
                     async with answered(self._max_idle):
                         # Whatever the pool's `check` has begun, for example.
@@ -240,6 +241,7 @@ class PoolExecutor(Executor):
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             with ExitStack() as stack:
+                stack.enter_context(limiting(attempt.max_idle))
                 try:
                     connection.rollback()
                     stack.enter_context(connection.transaction())

@@ -23,15 +23,11 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
-from inbox.errors import (
-    DeadLetter,
-    InvalidReceiptError,
-    RetryLater,
-    TransactionEndedError,
-)
+from inbox.errors import TransactionEndedError
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.executor import Executor
+from inbox.handlers.outcome import Failed, Later, Outage
 from inbox.handlers.registration import make_handler
 from inbox.handlers.routes import Handler, Routes
 from inbox.handlers.sessions import (
@@ -41,22 +37,22 @@ from inbox.handlers.sessions import (
     pool_limit,
 )
 from inbox.handlers.signature import Takes
-from inbox.handlers.terms import Terms, connection_broke
+from inbox.handlers.terms import Terms
 from inbox.handlers.upcasting import check_content
 from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.processing import processing
 from inbox.receipt import check_text, has_receipt
+from inbox.verdict import Fatal, Lost, Unclear, judge
+from inbox.verdict import Refused as InvalidReceipt
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
 from outbox import tracing
 from outbox.errors import (
     ConfigError,
-    DatabaseUnavailableError,
     InvalidMessageError,
     one_line,
     shorten,
-    without_values,
 )
 from outbox.events import Observer, Observers
 from outbox.message import Message
@@ -234,27 +230,32 @@ class WebhookApp:
         try:
             check_content(message)
             is_new = await self._call(handler, message)
-        except RetryLater as decision:
-            seconds = math.ceil(decision.delay.total_seconds())
-            reason = without_values(decision.reason, decision)
-            return self._fail(message, 425, reason, (("retry-after", str(seconds)),))
-        except DeadLetter as decision:
-            return await self._dead_letter(message, decision)
-        except InvalidReceiptError as error:
-            raise Refused(400, str(error)) from error
-        except DatabaseUnavailableError as error:
-            return self._fail(message, 503, one_line(error))
-        except TransactionEndedError as error:
-            return await self._report_ended_transaction(message, error)
-        except Exception as error:  # noqa: BLE001 (a handler may raise anything)
-            status = 503 if connection_broke(error) else 500
-            return self._fail(message, status, one_line(error), error=error)
+        except Exception as raised:  # noqa: BLE001 (a handler may raise anything)
+            return await self._judge(message, raised)
         about = self._about(message)
         if is_new:
             self._notify(MessageHandled(**about, seconds=time.monotonic() - started))
         else:
             self._notify(DuplicateSkipped(**about))
         return _Answer(204)
+
+    async def _judge(self, message: Message, raised: Exception) -> _Answer:
+        match judge(raised):
+            case Later(delay, reason):
+                seconds = str(max(1, math.ceil(delay.total_seconds())))
+                return self._fail(message, 425, reason, (("retry-after", seconds),))
+            case Fatal(error):
+                return await self._dead_letter(message, error)
+            case InvalidReceipt(error):
+                raise Refused(400, str(error)) from error
+            case Outage(error):
+                return self._fail(message, 503, one_line(error))
+            case Unclear(error):
+                return await self._report_ended_transaction(message, error)
+            case Lost(error):
+                return self._fail(message, 503, one_line(error), error=error)
+            case Failed(error):
+                return self._fail(message, 500, one_line(error), error=error)
 
     async def _call(self, handler: Handler, message: Message) -> bool:
         if tracing.tracer is None:
@@ -276,9 +277,7 @@ class WebhookApp:
             return await self._dead_letter(message, error)
         return self._fail(message, 500, one_line(error))
 
-    async def _dead_letter(
-        self, message: Message, failure: DeadLetter | TransactionEndedError
-    ) -> _Answer:
+    async def _dead_letter(self, message: Message, failure: Exception) -> _Answer:
         try:
             written = await self._dead_letters.write(
                 message, attempts=1, failure=failure

@@ -78,7 +78,7 @@ ERRORS: dict[BaseException, str] = {
     SystemExit(0): "the handler raised SystemExit: 0",
     GeneratorExit(): "the handler raised GeneratorExit",
     Abort("no"): "the handler raised Abort: no",
-    BaseExceptionGroup("many", [Abort()]): "the handler raised BaseException",
+    BaseExceptionGroup("many", [Abort()]): "many (1 sub-exception): RuntimeError: the",
     asyncio.CancelledError(): "the handler raised CancelledError",
 }
 # No future takes these.
