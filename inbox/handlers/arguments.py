@@ -153,6 +153,8 @@ class _Plain:
             raise PayloadError(f"it isn't a {self._kind.__name__}")
         return value
 
+    check = load
+
 
 def arguments_of(
     handler: Callable[..., Any], takes: Takes, *, is_lenient: bool = False
