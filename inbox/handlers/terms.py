@@ -23,6 +23,7 @@ from inbox.errors import (
     DeadLetter,
     HandlerTimeoutError,
     RetryLater,
+    SpecialError,
 )
 from inbox.handlers.arguments import AS_THEY_ARE, Arguments
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler, name_of
@@ -69,7 +70,7 @@ class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
     cancellation of its caller and KeyboardInterrupt pass.
 
     Raises:
-        RuntimeError: the handler raised SystemExit, StopIteration, a `CancelledError`
+        SpecialError: the handler raised SystemExit, StopIteration, a `CancelledError`
             of its own or another `BaseException`.
     """
 
@@ -98,8 +99,7 @@ class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
             or (isinstance(error, asyncio.CancelledError) and self._caller.cancelling())
         ):
             return
-        text = one_line(error).rstrip(": ")
-        raise RuntimeError(f"the handler raised {text}") from error
+        raise SpecialError(error) from error
 
 
 def call_alone(function: Callable[..., T], *arguments: Any) -> T:

@@ -58,7 +58,7 @@ async def test_a_permanent_failure_is_dead_lettered_at_once(
 ) -> None:
     terms = Terms(unchanged, permanent=permanent)
 
-    with pytest.raises(DeadLetter, match="ValueError: no such order") as caught:
+    with pytest.raises(DeadLetter, match="ValueError: raised in raising") as caught:
         await call(prepare(raising(ValueError("no such order"))[kind], terms))
     assert isinstance(caught.value.__cause__, ValueError)
 
