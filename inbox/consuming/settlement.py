@@ -237,7 +237,7 @@ class DeliverySettlement:
                     self._notify(
                         RetryRequested(
                             **self._about(message),
-                            reason=reason,
+                            reason=self._dead_letters.describe(reason).reason,
                             seconds_until_retry=delay.total_seconds(),
                         )
                     )

@@ -27,7 +27,7 @@ from inbox.jobs.job import AnyJob, AsyncJob, Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import traced
 from inbox.transaction import hold, protected
-from outbox.errors import ConfigError, sqlstate_of
+from outbox.errors import ConfigError, DatabaseUnavailableError, sqlstate_of
 from outbox.message import Message
 from outbox.postgres.remedy import READ_ONLY
 from outbox.postgres.sql_files import load

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from sqlalchemy.orm import Session
 
-from inbox.errors import HandlerTimeoutError
+from inbox.errors import HandlerTimeoutError, SpecialError
 from inbox.handlers.arguments import AS_THEY_ARE, Arguments
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from outbox.duration import check_duration, exact_duration
-from outbox.errors import ConfigError, check_type, one_line, shorten
+from outbox.errors import ConfigError, check_type, shorten
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
@@ -40,7 +40,7 @@ class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
     cancellation of its caller and KeyboardInterrupt pass.
 
     Raises:
-        RuntimeError: the handler raised SystemExit, StopIteration, a `CancelledError`
+        SpecialError: the handler raised SystemExit, StopIteration, a `CancelledError`
             of its own or another `BaseException`; an `ExceptionGroup` of such errors if
             it raised a group.
     """
@@ -82,7 +82,7 @@ def _failure_of(error: BaseException) -> Exception:
     if isinstance(error, BaseExceptionGroup):
         parts = [_failure_of(part) for part in error.exceptions]
         return ExceptionGroup(error.message, parts)
-    failure = RuntimeError(f"the handler raised {one_line(error).rstrip(': ')}")
+    failure = SpecialError(error)
     failure.__cause__ = error
     return failure
 

@@ -216,7 +216,7 @@ def check_content(message: Message) -> None:
         reason = problem.problem if isinstance(problem, CodecError) else str(problem)
         raise DeadLetter(
             f"the payload doesn't match its content type {shorten(kind)}: {reason}"
-        ) from problem
+        )
 
 
 def _is_encoded(message: Message) -> bool:

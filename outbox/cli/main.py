@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated, Any, Final
@@ -19,6 +18,7 @@ from outbox.errors import (
     DatabaseUnavailableError,
     OutboxError,
     one_line,
+    traceback_of,
 )
 from outbox.logs.printable import printable
 from outbox.observability.standard_error import write_error
@@ -86,7 +86,7 @@ def _load(point: EntryPoint) -> typer.Typer:
             ) from error
         raise ConfigError(
             f"the command {point.name} can't be loaded from {point.value}: "
-            f"{one_line(error)}"
+            f"{one_line(error, with_text=True)}"
         ) from error
     assert isinstance(found, typer.Typer)
     return found
@@ -157,8 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
-    except Exception:  # noqa: BLE001 - the interpreter would wait for a reader
-        write_error(traceback.format_exc())
+    except Exception as error:  # noqa: BLE001 - the interpreter would wait for a reader
+        write_error(traceback_of(error))
         return 1
     return status
 

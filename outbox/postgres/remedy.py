@@ -70,7 +70,7 @@ def remedy_of(error: BaseException, grant: str | None = None) -> str:
         return grant
     state = sqlstate_of(error)
     if state is None:
-        text = message_of(error)
+        text = message_of(error, with_text=True)
         found = (key for key, words in _WORDS.items() if re.search(words, text))
         state = next(found, "08")
     return next(_REMEDIES[state[:n]] for n in (5, 4, 3, 2, 0) if state[:n] in _REMEDIES)

@@ -157,7 +157,8 @@ async def test_a_handler_that_raises_leaves_nothing_but_a_dead_letter(
         await note(session, message)
 
     source = MemorySource(bad, after)
-    async with consuming(url, source, handle, driver=driver, retry=QUICK) as events:
+    settings: dict[str, Any] = {"driver": driver, "retry": QUICK, "redact": str}
+    async with consuming(url, source, handle, **settings) as events:
         await events.wait_for(MessageHandled)
     (letter,) = dead_letters(url)
     assert letter[:4] == (str(bad.id), "orders", "k", 3)
