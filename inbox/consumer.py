@@ -62,7 +62,7 @@ from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from outbox import tracing
 from outbox.errors import ConfigError, check_type, shorten
-from outbox.events import Event, Observer, Observers, ProcessMeasured
+from outbox.events import Event, Observer, Observers, ProcessMeasured, checked
 from outbox.gather import Process, end
 from outbox.observability.health import Outages
 from outbox.observability.logging import logged
@@ -194,7 +194,7 @@ class Consumer(Process):
         self._writer = DeadLetterWriter(name, self._executor, redact)
         self._retry = RetryPolicy() if retry is None else retry
         check_type("retry", self._retry, RetryPolicy, "pass RetryPolicy(…)")
-        self._observers = list(observers)
+        self._observers = list(map(checked, observers))
         self._routes: Routes[AnyHandler] = Routes()
         self._blocked = BlockedKeys()
         self.retrier = partial(
@@ -373,12 +373,16 @@ class Consumer(Process):
         self._queues_served.choose(queues)
 
     def observe(self, observer: Observer) -> None:
-        """Add an observer, starting with the next run."""
-        self._observers.append(observer)
+        """Add an observer, starting with the next run.
+
+        Raises:
+            ConfigError: it can't be called, or is a coroutine function.
+        """
+        self._observers.append(checked(observer))
 
     def notify(self, event: Event) -> None:
         """Notify all observers of an event."""
-        Observers(self._observers).notify(event)
+        Observers(logged(self._observers)).notify(event)
 
     @override
     def stop(self) -> None:
@@ -418,7 +422,8 @@ class Consumer(Process):
         self._versions.check()
         self._stop = asyncio.Event()
         try:
-            await self._drained(self._run(self._stop, weights, idle))
+            work = self._run(self._stop, weights, idle)
+            await self._drained(work, f"consumer {self.name}", self.notify)
         finally:
             self._stop = None
 

@@ -5,19 +5,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
-from outbox.events import Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerStarted(Event):
-    """The consumer connected to the database and the broker.
-
-    Attributes:
-        topics: the topics for which it has a handler.
-    """
-
-    consumer: str
-    topics: tuple[str, ...]
+from outbox.events import Event, ProcessFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +16,24 @@ class ConsumerStopped(Event):
         returned: messages that were returned to the broker.
     """
 
+    waits_for = "restart"
+
     consumer: str
     returned: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStarted(Event):
+    """The consumer connected to the database and the broker.
+
+    Attributes:
+        topics: the topics for which it has a handler.
+    """
+
+    ends = (ConsumerStopped, ProcessFailed)
+
+    consumer: str
+    topics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

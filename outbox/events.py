@@ -1,12 +1,15 @@
 """Events as values: logs, metrics and tests observe them."""
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from outbox import tracing
+from outbox.errors import ConfigError, one_line, shorten, traceback_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,19 +95,111 @@ class TracingFailed(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverFailed(Event):
+    """An observer raised. The others get the event, and the process goes on.
+
+    Attributes:
+        observer: its name.
+        event: the event that it was called with.
+        reason: the error.
+    """
+
+    level = logging.WARNING
+    about = ("observer", "reason")
+    advice = "correct the observer; it doesn't see such events"
+
+    observer: str
+    event: str
+    reason: str
+    stacktrace: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFailed(Event):
+    """A relay or a consumer ended by an error, or because its task was cancelled.
+
+    Its messages wait for another process.
+
+    Attributes:
+        process: which one.
+        reason: the error, which `run` and the end of the block also raise.
+    """
+
+    level = logging.WARNING
+    advice = "correct the cause, and restart the process"
+    waits_for = "restart"
+
+    process: str
+    reason: str
+    stacktrace: str
+
+
 Observer: TypeAlias = Callable[[Event], None]
-"""Called in the task in which the event happens: it must be quick and never raise."""
+"""Called in the task in which the event happens: it must be quick. If it raises,
+`ObserverFailed` is logged, and the process goes on."""
 
 
 class Observers:
-    """Passes each event to all observers, and to the tracer if there is one."""
+    """Passes each event to all observers, and to the tracer if there is one.
+
+    Raises:
+        ConfigError: `checked` refuses an observer.
+    """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._observers = tuple(observers)
+        self._observers = tuple(map(checked, observers))
 
     def notify(self, event: Event) -> None:
         """Call the observers in order."""
         for observer in self._observers:
-            observer(event)
+            try:
+                answer: Any = observer(event)
+                if answer is not None:
+                    _refuse_coroutine(answer)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 (no task may end by it)
+                self._report(observer, event, error)
         if event.settles is not None and tracing.tracer is not None:
             tracing.tracer.observe(event)
+
+    def _report(self, failed: Observer, event: Event, error: BaseException) -> None:
+        report = ObserverFailed(
+            observer=_name_of(failed),
+            event=type(event).__name__,
+            reason=one_line(error),
+            stacktrace=traceback_of(error),
+        )
+        for observer in self._observers:
+            if observer is not failed:
+                with suppress(Exception):
+                    observer(report)
+
+
+def checked(observer: Observer) -> Observer:
+    """Return an observer that can be called, and does its work when it is.
+
+    Raises:
+        ConfigError: it can't be called, or is a coroutine function.
+    """
+    if not callable(observer):
+        raise ConfigError(
+            f"observer {shorten(observer)}: can't be called; pass a function (event)"
+        )
+    if any(map(inspect.iscoroutinefunction, (observer, type(observer).__call__))):
+        raise ConfigError(
+            f"observer {_name_of(observer)}: is async, and nobody would await it; write"
+            " def, and pass what takes long to a task or a queue of your own"
+        )
+    return observer
+
+
+def _refuse_coroutine(answer: Any) -> None:
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise TypeError("it returned a coroutine, which nobody awaits; write def")
+
+
+def _name_of(observer: Observer) -> str:
+    return getattr(observer, "__qualname__", type(observer).__qualname__)
