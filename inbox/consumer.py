@@ -79,6 +79,8 @@ U = TypeVar("U", bound=Upcaster)
 
 
 _QUICK: Final = timedelta(milliseconds=1)
+# Drivers infer different types for these parameters.
+_AS_TEXT: Final = ("id", "failing_since", "running_id", "running_since", "running_due")
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -432,6 +434,7 @@ class Consumer(Process):
     ) -> None:
         outages = Outages()
         observers = Observers([outages, self._blocked, *logged(self._observers)])
+        self._executor.calls.notify = observers.notify
         sources = {queue: self._queues_served.source_of(queue) for queue in weights}
         systems = {q: tracing.system_of(source) for q, source in sources.items()}
         if tracing.tracer is not None:
@@ -488,6 +491,7 @@ class Consumer(Process):
         failing = [(it.since, it.reason) for it in waiting if it.reason is not None]
         failing += [(it.since, it.reason) for it in outages.longest_first()]
         since, reason = min(failing, key=itemgetter(0), default=(None, None))
+        running = self._executor.calls.longest()
         return ProcessMeasured(
             kind="consumer",
             name=self.name,
@@ -497,12 +501,12 @@ class Consumer(Process):
             blocked_for=datetime.now(UTC) - blocked[0].since if blocked else None,
             failing_since=since,
             reason=reason,
+            **(running.fields() if running else {}),
         )
 
     async def _beat(self, values: dict[str, Any]) -> None:
-        since = values["failing_since"]
-        values["id"] = str(values["id"])
-        values["failing_since"] = None if since is None else since.isoformat()
+        for name in _AS_TEXT:
+            values[name] = None if values[name] is None else str(values[name])
 
         def beat(session: Session) -> None:
             connection_of(session).execute(text(load("inbox", "beat")), values)

@@ -297,6 +297,36 @@ class DeliveryLanesFree(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOverdue(Event):
+    """A handler is still running after its limit; its message's key waits for it.
+
+    The limit is `max_idle`, after which the server has ended an idle transaction, or
+    the handler's `time_limit` if that is longer. A job has only its `time_limit`.
+
+    Attributes:
+        id: the message; of a batch, the first one.
+        messages: how many it was called with.
+        seconds: how long it has been running.
+    """
+
+    level = logging.WARNING
+    about = ("consumer", "handler")
+    advice = (
+        "see where it stands, for example with py-spy dump; give its calls to other"
+        " services a timeout, or the handler a time_limit if it may take longer"
+    )
+
+    consumer: str
+    id: UUID
+    topic: str
+    key: str | None
+    traceparent: str | None
+    messages: int
+    handler: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerDatabaseLost(Event):
     """The handlers' database is unavailable; the consumer tries again after the delay.
 

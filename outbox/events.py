@@ -5,11 +5,12 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, ClassVar, TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, TypeAlias
+from uuid import UUID
 
 from outbox import tracing
-from outbox.errors import ConfigError, one_line, shorten, traceback_of
+from outbox.errors import ConfigError, one_line, traceback_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,9 @@ class ProcessMeasured(Event):
         blocked_for: how long the first of a consumer's keys has waited.
         failing_since: since when something has kept failing; None if nothing fails.
         reason: the last failure.
+        running_id: the message of the handler that has been running for longest, if for
+            longer than a few seconds; one that is overdue comes first.
+        running_due: when it is or was overdue; None: never.
     """
 
     level = logging.DEBUG
@@ -73,6 +77,15 @@ class ProcessMeasured(Event):
     blocked_for: timedelta | None = None
     failing_since: datetime | None = None
     reason: str | None = None
+    running_id: UUID | None = None
+    running_handler: str | None = None
+    running_since: datetime | None = None
+    running_due: datetime | None = None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether that handler is overdue."""
+        return self.running_due is not None and self.running_due <= datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +110,13 @@ class TracingFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverFailed(Event):
-    """An observer raised. The others get the event, and the process goes on.
-
-    Attributes:
-        observer: its name.
-        event: the event that it was called with.
-        reason: the error.
-    """
+    """An observer raised. The others get the event, and the process goes on."""
 
     level = logging.WARNING
     about = ("observer", "reason")
     advice = "correct the observer; it doesn't see such events"
 
     observer: str
-    event: str
     reason: str
     stacktrace: str
 
@@ -119,11 +125,7 @@ class ObserverFailed(Event):
 class ProcessFailed(Event):
     """A relay or a consumer ended by an error, or because its task was cancelled.
 
-    Its messages wait for another process.
-
-    Attributes:
-        process: which one.
-        reason: the error, which `run` and the end of the block also raise.
+    `run`, or the end of its block, raises the error.
     """
 
     level = logging.WARNING
@@ -136,8 +138,7 @@ class ProcessFailed(Event):
 
 
 Observer: TypeAlias = Callable[[Event], None]
-"""Called in the task in which the event happens: it must be quick. If it raises,
-`ObserverFailed` is logged, and the process goes on."""
+"""Called in the task in which the event happens: it must be quick, and not raise."""
 
 
 class Observers:
@@ -154,52 +155,38 @@ class Observers:
         """Call the observers in order."""
         for observer in self._observers:
             try:
-                answer: Any = observer(event)
-                if answer is not None:
-                    _refuse_coroutine(answer)
+                observer(event)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001 (no task may end by it)
-                self._report(observer, event, error)
+                self._report(observer, error)
         if event.settles is not None and tracing.tracer is not None:
             tracing.tracer.observe(event)
 
-    def _report(self, failed: Observer, event: Event, error: BaseException) -> None:
-        report = ObserverFailed(
-            observer=_name_of(failed),
-            event=type(event).__name__,
-            reason=one_line(error),
-            stacktrace=traceback_of(error),
-        )
+    def _report(self, failed: Observer, error: BaseException) -> None:
+        name, trace = name_of(failed), traceback_of(error)
+        report = ObserverFailed(observer=name, reason=one_line(error), stacktrace=trace)
         for observer in self._observers:
-            if observer is not failed:
-                with suppress(Exception):
-                    observer(report)
+            with suppress(BaseException):
+                observer(report)
 
 
 def checked(observer: Observer) -> Observer:
-    """Return an observer that can be called, and does its work when it is.
+    """Return an observer, unless it can't be called, or is a coroutine function.
 
     Raises:
-        ConfigError: it can't be called, or is a coroutine function.
+        ConfigError: it is one of these.
     """
-    if not callable(observer):
-        raise ConfigError(
-            f"observer {shorten(observer)}: can't be called; pass a function (event)"
-        )
-    if any(map(inspect.iscoroutinefunction, (observer, type(observer).__call__))):
-        raise ConfigError(
-            f"observer {_name_of(observer)}: is async, and nobody would await it; write"
-            " def, and pass what takes long to a task or a queue of your own"
-        )
-    return observer
+    called = getattr(observer, "__call__", None)  # noqa: B004 (asks what it calls)
+    if called is None:
+        problem = "can't be called; pass a function (event)"
+    elif any(map(inspect.iscoroutinefunction, (observer, called))):
+        problem = "is async, and nobody would await it; write def"
+    else:
+        return observer
+    raise ConfigError(f"observer {name_of(observer)}: {problem}")
 
 
-def _refuse_coroutine(answer: Any) -> None:
-    if inspect.iscoroutine(answer):
-        answer.close()
-        raise TypeError("it returned a coroutine, which nobody awaits; write def")
-
-
-def _name_of(observer: Observer) -> str:
-    return getattr(observer, "__qualname__", type(observer).__qualname__)
+def name_of(function: object) -> str:
+    """Return the name of a function, or the class of another callable object."""
+    return getattr(function, "__qualname__", type(function).__qualname__)

@@ -8,6 +8,7 @@ from typing import Any, Final, Self, TypeVar
 
 from outbox.errors import one_line, traceback_of
 from outbox.events import Observer, ProcessFailed
+from outbox.observability.watchdog import reporting_blocks
 
 T = TypeVar("T")
 
@@ -95,16 +96,18 @@ class Process(ABC):
         """Run to the end; a cancellation stops it, a second one ends the drain."""
         task = asyncio.create_task(work)
         try:
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError:
-                self.stop()
-                await task
-                if asyncio.current_task() is self._embedded:
-                    raise RuntimeError("its task was cancelled") from None
-                raise
-        except Exception as error:
-            if self.is_running:  # else who started it is told
+            async with reporting_blocks():
+                try:
+                    await asyncio.shield(task)
+                except asyncio.CancelledError:
+                    self.stop()
+                    await task
+                    if asyncio.current_task() is self._embedded:
+                        raise RuntimeError("its task was cancelled") from None
+                    raise
+        except BaseException as error:
+            is_asked = isinstance(error, asyncio.CancelledError)
+            if self.is_running and not is_asked:  # else who started it is told
                 self._started.clear()
                 trace, first = traceback_of(error), first_of(error)
                 reason = one_line(first)

@@ -25,6 +25,7 @@ from inbox.errors import (
     RetryLater,
     TransactionEndedError,
 )
+from inbox.handlers.calls import TIME_LIMIT
 from inbox.handlers.executor import Executor
 from inbox.handlers.outcome import Cancelled, Handled, Spent, Stopped, Taken
 from inbox.handlers.routes import name_of
@@ -66,6 +67,7 @@ class LongHandler:
         self.terms = terms
         self.lease = lease.total_seconds()
         self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
+        setattr(self, TIME_LIMIT, terms.time_limit)
 
 
 JobOutcome: TypeAlias = Handled | Taken | Spent | Cancelled | Stopped
@@ -163,10 +165,14 @@ class JobRunner:
                 calling = call_until_end(
                     self._executor, long, given, job, lease, stopping
                 )
-                with processing(tracing.tracer, [message], self._consumer) as span:
-                    ended = await calling
-                    if (failure := _failure_of(long, job, ended)) is not None:
-                        span.failed(failure)
+                call = self._executor.calls.begin(long, [message], is_job=True)
+                try:
+                    with processing(tracing.tracer, [message], self._consumer) as span:
+                        ended = await calling
+                        if (failure := _failure_of(long, job, ended)) is not None:
+                            span.failed(failure)
+                finally:
+                    self._executor.calls.end(call)
                 return await self._settle(long, job, lease, attempts, ended)
 
     async def _take(

@@ -149,6 +149,7 @@ async def show_message(request: Request) -> Response:
         trace=found,
         life=found.life,
         contents=contents,
+        now=datetime.now(UTC),
         Found=Found,
     )
 

@@ -101,13 +101,7 @@ def failing_a_test(event: Event) -> None:
     pytest.fail("an assertion")
 
 
-def sending(event: Event) -> Any:
-    async def send() -> None: ...
-
-    return send()
-
-
-@pytest.mark.parametrize("observer", [raising, cancelling, failing_a_test, sending])
+@pytest.mark.parametrize("observer", [raising, cancelling, failing_a_test])
 async def test_an_observer_that_fails_is_reported_and_harmless(
     database_url: str, observer: Observer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,7 +147,7 @@ def test_a_coroutine_function_is_refused_as_an_observer(observer: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=r"observer .*: is async, and nobody"):
             make()
-    with pytest.raises(ConfigError, match=r"observer None: can't be called"):
+    with pytest.raises(ConfigError, match=r"observer NoneType: can't be called"):
         Consumer("memory://", sessions, name="billing", observers=[None])  # type: ignore[list-item]
 
 
