@@ -142,6 +142,26 @@ def _find_bind(sessions: object) -> Engine | Connection | None:
         return None  # bound later, or refused when the consumer starts
 
 
+def check_joined(sessions: Any) -> None:
+    """Refuse sessions whose rollback would be that of a whole test's transaction.
+
+    Raises:
+        ConfigError: they are such.
+    """
+    bind = None if is_pool(sessions) else _find_bind(sessions)
+    if not isinstance(bind, Connection) or not bind.in_transaction():
+        return
+    one = (sessions[0] if isinstance(sessions, tuple) else sessions)()
+    mode = getattr(one, "sync_session", one).join_transaction_mode
+    is_nested = mode == "conditional_savepoint" and bind.in_nested_transaction()
+    if mode != "create_savepoint" and not is_nested:
+        raise ConfigError(
+            f"sessions {shorten(sessions)}: join a transaction that has begun, which a "
+            "handler that fails would roll back; pass the session factory "
+            'join_transaction_mode="create_savepoint"'
+        )
+
+
 def make_executor(
     sessions: Sessions,
     consumer: str,

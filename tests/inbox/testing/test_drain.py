@@ -293,3 +293,16 @@ async def test_sessions_of_one_connection_are_used_one_by_one(
         assert (letter.message.payload, letter.reason) == (b"2", "ValueError: no")
     for table in ("outbox.message", "inbox.receipt", "inbox.dead_letter"):
         assert execute(database_url, f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only"])
+async def test_sessions_that_would_roll_back_the_whole_test_are_refused(
+    database_url: str, driver: str, mode: str
+) -> None:
+    kinds: Any = sessionmaker() if is_plain(driver) else async_sessionmaker()
+    async with joined_to_a_transaction(database_url, driver, mode) as sessions:
+        with pytest.raises(
+            ConfigError, match='join_transaction_mode="create_savepoint"'
+        ):
+            await drain(Consumer(UNUSED, kinds, name="billing"), sessions=sessions)
