@@ -64,7 +64,7 @@ from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from outbox import tracing
 from outbox.errors import ConfigError, check_type, shorten, sqlstate_of
-from outbox.events import Event, Observer, Observers, ProcessMeasured
+from outbox.events import Event, Observer, Observers, ProcessMeasured, checked
 from outbox.gather import Process, end
 from outbox.observability.health import Outages
 from outbox.observability.logging import logged
@@ -84,6 +84,8 @@ _QUICK: Final = timedelta(milliseconds=1)
 _NEXT_BEAT: Final = timedelta(seconds=INTERVAL)
 # The classes of SQLSTATEs that blame a row, a lock, the schema, or a privilege.
 _OF_THE_TABLE: Final = ("22", "23", "3F", "42", "55")
+# Drivers infer different types for these parameters.
+_AS_TEXT: Final = ("id", "failing_since", "running_id", "running_since", "running_due")
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -202,7 +204,7 @@ class Consumer(Process):
         )
         self._retry = RetryPolicy() if retry is None else retry
         check_type("retry", self._retry, RetryPolicy, "pass RetryPolicy(…)")
-        self._observers = list(observers)
+        self._observers = list(map(checked, observers))
         self._routes: Routes[AnyHandler] = Routes()
         self._blocked = BlockedKeys()
         self.retrier = partial(
@@ -381,12 +383,16 @@ class Consumer(Process):
         self._queues_served.choose(queues)
 
     def observe(self, observer: Observer) -> None:
-        """Add an observer, starting with the next run."""
-        self._observers.append(observer)
+        """Add an observer, starting with the next run.
+
+        Raises:
+            ConfigError: it can't be called, or is a coroutine function.
+        """
+        self._observers.append(checked(observer))
 
     def notify(self, event: Event) -> None:
         """Notify all observers of an event."""
-        Observers(self._observers).notify(event)
+        Observers(logged(self._observers)).notify(event)
 
     @override
     def stop(self) -> None:
@@ -426,7 +432,8 @@ class Consumer(Process):
         self._versions.check()
         self._stop = asyncio.Event()
         try:
-            await self._drained(self._run(self._stop, weights, idle))
+            work = self._run(self._stop, weights, idle)
+            await self._drained(work, f"consumer {self.name}", self.notify)
         finally:
             self._stop = None
 
@@ -435,6 +442,7 @@ class Consumer(Process):
     ) -> None:
         outages = Outages()
         observers = Observers([outages, self._blocked, *logged(self._observers)])
+        self._executor.calls.notify = observers.notify
         sources = {queue: self._queues_served.source_of(queue) for queue in weights}
         systems = {q: tracing.system_of(source) for q, source in sources.items()}
         if tracing.tracer is not None:
@@ -492,6 +500,7 @@ class Consumer(Process):
         failing = [(it.since, it.reason) for it in waiting if it.reason is not None]
         failing += [(it.since, it.reason) for it in outages.longest_first()]
         since, reason = min(failing, key=itemgetter(0), default=(None, None))
+        running = self._executor.calls.longest()
         return ProcessMeasured(
             kind="consumer",
             name=self.name,
@@ -501,12 +510,12 @@ class Consumer(Process):
             blocked_for=datetime.now(UTC) - blocked[0].since if blocked else None,
             failing_since=since,
             reason=reason,
+            **(running.fields() if running else {}),
         )
 
     async def _beat(self, outage: DatabaseOutage, values: dict[str, Any]) -> None:
-        since = values["failing_since"]
-        values["id"] = str(values["id"])
-        values["failing_since"] = None if since is None else since.isoformat()
+        for name in _AS_TEXT:
+            values[name] = None if values[name] is None else str(values[name])
 
         def beat(session: Session) -> None:
             connection_of(session).execute(text(load("inbox", "beat")), values)

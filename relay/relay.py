@@ -181,7 +181,8 @@ class Relay(Process):
             DatabaseUnavailableError: the database is unreachable or read-only.
             BrokerUnavailableError: the broker is unreachable.
         """
-        await self._drained(self._run())
+        name = f"relay {self._reader.name}"
+        await self._drained(self._run(), name, self._notify)
 
     async def _run(self) -> None:
         if tracing.tracer is not None:

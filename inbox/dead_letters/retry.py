@@ -105,7 +105,7 @@ class HandlerRetrier:
         self._routes = routes
         self._writer = writer
         self._schedule = schedule or RetrySchedule()
-        self._notify = notify
+        self._notify = self._executor.calls.notify = notify
 
     async def __aenter__(self) -> Self:
         """Return the retrier; it opens connections only when it needs them."""

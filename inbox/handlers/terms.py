@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from inbox.errors import HandlerTimeoutError, SpecialError
 from inbox.handlers.arguments import AS_THEY_ARE, Arguments
+from inbox.handlers.calls import TIME_LIMIT
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from outbox.duration import check_duration, exact_duration
@@ -177,9 +178,13 @@ class Terms:
 
 def prepare(handler: Handler, terms: Terms) -> Handler:
     """Wrap a handler so that it follows the terms."""
+    prepared: Handler
     if is_async(handler):
-        return _prepare_async(cast("AsyncHandler", handler), terms)
-    return _prepare_sync(cast("SyncHandler", handler), terms)
+        prepared = _prepare_async(cast("AsyncHandler", handler), terms)
+    else:
+        prepared = _prepare_sync(cast("SyncHandler", handler), terms)
+    setattr(prepared, TIME_LIMIT, terms.time_limit)
+    return prepared
 
 
 def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:

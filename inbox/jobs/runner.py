@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from inbox.dead_letters.locks import TakenError
 from inbox.errors import HandlerTimeoutError, RetryLater
+from inbox.handlers.calls import TIME_LIMIT
 from inbox.handlers.executor import Executor
 from inbox.handlers.outcome import (
     Cancelled,
@@ -71,6 +72,7 @@ class LongHandler:
         self.terms = terms
         self.lease = lease.total_seconds()
         self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
+        setattr(self, TIME_LIMIT, terms.time_limit)
 
 
 JobOutcome: TypeAlias = Handled | Taken | Spent | Cancelled | Stopped
@@ -168,10 +170,14 @@ class JobRunner:
                 calling = call_until_end(
                     self._executor, long, given, job, lease, stopping
                 )
-                with processing(tracing.tracer, [message], self._consumer) as span:
-                    ended = await calling
-                    if (failure := _failure_of(long, job, ended)) is not None:
-                        span.failed(failure)
+                call = self._executor.calls.begin(long, [message], is_job=True)
+                try:
+                    with processing(tracing.tracer, [message], self._consumer) as span:
+                        ended = await calling
+                        if (failure := _failure_of(long, job, ended)) is not None:
+                            span.failed(failure)
+                finally:
+                    self._executor.calls.end(call)
                 return await self._settle(long, job, lease, attempts, ended)
 
     async def _take(

@@ -156,7 +156,7 @@ class WebhookApp:
         self._max_payload_bytes = max_payload_bytes
         self._slots = asyncio.Semaphore(max_in_flight)
         self._read_timeout = read_timeout.total_seconds()
-        self._notify = Observers(logged(observers)).notify
+        self._notify = chosen.calls.notify = Observers(logged(observers)).notify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""

@@ -152,6 +152,8 @@ def _process(it: Process, now: datetime) -> str:
         text += f", from {it.broker}"
     if it.blocked_keys:
         text += f", {count(it.blocked_keys, 'blocked key')}"
+    if running := it.running(now):
+        text += f"; {running}"
     if it.failing_since is not None:
         text += f", failing for {write_duration(now - it.failing_since)}: {it.reason}"
     return text

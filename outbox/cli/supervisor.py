@@ -18,7 +18,7 @@ from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.dead_letters.statement import Schema
 from outbox.errors import ConfigError, OutboxError
 from outbox.events import Event, Observer, Observers
-from outbox.gather import end
+from outbox.gather import end, first_of
 from outbox.observability.activity import Activity, Counts
 from outbox.observability.database_measure import DatabaseMeasure
 from outbox.observability.endpoints import FORMS, listening
@@ -268,9 +268,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(coroutine)
     except BaseExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
+        first = first_of(group)
         if isinstance(first, OutboxError):
             raise first from group
         raise

@@ -1,8 +1,8 @@
 """A process records in the database that it runs, and how it does.
 
 Its row in `outbox.process` or `inbox.process` is updated every ten seconds, and within
-a second when something begins or stops failing. If a row isn't updated for a minute,
-its process is gone, or has no connection for it.
+a second when something begins or stops failing, or a handler becomes overdue or ends.
+If a row isn't updated for a minute, its process is gone, or has no connection for it.
 """
 
 import asyncio
@@ -91,12 +91,12 @@ class Presence:
             await asyncio.sleep(_REPORT)
 
     async def _keep(self) -> None:
-        failing, due = False, time.monotonic()
+        before, due = (False, False), time.monotonic()
         while True:
             measured = self._measure()
-            is_failing = measured.failing_since is not None
-            if is_failing != failing or time.monotonic() >= due:
-                failing, due = is_failing, time.monotonic() + INTERVAL
+            now = measured.failing_since is not None, measured.is_overdue
+            if now != before or time.monotonic() >= due:
+                before, due = now, time.monotonic() + INTERVAL
                 await self._beat(measured)
             await asyncio.sleep(_LOOK)
 
@@ -104,8 +104,8 @@ class Presence:
         if self._write is None:
             return
         values = {**asdict(measured), **self._values, "ends": ends}
-        if measured.reason is not None:
-            values["reason"] = measured.reason[:_MAX_REASON]
+        for name in ("reason", "running_handler"):
+            values[name] = values[name] and values[name][:_MAX_REASON]
         try:
             async with asyncio.timeout(_LAST_WAIT if ends else None):
                 await self._write(values)

@@ -141,7 +141,7 @@ async def show_message(request: Request) -> Response:
         found = read_trace({"": connection}, id)
         return found, _contents(connection, found.life, frame, viewer)
 
-    found, contents = await frame.database.run(read)
+    found, contents = await frame.database.run(read, request)
     return frame.render(
         request,
         "message.html",
@@ -152,6 +152,7 @@ async def show_message(request: Request) -> Response:
         trace=found,
         life=found.life,
         contents=contents,
+        now=datetime.now(UTC),
         Found=Found,
     )
 
