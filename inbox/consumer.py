@@ -33,6 +33,7 @@ from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
 from inbox.consuming.limits import ConsumerLimits
 from inbox.consuming.outage import DatabaseOutage
 from inbox.consuming.queues import Order, ServedQueues, check_order
+from inbox.consuming.rollout import Rollout
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
@@ -145,6 +146,9 @@ class Consumer(Process):
             it, so that a frozen process doesn't keep its messages.
         retry: the number of attempts and the backoff for handlers that raise.
         drain: how long a stop waits for running handlers.
+        rollout: how long a rolling deploy takes. For this long, messages that this
+            replica has no handler for are handed back, since others can have one; then
+            they are dead-lettered.
         codec: decodes payloads; a message that it can't decode is dead-lettered
             unchanged.
         redact: removes confidential parts from reasons and stack traces.
@@ -166,6 +170,7 @@ class Consumer(Process):
         max_idle: timedelta | None = DEFAULT_MAX_IDLE,
         retry: RetryPolicy | None = None,
         drain: timedelta = timedelta(seconds=20),
+        rollout: timedelta = timedelta(minutes=15),
         codec: PayloadCodec | None = None,
         redact: Redact | None = None,
         registry: SchemaRegistry = REGISTRY,
@@ -192,6 +197,7 @@ class Consumer(Process):
             max_waiting=max_waiting,
             max_idle=max_idle,
             drain=drain,
+            rollout=rollout,
         )
         self.name = name
         self.drain = drain
@@ -223,14 +229,15 @@ class Consumer(Process):
     ) -> "Consumer":
         """Return a consumer with the same handlers, for tests.
 
-        It has this consumer's settings and number of attempts, no observers, and
-        retries within milliseconds.
+        It has this consumer's settings and number of attempts, no observers, retries
+        within milliseconds, and waits for no other replica's handlers.
 
         Raises:
             ConfigError: the sessions are for another kind of handlers.
         """
         quick = replace(self._retry, first_delay=_QUICK, max_delay=_QUICK)
-        other = Consumer(source, sessions, retry=quick, **self._settings)
+        settings = {**self._settings, "retry": quick, "rollout": timedelta(0)}
+        other = Consumer(source, sessions, **settings)
         if not other._executor.is_like(self._executor):
             raise ConfigError(
                 f"sessions {shorten(sessions)}: consumer {self.name!r} has handlers "
@@ -550,7 +557,13 @@ class Consumer(Process):
         systems: Mapping[str, str],
     ) -> tuple[FairScheduler, dict[str, Dispatcher]]:
         settlement = DeliverySettlement(
-            self._writer, self._routes, self._executor, self._retry, observers
+            self._writer,
+            self._routes,
+            self._versions,
+            Rollout(limits.rollout),
+            self._executor,
+            self._retry,
+            observers,
         )
         dispatchers: dict[str, Dispatcher] = {}
         is_mixed = len(set(systems.values())) > 1

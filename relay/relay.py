@@ -163,6 +163,10 @@ class Relay(Process):
         self._stop = asyncio.Event()
         self._in_flight: set[asyncio.Task[Any]] = set()
 
+    def step_aside(self, seconds: float) -> None:
+        """Let other relays of the reader, if there are any, have all lanes."""
+        self._lease.step_aside(seconds)
+
     @override
     def stop(self) -> None:
         """Ask the relay to finish the batches in flight and stop. Returns at once."""

@@ -3,7 +3,8 @@
     handled now or before ──▶ ack
     RetryLater(delay) ──▶ retry after the delay; counts no attempt
     another exception ──▶ retry with backoff; after the last attempt a dead letter
-    DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
+    DeadLetter, too old or too new, unreadable ──▶ dead letter, ack
+    no handler here, or one for an older schema ──▶ handed back (see `rollout`)
     committed inside the handler, with its receipt ──▶ dead letter, ack
     database unavailable ──▶ retry when it is back; counts no attempt
     started too often before (see `inbox.poison`) ──▶ dead letter, with the last error
@@ -29,6 +30,7 @@ from sqlalchemy.orm import Session
 
 from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.outage import DatabaseOutage
+from inbox.consuming.rollout import Rollout
 from inbox.dead_letters.write import (
     DeadLetterWriter,
     Failure,
@@ -38,8 +40,10 @@ from inbox.dead_letters.write import (
 )
 from inbox.events import (
     DeadLetterRepeated,
+    DeliveryReturned,
     DuplicateSkipped,
     HandlerFailed,
+    HandlerMissing,
     MessageCancelled,
     MessageDeadLettered,
     MessageHandled,
@@ -63,6 +67,7 @@ from inbox.handlers.outcome import (
 )
 from inbox.handlers.registration import AnyHandler, terms_of
 from inbox.handlers.routes import Routes
+from inbox.handlers.upcasting import Versions
 from inbox.jobs.runner import JobRunner, LongHandler
 from inbox.poison.policy import PoisonPolicy, Start, StartCounter
 from inbox.poison.store import find_last_error
@@ -96,6 +101,8 @@ class DeliverySettlement:
         self,
         dead_letters: DeadLetterWriter,
         routes: Routes[AnyHandler],
+        versions: Versions,
+        rollout: Rollout,
         executor: Executor,
         retry: RetryPolicy,
         observers: Observers,
@@ -103,6 +110,8 @@ class DeliverySettlement:
         self._dead_letters = dead_letters
         self._consumer = dead_letters.consumer
         self._routes = routes
+        self._versions = versions
+        self._rollout = rollout
         self._executor = executor
         self._batches: dict[Batching, Batches] = {}
         self._long = JobRunner(executor, dead_letters.consumer)
@@ -115,20 +124,49 @@ class DeliverySettlement:
     async def settle(self, delivery: Delivery, dispatcher: Dispatcher) -> bool:
         """Settle a delivery; return False if the consumer stops first."""
         message = delivery.message
-        handler = self._routes.find(message.topic)
-        problem = problem_of(delivery)
-        if problem is not None:
-            failure = problem
-        elif handler is None:
-            failure = (
-                f"consumer {self._consumer!r} has no handler for topic "
-                f"{shorten(message.topic)}"
-            )
-        else:
-            return await self._try(handler, delivery, dispatcher)
+        failure = problem_of(delivery)
+        if failure is None:
+            failure = self._why_unhandled(message)
+            if failure is None:
+                handler = self._routes.find(message.topic)
+                assert handler is not None
+                return await self._try(handler, delivery, dispatcher)
+            if await self._hand_back(delivery, dispatcher, failure):
+                return True
         return await self._dead_lettering.write(
             delivery, dispatcher, failure, delivery.attempts
         )
+
+    def _why_unhandled(self, message: Message) -> str | None:
+        """Return why a message needs another replica; None: it has a handler here."""
+        known = self._routes.match(message.topic)
+        if known is not None:
+            return self._versions.why_too_new(known, message)
+        return no_handler(self._consumer, message.topic)
+
+    async def _hand_back(
+        self, delivery: Delivery, dispatcher: Dispatcher, reason: str
+    ) -> bool:
+        message = delivery.message
+        about, topic = self._about(message), message.topic
+        is_first = topic not in self._rollout.since
+        delay = self._rollout.wait(topic)
+        if delay is None:
+            return False
+        if is_first:
+            seconds = self._rollout.patience.total_seconds()
+            self._notify(
+                HandlerMissing(
+                    consumer=self._consumer, topic=topic, reason=reason, seconds=seconds
+                )
+            )
+        try:
+            if not await dispatcher.hand_back(delivery, delay):
+                return False
+        except BrokerUnavailableError:
+            pass  # the broker redelivers it anyway
+        self._notify(DeliveryReturned(**about))
+        return True
 
     async def _try(
         self, handler: AnyHandler, delivery: Delivery, dispatcher: Dispatcher
@@ -459,6 +497,15 @@ class DeadLettering:
             self._notify(DeadLetterRepeated(**about))
         await ack(delivery)
         return True
+
+
+def no_handler(consumer: str, topic: str) -> str:
+    """Say that a consumer has no handler for a topic, and how not to receive it."""
+    return (
+        f"consumer {consumer!r} has no handler for topic {shorten(topic)}: add one and "
+        "retry it, or end the subscription (pillarbox unsubscribe CONSUMER TOPIC; for "
+        "brokers other than postgres see their pages)"
+    )
 
 
 def problem_of(delivery: Delivery) -> str | None:

@@ -5,7 +5,7 @@
     handler committed the session itself    ──▶ 204, and a row in inbox.dead_letter
     invalid signature                       ──▶ 401
     invalid message, id too old or too new  ──▶ 400
-    no handler for the topic                ──▶ 404
+    no handler for the topic                ──▶ 425 with Retry-After; later 404
     handler raised RetryLater(delay)        ──▶ 425 with Retry-After
     handler raised anything else            ──▶ 500
     database unavailable                    ──▶ 503
@@ -22,6 +22,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from inbox.consuming.rollout import Rollout
 from inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
 from inbox.errors import TransactionEndedError
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
@@ -110,6 +111,7 @@ class WebhookApp:
             minus one if that is smaller.
         read_timeout: the maximum time to receive a request's body.
         max_idle: the maximum idle time in a handler's transaction, as for `Consumer`.
+        rollout: how long the sender is asked to wait for a replica that has a handler.
         redact: removes confidential parts from reasons and stack traces.
         observers: called with every event, besides the log.
 
@@ -129,6 +131,7 @@ class WebhookApp:
         max_in_flight: int | None = None,
         read_timeout: timedelta = timedelta(seconds=10),
         max_idle: timedelta | None = DEFAULT_MAX_IDLE,
+        rollout: timedelta = timedelta(minutes=15),
         redact: Redact | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -148,6 +151,7 @@ class WebhookApp:
         check_max_idle(max_idle)
         chosen = make_executor(sessions, name, max_in_flight, max_idle)
         self._routes = _routes(handlers, chosen)
+        self._rollout = Rollout(rollout)
         self._executor = chosen
         self._dead_letters = DeadLetterWriter(name, chosen, redact)
         self._stacktraces = Stacktraces()
@@ -221,7 +225,11 @@ class WebhookApp:
             raise Refused(400, str(error)) from error
         handler = self._routes.find(message.topic)
         if handler is None:
-            raise Refused(404, f"no handler for topic {shorten(message.topic)}")
+            text = f"no handler for topic {shorten(message.topic)}"
+            if (wait := self._rollout.wait(message.topic)) is None:
+                raise Refused(404, text)
+            seconds = math.ceil(wait.total_seconds())
+            return self._fail(message, 425, text, (("retry-after", str(seconds)),))
         async with self._slots:
             return await self._handle(handler, message)
 

@@ -39,6 +39,8 @@ from outbox.postgres.sql_files import load
 
 _MARGIN: Final = 0.2
 _BEATS: Final = 10
+# Of the limit: within this time others have taken the lanes of one that steps aside.
+_ASIDE: Final = 0.5
 # The number of failed heartbeats in a row at which the failure is reported.
 _FAILURES: Final = 2
 RETRY: Final = 1.0
@@ -205,6 +207,8 @@ class Lease:
         self._on_obstruct = on_obstruct
         self._on_fail = on_fail
         self._failures = 0
+        self._members = 1
+        self._aside_until = -math.inf
         self._writes = writes
         self._suspected: frozenset[int] = frozenset()
         self._foreign: tuple[LockHolder, ...] = ()
@@ -240,6 +244,11 @@ class Lease:
     def leave(self, lanes: Collection[int]) -> None:
         """Record that no messages of these lanes are in flight any more."""
         self._own.in_use = self._own.in_use.difference(lanes)
+
+    def step_aside(self, seconds: float) -> None:
+        """Let other members have all lanes for a while, as long as there is one."""
+        if self._members > 1:
+            self._aside_until = time.monotonic() + seconds + self._limit * _ASIDE
 
     async def run(self) -> None:
         """Take, keep and share lanes until cancelled; then give all back.
@@ -281,9 +290,12 @@ class Lease:
         connection = await self._link.connection()
         await check_writable(connection, self._writes)
         may_hold = await self._may_hold(connection)
+        may_hold = may_hold and sent >= self._aside_until
         if not may_hold and not self._own.held:
             if self._own.is_member:
                 await self._lose_all()
+            elif not any(each.counts for each in await self._read_sessions(connection)):
+                self._aside_until = -math.inf
             return
         joined = self._own.is_member
         if not joined:
@@ -291,7 +303,7 @@ class Lease:
                 connection, "join_members", member=Lock.MEMBER
             )
         seen = await self._read_sessions(connection)
-        members = max(1, sum(each.counts for each in seen))
+        members = self._members = max(1, sum(each.counts for each in seen))
         self._report_foreign(seen)
         if not joined:
             return

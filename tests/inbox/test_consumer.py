@@ -200,7 +200,7 @@ async def test_a_message_that_can_never_be_handled_is_dead_lettered_at_once(
 
     source, terms = MemorySource(message), {"batch": batch}
     async with consuming(
-        url, source, handle, terms, topic="orders", retry=NEVER
+        url, source, handle, terms, topic="orders", retry=NEVER, rollout=timedelta(0)
     ) as events:
         (event,) = await events.wait_for(MessageDeadLettered)
     assert reason in event.reason

@@ -214,6 +214,11 @@ class DeliveryLanes:
         return self._due[0].at if self._due else math.inf
 
     @property
+    def waiting(self) -> int:
+        """About how many deliveries wait, each of which takes memory."""
+        return len(self._due)
+
+    @property
     def held(self) -> Collection[Place]:
         """The places of the deliveries that are held."""
         return self._held.keys()

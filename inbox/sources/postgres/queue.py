@@ -72,6 +72,8 @@ class Outcome(NamedTuple):
     row: ClaimedDelivery
     delay: timedelta | None
     """The time until it is retried; None if it was acked."""
+    is_attempt: bool = True
+    """Whether it failed; False if it was handed back."""
 
 
 class Queue:
@@ -114,12 +116,16 @@ class Queue:
         """Make the next claim sweep."""
         self._sweep_at = 0.0
 
-    async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe the consumer; it gets what is published from then on."""
+    async def subscribe(self, topics: Sequence[str]) -> list[str]:
+        """Subscribe the consumer; it gets what is published from then on.
+
+        Returns its earlier subscriptions.
+        """
         async with self._turn:
             connection = await self._connect()
-            await subscribe(connection, self._consumer, topics)
+            earlier = await subscribe(connection, self._consumer, topics)
             await self._reader.read_clock(connection)
+            return earlier
 
     async def claim(self, leased: Collection[int]) -> None:
         """Read due deliveries and the next ones of these lanes, at most `prefetch`."""
@@ -302,7 +308,7 @@ class Queue:
         try:
             async with self._turn:
                 connection = await self._connect()
-                stale = {row.place for row, _ in batch if self._lanes.is_stale(row)}
+                stale = {row.place for row, *_ in batch if self._lanes.is_stale(row)}
                 fresh = [one for one in batch if one.row.place not in stale]
                 if fresh:
                     await self._settle(connection, fresh)
@@ -311,20 +317,20 @@ class Queue:
                 f"{message_of(error)}; {remedy_of(error)}"
             ) from error
         now = self._clock()
-        for row, delay in batch:
+        for row, delay, _ in batch:
             self._lanes.let_go(row)
             if delay is not None:
                 due = now if row.place in stale else now + delay.total_seconds()
                 self._lanes.wait(row.lane, row.place, row.message.key, due)
         if stale:
-            self._lanes.doubt({row.lane for row, _ in batch if row.place in stale})
+            self._lanes.doubt({row.lane for row, *_ in batch if row.place in stale})
 
     async def _settle(self, connection: Connection, batch: Sequence[Outcome]) -> None:
         """Write outcomes: as a position if one can cover them, else as entries."""
         logged: list[ClaimedDelivery] = []
         entries: list[_Entry] = []
         lanes: dict[int, DeliveryLane] = {}
-        for row, delay in batch:
+        for row, delay, is_attempt in batch:
             lane = self._lanes.find(row.lane)
             is_covered = False
             if lane is not None and lane.window is not None:
@@ -333,7 +339,7 @@ class Queue:
                 is_covered = row.place in lane.window and not self._lanes.is_logged(row)
             if delay is not None:
                 seconds = delay.total_seconds()
-                entries.append(_entry(row, "refused", seconds, charge=1))
+                entries.append(_entry(row, "refused", seconds, charge=is_attempt))
                 logged.append(row)
             elif not is_covered:
                 entries.append(_entry(row, "acked"))

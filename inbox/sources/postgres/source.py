@@ -15,6 +15,7 @@ from typing import Final, Self
 import psycopg
 
 from inbox.consuming.outcomes import Outcomes
+from inbox.consuming.rollout import warn_unhandled
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.postgres.direct import DirectSource
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
@@ -49,6 +50,7 @@ _BUSY: Final = 0.02
 """Seconds without a pause after which writers needn't ring."""
 _FIRST_PAUSE: Final = 0.005
 _LAST_PAUSE: Final = 0.05
+_MAX_WAITING: Final = 50_000
 
 
 OUTCOMES: Final = ("inbox.position", "inbox.deferral")
@@ -104,8 +106,11 @@ class PostgresSource:
             server=server,
         )
         self.abilities = Abilities(
-            leave_out=self._leave_out, foreign_holders=self._foreign_holders
+            leave_out=self._leave_out,
+            foreign_holders=self._foreign_holders,
+            warnings=lambda: self._warnings,
         )
+        self._warnings: list[str] = []
         self._lease_failure: Exception | None = None
         self._queue = Queue(
             Link(
@@ -170,7 +175,8 @@ class PostgresSource:
         name = without_password(self._url)
         try:
             await refuse_pooler_async(self._url)
-            await self._queue.subscribe(self._topics)
+            earlier = await self._queue.subscribe(self._topics)
+            self._warnings = warn_unhandled(earlier, self._topics)
             await self._lease.beat()
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise ConfigError(
@@ -247,6 +253,18 @@ class PostgresSource:
             return
         self._lanes.block(row)
         self._settled.add(Outcome(row, delay))
+
+    def handed_back(self, row: ClaimedDelivery, delay: timedelta) -> bool:
+        """Let a delivery and its key wait, and others lease its lane meanwhile."""
+        if self._lanes.waiting >= _MAX_WAITING:
+            return False
+        if self._lease.holds([row.lane]):
+            self._lanes.block(row)
+            self._settled.add(Outcome(row, delay, is_attempt=False))
+        else:
+            self._lanes.give_back(row)
+        self._lease.step_aside(delay.total_seconds())
+        return True
 
     def _lease_failed(self, error: Exception | None) -> None:
         self._lease_failure = error
