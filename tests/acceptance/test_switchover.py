@@ -40,6 +40,7 @@ from tests.fixtures.waiting import answer_after, wait_for
 __all__ = ["pair"]
 
 LEASE = timedelta(seconds=2)
+OPTIONS = ("--batch-size=20", "--concurrency=2", "--lease=2s")
 QUICKLY = timedelta(milliseconds=100)
 
 
@@ -170,6 +171,7 @@ async def test_handlers_run_on_the_new_primary(
 
 
 @pytest.mark.fault
+@pytest.mark.timeout(900)
 class TestSwitchoversWithMessagesInFlight:
     @pytest.fixture
     def database_url(self, pair: Pair) -> str:
@@ -180,9 +182,7 @@ class TestSwitchoversWithMessagesInFlight:
         self, pair: Pair, relays: Relays, slow_sink: Sink, writer: Writer, full: bool
     ) -> None:
         for _ in range(2):
-            relays.start(
-                slow_sink.url, "--batch-size=20", "--concurrency=2", "--lease=2s"
-            )
+            relays.start(slow_sink.url, *OPTIONS, INTERVALS="answer=3")
         for number in range(10 if full else 1):
             if number:
                 pair.add_standby()
