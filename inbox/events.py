@@ -210,9 +210,46 @@ class DeadLetterRepeated(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReturned(DeliveryEvent):
-    """The consumer stopped before it handled the message, and returned it."""
+    """The consumer returned a message: it stops, or has no handler for it."""
 
     level = logging.DEBUG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerMissing(Event):
+    """The first message of a topic came that this replica has no handler for.
+
+    It hands the topic's messages back, so that a replica with a newer release gets
+    them; after `rollout` it dead-letters them.
+
+    Attributes:
+        reason: whether a handler is missing, or one for the schema version.
+        seconds: how long they are handed back.
+    """
+
+    level = logging.WARNING
+    about = ("consumer", "topic")
+
+    consumer: str
+    topic: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceWarned(Event):
+    """Something about the consumer's group at the broker may be a mistake.
+
+    Attributes:
+        reason: what, and what to do.
+    """
+
+    level = logging.WARNING
+    about = ("consumer", "queue", "reason")
+
+    consumer: str
+    queue: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

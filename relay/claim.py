@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -61,6 +61,12 @@ class Claimed(NamedTuple):
     problem: str | None
     place: WaitingMessage | None = None
     due_at: datetime | None = None
+
+    @property
+    def identity(self) -> Hashable:
+        """What no other message has, even after a failover to a server without it."""
+        run = 0 if self.place is None else self.place.run
+        return self.id, self.created_at, self.seq, run
 
 
 class Outcome(NamedTuple):

@@ -19,18 +19,19 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.connection import connection_of
 from inbox.handlers.arguments import Arguments
-from inbox.handlers.attempt import Attempt
+from inbox.handlers.attempt import Attempt, answered
 from inbox.handlers.calls import Calls
 from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.handlers.terms import as_failure
-from inbox.idle import limit_idle
+from inbox.idle import limit_idle, limiting
 from inbox.jobs.job import AnyJob, AsyncJob, Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import traced
 from inbox.transaction import hold, protected
-from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.errors import ConfigError, DatabaseUnavailableError, sqlstate_of
 from outbox.message import Message
+from outbox.postgres.remedy import READ_ONLY
 from outbox.postgres.sql_files import load
 
 if TYPE_CHECKING:
@@ -159,26 +160,33 @@ class Executor:
         return cast("set[UUID]", new)
 
     async def _attempt_async(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
-        async with self._sessions() as session, session.begin():
-            try:
-                new = await session.run_sync(attempt.begin)
-            except DatabaseUnavailableError:
-                # A task of an earlier handler may have left it in a transaction.
-                await session.invalidate()
-                raise
-            if new:
-                argument = attempt.argument(new)
-                async with protected(session, *attempt.receipts(new)):
-                    with failing:
-                        await call_async(attempt.handler, session, argument)
+        with limiting(self._max_idle) as own:
+            async with self._sessions() as session, session.begin():
+                try:
+                    async with answered(self._max_idle):
+                        new = await session.run_sync(attempt.begin)
+                except DatabaseUnavailableError:
+                    # A task of an earlier handler may have left it in a transaction.
+                    await session.invalidate()
+                    raise
+                if new:
+                    argument = attempt.argument(new)
+                    with own:
+                        async with protected(session, *attempt.receipts(new)):
+                            with failing:
+                                await call_async(attempt.handler, session, argument)
         return {message.id for message in new}
 
     def _attempt(self, attempt: Attempt) -> set[UUID]:
-        with self._plain_sessions() as session, session.begin():
+        with (
+            limiting(self._max_idle) as own,
+            self._plain_sessions() as session,
+            session.begin(),
+        ):
             new = attempt.begin(session)
             if new:
                 handler = cast("Callable[..., Any]", attempt.handler)
-                with protected(session, *attempt.receipts(new)):
+                with own, protected(session, *attempt.receipts(new)):
                     handler(session, attempt.argument(new))
         return {message.id for message in new}
 
@@ -189,12 +197,13 @@ class Executor:
                 return cast("T", await self._books.run(self._transact, function))
             async with self._sessions() as session, session.begin():
                 limit_idle(session, self._max_idle)
-                return cast("T", await session.run_sync(function))
+                async with answered(self._max_idle):
+                    return cast("T", await session.run_sync(_called, function))
 
     def _transact(self, function: Callable[[Session], T]) -> T:
         with self._plain_sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
-            return function(session)
+            return _called(session, function)
 
     def job(
         self,
@@ -266,6 +275,16 @@ class Executor:
         """
         await self._handlers.close()
         await self._books.close(patience=_LAST_BOOK)
+
+
+def _called(session: Session, function: Callable[[Session], T]) -> T:
+    """Call a function; close a connection on which nothing can be written."""
+    try:
+        return function(session)
+    except Exception as error:
+        if sqlstate_of(error) == READ_ONLY:
+            session.invalidate()
+        raise
 
 
 def _identify(session: Session) -> tuple[int, int]:

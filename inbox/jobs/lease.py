@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.orm import Session
 
 from inbox.handlers.executor import Executor
-from inbox.handlers.terms import connection_broke
 from inbox.idle import limit_idle_now
 from inbox.jobs.store import (
     JobKey,
@@ -26,6 +25,7 @@ from inbox.jobs.store import (
     return_job,
 )
 from inbox.receipt import record_receipt
+from inbox.verdict import connection_broke
 from outbox.errors import DatabaseUnavailableError, OutboxError, one_line, sqlstate_of
 
 T = TypeVar("T")

@@ -230,6 +230,9 @@ class _Source:
     def acked(self, entry: UUID) -> None:
         self._draining.settled(entry)
 
+    def handed_back(self, entry: UUID, delay: timedelta) -> bool:
+        return False  # there is no other replica
+
     def nacked(self, entry: UUID, delay: timedelta | None) -> None:
         self._draining.attempts[entry] = self._draining.attempts.get(entry, 0) + 1
         self._draining.settled(entry)

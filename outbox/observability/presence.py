@@ -19,8 +19,10 @@ from uuid import uuid4
 from outbox.errors import one_line
 from outbox.events import Event, Observer, ProcessMeasured
 from outbox.gather import end
+from outbox.postgres.remedy import remedy_of
 
-_INTERVAL: Final = 10.0
+INTERVAL: Final = 10.0
+"""Seconds between two updates of the row."""
 _REPORT: Final = 5.0
 _LOOK: Final = 1.0
 _LAST_WAIT: Final = 2.0
@@ -35,13 +37,14 @@ class PresenceNotRecorded(Event):
 
     Attributes:
         reason: the error.
+        remedy: what to do, chosen by the error's SQLSTATE.
     """
 
     about = ()
     lasting_level = logging.WARNING
-    advice = "run pillarbox doctor, which finds missing tables and privileges"
 
     reason: str
+    remedy: str
 
 
 class Presence:
@@ -93,7 +96,7 @@ class Presence:
             measured = self._measure()
             now = measured.failing_since is not None, measured.is_overdue
             if now != before or time.monotonic() >= due:
-                before, due = now, time.monotonic() + _INTERVAL
+                before, due = now, time.monotonic() + INTERVAL
                 await self._beat(measured)
             await asyncio.sleep(_LOOK)
 
@@ -110,4 +113,6 @@ class Presence:
         except Exception as error:  # noqa: BLE001 - of any driver
             self._has_row = False
             if not ends:
-                self._notify(PresenceNotRecorded(reason=one_line(error)))
+                self._notify(
+                    PresenceNotRecorded(reason=one_line(error), remedy=remedy_of(error))
+                )

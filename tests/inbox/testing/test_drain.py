@@ -88,7 +88,7 @@ async def test_a_message_that_fails_becomes_a_dead_letter_without_waiting(
     hours = timedelta(hours=1)
     patient = RetryPolicy(max_attempts=3, first_delay=hours, max_delay=hours)
     calls: list[str] = []
-    billing = consumer_of("billing", retry=patient)
+    billing = consumer_of("billing", retry=patient, redact=str)
 
     @billing.handles("orders.*", retry=patient)
     async def bill(session: AsyncSession, message: Message) -> None:
