@@ -342,8 +342,6 @@ class HandlerOverdue(Event):
 
     Attributes:
         id: the message; of a batch, the first one.
-        messages: how many it was called with.
-        seconds: how long it has been running.
     """
 
     level = logging.WARNING
@@ -358,7 +356,6 @@ class HandlerOverdue(Event):
     topic: str
     key: str | None
     traceparent: str | None
-    messages: int
     handler: str
     seconds: float
 
