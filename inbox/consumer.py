@@ -39,7 +39,7 @@ from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.batch import Batching
-from inbox.handlers.checks import check_database, make_days
+from inbox.handlers.checks import check_database, make_days, short_id
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
@@ -203,6 +203,7 @@ class Consumer(Process):
         self._observers = list(observers)
         self._routes: Routes[AnyHandler] = Routes()
         self._blocked = BlockedKeys()
+        self._shared_since: datetime | None = None
         self.retrier = partial(
             HandlerRetrier, sessions, self._routes, self._writer, max_idle=max_idle
         )
@@ -447,6 +448,9 @@ class Consumer(Process):
                 self._executor, is_long=has_long_handlers(self._routes)
             )
             await days.make()
+            own_id = await short_id(self._executor)
+            for source in sources.values():
+                source.abilities.identify(own_id)
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             scheduler, dispatchers = self._dispatchers(
                 weights, observers, limits, systems
@@ -462,7 +466,13 @@ class Consumer(Process):
                 )
                 for queue, source in sources.items()
             ]
-            measure = partial(self._measure, scheduler, dispatchers.values(), outages)
+            measure = partial(
+                self._measure,
+                scheduler,
+                dispatchers.values(),
+                outages,
+                sources.values(),
+            )
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
             write = None if limit is not None and limit.is_shared else self._beat
@@ -484,11 +494,18 @@ class Consumer(Process):
         scheduler: FairScheduler,
         dispatchers: Collection[Dispatcher],
         outages: Outages,
+        sources: Collection[Source],
     ) -> ProcessMeasured:
         waiting = self._blocked.oldest_first()
         blocked = [it for it in waiting if it.key is not None]
         failing = [(it.since, it.reason) for it in waiting if it.reason is not None]
         failing += [(it.since, it.reason) for it in outages.longest_first()]
+        if strangers := [name for it in sources for name in it.abilities.strangers()]:
+            self._shared_since = self._shared_since or datetime.now(UTC)
+            text = f"another service has the same name: {', '.join(strangers)}"
+            failing.append((self._shared_since, text))
+        else:
+            self._shared_since = None
         since, reason = min(failing, key=itemgetter(0), default=(None, None))
         return ProcessMeasured(
             kind="consumer",

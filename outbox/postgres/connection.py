@@ -196,6 +196,7 @@ class Link:
     For one task at a time: tasks that share it hold its `lock` while they use it.
 
     Attributes:
+        application_name: that of the next connection.
         opened_at: when the connection was opened, as `time.monotonic()`. The server has
             not crashed since, if it is still open.
     """
@@ -209,7 +210,7 @@ class Link:
         writes: Sequence[str] = (),
     ) -> None:
         self._url = url
-        self._application_name = application_name
+        self.application_name = application_name
         self._settings = settings
         self._writes = writes
         self._connection: Connection | None = None
@@ -228,7 +229,7 @@ class Link:
         await self.close()
         self._connection = await connect(
             self._url,
-            application_name=self._application_name,
+            application_name=self.application_name,
             settings=self._settings,
             writes=self._writes,
         )
