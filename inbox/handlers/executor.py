@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.connection import connection_of
 from inbox.handlers.arguments import Arguments
-from inbox.handlers.attempt import Attempt, answered
+from inbox.handlers.attempt import Attempt, Questions, answered
 from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.handlers.terms import as_failure
@@ -79,6 +79,7 @@ class Executor:
         )
         self._consumer = consumer
         self._max_idle = max_idle
+        self.questions = Questions(max_idle)
         self._handlers = _Threads(max_in_flight, f"inbox {consumer}")
         self._books = _Threads(_MAX_BOOKKEEPERS, f"inbox {consumer} books")
 
@@ -118,7 +119,11 @@ class Executor:
                 than the message.
         """
         return bool(
-            await self._run(Attempt(handler, [message], self._consumer, self._max_idle))
+            await self._run(
+                Attempt(
+                    handler, [message], self._consumer, self._max_idle, self.questions
+                )
+            )
         )
 
     async def handle_batch(
@@ -130,7 +135,14 @@ class Executor:
             DatabaseUnavailableError: as `handle`.
         """
         return await self._run(
-            Attempt(handler, messages, self._consumer, self._max_idle, is_batch=True)
+            Attempt(
+                handler,
+                messages,
+                self._consumer,
+                self._max_idle,
+                self.questions,
+                is_batch=True,
+            )
         )
 
     async def _run(self, attempt: Attempt) -> set[UUID]:
@@ -175,7 +187,9 @@ class Executor:
     def _transact(self, function: Callable[[Session], T]) -> T:
         with self._plain_sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
-            return _called(session, function)
+            connection = connection_of(session).connection
+            with self.questions.asked(connection.driver_connection):
+                return _called(session, function)
 
     def job(
         self,
