@@ -118,13 +118,7 @@ class Executor:
             DatabaseUnavailableError: the handler was not called, for a reason other
                 than the message.
         """
-        return bool(
-            await self._run(
-                Attempt(
-                    handler, [message], self._consumer, self._max_idle, self.questions
-                )
-            )
-        )
+        return bool(await self._run(handler, [message]))
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
@@ -134,18 +128,17 @@ class Executor:
         Raises:
             DatabaseUnavailableError: as `handle`.
         """
-        return await self._run(
-            Attempt(
-                handler,
-                messages,
-                self._consumer,
-                self._max_idle,
-                self.questions,
-                is_batch=True,
-            )
-        )
+        return await self._run(handler, messages, is_batch=True)
 
-    async def _run(self, attempt: Attempt) -> set[UUID]:
+    async def _run(
+        self,
+        handler: Handler | BatchHandler,
+        messages: Sequence[Message],
+        *,
+        is_batch: bool = False,
+    ) -> set[UUID]:
+        limit, questions = self._max_idle, self.questions
+        attempt = Attempt(handler, messages, self._consumer, limit, questions, is_batch)
         running: Any
         if is_async(attempt.handler):
             running = _run_alone(self._attempt_async(attempt, as_failure()))

@@ -62,8 +62,10 @@ async def available(call: Callable[[], Awaitable[Any]]) -> Any:
     async with asyncio.timeout(90):
         while True:
             try:
-                return await call()
-            except BrokerUnavailableError:
+                # As the relay limits what it asks a publisher.
+                async with asyncio.timeout(5):
+                    return await call()
+            except (BrokerUnavailableError, TimeoutError):
                 await answer_after(0.1)
 
 
