@@ -543,6 +543,7 @@ class Consumer(Process):
         def beat(session: Session) -> None:
             connection_of(session).execute(text(load("inbox", "beat")), values)
 
+        self._executor.questions.abandon()
         try:
             async with answered(timedelta()):
                 await self._executor.transact(beat)

@@ -243,9 +243,12 @@ class PoolExecutor(Executor):
             with ExitStack() as stack:
                 stack.enter_context(limiting(attempt.max_idle))
                 try:
-                    connection.rollback()
-                    stack.enter_context(connection.transaction())
-                    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+                    with (
+                        self.questions.asked(connection),
+                        psycopg.Cursor(connection, row_factory=tuple_row) as cursor,
+                    ):
+                        connection.rollback()
+                        stack.enter_context(connection.transaction())
                         cursor.execute(_statement(), receipts.values)
                         receipts.recorded(cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
