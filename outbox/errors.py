@@ -7,7 +7,9 @@ is a value (`relay.publisher.Nacked`), not an exception.
 import re
 import textwrap
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 # The part of a message of PostgreSQL, SQLAlchemy, pydantic or jsonschema that quotes
@@ -31,8 +33,20 @@ _THEIR_CLASS: Final = re.compile(
     r"(attrs?|cattrs?|jsonschema|marshmallow|msgspec|pydantic(?!\.errors)(_\w+)?)(\.|$)"
 )
 _THEIR_FILE: Final = re.compile(
-    r"<c?attrs generated|[/\\](attr[/\\](validators|converters)\.|cattrs?[/\\])"
+    r"<c?attrs generated|[/\\](attr[/\\](validators|converters|setters)\.|cattrs?[/\\])"
 )
+_OURS: Final = frozenset({"outbox", "inbox", "relay"})
+_SAFE: Final = frozenset(
+    {
+        "sqlalchemy.TimeoutError",
+        *("psycopg.OperationalError", "psycopg2.OperationalError"),
+        *("psycopg.InterfaceError", "psycopg2.InterfaceError"),
+        *("psycopg.ProgrammingError", "asyncpg.InterfaceError"),
+    }
+)
+"""Errors about connections and calls, whose texts hold no values of rows."""
+# Files of Python and of installed packages.
+_LIBRARY: Final = re.compile(r"^<|[/\\](site-packages|lib[/\\]python3\.\d+)[/\\]")
 _LEFT_OUT: Final = "(text left out, since it may quote the input)"
 _WORD: Final = re.compile(r"\w+")
 # So many words in a row are no coincidence, and survive repr(), JSON and a cut.
@@ -40,6 +54,7 @@ _QUOTATION: Final = 3
 # More isn't stored, and looking for quotations in it would take long.
 _MOST_CHARS: Final = 64 * 1024
 _MOST_WRAPPERS: Final = 10
+_MOST_PARTS: Final = 5
 _UNSAYABLE: Final = "<exception str() failed>"  # traceback writes the same
 _CAUSED: Final = (
     "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -136,31 +151,60 @@ def check_type(field: str, value: object, kind: type, remedy: str) -> None:
         )
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's type and message in one line, without values of rows."""
-    return f"{type(error).__name__}: {message_of(error)}".strip()
+def one_line(error: BaseException, *, with_text: bool = False) -> str:
+    """Return an error's type and message in one line; see `message_of`.
 
-
-def message_of(error: BaseException) -> str:
-    """Return an error's message in one line, without values of rows.
-
-    From an error of a database driver or SQLAlchemy it keeps the server's primary
-    message, its SQLSTATE and the constraint. It leaves out DETAIL, CONTEXT, the
-    statement and its parameters, which quote the row. From a validation library's error
-    it keeps only what can't hold input. Any other error's text ends where it begins to
-    quote such an error.
+    A group is followed by its first parts, which say what failed.
     """
-    return " ".join(_text_of(error, is_below=False).split())
+    text = message_of(error, with_text=with_text)
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if not isinstance(error, BaseExceptionGroup):
+        return text
+    parts = list(leaves_of(error))
+    with_text &= not any(below for _, below in _behind(error, is_below=False))
+    named = [one_line(part, with_text=with_text) for part in parts[:_MOST_PARTS]]
+    if len(parts) > _MOST_PARTS:
+        named.append(f"and {len(parts) - _MOST_PARTS} more")
+    return f"{text}: {'; '.join(named)}"
 
 
-def without_values(text: str, error: BaseException) -> str:
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error; of a group, what is in it and in the groups in it."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for part in error.exceptions:
+        yield from leaves_of(part)
+
+
+def message_of(error: BaseException, *, with_text: bool = False) -> str:
+    """Return in one line what logs, events and spans may say of an error.
+
+    Our own errors keep their text. From an error of a database driver or SQLAlchemy it
+    keeps the server's primary message, its SQLSTATE and the constraint. It leaves out
+    DETAIL, CONTEXT, the statement and its parameters, which quote the row. From a
+    validation library's error it keeps only what can't hold input. Of any other error,
+    whose text may hold anything, it says where it was raised, and after which one.
+
+    Args:
+        with_text: keep the text of any other error, up to where it begins to quote one
+            of the former. For a dead letter, which has the payload, too.
+    """
+    text = _text_of(error, is_below=not with_text)
+    if not with_text and _is_silent(error):
+        text += _after(error)
+    return " ".join(text.split())
+
+
+def without_values(text: str, error: BaseException, *, with_text: bool = False) -> str:
     """End a text that came with an error where it begins to quote an error behind it.
 
     What it quotes is replaced by `message_of` the quoted error.
     """
     text = text[:_MOST_CHARS]
-    for behind, is_below in _behind(error):
-        if _is_hidden(behind, is_below):
+    for behind, is_below in _behind(error, is_below=not with_text):
+        # In a circle, an error can be behind the one that it wraps.
+        if _is_hidden(behind, is_below) and _wrapped_by_sqlalchemy(behind) is not error:
             start = _start_of_quotation(text, _str(behind))
             if start is not None:
                 text = text[:start] + _text_of(behind, is_below)
@@ -183,16 +227,16 @@ def sqlstate_of(error: BaseException) -> str | None:
     return None
 
 
-def traceback_of(error: BaseException) -> str:
+def traceback_of(error: BaseException, *, with_text: bool = False) -> str:
     """Format an error's traceback with its causes, without values of rows.
 
     Like `traceback.format_exception`, with each message as `message_of` returns it.
     """
-    return "".join(_traceback_lines(error, set()))
+    return "".join(_traceback_lines(error, set(), is_below=not with_text))
 
 
 def _traceback_lines(
-    error: BaseException, seen: set[int], *, is_below: bool = False
+    error: BaseException, seen: set[int], *, is_below: bool
 ) -> Iterator[str]:
     seen.add(id(error))
     cause, context = error.__cause__, error.__context__
@@ -211,12 +255,12 @@ def _traceback_lines(
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
         yield from traceback.format_tb(error.__traceback__)
-    if _is_hidden(error, is_below):
+    if is_below or _is_hidden(error, is_below):
         kind = type(error)
         yield f"{kind.__module__}.{kind.__qualname__}: {_text_of(error, is_below)}\n"
     else:
         text = "".join(traceback.format_exception_only(error))
-        yield without_values(text, error).rstrip("\n") + "\n"
+        yield without_values(text, error, with_text=True).rstrip("\n") + "\n"
     if isinstance(error, BaseExceptionGroup):
         for number, member in enumerate(error.exceptions, 1):
             if id(member) not in seen:
@@ -228,7 +272,7 @@ def _traceback_lines(
 def _is_hidden(error: BaseException, is_below: bool) -> bool:
     """Return whether an error's own text may hold values of rows or of input."""
     return (
-        is_below
+        (is_below and not _is_ours(error))
         or _wrapped_by_sqlalchemy(error) is not None
         or _report_of(error) is not None
         or _is_of_validation(error)
@@ -250,14 +294,61 @@ def _text_of(error: BaseException, is_below: bool) -> str:
         return f"{_cut_value(primary, sqlstate)} ({', '.join(about)})"
     if _is_of_validation(error):
         return _kinds_of(error)
-    return _LEFT_OUT if is_below else without_values(_str(error), error)
+    if is_below and not _is_ours(error):
+        return _safe_text_of(error) or _place_of(error)
+    return without_values(_str(error), error, with_text=not is_below)
+
+
+def _is_ours(error: BaseException) -> bool:
+    names = (kind.__module__.partition(".")[0] for kind in type(error).__mro__)
+    return not _OURS.isdisjoint(names)
+
+
+def _is_silent(error: BaseException) -> bool:
+    """Return whether only its type and place may be known."""
+    return not (_is_hidden(error, False) or _is_ours(error) or _safe_text_of(error))
+
+
+def _safe_text_of(error: BaseException) -> str | None:
+    """Return the text of an error that can't be about a value of the application."""
+    if isinstance(error, OSError):
+        return error.strerror  # without the names of files
+    kinds = type(error).__mro__
+    names = (f"{it.__module__.partition('.')[0]}.{it.__name__}" for it in kinds)
+    is_about_code = type(error).__module__ == "pydantic.errors"
+    return _str(error) if is_about_code or not _SAFE.isdisjoint(names) else None
+
+
+def _place_of(error: BaseException) -> str:
+    """Return where an error was raised: in the application's code, if it passed any."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    return f"raised in {place_in(frames[::-1])}" if frames else ""
+
+
+def place_in(frames: Sequence[tuple[FrameType, int]]) -> str:
+    """Name the innermost function of the application; they begin with the innermost."""
+    own = (it for it in frames if not _LIBRARY.search(it[0].f_code.co_filename))
+    frame, line = next(own, frames[0])
+    name = re.split(r"[/\\]", frame.f_code.co_filename)[-1]
+    return f"{frame.f_code.co_qualname} ({name}, line {line})"
+
+
+def _after(error: BaseException) -> str:
+    """Name the error behind a silent one: the first that has a text, or the next."""
+    behind = [it for it, _ in islice(_behind(error, is_below=True), _MOST_WRAPPERS)]
+    if isinstance(error, BaseExceptionGroup) or not behind:
+        return ""
+    named = next((it for it in behind if not _is_silent(it)), behind[0])
+    return f", after {type(named).__name__}: {_text_of(named, is_below=True)}"
 
 
 def _is_of_validation(error: BaseException) -> bool:
     """Return whether a validation library, or code that it generated, raised it."""
-    last = traceback.extract_tb(error.__traceback__, limit=-1)
-    return any(_THEIR_CLASS.match(kind.__module__) for kind in type(error).__mro__) or (
-        any(_THEIR_FILE.search(line.filename) for line in last)
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return (
+        any(_THEIR_CLASS.match(kind.__module__) for kind in type(error).__mro__)
+        or any(_THEIR_FILE.search(code.co_filename) for code in frames)
+        or (isinstance(error, TypeError) and "keyword argument" in _str(error))
     )
 
 
@@ -314,15 +405,19 @@ def _wrapped_by_sqlalchemy(error: BaseException) -> BaseException | None:
     return orig if is_wrapper else None
 
 
-def _behind(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
+def _behind(
+    error: BaseException, *, is_below: bool
+) -> Iterator[tuple[BaseException, bool]]:
     """Yield the errors that an error's text may quote: causes, contexts and members.
 
     Each with whether it is behind an error that is about input.
     """
     seen = {id(error)}
-    found = [(error, False)]
+    found = [(error, is_below)]
     while found:
         known, is_below = found.pop(0)
+        if is_below and isinstance(known, OutboxError):
+            continue  # it quotes no values of what it was raised from
         is_below = is_below or _quotes_input(known)
         members = known.exceptions if isinstance(known, BaseExceptionGroup) else ()
         for behind in (known.__cause__, known.__context__, *members):

@@ -56,7 +56,7 @@ def _asyncapi(
         old = loads(against.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--against {against}: can't be read: {one_line(error)}"
+            f"--against {against}: can't be read: {one_line(error, with_text=True)}"
         ) from error
     if not isinstance(old, dict) or "asyncapi" not in old:
         raise ConfigError(f"--against {against}: isn't an AsyncAPI document")

@@ -45,7 +45,7 @@ def load_consumer(path: str) -> Consumer:
         except Exception as error:
             raise ConfigError(
                 f"consumer {path!r}: {path.partition(':')[2]!r} raised "
-                f"{one_line(error)} ({where(error)})"
+                f"{one_line(error, with_text=True)} ({where(error)})"
             ) from error
     if not isinstance(found, Consumer):
         raise ConfigError(

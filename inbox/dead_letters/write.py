@@ -6,7 +6,7 @@ consumer that dies before the ack leaves no duplicate.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
@@ -79,11 +79,16 @@ _INSERT_UNSCHEDULED: Final = _INSERT.values({"retry_after": null()})
 
 @dataclass(frozen=True, slots=True)
 class StoredFailure:
-    """What was stored; `is_new` is False if the message already had a dead letter."""
+    """What was stored; `is_new` is False if the message already had a dead letter.
+
+    Attributes:
+        reported: the stack trace for logs, which can lack the texts of errors.
+    """
 
     reason: str
     stacktrace: str | None
     is_new: bool = True
+    reported: str | None = None
 
 
 Failure: TypeAlias = str | BaseException | StoredFailure
@@ -104,28 +109,37 @@ class Stacktraces:
         """Return the stack trace, unless one was returned before or it says nothing."""
         if isinstance(failure, DeadLetter) and failure.__cause__ is None:
             return None  # a decision, not a failure
-        if isinstance(failure, InvalidReceiptError) or described.stacktrace is None:
+        if isinstance(failure, InvalidReceiptError) or described.reported is None:
             return None
         if self._reported.get(message.id):
             return None
         self._reported[message.id] = True
-        return described.stacktrace
+        return described.reported
 
 
 class DeadLetterWriter:
     """Writes the dead letters of one consumer.
 
     Args:
-        redact: applied to all stored text about an error. If it raises, only the type
-            of the error that it raised is stored.
+        redact: applied to all text about an error, which is then stored and reported.
+            If it raises, only the type of the error that it raised is stored. Without
+            it, only the dead letter's stack trace has the texts of the application's
+            errors, for it is read with the rights to the payload.
+        is_encoded: whether payloads are encoded, so that nothing is stored in clear.
     """
 
     def __init__(
-        self, consumer: str, executor: Executor, redact: Redact | None = None
+        self,
+        consumer: str,
+        executor: Executor,
+        redact: Redact | None = None,
+        *,
+        is_encoded: bool = False,
     ) -> None:
         self.consumer = consumer
         self._executor = executor
         self._redact = redact
+        self._is_encoded = is_encoded
 
     async def write(
         self,
@@ -154,7 +168,7 @@ class DeadLetterWriter:
         if refusal is not None:
             refused = f" (stored in a spare row, since the row was refused: {refusal})"
             reason = described.reason[: _MAX_REASON_CHARS - len(refused)] + refused
-            described = StoredFailure(reason, described.stacktrace)
+            described = replace(described, reason=reason)
         is_whole = readable and refusal is None
         values = {
             "origin": f"consumer:{self.consumer}",
@@ -169,20 +183,27 @@ class DeadLetterWriter:
         is_new = await self._executor.transact(
             partial(insert_dead_letter, values, is_scheduled=is_scheduled)
         )
-        return StoredFailure(described.reason, described.stacktrace, is_new)
+        return replace(described, is_new=is_new)
 
     def describe(self, failure: Failure) -> StoredFailure:
         """Describe a failure in text that is redacted, shortened and storable."""
         if isinstance(failure, StoredFailure):
-            return failure
+            if self._redact is None or failure.reported is not None:
+                return failure
+            return replace(failure, reported=failure.stacktrace)
+        stored = reported = None
         if isinstance(failure, BaseException):
-            reason = one_line(failure)
-            stacktrace = self._redacted(traceback_of(failure))
+            is_safe = self._redact is not None
+            reason = one_line(failure, with_text=is_safe)
+            stored = traceback_of(failure, with_text=is_safe or not self._is_encoded)
+            stored = self._redacted(stored)
+            reported = stored if is_safe else traceback_of(failure)
         else:
-            reason, stacktrace = failure, None
+            reason = failure
         return StoredFailure(
             _storable(self._redacted(reason)[:_MAX_REASON_CHARS]) or "",
-            _bounded(_storable(stacktrace)),
+            _bounded(_storable(stored)),
+            reported=_bounded(_storable(reported)),
         )
 
     def _redacted(self, text: str) -> str:
@@ -206,7 +227,7 @@ def finished_job_failed(
         key=message.key,
         traceparent=message.headers.get("traceparent"),
         reason=described.reason,
-        stacktrace=described.stacktrace,
+        stacktrace=described.reported,
     )
 
 

@@ -41,7 +41,7 @@ from inbox.handlers.signature import (
     refuse_idempotent,
 )
 from inbox.jobs.job import AsyncJob, Job
-from outbox.errors import CodecError, ConfigError, one_line, shorten
+from outbox.errors import CodecError, ConfigError, shorten
 from outbox.message import Message
 from outbox.payload import json_codec as codec
 from outbox.payload.schema_registry import PayloadError, Validator, validator_of
@@ -153,6 +153,8 @@ class _Plain:
             raise PayloadError(f"it isn't a {self._kind.__name__}")
         return value
 
+    check = load
+
 
 def arguments_of(
     handler: Callable[..., Any], takes: Takes, *, is_lenient: bool = False
@@ -263,7 +265,7 @@ def _annotation(handler: Callable[..., Any], parameter: inspect.Parameter) -> An
             return _BY_NAME[name]
         raise ConfigError(
             f"handler {name_of(handler)}: its argument {parameter.name!r} is annotated "
-            f"with {parameter.annotation!r}, which can't be read ({one_line(error)}); "
+            f"with {parameter.annotation!r}, which can't be read ({error}); "
             "define or import it in the module, not for type checkers alone"
         ) from error
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import re
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated, Any, Final
@@ -20,10 +18,12 @@ from outbox.errors import (
     DatabaseUnavailableError,
     OutboxError,
     one_line,
+    traceback_of,
 )
 from outbox.logs.printable import printable
 from outbox.observability.standard_error import write_error
 from outbox.postgres.remedy import remedy_of
+from outbox.url import without_secrets
 
 GROUP: Final = "pillarbox.commands"
 """The entry points: a command's name, and its `typer.Typer`."""
@@ -47,7 +47,6 @@ _PANELS: Final = {
 }
 _PANEL_OF: Final = {name: panel for panel, names in _PANELS.items() for name in names}
 _OTHERS: Final = "Other commands"
-_PASSWORD: Final = re.compile(r"(?<=://)[^\s'\"]*@")
 # The base class of usage errors, which Typer doesn't export.
 _UsageError: Final[Any] = typer.BadParameter.__base__
 
@@ -87,7 +86,7 @@ def _load(point: EntryPoint) -> typer.Typer:
             ) from error
         raise ConfigError(
             f"the command {point.name} can't be loaded from {point.value}: "
-            f"{one_line(error)}"
+            f"{one_line(error, with_text=True)}"
         ) from error
     assert isinstance(found, typer.Typer)
     return found
@@ -158,8 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
-    except Exception:  # noqa: BLE001 - the interpreter would wait for a reader
-        write_error(traceback.format_exc())
+    except Exception as error:  # noqa: BLE001 - the interpreter would wait for a reader
+        write_error(traceback_of(error))
         return 1
     return status
 
@@ -181,8 +180,7 @@ def _run(arguments: list[str]) -> int:
         path = "pillarbox" if context is None else context.command_path
         text = " ".join(error.format_message().split()).rstrip(".")
         # The invalid value may be a URL in the wrong place.
-        text = _PASSWORD.sub("***@", text)
-        return _fail(path, f"{text}; see {path} --help")
+        return _fail(path, f"{without_secrets(text)}; see {path} --help")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except SystemExit as end:

@@ -36,6 +36,8 @@ def encode(value: object) -> bytes:
     """
     try:
         return _encoder.encode(value).encode()
+    except CodecError:
+        raise
     except (TypeError, ValueError, RecursionError):
         pass  # keys that aren't text, or something that can't be encoded
     try:

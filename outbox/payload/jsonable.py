@@ -4,7 +4,7 @@
     timedelta ──▶ ISO 8601: PT1M30S
     UUID, Decimal ──▶ str        Enum ──▶ its value
     bytes ──▶ str, if they are UTF-8        set, frozenset, deque ──▶ list
-    a Pydantic model ──▶ its model_dump(mode="json")
+    a Pydantic model ──▶ its model_dump(mode="json", by_alias=True)
     a dataclass, attrs class, msgspec.Struct ──▶ a dict of its fields
 
 The result is the same whether Pydantic is installed or not. Register how to encode a
@@ -25,7 +25,10 @@ from functools import singledispatch
 from typing import Any, Final
 from uuid import UUID
 
+from outbox.errors import CodecError
+
 _YEAR: Final = 365
+_MASKED: Final = repr("*" * 10)
 _BASIC: Final = (str, int, float, bool, type(None))
 
 
@@ -33,11 +36,14 @@ _BASIC: Final = (str, int, float, bool, type(None))
 def jsonable(value: object) -> object:
     """Return what encodes an object: JSON types, or objects that are encoded in turn.
 
+    Args:
+        value: an object that `json` can't encode by itself.
+
     Raises:
         TypeError: it isn't known how.
         ValueError: its value has no such encoding.
     """
-    if hasattr(type(value), "__pydantic_serializer__"):
+    if is_dumped(type(value)):
         return _dump_pydantic(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -161,14 +167,35 @@ def _parts(*parts: tuple[int, str]) -> str:
     return "".join(f"{number}{unit}" for number, unit in parts if number)
 
 
+def is_dumped(kind: type) -> bool:
+    """Return whether pydantic knows all fields of a class, and so writes it."""
+    # A standard dataclass inherits the serializer of one of pydantic, without its own
+    # fields.
+    is_own = "__pydantic_serializer__" in vars(kind)
+    return is_own or (
+        hasattr(kind, "__pydantic_serializer__") and not dataclasses.is_dataclass(kind)
+    )
+
+
 def _dump_pydantic(value: Any) -> object:
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    return type(value).__pydantic_serializer__.to_python(value, mode="json")
+        dumped = value.model_dump(mode="json", by_alias=True)
+    else:
+        dump = type(value).__pydantic_serializer__.to_python
+        dumped = dump(value, mode="json", by_alias=True)
+    if _MASKED in repr(dumped):
+        raise CodecError(
+            "payload",
+            type(value),
+            "has a secret, of which pydantic would write asterisks",
+            "give its field a field_serializer that returns what may be sent, or leave "
+            "it out by exclude=True",
+        )
+    return dumped
 
 
 def _dump_struct(value: object) -> object:
     import msgspec
 
-    kept = (bytes, date, datetime, time, timedelta, Decimal, UUID)
+    kept = (date, datetime, time, timedelta, Decimal, UUID)
     return msgspec.to_builtins(value, builtin_types=kept, enc_hook=jsonable)

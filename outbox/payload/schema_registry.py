@@ -37,6 +37,13 @@ class Validator(Protocol):
             PayloadError: the payload doesn't match the schema, or isn't JSON.
         """
 
+    def check(self, payload: bytes) -> object:
+        """Refuse JSON that isn't as this process writes it.
+
+        Raises:
+            PayloadError: the payload doesn't match the schema, or isn't JSON.
+        """
+
     def json_schema(self) -> Mapping[str, Any]:
         """Return the schema as JSON Schema."""
 
@@ -57,6 +64,10 @@ class SchemaRegistry:
 
     def event(self, topic: str, *, version: int = 1) -> Callable[[T], T]:
         """Bind a class to the topic of its instances, and register it as the schema.
+
+        Args:
+            topic: the exact topic.
+            version: the `schema_version` of the messages.
 
         Raises:
             ConfigError: as `register`, or the class is bound to another topic already.
@@ -149,7 +160,7 @@ class SchemaRegistry:
                 f"isn't registered for topic {message.topic!r}",
                 f"pass one of {', '.join(map(str, sorted(versions)))}, or register it",
             )
-        self.load(message)
+        self._validated(message, is_new=True)
 
     def schemas(self) -> Iterator[tuple[str, int, Validator]]:
         """Yield the topics and versions with their schemas."""
@@ -169,6 +180,9 @@ class SchemaRegistry:
         Raises:
             InvalidMessageError: the payload doesn't match the schema, or isn't JSON.
         """
+        return self._validated(message)
+
+    def _validated(self, message: Message, *, is_new: bool = False) -> Any:
         validator = self._topics.get(message.topic, {}).get(message.schema_version)
         if validator is None:
             return message.json()
@@ -180,7 +194,8 @@ class SchemaRegistry:
                 "pass the payload as an object, or with content_type application/json",
             )
         try:
-            return validator.load(message.payload)
+            validate = validator.check if is_new else validator.load
+            return validate(message.payload)
         except PayloadError as error:
             raise InvalidMessageError(
                 "payload",
@@ -228,6 +243,8 @@ def validator_of(schema: Any) -> Validator:
     try:
         return _load(_PYDANTIC, schema)
     except ConfigError as error:
+        if error.__cause__ is None:
+            raise  # pydantic can read it, and not as it is written
         refusal = error
     try:
         return _load(_MSGSPEC, schema)

@@ -25,6 +25,12 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
                 f": {it.reason}",
                 f"read its log, and check {it.broker}",
             )
+        if it.is_overdue(overview.at):
+            yield warning(
+                f"the consumer {it.name} on {it.host}: {it.running(overview.at)}",
+                f"pillarbox trace {it.running_id}"
+                "  # see where the handler stands, as with py-spy dump, and restart it",
+            )
     for blocked in overview.blocked:
         if not blocked.oldest:
             continue

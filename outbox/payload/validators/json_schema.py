@@ -50,3 +50,5 @@ class JsonSchemaValidator:
             rule = "/".join(map(str, wrong.absolute_schema_path))
             raise PayloadError(f"breaks {rule}: {wrong.validator_value!r:.200}")
         return value
+
+    check = load

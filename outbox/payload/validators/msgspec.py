@@ -42,6 +42,8 @@ class MsgspecValidator:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise PayloadError(_problem(error)) from None
 
+    check = load
+
 
 def _problem(error: Exception) -> str:
     text, _, where = str(error).partition(" - at ")

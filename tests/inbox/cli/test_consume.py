@@ -76,7 +76,7 @@ async def test_once_handles_what_is_waiting_and_exits(site: Site) -> None:
     assert process.wait(60) == 0, process.log()
     assert sorted(site.effects()) == sorted([*map(str, range(20)), "bulk"])
     assert sorted(execute(site.url, PAYLOADS_LEFT)) == [("exit",), ("later",)]
-    assert "the handler raised SystemExit: 0" in process.log()
+    assert "the handler raised SystemExit" in process.log()
 
     await site.publish(Message("orders", b"bad"), Message("orders", b"good"))
     process = site.run(CONSUMER, "--once", INTERVALS="idle=0.5")

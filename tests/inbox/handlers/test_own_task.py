@@ -75,10 +75,10 @@ class Abort(BaseException):
 
 
 ERRORS: dict[BaseException, str] = {
-    SystemExit(0): "the handler raised SystemExit: 0",
+    SystemExit(0): "the handler raised SystemExit",
     GeneratorExit(): "the handler raised GeneratorExit",
-    Abort("no"): "the handler raised Abort: no",
-    BaseExceptionGroup("many", [Abort()]): "the handler raised BaseException",
+    Abort("no"): "the handler raised Abort",
+    BaseExceptionGroup("many", [Abort()]): "test_own_task.py, line",
     asyncio.CancelledError(): "the handler raised CancelledError",
 }
 # No future takes these.
@@ -296,5 +296,5 @@ async def test_other_code_of_the_user_has_a_context_of_its_own_and_can_raise_any
     ) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
         await events.wait_for(MessageHandled)
-    assert "the handler raised SystemExit: no predicate" in given_up.reason
+    assert "the handler raised SystemExit: raised in " in given_up.reason
     assert set(found) == {"nobody"}

@@ -53,7 +53,7 @@ async def test_the_attempts_of_the_job_count_and_not_those_of_the_delivery(
             raise ValueError("no paper")
 
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="reports", retry=QUICK)
+        consumer = Consumer(source, sessions, name="reports", retry=QUICK, redact=str)
         consumer.job(TOPIC, lease=LEASE)(render)
         async with running(consumer) as events:
             await events.wait_for(MessageDeadLettered)

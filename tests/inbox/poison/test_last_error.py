@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -61,6 +61,10 @@ KINDS_AND_SOURCES = pytest.mark.parametrize(
 )
 
 
+TOLD: Final[Any] = {"redact": str}
+"""The consumer's setting with which the texts of errors are reported."""
+
+
 async def decline(given: Any, messages: Any) -> None:
     raise ValueError("declined")
 
@@ -71,7 +75,7 @@ async def accept(given: Any, messages: Any) -> None:
 
 async def fail_once(source: MemorySource, url: str, kind: Any) -> None:
     """Run a consumer that is stopped while the message waits for its next attempt."""
-    async with consuming(url, source, decline, kind, retry=NEVER) as events:
+    async with consuming(url, source, decline, kind, **TOLD, retry=NEVER) as events:
         await events.wait_for(HandlerFailed)
 
 
@@ -85,7 +89,9 @@ async def test_a_lower_limit_after_a_restart_keeps_the_last_error_and_its_trace(
     for attempts in range(4):
         await fail_once(source_of(message, attempts), database_url, kind)
     source = source_of(message, 4)
-    async with consuming(database_url, source, accept, kind, retry=QUICK) as events:
+    async with consuming(
+        database_url, source, accept, kind, **TOLD, retry=QUICK
+    ) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
 
     assert given_up.attempts == 4
@@ -118,11 +124,15 @@ async def test_a_replica_with_a_lower_limit_finds_the_error_of_another(
 ) -> None:
     (message,) = numbered(1)
     first, second = RedeliveringSource(message), RedeliveringSource(message)
-    async with consuming(database_url, first, decline, kind, retry=NEVER) as failures:
+    async with consuming(
+        database_url, first, decline, kind, **TOLD, retry=NEVER
+    ) as failures:
         await failures.wait_for(HandlerFailed)
         # As if the first were killed now: it has kept the error already.
         assert execute(database_url, SUSPECTS) == [(1, False, "ValueError: declined")]
-        async with consuming(database_url, second, accept, kind, retry=ONCE) as events:
+        async with consuming(
+            database_url, second, accept, kind, **TOLD, retry=ONCE
+        ) as events:
             (given_up,) = await events.wait_for(MessageDeadLettered)
     assert given_up.reason == "ValueError: declined"
 
@@ -134,7 +144,9 @@ async def test_a_job_that_ended_without_a_dead_letter_keeps_its_error(
     await fail_once(MemorySource(message), database_url, LONG)
     # As if the process had died between the two.
     execute(database_url, "UPDATE inbox.job SET state = 'failure', finished_at = now()")
-    async with consuming(database_url, MemorySource(message), accept, LONG) as events:
+    async with consuming(
+        database_url, MemorySource(message), accept, LONG, **TOLD
+    ) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
     assert (given_up.attempts, given_up.reason) == (1, "ValueError: declined")
     assert given_up.stacktrace is not None

@@ -59,6 +59,7 @@ class Redelivery:
         self.published_at = None
         self.ack = delivery.ack
         self.nack = delivery.nack
+        self.hand_back = delivery.hand_back
 
 
 class RedeliveringSource(MemorySource):
@@ -172,7 +173,9 @@ async def test_a_message_that_failed_before_a_stop_runs_with_others(
         raise ValueError("no")
 
     source = RedeliveringSource(*messages)
-    async with consuming(database_url, source, handle, retry=QUICK) as events:
+    async with consuming(
+        database_url, source, handle, retry=QUICK, redact=str
+    ) as events:
         await events.wait_for(MessageDeadLettered, 2)
 
     assert {tuple(rest) for _, *rest in letters(database_url)} == {
@@ -286,7 +289,7 @@ async def test_failures_are_added_to_the_counted_starts(database_url: str) -> No
     (message,) = numbered(1)
     note_starts(database_url, message.id, 1)
     source = RedeliveringSource(message)
-    async with consuming(database_url, source, fail, retry=QUICK) as events:
+    async with consuming(database_url, source, fail, retry=QUICK, redact=str) as events:
         await events.wait_for(MessageDeadLettered)
 
     assert letters(database_url) == [(str(message.id), 3, "ValueError: no")]

@@ -232,5 +232,5 @@ def test_a_type_without_a_json_schema_is_validated() -> None:
 
     validator = PydanticValidator(Odd)
 
-    with pytest.raises(PayloadError, match=r"at \$\.…: value_error"):
+    with pytest.raises(PayloadError, match=r"at \$\.order_id: value_error"):
         validator.load(b'{"order_id": "many"}')
