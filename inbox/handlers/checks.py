@@ -1,19 +1,21 @@
 """What a consumer checks and prepares in the handlers' database when it starts."""
 
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import Row, text
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
-from inbox.handlers.executor import Executor
+from inbox.handlers.executor import Executor, identify
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
     one_line,
     sqlstate_of,
 )
+from outbox.logs.printable import for_sql
 from outbox.postgres.days import MAKE_DAYS
 from outbox.postgres.sql_files import load
 
@@ -52,6 +54,19 @@ async def check_database(executor: Executor, *, is_long: bool) -> None:
     _check_rights(rights)
 
 
+async def short_id(executor: Executor) -> str:
+    """Return a short id of the handlers' database; empty if its role may not know."""
+    try:
+        known = await executor.transact(identify)
+    except Exception as error:
+        if sqlstate_of(error) == "42501":
+            return ""
+        raise DatabaseUnavailableError(
+            f"can't read the database of sessions: {one_line(error)}"
+        ) from error
+    return sha256(repr(known).encode()).hexdigest()[:8]
+
+
 def _read_rights(is_long: bool, session: Session) -> Row[Any]:
     statement = text(load("inbox", "read_rights"))
     return connection_of(session).execute(statement, {"is_long": is_long}).one()
@@ -73,8 +88,8 @@ def _check_rights(rights: Row[Any]) -> None:
         raise ConfigError(
             f"the database of sessions: the role {rights.role!r} lacks "
             f"{', '.join(rights.missing)}; GRANT pillarbox_consumer TO "
-            f'"{rights.role}", or use a role that has it; if it has it, pillarbox '
-            "migrate restores what was revoked"
+            f"{for_sql(rights.role)}, or use a role that has it; if it has it, "
+            "pillarbox migrate restores what was revoked"
         )
     if rights.hiding:
         raise ConfigError(

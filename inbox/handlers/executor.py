@@ -256,8 +256,8 @@ class Executor:
             async with self._sessions() as session:
                 await session.run_sync(lambda it: hold(it).connection.execute(_TABLES))
         if self.has_threads and self.has_coroutines:
-            one = await self.transact(_identify)
-            if await self._books.run(self._transact, _identify) != one:
+            one = await self.transact(identify)
+            if await self._books.run(self._transact, identify) != one:
                 raise ConfigError(
                     "sessions: the two kinds are for different databases; a message's "
                     "receipt is written by either, so both must be for the same one"
@@ -287,7 +287,8 @@ def _called(session: Session, function: Callable[[Session], T]) -> T:
         raise
 
 
-def _identify(session: Session) -> tuple[int, int]:
+def identify(session: Session) -> tuple[int, int]:
+    """Return what tells the session's database apart from all others."""
     found = connection_of(session).execute(text(load("inbox", "identify_database")))
     cluster, database = found.one()
     return cluster, database

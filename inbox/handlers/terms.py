@@ -82,7 +82,8 @@ def _failure_of(error: BaseException) -> Exception:
         return error
     if isinstance(error, BaseExceptionGroup):
         parts = [_failure_of(part) for part in error.exceptions]
-        return ExceptionGroup(error.message, parts)
+        # A reason says where it was raised.
+        return ExceptionGroup(error.message, parts).with_traceback(error.__traceback__)
     failure = SpecialError(error)
     failure.__cause__ = error
     return failure

@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
 
-_Step: TypeAlias = Callable[[Session], None]
+_End: TypeAlias = Callable[[Session], datetime]
 
 
 class AnyJob:
@@ -68,7 +68,7 @@ class AnyJob:
         self.has_seen_end = False
         self.broken: TransactionEndedError | None = None
         self._key = key
-        self._lease = leased.number
+        self._leased = leased
         self._max_idle = max_idle
         self._ending = threading.Event()
         self._overrun: HandlerTimeoutError | None = None
@@ -121,27 +121,33 @@ class AnyJob:
     def _receipt(self) -> Receipt:
         return self._key.id, self._key.consumer
 
-    def _hold(self, session: Session) -> None:
+    def _hold(self, session: Session) -> datetime:
         self._check_time()
-        if not hold_job(session, self._key, self._lease):
+        return self._still(hold_job(session, self._key, self._leased))
+
+    def _still(self, until: datetime | None) -> datetime:
+        if until is None:
             raise JobLostError(self._key.id)
+        return until
 
     def _check_time(self) -> None:
         if self._overrun is not None:
             raise self._overrun
 
-    def _finish(self, session: Session) -> None:
+    def _finish(self, session: Session) -> datetime:
         # The last check: a handler in time here succeeds, even if the limit passes now.
         self._check_time()
         record_receipt(session, self._key.id, self._key.consumer)
         done, attempts = JobState.SUCCESS, self.attempts
-        if not finish_job(session, self._key, self._lease, done, attempts=attempts):
+        if not finish_job(session, self._key, self._leased, done, attempts=attempts):
             raise JobLostError(self._key.id)
         self.is_finishing = True
+        return self._leased.until
 
-    def _save(self, session: Session, checkpoint: object) -> None:
-        if not save_checkpoint(session, self._key, self._lease, checkpoint):
-            raise JobLostError(self._key.id)
+    def _save(self, session: Session, checkpoint: object) -> datetime:
+        return self._still(
+            save_checkpoint(session, self._key, self._leased, checkpoint)
+        )
 
 
 class Job(AnyJob):
@@ -186,7 +192,7 @@ class Job(AnyJob):
         self.is_finished = True
 
     @contextmanager
-    def _block(self, end: _Step) -> Iterator[Session]:
+    def _block(self, end: _End) -> Iterator[Session]:
         with (
             self._recording_end() as own,
             self._sessions() as session,
@@ -196,7 +202,8 @@ class Job(AnyJob):
             with own, protected(session, self._receipt):
                 yield session
                 session.flush()
-            end(session)
+            until = end(session)
+        self._leased.renewed(until)
 
     def save(self, checkpoint: object) -> None:
         """Save, as JSON, what another process needs to continue.
@@ -206,7 +213,8 @@ class Job(AnyJob):
         """
         with self._sessions() as session, session.begin():
             self._mark(session)
-            self._save(session, checkpoint)
+            until = self._save(session, checkpoint)
+        self._leased.renewed(until)
         self.checkpoint = checkpoint
 
 
@@ -229,7 +237,7 @@ class AsyncJob(AnyJob):
         self.is_finished = True
 
     @asynccontextmanager
-    async def _block(self, end: _Step) -> "AsyncIterator[AsyncSession]":
+    async def _block(self, end: _End) -> "AsyncIterator[AsyncSession]":
         with self._recording_end() as own:
             async with self._sessions() as session, session.begin():
                 await session.run_sync(self._begin)
@@ -237,7 +245,8 @@ class AsyncJob(AnyJob):
                     async with protected(session, self._receipt):
                         yield session
                         await session.flush()
-                await session.run_sync(end)
+                until = await session.run_sync(end)
+        self._leased.renewed(until)
 
     async def save(self, checkpoint: object) -> None:
         """See `Job.save`; a cancellation waits until the checkpoint is saved."""
@@ -254,5 +263,6 @@ class AsyncJob(AnyJob):
     async def _save_now(self, checkpoint: object) -> None:
         async with self._sessions() as session, session.begin():
             await session.run_sync(self._mark)
-            await session.run_sync(partial(self._save, checkpoint=checkpoint))
+            until = await session.run_sync(partial(self._save, checkpoint=checkpoint))
+        self._leased.renewed(until)
         self.checkpoint = checkpoint

@@ -76,9 +76,11 @@ class _Session(psycopg.AsyncConnection[TupleRow]):
 
     Attributes:
         answer_limit: how many seconds a statement waits; None: until it is answered.
+        started_at: when the server started, which tells a primary from its standbys.
     """
 
     answer_limit: float | None = None
+    started_at: datetime | None = None
 
     @override
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
@@ -89,14 +91,7 @@ class _Session(psycopg.AsyncConnection[TupleRow]):
         """
         try:
             async with asyncio.timeout(self.answer_limit):
-                try:
-                    return await super().wait(gen, *args, **options)
-                except psycopg.OperationalError as error:
-                    # With psycopg 3.2, it can replace the cancellation.
-                    task = asyncio.current_task()
-                    if task is not None and task.cancelling():
-                        raise asyncio.CancelledError from error
-                    raise
+                return await super().wait(gen, *args, **options)
         except TimeoutError:
             self.pgconn.finish()
             raise DatabaseUnavailableError(
@@ -180,16 +175,16 @@ async def connect(
     application_name: str,
     settings: Mapping[str, str] | None = None,
     shared: bool = False,
-    writes: Sequence[str] = (),
+    writes: Sequence[str] | None = None,
     answer_limit: float | None = None,
-) -> Connection:
+) -> _Session:
     """Open a connection in autocommit mode, with session settings applied.
 
     Args:
         shared: whether other clients may use its server session, too, behind a pooler
             in transaction mode: then the session isn't pinned, and statements must
             qualify every function with its schema.
-        writes: the tables into which the session will insert.
+        writes: the tables into which the session will insert, if it may write.
         answer_limit: how many seconds a statement waits for its answer.
 
     Raises:
@@ -220,8 +215,8 @@ async def connect(
             await connection.execute(
                 f"SELECT {', '.join(each)}", [*chain.from_iterable(settings.items())]
             )
-        if writes:
-            await check_writable(connection, writes)
+        if writes is not None:
+            connection.started_at = await check_writable(connection, writes)
     except BaseException:
         await connection.close()
         raise
@@ -232,7 +227,7 @@ async def check_writable(connection: Connection, tables: Sequence[str]) -> datet
     """Make sure that a session may insert into tables, before acting on their rows.
 
     Returns:
-        When its server started, which tells a primary from its standbys.
+        When its server started.
 
     Raises:
         psycopg.errors.ReadOnlySqlTransaction: it may not write at all.
@@ -272,11 +267,10 @@ class Link:
     For one task at a time: tasks that share it hold its `lock` while they use it.
 
     Args:
-        writes: the tables into which its sessions insert.
         server: shared by all links of a process to one database.
-        answer_limit: how many seconds a statement waits for its answer.
 
     Attributes:
+        application_name: that of the next connection.
         opened_at: when the connection was opened, as `time.monotonic()`. The server has
             not crashed since, if it is still open.
     """
@@ -292,13 +286,12 @@ class Link:
         answer_limit: float | None = None,
     ) -> None:
         self._url = url
-        self._application_name = application_name
+        self.application_name = application_name
         self._settings = settings
         self._writes = writes
         self._server = server or Server()
         self._answer_limit = answer_limit
-        self._started_at: datetime | None = None
-        self._connection: Connection | None = None
+        self._connection: _Session | None = None
         self.opened_at = 0.0
         self.lock = asyncio.Lock()
 
@@ -309,7 +302,7 @@ class Link:
         return (
             connection is not None
             and not connection.closed
-            and self._started_at == self._server.started_at
+            and connection.started_at == self._server.started_at
         )
 
     async def connection(self) -> Connection:
@@ -322,21 +315,16 @@ class Link:
         if self._connection is not None and self.is_open:
             return self._connection
         await self.close()
-        connection = await connect(
+        self._connection = await connect(
             self._url,
-            application_name=self._application_name,
+            application_name=self.application_name,
             settings=self._settings,
+            writes=self._writes,
             answer_limit=self._answer_limit or ANSWER_LIMIT,
         )
-        try:
-            self._started_at = await check_writable(connection, self._writes)
-        except BaseException:
-            await connection.close()
-            raise
-        self._connection = connection
-        self._server.started_at = self._started_at
+        self._server.started_at = self._connection.started_at
         self.opened_at = time.monotonic()
-        return connection
+        return self._connection
 
     @asynccontextmanager
     async def use(self, only: Connection | None = None) -> AsyncIterator[Connection]:

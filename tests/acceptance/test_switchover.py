@@ -40,6 +40,7 @@ from tests.fixtures.waiting import answer_after, wait_for
 __all__ = ["pair"]
 
 LEASE = timedelta(seconds=2)
+OPTIONS = ("--batch-size=20", "--concurrency=2", "--lease=2s")
 QUICKLY = timedelta(milliseconds=100)
 
 
@@ -118,11 +119,11 @@ async def test_a_source_that_reads_the_outbox_reads_that_of_the_new_primary(
         await receive(source, 20)
 
 
-async def handle(session: object, message: Message) -> None:
+async def handle(session: object, handled: object) -> None:
     pass
 
 
-def handle_plain(session: object, message: Message) -> None:
+def handle_plain(session: object, handled: object) -> None:
     pass
 
 
@@ -134,7 +135,11 @@ KINDS = [
 FIRST = [("read-only", "psycopg2"), ("read-only", "pool"), ("hanging", "asyncpg")]
 
 
-@pytest.mark.parametrize("terms", [{}, {"batch": 5}], ids=["one", "batch"])
+@pytest.mark.parametrize(
+    "terms",
+    [{}, pytest.param({"batch": 5}, marks=pytest.mark.variant)],
+    ids=["one", "batch"],
+)
 @pytest.mark.parametrize(
     ("pair", "driver"),
     [
@@ -166,6 +171,7 @@ async def test_handlers_run_on_the_new_primary(
 
 
 @pytest.mark.fault
+@pytest.mark.timeout(900)
 class TestSwitchoversWithMessagesInFlight:
     @pytest.fixture
     def database_url(self, pair: Pair) -> str:
@@ -176,9 +182,7 @@ class TestSwitchoversWithMessagesInFlight:
         self, pair: Pair, relays: Relays, slow_sink: Sink, writer: Writer, full: bool
     ) -> None:
         for _ in range(2):
-            relays.start(
-                slow_sink.url, "--batch-size=20", "--concurrency=2", "--lease=2s"
-            )
+            relays.start(slow_sink.url, *OPTIONS, INTERVALS="answer=3")
         for number in range(10 if full else 1):
             if number:
                 pair.add_standby()
