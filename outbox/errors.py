@@ -117,6 +117,10 @@ class MissingPartitionError(OutboxError):
     """The outbox has no partition for now; the transaction was rolled back."""
 
 
+class NotMigratedError(OutboxError):
+    """The database lacks the schema that the migrations create."""
+
+
 class MigrationError(OutboxError):
     """The schema can't be created or changed in this state; nothing was changed."""
 
@@ -411,8 +415,8 @@ def _behind(
     found = [(error, is_below)]
     while found:
         known, is_below = found.pop(0)
-        if is_below and isinstance(known, OutboxError):
-            continue  # it quotes no values of what it was raised from
+        if isinstance(known, OutboxError):
+            continue  # it quotes no values, though it can name the same message
         is_below = is_below or _quotes_input(known)
         members = known.exceptions if isinstance(known, BaseExceptionGroup) else ()
         for behind in (known.__cause__, known.__context__, *members):

@@ -99,7 +99,7 @@ class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
             or (isinstance(error, asyncio.CancelledError) and self._caller.cancelling())
         ):
             return
-        raise SpecialError(error) from error
+        raise SpecialError(f"the handler raised {one_line(error)}") from error
 
 
 def call_alone(function: Callable[..., T], *arguments: Any) -> T:
