@@ -40,7 +40,8 @@ _SAFE: Final = frozenset(
         "sqlalchemy.TimeoutError",
         *("psycopg.OperationalError", "psycopg2.OperationalError"),
         *("psycopg.InterfaceError", "psycopg2.InterfaceError"),
-        *("psycopg.ProgrammingError", "asyncpg.InterfaceError"),
+        *("psycopg.ProgrammingError", "psycopg.InternalError"),
+        "asyncpg.InterfaceError",
     }
 )
 """Errors about connections and calls, whose texts hold no values of rows."""
