@@ -31,10 +31,10 @@ IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http
 
 # What these goals need from apt, as parts of docker/debian-packages.
 needs := venv
-ifneq ($(filter demo test examples bare clock fault mutants bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test examples bare clock fault mutants readme bench wheel setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
-ifneq ($(filter test bare clock fault mutants bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter test bare clock fault mutants readme bench wheel setup,$(MAKECMDGOALS)),)
 needs += redis rabbitmq nats pgbouncer prometheus chromium faketime
 else
 # make demo ARGS='--broker nats'
@@ -62,7 +62,7 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test examples bare clock fault mutants bench wheel images containers matrix check format reference screenshots site lock setup clean packages jars
+.PHONY: help demo test examples bare clock fault mutants readme bench wheel images containers matrix check format reference screenshots site lock setup clean packages jars
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ fault: packages jars $(READY) ## Run the tests that break things, in their full 
 
 mutants: packages $(READY) ## Put faults into the code and show which no test finds (ARGS="--seed 2")
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+readme: packages $(READY) ## Follow the README in a fresh clone, as a new user
+	@$(BIN)/pytest --full tests/test_readme.py $(ARGS)
 
 bench: packages $(READY) ## Measure speed and memory, compared with other libraries
 	@$(BIN)/python -m benchmarks $(ARGS)

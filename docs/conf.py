@@ -14,7 +14,7 @@ from sphinx.util.typing import ExtensionMetadata
 
 project = "pillarbox"
 version = version_of("pillarbox")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser"]
 # Colours only: two blocks that run confuse the highlighter.
 suppress_warnings = ["misc.highlighting_failure"]
 
@@ -25,15 +25,6 @@ html_show_copyright = False
 
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
-
-# In docstrings, `name` is a link if the page documents it, and code otherwise.
-default_role = "py:obj"
-autodoc_default_options = {"members": True}
-autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
-napoleon_use_ivar = True
-python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 80
 
 
 class Picture(SphinxDirective):
@@ -63,27 +54,8 @@ def leave_folders(_app: Sphinx, page: nodes.document) -> None:
             link.replace_self(link.children)
 
 
-def read_docstring(
-    _app: Sphinx, what: str, _name: str, _value: object, _: object, lines: list[str]
-) -> None:
-    """Change what Sphinx would read otherwise than it was meant."""
-    if what in {"attribute", "property"}:
-        # Napoleon takes what is before the first line's colon for a type.
-        lines[:0] = ["..", ""]
-    for at in reversed(range(1, len(lines) - 1)):
-        # As in Markdown, what is indented below a paragraph is code.
-        if (
-            not lines[at]
-            and lines[at + 1].startswith("    ")
-            and not lines[at - 1].startswith(" ")
-        ):
-            lines[at:at] = ["", "::"]
-
-
 def setup(app: Sphinx) -> ExtensionMetadata:
     """Add what the settings above can't say."""
     app.add_directive("mermaid", Picture)
     app.connect("doctree-read", leave_folders)
-    # Before Napoleon.
-    app.connect("autodoc-process-docstring", read_docstring, priority=400)
     return {"parallel_read_safe": True}

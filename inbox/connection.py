@@ -44,8 +44,11 @@ def connection_of(session: Session, **options: Any) -> Connection:
     def connect() -> Connection:
         bind = session.get_bind(_MAPPER)
         _check_driver(bind)
+        # A test's session may join a transaction that has begun.
+        is_joined = isinstance(bind, Connection) and bind.in_transaction()
         return session.connection(
-            bind_arguments={"bind": bind}, execution_options=options or None
+            bind_arguments={"bind": bind},
+            execution_options=None if is_joined else options or None,
         )
 
     return _in_flush(session, connect)

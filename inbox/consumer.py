@@ -31,12 +31,15 @@ from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
 from inbox.consuming.limits import ConsumerLimits
+from inbox.consuming.outage import DatabaseOutage
 from inbox.consuming.queues import Order, ServedQueues, check_order
+from inbox.consuming.rollout import Rollout
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped, HandlersAbandoned
 from inbox.handlers.arguments import arguments_of
+from inbox.handlers.attempt import answered
 from inbox.handlers.batch import Batching
 from inbox.handlers.checks import check_database, make_days
 from inbox.handlers.registration import (
@@ -61,12 +64,12 @@ from inbox.jobs.runner import LongHandler
 from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from outbox import tracing
-from outbox.errors import ConfigError, check_type, shorten
-from outbox.events import Event, Observer, Observers, ProcessMeasured
+from outbox.errors import ConfigError, check_type, shorten, sqlstate_of
+from outbox.events import Event, Observer, Observers, ProcessMeasured, checked
 from outbox.gather import Process, end
 from outbox.observability.health import Outages
 from outbox.observability.logging import logged
-from outbox.observability.presence import Presence
+from outbox.observability.presence import INTERVAL, Presence
 from outbox.payload.asyncapi import MessageSchema
 from outbox.payload.payload_codec import PayloadCodec
 from outbox.payload.schema_registry import REGISTRY, SchemaRegistry, Validator
@@ -79,6 +82,11 @@ U = TypeVar("U", bound=Upcaster)
 
 
 _QUICK: Final = timedelta(milliseconds=1)
+_NEXT_BEAT: Final = timedelta(seconds=INTERVAL)
+# The classes of SQLSTATEs that blame a row, a lock, the schema, or a privilege.
+_OF_THE_TABLE: Final = ("22", "23", "3F", "42", "55")
+# Drivers infer different types for these parameters.
+_AS_TEXT: Final = ("id", "failing_since", "running_id", "running_since", "running_due")
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -138,6 +146,9 @@ class Consumer(Process):
             it, so that a frozen process doesn't keep its messages.
         retry: the number of attempts and the backoff for handlers that raise.
         drain: how long a stop waits for running handlers.
+        rollout: how long a rolling deploy takes. For this long, messages that this
+            replica has no handler for are handed back, since others can have one; then
+            they are dead-lettered.
         codec: decodes payloads; a message that it can't decode is dead-lettered
             unchanged.
         redact: removes confidential parts from reasons and stack traces.
@@ -159,6 +170,7 @@ class Consumer(Process):
         max_idle: timedelta | None = DEFAULT_MAX_IDLE,
         retry: RetryPolicy | None = None,
         drain: timedelta = timedelta(seconds=20),
+        rollout: timedelta = timedelta(minutes=15),
         codec: PayloadCodec | None = None,
         redact: Redact | None = None,
         registry: SchemaRegistry = REGISTRY,
@@ -185,8 +197,10 @@ class Consumer(Process):
             max_waiting=max_waiting,
             max_idle=max_idle,
             drain=drain,
+            rollout=rollout,
         )
         self.name = name
+        self.drain = drain
         self._sessions = sessions
         self._executor = make_executor(
             sessions, name, self._limits.max_in_flight, max_idle
@@ -196,7 +210,7 @@ class Consumer(Process):
         )
         self._retry = RetryPolicy() if retry is None else retry
         check_type("retry", self._retry, RetryPolicy, "pass RetryPolicy(…)")
-        self._observers = list(observers)
+        self._observers = list(map(checked, observers))
         self._routes: Routes[AnyHandler] = Routes()
         self._blocked = BlockedKeys()
         self.retrier = partial(
@@ -215,14 +229,15 @@ class Consumer(Process):
     ) -> "Consumer":
         """Return a consumer with the same handlers, for tests.
 
-        It has this consumer's settings and number of attempts, no observers, and
-        retries within milliseconds.
+        It has this consumer's settings and number of attempts, no observers, retries
+        within milliseconds, and waits for no other replica's handlers.
 
         Raises:
             ConfigError: the sessions are for another kind of handlers.
         """
         quick = replace(self._retry, first_delay=_QUICK, max_delay=_QUICK)
-        other = Consumer(source, sessions, retry=quick, **self._settings)
+        settings = {**self._settings, "retry": quick, "rollout": timedelta(0)}
+        other = Consumer(source, sessions, **settings)
         if not other._executor.is_like(self._executor):
             raise ConfigError(
                 f"sessions {shorten(sessions)}: consumer {self.name!r} has handlers "
@@ -375,12 +390,16 @@ class Consumer(Process):
         self._queues_served.choose(queues)
 
     def observe(self, observer: Observer) -> None:
-        """Add an observer, starting with the next run."""
-        self._observers.append(observer)
+        """Add an observer, starting with the next run.
+
+        Raises:
+            ConfigError: it can't be called, or is a coroutine function.
+        """
+        self._observers.append(checked(observer))
 
     def notify(self, event: Event) -> None:
         """Notify all observers of an event."""
-        Observers(self._observers).notify(event)
+        Observers(logged(self._observers)).notify(event)
 
     @override
     def stop(self) -> None:
@@ -420,7 +439,8 @@ class Consumer(Process):
         self._versions.check()
         self._stop = asyncio.Event()
         try:
-            await self._drained(self._run(self._stop, weights, idle))
+            work = self._run(self._stop, weights, idle)
+            await self._drained(work, f"consumer {self.name}", self.notify)
         finally:
             self._stop = None
 
@@ -429,6 +449,7 @@ class Consumer(Process):
     ) -> None:
         outages = Outages()
         observers = Observers([outages, self._blocked, *logged(self._observers)])
+        self._executor.calls.notify = observers.notify
         sources = {queue: self._queues_served.source_of(queue) for queue in weights}
         systems = {q: tracing.system_of(source) for q, source in sources.items()}
         if tracing.tracer is not None:
@@ -460,7 +481,8 @@ class Consumer(Process):
             measure = partial(self._measure, scheduler, dispatchers.values(), outages)
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
-            write = None if limit is not None and limit.is_shared else self._beat
+            beat = partial(self._beat, DatabaseOutage(self.name, observers))
+            write = None if limit is not None and limit.is_shared else beat
             presence = Presence(broker, measure, write, observers.notify)
             await stack.enter_async_context(presence.recorded())
             topics = [t for q in weights for t in self._routes.queues[q]]
@@ -487,6 +509,7 @@ class Consumer(Process):
         failing = [(it.since, it.reason) for it in waiting if it.reason is not None]
         failing += [(it.since, it.reason) for it in outages.longest_first()]
         since, reason = min(failing, key=itemgetter(0), default=(None, None))
+        running = self._executor.calls.longest()
         return ProcessMeasured(
             kind="consumer",
             name=self.name,
@@ -496,17 +519,25 @@ class Consumer(Process):
             blocked_for=datetime.now(UTC) - blocked[0].since if blocked else None,
             failing_since=since,
             reason=reason,
+            **(running.fields() if running else {}),
         )
 
-    async def _beat(self, values: dict[str, Any]) -> None:
-        since = values["failing_since"]
-        values["id"] = str(values["id"])
-        values["failing_since"] = None if since is None else since.isoformat()
+    async def _beat(self, outage: DatabaseOutage, values: dict[str, Any]) -> None:
+        for name in _AS_TEXT:
+            values[name] = None if values[name] is None else str(values[name])
 
         def beat(session: Session) -> None:
             connection_of(session).execute(text(load("inbox", "beat")), values)
 
-        await self._executor.transact(beat)
+        try:
+            async with answered(timedelta()):
+                await self._executor.transact(beat)
+        except Exception as error:
+            # Handlers don't need the table.
+            if (sqlstate_of(error) or "")[:2] not in _OF_THE_TABLE:
+                outage.begin(error, _NEXT_BEAT)
+            raise
+        outage.end()
 
     def _fit_to_pool(self) -> ConsumerLimits:
         limit = pool_limit(self._sessions)
@@ -528,7 +559,13 @@ class Consumer(Process):
         systems: Mapping[str, str],
     ) -> tuple[FairScheduler, dict[str, Dispatcher]]:
         settlement = DeliverySettlement(
-            self._writer, self._routes, self._executor, self._retry, observers
+            self._writer,
+            self._routes,
+            self._versions,
+            Rollout(limits.rollout),
+            self._executor,
+            self._retry,
+            observers,
         )
         dispatchers: dict[str, Dispatcher] = {}
         is_mixed = len(set(systems.values())) > 1

@@ -59,6 +59,24 @@ class HandlerTimeoutError(OutboxError, TimeoutError):
         )
 
 
+class IdleTimeoutError(OutboxError):
+    """A handler's connection was lost because its transaction was idle for too long."""
+
+    def __init__(
+        self, limit: timedelta | None, seconds: float, error: Exception
+    ) -> None:
+        if limit is None:
+            named = "idle_in_transaction_session_timeout"
+        else:
+            named = f"max_idle={exact_duration(limit)}"
+        super().__init__(
+            f"the connection was lost after {seconds:.1f}s: PostgreSQL ends a "
+            f"transaction that is idle for longer than {named}; don't wait for so long "
+            "between two statements: set a timeout for HTTP requests, use a long "
+            f"handler (consumer.job), or raise max_idle ({one_line(error)})"
+        )
+
+
 class SpecialError(RuntimeError):
     """A handler raised what isn't an ordinary exception, such as SystemExit."""
 
@@ -151,6 +169,10 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
     This is not a failure and doesn't count as an attempt. Later messages of the key
     wait. The delay is kept in memory: if the consumer stops before it has passed, the
     message is returned to the broker, and the next process calls the handler at once.
+
+    Args:
+        delay: how long to wait.
+        reason: why, for logs and `pillarbox blocked`.
     """
 
     def __init__(self, delay: timedelta, reason: str = "requested by the handler"):
@@ -163,7 +185,11 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
 
 
 class DeadLetter(Exception):  # noqa: N818 (a decision, no error)
-    """Raised by a handler: roll back, and dead-letter the message for this reason."""
+    """Raised by a handler: roll back, and dead-letter the message.
+
+    Args:
+        reason: why; stored in the dead letter.
+    """
 
     def __init__(self, reason: str = "requested by the handler") -> None:
         self.reason = reason

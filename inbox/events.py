@@ -5,19 +5,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
-from outbox.events import Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerStarted(Event):
-    """The consumer connected to the database and the broker.
-
-    Attributes:
-        topics: the topics for which it has a handler.
-    """
-
-    consumer: str
-    topics: tuple[str, ...]
+from outbox.events import Event, ProcessFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +16,24 @@ class ConsumerStopped(Event):
         returned: messages that were returned to the broker.
     """
 
+    waits_for = "restart"
+
     consumer: str
     returned: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStarted(Event):
+    """The consumer connected to the database and the broker.
+
+    Attributes:
+        topics: the topics for which it has a handler.
+    """
+
+    ends = (ConsumerStopped, ProcessFailed)
+
+    consumer: str
+    topics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +210,46 @@ class DeadLetterRepeated(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReturned(DeliveryEvent):
-    """The consumer stopped before it handled the message, and returned it."""
+    """The consumer returned a message: it stops, or has no handler for it."""
 
     level = logging.DEBUG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerMissing(Event):
+    """The first message of a topic came that this replica has no handler for.
+
+    It hands the topic's messages back, so that a replica with a newer release gets
+    them; after `rollout` it dead-letters them.
+
+    Attributes:
+        reason: whether a handler is missing, or one for the schema version.
+        seconds: how long they are handed back.
+    """
+
+    level = logging.WARNING
+    about = ("consumer", "topic")
+
+    consumer: str
+    topic: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceWarned(Event):
+    """Something about the consumer's group at the broker may be a mistake.
+
+    Attributes:
+        reason: what, and what to do.
+    """
+
+    level = logging.WARNING
+    about = ("consumer", "queue", "reason")
+
+    consumer: str
+    queue: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +332,36 @@ class DeliveryLanesFree(Event):
 
     consumer: str
     queue: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOverdue(Event):
+    """A handler is still running after its limit; its message's key waits for it.
+
+    The limit is `max_idle`, after which the server has ended an idle transaction, or
+    the handler's `time_limit` if that is longer. A job has only its `time_limit`.
+
+    Attributes:
+        id: the message; of a batch, the first one.
+        messages: how many it was called with.
+        seconds: how long it has been running.
+    """
+
+    level = logging.WARNING
+    about = ("consumer", "handler")
+    advice = (
+        "see where it stands, for example with py-spy dump; give its calls to other"
+        " services a timeout, or the handler a time_limit if it may take longer"
+    )
+
+    consumer: str
+    id: UUID
+    topic: str
+    key: str | None
+    traceparent: str | None
+    messages: int
+    handler: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

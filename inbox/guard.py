@@ -38,6 +38,9 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
     Inside the guard's block, the session can't be committed, rolled back or closed.
 
     Args:
+        session: the caller's, in its transaction.
+        message_id: a UUIDv7, or a `ForeignId` for any other id.
+        consumer: the name on the receipt: each consumer handles a message once.
         headers: the message's headers, if this process is traced: the block's span
             joins the trace in which the message was added.
 

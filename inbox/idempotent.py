@@ -25,7 +25,11 @@ R = TypeVar("R")
 
 
 def message_id(message: Message) -> MessageId:
-    """Return the id that a message's receipt has: the default for `key`."""
+    """Return the id that a message's receipt has: the default for `key`.
+
+    Args:
+        message: one that a relay published, or of another producer.
+    """
     return message.id
 
 

@@ -6,6 +6,9 @@ inserts a receipt also sets a time limit after which the server ends the session
 process that took over proceeds, and the late process has no transaction left to commit.
 """
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
@@ -21,14 +24,19 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
+from inbox.errors import HandlerTimeoutError, IdleTimeoutError
+from inbox.handlers.outcome import Failed
+from inbox.verdict import Lost, judge
 from outbox.duration import check_duration, exact_duration
-from outbox.errors import ConfigError
+from outbox.errors import ConfigError, sqlstate_of
 from outbox.session import AnySession
 
 DEFAULT_MAX_IDLE: Final = timedelta(seconds=60)
 _LEAST: Final = timedelta(seconds=1)
 _MOST: Final = timedelta(days=24)  # PostgreSQL counts milliseconds in 32 bits
 _MAX_IDLE: Final = "inbox.max_idle"
+_WAS_IDLE: Final = "25P03"
+_SHUTDOWN: Final = "57P0"
 
 _SETTING: Final[ColumnElement[str]] = literal_column(
     "'idle_in_transaction_session_timeout'"
@@ -81,3 +89,55 @@ def limit_idle_now(session: Session) -> None:
     max_idle = max_idle_of(session)
     if max_idle is not None:
         connection_of(session).execute(select(LIMITS_IDLE), {"max_idle": max_idle})
+
+
+class _Own:
+    """The block of the handler itself."""
+
+    error: Exception | None = None
+
+    def __enter__(self) -> None:
+        """Begin it."""
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        """Remember what it raised."""
+        if isinstance(error, Exception):
+            self.error = error
+
+    @property
+    def decides(self) -> bool:
+        """Whether what it raised counts, whatever the end of the transaction raises."""
+        return isinstance(self.error, HandlerTimeoutError) or (
+            self.error is not None and not isinstance(judge(self.error), Failed | Lost)
+        )
+
+
+@contextmanager
+def limiting(max_idle: timedelta | None) -> Iterator[_Own]:
+    """Run a transaction; yield the block for its handler, whose decision comes first.
+
+    The rollback of a lost connection raises, too. asyncpg drops the server's reason. So
+    if there is none, and the block took longer than the limit, the limit is taken for
+    the reason.
+
+    Raises:
+        IdleTimeoutError: the connection was lost because the transaction was idle: the
+            handler's fault, and no outage.
+    """
+    started, own = time.monotonic(), _Own()
+    try:
+        yield own
+    except Exception as error:  # noqa: BLE001 (raised below)
+        raised = error
+    else:
+        return
+    if own.decides:
+        raised = own.error or raised
+    if isinstance(verdict := judge(raised), Lost):
+        state = sqlstate_of(verdict.lost) or ""
+        seconds = time.monotonic() - started
+        is_over = max_idle is not None and seconds > max_idle.total_seconds()
+        if state == _WAS_IDLE or (is_over and not state.startswith(_SHUTDOWN)):
+            raise IdleTimeoutError(max_idle, seconds, verdict.lost) from raised
+    # Outside of the block, since the rollback's error may have this one as its context.
+    raise raised

@@ -4,8 +4,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
-from inbox.errors import RetryLater
+from inbox.handlers.outcome import Later
 from inbox.receipt import ForeignId, MessageId
+from inbox.verdict import judge
 from outbox import tracing
 from outbox.message import FrozenDict, Message
 from outbox.tracing import Processing, Received, Traced, Tracer
@@ -38,7 +39,11 @@ def processing(
     """
     if tracer is None:
         return _UNTRACED
-    return tracer.process(messages, consumer, system=system, decisions=(RetryLater,))
+    return tracer.process(messages, consumer, system=system, is_decision=_asks_later)
+
+
+def _asks_later(error: Exception) -> bool:
+    return isinstance(judge(error), Later)
 
 
 async def traced(

@@ -106,6 +106,11 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     commits, the message is a duplicate; if it rolls back, the message is new. With an
     `AsyncSession`: `await session.run_sync(record_receipt, message_id, consumer)`.
 
+    Args:
+        session: the caller's, in its transaction.
+        message_id: a UUIDv7, or a `ForeignId` for any other id.
+        consumer: the name on the receipt: each consumer handles a message once.
+
     Raises:
         MessageTooOldError: its day is older than the retention of `inbox.receipt`.
         MessageTooNewError: there is no partition for its day yet.

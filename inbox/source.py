@@ -62,6 +62,15 @@ class Delivery(Protocol):
         passed. Nor are, if the broker keeps order, later messages of its key.
         """
 
+    async def hand_back(self, delay: timedelta) -> bool:
+        """Hand the delivery back for a replica that has a handler for it.
+
+        It was not started, and no attempt is counted. This replica doesn't get it again
+        before the delay has passed and, unlike after a nack, doesn't keep it in memory:
+        any number of messages can be handed back while others are delivered. Returns
+        False, and does nothing, if that isn't possible.
+        """
+
 
 class Settling(Protocol[E]):
     """A source that identifies its deliveries by its own kind of entry."""
@@ -71,6 +80,9 @@ class Settling(Protocol[E]):
 
     def nacked(self, entry: E, delay: timedelta | None) -> None:
         """Deliver an entry again, at once or after a delay."""
+
+    def handed_back(self, entry: E, delay: timedelta) -> bool:
+        """Return an entry to the broker; return False if that isn't possible."""
 
 
 class EntryDelivery(Generic[T]):
@@ -108,6 +120,12 @@ class EntryDelivery(Generic[T]):
             self._settled = True
             self._source.nacked(self._entry, delay)
 
+    async def hand_back(self, delay: timedelta) -> bool:
+        """Return the delivery to the broker within milliseconds."""
+        if not self._settled:
+            self._settled = self._source.handed_back(self._entry, delay)
+        return self._settled
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
@@ -118,10 +136,13 @@ class Abilities:
             a tenant whose messages fill a queue's room holds up other tenants' messages
             behind them.
         foreign_holders: describe the sessions other than consumers that hold lanes.
+        warnings: what an operator should know about the consumer's group; each text is
+            logged once.
     """
 
     leave_out: Callable[[Collection[str]], None] = lambda _: None
     foreign_holders: Callable[[], Sequence[str]] = tuple
+    warnings: Callable[[], Sequence[str]] = tuple
 
 
 class Source(Protocol):

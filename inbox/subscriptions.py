@@ -8,11 +8,15 @@ from outbox.postgres.sql_files import load
 
 async def subscribe(
     connection: Connection, consumer: str, topics: Sequence[str]
-) -> None:
-    """Subscribe a consumer to topics from now on; repeating it is harmless."""
-    await connection.execute(
+) -> list[str]:
+    """Subscribe a consumer to topics from now on; return those that it had before.
+
+    Repeating it is harmless.
+    """
+    cursor = await connection.execute(
         load("inbox", "subscribe"), {"consumer": consumer, "topics": list(topics)}
     )
+    return [topic async for (topic,) in cursor]
 
 
 async def unsubscribe(

@@ -219,9 +219,7 @@ def hold(session: Session) -> Held:
         AutocommitError: the connection is in AUTOCOMMIT mode.
         ConfigError: as `connection_of` and `Held.join`.
     """
-    held: Held | None = session.info.get(_HELD)
-    if held is not None and held.is_open:
-        return held
+    # Asked each time, because only this sends the SAVEPOINT of `begin_nested()`.
     connection = connection_of(session)
     held = _held_on(connection)
     if held is None or not held.is_open:
@@ -260,6 +258,7 @@ class protected:  # noqa: N801 (reads as a statement: with protected(…))
         self._async: Any = session() if is_async_scoped_session(session) else session
         self._session = sync_session(session)
         self._root: SessionTransaction | None = self._session.get_transaction()
+        self._savepoint = self._session.get_nested_transaction()
         self._held: Held = self._session.info[_HELD]
         self._receipts = receipts
 
@@ -304,6 +303,8 @@ class protected:  # noqa: N801 (reads as a statement: with protected(…))
             held.check()
             if session.get_transaction() is not self._root:
                 held.refuse(_ROLLBACK)
+            if self._savepoint is not None and not self._savepoint.is_active:
+                held.refuse("the end of the savepoint around the receipt")
             if error is None and isinstance(session.bind, Connection):
                 session.flush()  # its owner commits, and doesn't know the session
                 held.check()

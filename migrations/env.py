@@ -70,6 +70,8 @@ def _make() -> None:
     for schema in ("outbox", "inbox", _names.partman_schema):
         if part != Part.OWNER and schema is not None:
             context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+    if part != Part.ADMINISTRATOR:
+        run("refuse_superuser.sql")
     run("revoke_defaults.sql")
     run("refuse_foreign.sql")
     run("extensions.sql", with_cron=cron)
@@ -92,6 +94,7 @@ def _make() -> None:
 
 
 def _remove() -> None:
+    run("refuse_superuser.sql")
     run("refuse_foreign.sql")
     # Create missing roles, without which REVOKE would fail.
     run("roles.sql")

@@ -39,7 +39,7 @@ GRANT SELECT
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {monitor};
 GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay};
 GRANT SELECT, INSERT ON outbox.deferral, outbox.position TO {relay};
-GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean) TO {relay};
+GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {relay};
 GRANT SELECT, INSERT (reader, broker, broker_since), UPDATE (broker, broker_since) ON outbox.reader TO {relay};
 GRANT SELECT, INSERT (reader, topic, is_discarded, since, since_seq), UPDATE (ended_at) ON outbox.subscription TO {relay};
 -- For the postgres publisher.
@@ -66,7 +66,7 @@ GRANT SELECT,
       DELETE
     ON inbox.suspect
     TO {consumer};
-GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean) TO {consumer};
+GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {consumer};
 GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
 
 -- A dead letter is evidence: only the owner may change its payload or its creation time.

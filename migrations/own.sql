@@ -1,5 +1,6 @@
 -- Administrator part: gives the owner what is its own. Otherwise, only the role that created Alembic's
--- table could run later migrations, and the grants fail on what belongs to somebody else since.
+-- table could run later migrations, and the grants fail on what belongs to somebody else since. Reads only
+-- the catalog: what the owner's members have made must not run with an administrator's rights.
 
 ALTER TABLE IF EXISTS outbox.alembic_version OWNER TO {owner};
 
@@ -8,14 +9,11 @@ DECLARE
     v_owner oid := (SELECT r.oid FROM pg_roles r WHERE r.rolname = {owner_name});
     v_object text;
 BEGIN
-    IF to_regclass('outbox.promise') IS NULL THEN
-        RETURN;
-    END IF;
     FOR v_object IN
         SELECT format('%s %s', CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid::regclass)
           FROM pg_class c
          WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relowner <> v_owner
-           AND c.oid::regclass::text IN (SELECT p.relation FROM outbox.promise p)
+           AND c.relkind IN ('r', 'p', 'S') AND NOT c.relispartition
          UNION ALL
         SELECT format('FUNCTION %s', f.oid::regprocedure) FROM pg_proc f
          WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.proowner <> v_owner

@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
 from outbox.migrations.statements import split_statements
+from outbox.postgres.superuser import LIST_LESSER_OWNERS
 
 _SETTINGS: Final = {
     # Functions must not call other roles' objects, whoever calls them.
@@ -54,6 +55,7 @@ def run(file: str, **values: str) -> None:
     if part is not None and whose in set(Part) - {part}:
         return
     script = script.replace("{list_foreign_objects}", LIST_FOREIGN_OBJECTS)
+    script = script.replace("{list_lesser_owners}", LIST_LESSER_OWNERS)
     names = context.config.attributes["names"]
     for name, value in (_SETTINGS | values).items():
         script = script.replace(f"{{{name}}}", value)

@@ -207,7 +207,8 @@ def without_values(text: str, error: BaseException, *, with_text: bool = False) 
     """
     text = text[:_MOST_CHARS]
     for behind, is_below in _behind(error, is_below=not with_text):
-        if _is_hidden(behind, is_below):
+        # In a circle, an error can be behind the one that it wraps.
+        if _is_hidden(behind, is_below) and _wrapped_by_sqlalchemy(behind) is not error:
             start = _start_of_quotation(text, _str(behind))
             if start is not None:
                 text = text[:start] + _text_of(behind, is_below)

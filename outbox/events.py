@@ -1,12 +1,16 @@
 """Events as values: logs, metrics and tests observe them."""
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar, TypeAlias
+from uuid import UUID
 
 from outbox import tracing
+from outbox.errors import ConfigError, one_line, traceback_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,9 @@ class ProcessMeasured(Event):
         blocked_for: how long the first of a consumer's keys has waited.
         failing_since: since when something has kept failing; None if nothing fails.
         reason: the last failure.
+        running_id: the message of the handler that has been running for longest, if for
+            longer than a few seconds; one that is overdue comes first.
+        running_due: when it is or was overdue; None: never.
     """
 
     level = logging.DEBUG
@@ -70,6 +77,15 @@ class ProcessMeasured(Event):
     blocked_for: timedelta | None = None
     failing_since: datetime | None = None
     reason: str | None = None
+    running_id: UUID | None = None
+    running_handler: str | None = None
+    running_since: datetime | None = None
+    running_due: datetime | None = None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether that handler is overdue."""
+        return self.running_due is not None and self.running_due <= datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,19 +108,85 @@ class TracingFailed(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverFailed(Event):
+    """An observer raised. The others get the event, and the process goes on."""
+
+    level = logging.WARNING
+    about = ("observer", "reason")
+    advice = "correct the observer; it doesn't see such events"
+
+    observer: str
+    reason: str
+    stacktrace: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFailed(Event):
+    """A relay or a consumer ended by an error, or because its task was cancelled.
+
+    `run`, or the end of its block, raises the error.
+    """
+
+    level = logging.WARNING
+    advice = "correct the cause, and restart the process"
+    waits_for = "restart"
+
+    process: str
+    reason: str
+    stacktrace: str
+
+
 Observer: TypeAlias = Callable[[Event], None]
-"""Called in the task in which the event happens: it must be quick and never raise."""
+"""Called in the task in which the event happens: it must be quick, and not raise."""
 
 
 class Observers:
-    """Passes each event to all observers, and to the tracer if there is one."""
+    """Passes each event to all observers, and to the tracer if there is one.
+
+    Raises:
+        ConfigError: `checked` refuses an observer.
+    """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._observers = tuple(observers)
+        self._observers = tuple(map(checked, observers))
 
     def notify(self, event: Event) -> None:
         """Call the observers in order."""
         for observer in self._observers:
-            observer(event)
+            try:
+                observer(event)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 (no task may end by it)
+                self._report(observer, error)
         if event.settles is not None and tracing.tracer is not None:
             tracing.tracer.observe(event)
+
+    def _report(self, failed: Observer, error: BaseException) -> None:
+        name, trace = name_of(failed), traceback_of(error)
+        report = ObserverFailed(observer=name, reason=one_line(error), stacktrace=trace)
+        for observer in self._observers:
+            with suppress(BaseException):
+                observer(report)
+
+
+def checked(observer: Observer) -> Observer:
+    """Return an observer, unless it can't be called, or is a coroutine function.
+
+    Raises:
+        ConfigError: it is one of these.
+    """
+    called = getattr(observer, "__call__", None)  # noqa: B004 (asks what it calls)
+    if called is None:
+        problem = "can't be called; pass a function (event)"
+    elif any(map(inspect.iscoroutinefunction, (observer, called))):
+        problem = "is async, and nobody would await it; write def"
+    else:
+        return observer
+    raise ConfigError(f"observer {name_of(observer)}: {problem}")
+
+
+def name_of(function: object) -> str:
+    """Return the name of a function, or the class of another callable object."""
+    return getattr(function, "__qualname__", type(function).__qualname__)

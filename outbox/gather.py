@@ -6,6 +6,10 @@ from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
+from outbox.errors import one_line, traceback_of
+from outbox.events import Observer, ProcessFailed
+from outbox.observability.watchdog import reporting_blocks
+
 T = TypeVar("T")
 
 _CANCEL_AGAIN: Final = 5.0
@@ -53,12 +57,18 @@ class Process(ABC):
     """What `async with` runs in the background, as in FastAPI's lifespan.
 
     Entering returns once it has started, or raises what `run` does if it can't start.
-    Leaving drains and stops it.
+    Leaving drains and stops it. If it ends before that, it reports `ProcessFailed`, and
+    leaving raises the error.
     """
 
     def __init__(self) -> None:
         self._started = asyncio.Event()
         self._embedded: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has started, and has not ended."""
+        return self._started.is_set()
 
     @abstractmethod
     async def run(self) -> None:
@@ -70,25 +80,48 @@ class Process(ABC):
 
     async def __aenter__(self) -> Self:
         """Run in the background until the block ends."""
-        self._started.clear()
         self._embedded = await start(self.run(), self._started)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Drain and stop."""
         self.stop()
-        if self._embedded is not None:
-            await self._embedded
+        embedded, self._embedded = self._embedded, None
+        if embedded is not None:
+            await embedded
 
-    async def _drained(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _drained(
+        self, work: Coroutine[Any, Any, None], name: str, notify: Observer
+    ) -> None:
         """Run to the end; a cancellation stops it, a second one ends the drain."""
         task = asyncio.create_task(work)
         try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self.stop()
-            await task
+            async with reporting_blocks():
+                try:
+                    await asyncio.shield(task)
+                except asyncio.CancelledError:
+                    self.stop()
+                    await task
+                    if asyncio.current_task() is self._embedded:
+                        raise RuntimeError("its task was cancelled") from None
+                    raise
+        except BaseException as error:
+            is_asked = isinstance(error, asyncio.CancelledError)
+            if self.is_running and not is_asked:  # else who started it is told
+                self._started.clear()
+                trace, first = traceback_of(error), first_of(error)
+                reason = one_line(first)
+                notify(ProcessFailed(process=name, reason=reason, stacktrace=trace))
             raise
+        finally:
+            self._started.clear()
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return the error, or the first one in a group that task groups raised."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -14,8 +14,16 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_lock = threading.Lock()
+# A signal's handler, or a finalizer, may need an id while its own thread makes one.
+_lock = threading.RLock()
 _last = 0
+if hasattr(os, "register_at_fork"):  # not on Windows
+    # The child has no other threads, so no thread may hold the lock in it.
+    os.register_at_fork(
+        before=_lock.acquire,
+        after_in_parent=_lock.release,
+        after_in_child=_lock.release,
+    )
 
 
 def uuid7() -> UUID:

@@ -7,7 +7,7 @@ of every message of the same transaction.
 or handles a message checks it, and does nothing more if it is None.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -129,7 +129,7 @@ class Tracer(Protocol):
         consumer: str,
         *,
         system: str | None = None,
-        decisions: tuple[type[BaseException], ...] = (),
+        is_decision: Callable[[Exception], bool] = lambda _: False,
     ) -> AbstractContextManager[Processing]:
         """Trace the handling of messages; their span is the current one.
 
@@ -138,7 +138,8 @@ class Tracer(Protocol):
 
         Args:
             system: the broker, unless `receive` has named it.
-            decisions: exceptions that aren't errors when they leave the block.
+            is_decision: recognizes exceptions that aren't errors when they leave the
+                block.
         """
 
     def receive(self, system: str) -> None:

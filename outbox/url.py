@@ -1,5 +1,6 @@
 """Split broker and database URLs, and print them without secrets."""
 
+import re
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
@@ -7,6 +8,10 @@ from urllib.parse import SplitResult, urlsplit
 from outbox.errors import ConfigError
 
 _OF_POSTGRESQL: Final = ("postgresql", "postgres")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_SECRETS: Final = re.compile(
+    r"[A-Za-z][A-Za-z0-9+.-]*://\S+|\bpassword\s*=\s*(?:'[^']*'|\S+)|\bwhsec_\S+"
+)
 
 
 class FileUrl(str):
@@ -29,10 +34,11 @@ class FileUrl(str):
         try:
             url = cls(Path(path).read_text(encoding="utf-8").strip())
         except (OSError, ValueError) as error:
+            problem = getattr(error, "strerror", None) or "not UTF-8"
             raise ConfigError(
-                f"{variable}={path}: {error}; let it name a text file that holds a URL "
-                "and that this user may read"
-            ) from error
+                f"{variable}={without_secrets(path)}: {problem}; let it name a text "
+                "file that holds a URL and that this user may read"
+            ) from None
         url.variable, url._path = variable, path
         return url
 
@@ -46,8 +52,13 @@ class FileUrl(str):
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a URL, without the driver that SQLAlchemy puts into it."""
-    scheme = url.partition(":")[0]
+    """Return the scheme of a URL, without the driver that SQLAlchemy puts into it.
+
+    It is empty if the text is no URL, such as a connection string with a password.
+    """
+    scheme, colon, _ = url.partition(":")
+    if not colon or _SCHEME.fullmatch(scheme) is None:
+        return ""
     name = scheme.partition("+")[0]
     return name if name in _OF_POSTGRESQL else scheme
 
@@ -81,9 +92,20 @@ def _invalid(url: str) -> ConfigError:
 
 
 def without_password(url: str) -> str:
-    """Return a URL, well-formed or not, without its secrets."""
-    start = url[: url.find("://") + 3] if "://" in url else ""
-    rest, _, query = url.removeprefix(start).partition("?")
+    """Return a URL, well-formed or not, without its secrets; of other texts, nothing.
+
+    The path of a webhook is often its secret.
+    """
+    scheme, mark, address = url.partition("://")
+    if not mark or _SCHEME.fullmatch(scheme) is None:
+        return "…" if url else ""
+    start = scheme + mark
+    rest, _, query = address.partition("?")
+    if scheme.lower() in {"http", "https"}:
+        host, slash, path = rest.partition("/")
+        rest = f"{host}/…" if path else host + slash
+        if "@" in path:
+            return f"{start}…"  # the host may be part of a password
     # Up to the last @: a password may contain others that weren't encoded.
     credentials, at, place = rest.rpartition("@")
     if not at and "@" in query:
@@ -92,3 +114,10 @@ def without_password(url: str) -> str:
     # A user without a password may be a token, as in NATS, but not in a database's URL.
     shown = user if colon or start.startswith("postgres") else ""
     return f"{start}{shown}{at}{place}"
+
+
+def without_secrets(text: str) -> str:
+    """Return a text that quotes URLs or connection strings, without their secrets."""
+    return _SECRETS.sub(
+        lambda found: without_password(found[0]) if "://" in found[0] else "…", text
+    )

@@ -133,6 +133,7 @@ def add(
     Adding no message does nothing, so `add(session, *events)` needs no prior check.
 
     Args:
+        session: the caller's, in its transaction.
         messages: each is a `Message`, or an instance of a class that `@event` has bound
             to a topic.
         limits: the limits of a message, checked before and after it is encoded.
@@ -145,7 +146,9 @@ def add(
             registered for its topic, or can't be encoded; no message of the call was
             added, and the session is unchanged.
         NotASessionError: `session` isn't one.
-        ConfigError: it is a `ShardedSession`.
+        ConfigError: it is a `ShardedSession`, or its transaction has ended or failed:
+            in a listener for `after_commit` or `after_rollback`, or after a failed
+            flush.
 
     The flush that writes them raises `AutocommitError` if the session's connection is
     in AUTOCOMMIT mode, where a rollback would keep them, and `ConfigError` if the
@@ -161,6 +164,14 @@ def add(
             f"session {shorten(target)}: is a ShardedSession, but a message has no "
             "shard; name that of the rows that belong to it: session."
             "execute(insert_statement(…), bind_arguments={'shard_id': …})"
+        )
+    transaction = target.get_transaction()
+    if transaction is not None and not transaction.is_active:
+        raise ConfigError(
+            f"session {shorten(target)}: its transaction has ended or failed, so no "
+            "commit would send the message; a listener for after_commit or "
+            "after_rollback is too late: use before_commit, or another transaction: "
+            "with sessions.begin() as session: add(session, message)"
         )
     made = tuple(_message(message, registry, details) for message in messages)
     if made:
@@ -200,8 +211,13 @@ def insert_statement(
 ) -> Insert:
     """Build one INSERT of all messages, to execute on a connection of your own.
 
-    The statement's text is the same for any number of messages. The arguments are those
-    of `add`.
+    The statement's text is the same for any number of messages.
+
+    Args:
+        messages: at least one.
+        limits: as for `add`.
+        registry: as for `add`.
+        codec: as for `add`.
 
     Raises:
         InvalidMessageError: a message breaks a rule, doesn't match its schema or can't

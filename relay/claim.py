@@ -3,7 +3,8 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -61,6 +62,12 @@ class Claimed(NamedTuple):
     problem: str | None
     place: WaitingMessage | None = None
     due_at: datetime | None = None
+
+    @property
+    def identity(self) -> Hashable:
+        """What no other message has, even after a failover to a server without it."""
+        run = 0 if self.place is None else self.place.run
+        return self.id, self.created_at, self.seq, run
 
 
 class Outcome(NamedTuple):
@@ -151,20 +158,18 @@ async def claim_batch(
 async def _claim_lanes(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
 ) -> Batch:
-    stale = [lane for lane in lanes if lane.needs_refresh]
-    if not stale:
-        try:
+    if not any(lane.needs_refresh for lane in lanes):
+        with suppress(MustLookError):
             return await _claim(connection, board, lanes, config)
-        except MustLookError:
-            stale = list(lanes)
+    # All of them: the claim finds no rows below a position of which no look knows.
     clock = await board.reader.read_clock(connection)
-    await board.reader.move_fences(connection, stale, clock)
+    await board.reader.move_fences(connection, lanes, clock)
     # A lane's previous owner may settle late. Waiting messages, positions and batch
     # must come from one snapshot, or a key's next message could be claimed before its
     # first.
     async with connection.transaction():
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        await _refresh(connection, board, stale, clock)
+        await _refresh(connection, board, lanes, clock)
         batch = await _claim(connection, board, lanes, config, has_looked=True)
     board.forget_floors()
     return batch

@@ -196,7 +196,7 @@ def relay(
         broker=url,
         switch_broker=switch_broker,
     )
-    watched.run(process.run, process.stop)
+    watched.run(process.run, process.stop, config.drain)
 
 
 @command(replay_app)

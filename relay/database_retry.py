@@ -8,7 +8,6 @@ import psycopg
 
 from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
-from outbox.postgres.connection import Link
 from relay.events import DatabaseLost, DatabaseRecovered
 
 DATABASE_ERRORS: Final = (psycopg.Error, DatabaseUnavailableError)
@@ -24,12 +23,10 @@ class DatabaseRetry:
         self._notify = notify
         self._pause = _FIRST_PAUSE
 
-    async def failed(self, error: Exception, link: Link) -> None:
-        """Report an error, close the connection, and wait."""
+    async def failed(self, error: Exception) -> None:
+        """Report an error, and wait."""
         pause, self._pause = self._pause, min(self._pause * 2, _LAST_PAUSE)
         self._notify(DatabaseLost.of(error, pause))
-        async with link.lock:
-            await link.close()
         await asyncio.sleep(pause)
 
     def succeeded(self) -> None:

@@ -8,8 +8,15 @@ from typing import Self
 from uuid import UUID
 
 from outbox.errors import message_of
-from outbox.events import Event
+from outbox.events import Event, ProcessFailed
 from outbox.postgres.remedy import remedy_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayStopped(Event):
+    """The relay stopped and released its lanes."""
+
+    waits_for = "restart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +27,9 @@ class RelayStarted(Event):
         publisher: the scheme of the broker's URL, or the name of the publisher.
     """
 
+    ends = (RelayStopped, ProcessFailed)
+
     publisher: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayStopped(Event):
-    """The relay stopped and released its lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

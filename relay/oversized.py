@@ -63,7 +63,7 @@ class OversizedRows:
                     await self._move(row)
                 except DATABASE_ERRORS as error:
                     self._rows.append(row)
-                    await retry.failed(error, self._link)
+                    await retry.failed(error)
                 else:
                     self._ids.discard(row.id)
                     retry.succeeded()
@@ -74,9 +74,9 @@ class OversizedRows:
 
     async def _move(self, row: Claimed) -> None:
         assert row.problem is not None
-        connection = await self._link.connection()
         refused = [(row, Outcome("dead_lettered", row.problem))]
-        await move_to_dead_letters(connection, refused, self._reader, by_hand=True)
+        async with self._link.use() as connection:
+            await move_to_dead_letters(connection, refused, self._reader, by_hand=True)
         self._notify(
             MessageDeadLettered(
                 id=row.id,

@@ -95,6 +95,17 @@ class Checkable(Protocol):
 
 
 @runtime_checkable
+class InDatabase(Protocol):
+    """An optional part of a `Publisher`: its broker may be the outbox's own server.
+
+    If that server crashes, or a standby takes over, what the broker acked may be lost
+    with the settlement. Then messages are published again that no settlement covers.
+    """
+
+    in_database: bool
+
+
+@runtime_checkable
 class Handling(Protocol):
     """What a relay publishes to if the handlers are in its own process."""
 

@@ -32,7 +32,7 @@ from outbox.postgres.advisory_lock import (
     LockHolder,
     reader_class,
 )
-from outbox.postgres.connection import Connection, Link, connect
+from outbox.postgres.connection import Connection, Link, Server, connect
 from outbox.postgres.days import MAKE_DAYS, Days
 from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.lease import RETRY, Lease
@@ -128,6 +128,7 @@ class Relay(Process):
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
         host = socket.gethostname()[:30]
         self._application = f"pillarbox relay {host} {os.getpid()}"
+        self._server = Server()
         self._lease = Lease(
             url,
             lock_class=reader_class(reader),
@@ -140,6 +141,7 @@ class Relay(Process):
             on_take=self._on_take,
             on_lose=self._on_lose,
             on_fail=self._on_fail,
+            server=self._server,
         )
         self._sweep_link = self._link("sweep")
         self._links = [
@@ -149,13 +151,21 @@ class Relay(Process):
         self._breaker = Breaker(self._notify)
         self._batch_limit = BatchLimit(self._config.publish_timeout)
         self._oversized = OversizedRows(
-            Link(url, application_name=f"{self._application} oversized"),
+            Link(
+                url,
+                application_name=f"{self._application} oversized",
+                server=self._server,
+            ),
             reader=reader,
             notify=self._notify,
         )
         self._days = Days(self._make_days, self._notify)
         self._stop = asyncio.Event()
         self._in_flight: set[asyncio.Task[Any]] = set()
+
+    def step_aside(self, seconds: float) -> None:
+        """Let other relays of the reader, if there are any, have all lanes."""
+        self._lease.step_aside(seconds)
 
     @override
     def stop(self) -> None:
@@ -175,7 +185,8 @@ class Relay(Process):
             DatabaseUnavailableError: the database is unreachable or read-only.
             BrokerUnavailableError: the broker is unreachable.
         """
-        await self._drained(self._run())
+        name = f"relay {self._reader.name}"
+        await self._drained(self._run(), name, self._notify)
 
     async def _run(self) -> None:
         if tracing.tracer is not None:
@@ -231,8 +242,8 @@ class Relay(Process):
                 record = await self._reader.read(connection)
                 self._lanes.reader.since = record.since
                 self._lanes.topics = record.topics or ALL
-                await self._lanes.reader.read_clock(connection)
-                await self._lanes.reader.find_changed(connection, {})
+                now = (await self._lanes.reader.read_clock(connection)).now
+                await self._lanes.reader.read_stored(connection, [], now, now)
                 await claim_batch(connection, self._lanes, [], self._config)
                 yield connection
         except (
@@ -257,6 +268,7 @@ class Relay(Process):
             lock=Lock.OUTBOX_DOORBELL,
             channel="outbox_message",
             application_name=f"{self._application} doorbell",
+            server=self._server,
         )
         interval = self._config.poll_interval.total_seconds()
         await wake_lanes(self._lanes, doorbell, interval)
@@ -297,6 +309,7 @@ class Relay(Process):
             application_name=f"{self._application} {part}",
             settings=WORKER_SETTINGS,
             writes=OUTCOMES,
+            server=self._server,
         )
 
     def _worker(self, number: int) -> Worker:

@@ -11,7 +11,7 @@ from outbox.brokers.plugins import implementation
 from outbox.errors import BrokerUnavailableError, OutboxError
 from outbox.message import Message
 from outbox.url import FileUrl
-from relay.publisher import Checkable, Confirmation, Publisher
+from relay.publisher import Checkable, Confirmation, InDatabase, Publisher
 
 
 def publisher_of(broker: str) -> Publisher:
@@ -39,6 +39,8 @@ class RenewedPublisher:
         if isinstance(self._publisher, Checkable):
             # An instance without it is not `Checkable`, like what it wraps.
             self.check = self._check
+        if isinstance(self._publisher, InDatabase):
+            self.in_database = True
 
     async def __aenter__(self) -> Self:
         """Enter the publisher."""

@@ -16,7 +16,7 @@ unique: of two relays that both claimed the messages, one settles.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -65,11 +65,6 @@ class Settlement:
     def of(self, *causes: str) -> list[tuple[Claimed, Outcome]]:
         """Return the messages with one of these causes."""
         return [one for one in self.outcomes if one[1].cause in causes]
-
-    def drop(self, lanes: Collection[int]) -> None:
-        """Leave out what belongs to these lanes."""
-        self.outcomes = [one for one in self.outcomes if one[0].lane not in lanes]
-        self.positions = [one for one in self.positions if one.lane.number not in lanes]
 
 
 def complete(settlement: Settlement, batch: Batch) -> None:

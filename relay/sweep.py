@@ -40,7 +40,7 @@ async def sweep_lanes(
                 await _find_due(link, board, config.batch_size)
                 retry.succeeded()
             except DATABASE_ERRORS as error:
-                await retry.failed(error, link)
+                await retry.failed(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval):
                     await board.wants_due()
@@ -58,8 +58,7 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
         and lane.deferrals.size < batch_size
     ]
     began = [lane.deferrals.scan() for lane in lanes]
-    async with link.lock:
-        connection = await link.connection()
+    async with link.use() as connection:
         # Do it even without lanes: an outage ends the leases and must be reported.
         cursor = await connection.execute(
             load("relay", "find_due"),

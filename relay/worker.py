@@ -3,8 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 
@@ -26,7 +25,7 @@ from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from relay.oversized import OversizedRows
 from relay.publish import Answer, publish_batch
-from relay.publisher import Handling, Publisher
+from relay.publisher import Acked, Handling, InDatabase, Publisher
 from relay.settle import (
     Settlement,
     complete,
@@ -34,6 +33,9 @@ from relay.settle import (
     remember,
     settle_batch,
 )
+
+_Session: TypeAlias = tuple[Link, Connection]
+"""Where a batch was claimed, with the lock of its link."""
 
 
 class Worker:
@@ -71,6 +73,8 @@ class Worker:
         self._batch_limit = batch_limit
         self._oversized = oversized
         self._config = config
+        # Other acks may be lost with the settlement.
+        self._keeps_acks = not isinstance(publisher, Handling | InDatabase)
         self._in_flight = in_flight
         self._stop = stop
         self._notify = notify
@@ -95,9 +99,10 @@ class Worker:
 
     async def _carry(self, lanes: Sequence[Lane]) -> None:
         try:
-            batch = await self._claim(lanes)
-            if batch is None:
+            claim = await self._claim(lanes)
+            if claim is None:
                 return
+            batch, session = claim
             # A lane in which nothing was found doesn't wait for the others' answers.
             released = batch.release()
             lanes = batch.lanes
@@ -106,63 +111,84 @@ class Worker:
                 # Nor does one whose handlers are quick wait for another's.
                 parts = batch.by_lane()
                 lanes = []
-                await gather(self._end(part) for part in parts)
+                await gather(self._end(part, session) for part in parts)
             else:
-                await self._finish(batch)
+                await self._finish(batch, session)
         finally:
             self._lanes.put_back(lanes)
 
-    async def _end(self, part: Batch) -> None:
+    async def _end(self, part: Batch, session: _Session) -> None:
         try:
-            await self._finish(part)
+            await self._finish(part, session)
         finally:
             self._lanes.put_back(part.lanes)
 
-    async def _finish(self, batch: Batch) -> None:
-        answers: Sequence[Answer] = []
-        if batch.rows:
-            if await self._can_record():
-                answers = await self._publish(batch)
-            else:
-                answers = [None] * len(batch.rows)
+    async def _finish(self, batch: Batch, session: _Session) -> None:
+        """Publish and settle a batch; if its session is lost, claim it again.
+
+        A server that crashed may have lost the batch, and a standby that took over may
+        have other messages with the same numbers and transaction ids. So only the
+        session that has claimed settles. This continues until a settlement is recorded,
+        even if the lease is lost, because what the broker acked is published anyway.
+        """
+        while not await self._process(batch, session):
+            for lane in batch.lanes:
+                lane.doubt()
+            while (claim := await self._claim(batch.lanes)) is None:
+                pass
+            batch, session = claim
+
+    async def _process(self, batch: Batch, session: _Session) -> bool:
+        """Publish and settle a batch; return whether the settlement is recorded."""
+        answers = await self._publish(batch) if batch.rows else []
         settlement = decide(batch.rows, answers, self._config.retry)
         complete(settlement, batch)
         remember(settlement, batch)
-        await self._settle(settlement)
-        # Only now, so that their entries exist.
-        self._oversized.add(row for row, _ in settlement.of("aside"))
+        is_settled = await self._settle(settlement, session)
+        if self._lanes.acked or not is_settled:
+            for row, _ in settlement.of("published"):
+                self._lanes.acked.pop(row.identity, None)
+                if self._keeps_acks and not is_settled:
+                    self._lanes.acked[row.identity] = None
+        if is_settled:
+            # Only now, so that their entries exist.
+            self._oversized.add(row for row, _ in settlement.of("aside"))
+        return is_settled
 
     async def _publish(self, batch: Batch) -> Sequence[Answer]:
+        """Publish what the broker has not acked yet; return the answers for all."""
+        acked = {row.identity for row in batch.rows} & self._lanes.acked.keys()
+        rows = [row for row in batch.rows if row.identity not in acked]
         answers, lost = await publish_batch(
-            batch.rows,
+            rows,
             self._publisher,
             self._config,
             batch_limit=self._batch_limit,
             leased=lambda: self._lanes.owns(batch.lanes),
             notify=self._notify,
         )
-        if any(answers[i] for i, row in enumerate(batch.rows) if row.message):
+        if any(answers[i] for i, row in enumerate(rows) if row.message):
             self._breaker.close()
         if lost is not None:
             self._breaker.open(str(lost))
             for lane in batch.lanes:
                 # The outage may be long, so reread the state of the lanes.
                 lane.needs_refresh = True
-        return answers
+        rest = iter(answers)
+        return [Acked() if row.identity in acked else next(rest) for row in batch.rows]
 
-    async def _claim(self, lanes: Sequence[Lane]) -> Batch | None:
+    async def _claim(self, lanes: Sequence[Lane]) -> tuple[Batch, _Session] | None:
         started = time.monotonic()
         is_sweep = any(lane.needs_refresh for lane in lanes)
         link = self._sweep_link if is_sweep else self._link
         try:
-            async with link.lock:
-                connection = await link.connection()
-                await self._doubt(connection, link, lanes)
+            async with link.use() as connection:
+                self._lanes.opened(link.opened_at, lanes)
                 batch = await claim_batch(connection, self._lanes, lanes, self._config)
         except DATABASE_ERRORS as error:
             for lane in lanes:
                 lane.wake()
-            await self._claims.failed(error, link)
+            await self._claims.failed(error)
             return None
         if not batch.rows:
             self._claims.succeeded()
@@ -174,83 +200,34 @@ class Worker:
                     seconds=time.monotonic() - started,
                 )
             )
-        return batch
+        return batch, (link, connection)
 
-    async def _doubt(
-        self, connection: Connection, link: Link, lanes: Sequence[Lane]
-    ) -> None:
-        """Forget the lanes of which a crash of the server lost a settlement.
+    async def _settle(self, settlement: Settlement, session: _Session) -> bool:
+        """Record a settlement, if the session is still open that claimed the batch.
 
-        It has not crashed since the session began.
-        """
-        started = time.monotonic()
-        doubtful = {
-            lane.number: lane
-            for lane in lanes
-            if lane.progress is not None and lane.known_at < link.opened_at
-        }
-        if not doubtful:
-            return
-        numbers = {
-            number: lane.progress.number
-            for number, lane in doubtful.items()
-            if lane.progress is not None
-        }
-        changed, _ = await self._lanes.reader.find_changed(connection, numbers)
-        for number, lane in doubtful.items():
-            lane.known_at = started
-            if number in changed:
-                lane.doubt()
-
-    async def _can_record(self) -> bool:
-        """Return whether the session that records what is published is open.
-
-        It may be gone, although the claim's session isn't.
-        """
-        try:
-            async with self._link.lock:
-                await self._link.connection()
-        except DATABASE_ERRORS as error:
-            await self._claims.failed(error, self._link)
-            return False
-        self._claims.succeeded()
-        return True
-
-    async def _settle(self, settlement: Settlement) -> None:
-        """Retry until the settlement is recorded; otherwise a claim would republish.
-
-        This also applies if the lease is lost, because messages that the broker acked
-        are published in any case. If another process has settled a lane in the
-        meantime, it has published its messages, too.
+        If another process has settled a lane in the meantime, it has published the
+        lane's messages, too.
         """
         if not settlement.positions:
-            return
+            return True
+        link, connection = session
         started = time.monotonic()
-        due: dict[int, datetime] = {}
-        while settlement.positions:
-            began = time.monotonic()
-            try:
-                async with self._link.lock:
-                    connection = await self._link.connection()
-                    if await self._is_settled(connection, settlement):
-                        break
+        try:
+            async with link.use(connection):
+                began = time.monotonic()
+                try:
                     due = await settle_batch(connection, self._lanes.reader, settlement)
-            except psycopg.errors.UniqueViolation:
-                for one in settlement.positions:
-                    one.lane.known_at = 0
-            except DATABASE_ERRORS as error:
-                await self._settlements.failed(error, self._link)
-            else:
-                for one in settlement.positions:
-                    one.lane.known_at = began
-                break
+                except psycopg.errors.UniqueViolation:
+                    return False
+        except DATABASE_ERRORS as error:
+            await self._settlements.failed(error)
+            return False
+        self._settlements.succeeded()
         for one in settlement.positions:
+            one.lane.known_at = began
             one.lane.progress = one.after
             if one.lane.number in due:
                 one.lane.deferrals.expect(due[one.lane.number])
-        self._settlements.succeeded()
-        if not settlement.positions:
-            return
         waiting = settlement.of("refused", "postponed")
         dead_lettered = settlement.of("dead_lettered")
         self._notify(
@@ -282,25 +259,4 @@ class Worker:
                     traceparent=traceparent_of(row),
                 )
             )
-
-    async def _is_settled(self, connection: Connection, settlement: Settlement) -> bool:
-        """After a doubt, find out whether an earlier try to settle has committed.
-
-        If not, drop the lanes that have another settlement than when they were claimed.
-        """
-        started = time.monotonic()
-        positions = settlement.positions
-        if all(one.lane.known_at >= self._link.opened_at for one in positions):
-            return False
-        changed, own = await self._lanes.reader.find_changed(
-            connection, {one.lane.number: one.after.number - 1 for one in positions}
-        )
-        for one in positions:
-            one.lane.known_at = started
-            # What it logged may be due.
-            one.lane.needs_refresh = one.lane.needs_refresh or bool(own)
-            if not own and one.lane.number in changed:
-                one.lane.doubt()
-        if not own:
-            settlement.drop(changed)
-        return bool(own)
+        return True

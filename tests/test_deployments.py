@@ -24,6 +24,7 @@ DEFAULTS = ConsumerLimits(
     max_waiting=1024,
     max_idle=None,
     drain=timedelta(seconds=20),
+    rollout=timedelta(minutes=15),
 )
 DOCKER = Path(__file__).parent.parent / "docker"
 

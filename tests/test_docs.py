@@ -66,7 +66,7 @@ def commands() -> list[str]:
     lines = re.findall(r"^ *\$ (.*(?:\\\n.*)*)", "\n".join(blocks), re.MULTILINE)
     starts = (re.search(r"(?:^|\s)pillarbox (?=[a-z])", line) for line in lines)
     shown = (
-        re.split(r"\s[#>|]\s|\)", found.string[found.end() :])[0]
+        re.split(r"\s[#>|]\s|\s&$|\)", found.string[found.end() :])[0]
         for found in starts
         if found is not None
     )

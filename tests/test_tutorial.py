@@ -43,14 +43,15 @@ WAIT: Final = 60
 class Reader:
     """Somebody who follows the page, in a folder of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, redis: str) -> None:
         self._folder = folder
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("PILLARBOX_")},
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
         self._terminals: list[subprocess.Popen[bytes]] = []
-        self._actual: dict[str, str] = {}
+        # What the page shows, and what it is here.
+        self._actual = {"redis://127.0.0.1": redis}
         self._until: str | None = None
 
     def writes(self, example: Example) -> None:
@@ -135,11 +136,11 @@ class Reader:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
+def reader(redis_url: str) -> Iterator[Reader]:
     with TemporaryDirectory() as folder:
         # If this is root, PostgreSQL's user must be able to enter it.
         Path(folder).chmod(0o755)
-        reader = Reader(Path(folder))
+        reader = Reader(Path(folder), redis_url)
         yield reader
         reader.leaves()
 

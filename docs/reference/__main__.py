@@ -9,7 +9,7 @@ import psycopg
 from rich.text import Text
 from typer.main import get_command
 
-from docs.reference import board, events, metrics, sql
+from docs.reference import api, board, events, metrics, sql
 from outbox.administration.migrate import migrate
 from outbox.brokers.options import brokers
 from outbox.cli.command import LOGGING
@@ -164,6 +164,7 @@ def _plain(text: str | None) -> str:
 if __name__ == "__main__":
     PAGE.write_text(page())
     BROKERS_PAGE.write_text(brokers_page())
+    api.PAGE.write_text(api.page())
     events.PAGE.write_text(events.page())
     metrics.PAGE.write_text(metrics.page())
     board.PAGE.write_text(board.page())

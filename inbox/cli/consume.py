@@ -104,7 +104,8 @@ def consume(
         schema="inbox",
         origin=f"consumer:{found.name}",
     )
-    watched.run(partial(found.run, idle=IDLE if once else None), found.stop)
+    run = partial(found.run, idle=IDLE if once else None)
+    watched.run(run, found.stop, found.drain)
     status = GAVE_UP if once and dead_lettered else 0
     _leave_stuck_handlers(found.name, status)
     return status

@@ -13,6 +13,7 @@ from outbox.cli.command import Database, command, database_url, new_app
 from outbox.cli.output import write_line
 from outbox.cli.supervisor import run_coroutine
 from outbox.postgres.connection import Connection, connect
+from outbox.postgres.superuser import refuse_superuser
 
 T = TypeVar("T")
 ConsumerName: TypeAlias = Annotated[
@@ -69,6 +70,7 @@ def _change(
             async with await connect(
                 url, application_name="pillarbox subscribe", shared=True
             ) as connection:
+                await refuse_superuser(connection)
                 return await change(connection, consumer, topics)
 
     return run_coroutine(run())

@@ -133,8 +133,7 @@ class Dispatcher:
         for delivery in deliveries:
             self._held[delivery.message.tenant] += 1
             self._bytes += len(delivery.message.payload)
-            key = delivery.message.key if self._in_order else None
-            name: object = delivery if key is None else key
+            name = self._line_of(delivery)
             if name in self._lines:
                 self._lines[name].append(delivery)
                 continue
@@ -160,6 +159,26 @@ class Dispatcher:
             return await self.pause(delay)
         finally:
             self._parked -= 1
+
+    async def hand_back(self, delivery: Delivery, delay: timedelta) -> bool:
+        """Hand back the first delivery of a line, and those behind it in its order.
+
+        Returns False, and does nothing, if its source can't.
+        """
+        if not await delivery.hand_back(delay):
+            return False
+        line = self._lines[self._line_of(delivery)]
+        while len(line) > 1:
+            later = line[1]
+            del line[1]
+            self._let_go(later)
+            if not await later.hand_back(delay):
+                await later.nack()
+        return True
+
+    def _line_of(self, delivery: Delivery) -> object:
+        key = delivery.message.key if self._in_order else None
+        return delivery if key is None else key
 
     async def stop(self, drain: timedelta) -> list[Delivery]:
         """Let handlers finish within `drain`; return unsettled deliveries, in order.

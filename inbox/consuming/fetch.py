@@ -18,6 +18,7 @@ from inbox.events import (
     DeliveryReturned,
     SourceLost,
     SourceRecovered,
+    SourceWarned,
 )
 from inbox.source import Delivery, Source
 from outbox.errors import BrokerUnavailableError
@@ -52,6 +53,7 @@ class Fetcher:
         self._source = source
         self._abilities = source.abilities
         self._holders: tuple[str, ...] = ()
+        self._warned: set[str] = set()
         self._dispatcher = dispatcher
         self._notify = observers.notify
         self._idle = None if idle is None else idle.total_seconds()
@@ -67,6 +69,7 @@ class Fetcher:
         while True:
             room = await self._dispatcher.wait_for_room()
             self._abilities.leave_out(self._dispatcher.tenants_over_share)
+            self._notify_warnings()
             try:
                 deliveries = await self._source.receive(limit=room)
             except BrokerUnavailableError as error:
@@ -94,6 +97,12 @@ class Fetcher:
                     return
                 continue
             last = now
+
+    def _notify_warnings(self) -> None:
+        for reason in self._abilities.warnings():
+            if reason not in self._warned:
+                self._warned.add(reason)
+                self._notify(SourceWarned(**self._about, reason=reason))
 
     def _notify_withheld(self) -> None:
         holders = tuple(self._abilities.foreign_holders())

@@ -29,6 +29,7 @@ class ConsumerLimits:
     max_waiting: int
     max_idle: timedelta | None
     drain: timedelta
+    rollout: timedelta
 
     def __post_init__(self) -> None:
         """Refuse invalid limits."""
@@ -43,11 +44,12 @@ class ConsumerLimits:
             if value < least:
                 raise ConfigError(f"{field}={value}: must be at least {least}")
         check_max_idle(self.max_idle)
-        check_duration("drain", self.drain)
-        if self.drain < timedelta(0):
-            raise ConfigError(
-                f"drain={exact_duration(self.drain)}: must not be negative"
-            )
+        for field, duration in (("drain", self.drain), ("rollout", self.rollout)):
+            check_duration(field, duration)
+            if duration < timedelta(0):
+                raise ConfigError(
+                    f"{field}={exact_duration(duration)}: must not be negative"
+                )
 
     @property
     def max_lines(self) -> int:

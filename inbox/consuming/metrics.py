@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -104,6 +105,13 @@ class ConsumerMetrics:
             ["consumer"],
             registry=registry,
         )
+        self._handler_age = Gauge(
+            "pillarbox_consumer_longest_handler_seconds",
+            "How long the handler has been running that is overdue for longest, or else"
+            " has been running for longest, if for more than a few seconds.",
+            ["consumer", "handler", "overdue"],
+            registry=registry,
+        )
         self._known: dict[tuple[str, str], _OfTopic] = {}
         # Cached by topic, which is faster than finding the label. Topics that share a
         # label are left out.
@@ -177,6 +185,13 @@ class ConsumerMetrics:
         if event.blocked_for is not None:
             age = event.blocked_for.total_seconds()
             self._blocked_age.labels(event.name).set(age)
+        self._handler_age.clear()
+        if event.running_since is not None:
+            age = (datetime.now(UTC) - event.running_since).total_seconds()
+            overdue = str(event.is_overdue).lower()
+            self._handler_age.labels(event.name, event.running_handler, overdue).set(
+                age
+            )
 
     def _record_stopped(self, event: ConsumerStopped) -> None:
         self._in_flight.labels(event.consumer).set(0)

@@ -33,6 +33,12 @@ class DatabaseOutage:
     ) -> bool:
         """Wait with backoff after an error; return False if the consumer stops."""
         delay = _RECOVERY.delay(times)
+        self.begin(error, delay)
+        # Still in flight, so that fetching pauses during an outage.
+        return await dispatcher.pause(delay)
+
+    def begin(self, error: BaseException, delay: timedelta) -> None:
+        """Report an error, after which the next try begins in `delay`."""
         now = time.monotonic()
         if now >= self._report_at:
             self._is_lost = True
@@ -45,8 +51,6 @@ class DatabaseOutage:
                     seconds=delay.total_seconds(),
                 )
             )
-        # Still in flight, so that fetching pauses during an outage.
-        return await dispatcher.pause(delay)
 
     def end(self) -> None:
         """Report that the database is back, if it was unavailable."""

@@ -3,7 +3,8 @@
     handled now or before ──▶ ack
     RetryLater(delay) ──▶ retry after the delay; counts no attempt
     another exception ──▶ retry with backoff; after the last attempt a dead letter
-    DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
+    DeadLetter, too old or too new, unreadable ──▶ dead letter, ack
+    no handler here, or one for an older schema ──▶ handed back (see `rollout`)
     committed inside the handler, with its receipt ──▶ dead letter, ack
     database unavailable ──▶ retry when it is back; counts no attempt
     started too often before (see `inbox.poison`) ──▶ dead letter, with the last error
@@ -29,6 +30,7 @@ from sqlalchemy.orm import Session
 
 from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.outage import DatabaseOutage
+from inbox.consuming.rollout import Rollout
 from inbox.dead_letters.write import (
     DeadLetterWriter,
     Failure,
@@ -36,16 +38,12 @@ from inbox.dead_letters.write import (
     StoredFailure,
     finished_job_failed,
 )
-from inbox.errors import (
-    DeadLetter,
-    InvalidReceiptError,
-    RetryLater,
-    TransactionEndedError,
-)
 from inbox.events import (
     DeadLetterRepeated,
+    DeliveryReturned,
     DuplicateSkipped,
     HandlerFailed,
+    HandlerMissing,
     MessageCancelled,
     MessageDeadLettered,
     MessageHandled,
@@ -67,22 +65,21 @@ from inbox.handlers.outcome import (
     Stopped,
     Taken,
 )
-from inbox.handlers.registration import AnyHandler, retry_of
+from inbox.handlers.registration import AnyHandler, terms_of
 from inbox.handlers.routes import Routes
-from inbox.handlers.terms import connection_broke
+from inbox.handlers.upcasting import Versions
 from inbox.jobs.runner import JobRunner, LongHandler
 from inbox.poison.policy import PoisonPolicy, Start, StartCounter
 from inbox.poison.store import find_last_error
 from inbox.receipt import has_receipt
 from inbox.source import Delivery
+from inbox.verdict import Fatal, Lost, Refused, Unclear, connection_broke, judge
 from outbox.errors import (
     BrokerUnavailableError,
-    DatabaseUnavailableError,
     InvalidMessageError,
     OutboxError,
     shorten,
     sqlstate_of,
-    without_values,
 )
 from outbox.events import Observers
 from outbox.limits import check_received
@@ -90,6 +87,11 @@ from outbox.message import Message
 from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
+
+# Between calls of a handler that asks to be called again at once.
+_PAUSE: Final = RetryPolicy(
+    first_delay=timedelta(milliseconds=10), max_delay=timedelta(seconds=1)
+)
 
 
 class DeliverySettlement:
@@ -99,6 +101,8 @@ class DeliverySettlement:
         self,
         dead_letters: DeadLetterWriter,
         routes: Routes[AnyHandler],
+        versions: Versions,
+        rollout: Rollout,
         executor: Executor,
         retry: RetryPolicy,
         observers: Observers,
@@ -106,6 +110,8 @@ class DeliverySettlement:
         self._dead_letters = dead_letters
         self._consumer = dead_letters.consumer
         self._routes = routes
+        self._versions = versions
+        self._rollout = rollout
         self._executor = executor
         self._batches: dict[Batching, Batches] = {}
         self._long = JobRunner(executor, dead_letters.consumer)
@@ -118,28 +124,56 @@ class DeliverySettlement:
     async def settle(self, delivery: Delivery, dispatcher: Dispatcher) -> bool:
         """Settle a delivery; return False if the consumer stops first."""
         message = delivery.message
-        handler = self._routes.find(message.topic)
-        problem = problem_of(delivery)
-        if problem is not None:
-            failure = problem
-        elif handler is None:
-            failure = (
-                f"consumer {self._consumer!r} has no handler for topic "
-                f"{shorten(message.topic)}"
-            )
-        else:
-            return await self._try(handler, delivery, dispatcher)
+        failure = problem_of(delivery)
+        if failure is None:
+            failure = self._why_unhandled(message)
+            if failure is None:
+                handler = self._routes.find(message.topic)
+                assert handler is not None
+                return await self._try(handler, delivery, dispatcher)
+            if await self._hand_back(delivery, dispatcher, failure):
+                return True
         return await self._dead_lettering.write(
             delivery, dispatcher, failure, delivery.attempts
         )
 
+    def _why_unhandled(self, message: Message) -> str | None:
+        """Return why a message needs another replica; None: it has a handler here."""
+        known = self._routes.match(message.topic)
+        if known is not None:
+            return self._versions.why_too_new(known, message)
+        return no_handler(self._consumer, message.topic)
+
+    async def _hand_back(
+        self, delivery: Delivery, dispatcher: Dispatcher, reason: str
+    ) -> bool:
+        message = delivery.message
+        about, topic = self._about(message), message.topic
+        is_first = topic not in self._rollout.since
+        delay = self._rollout.wait(topic)
+        if delay is None:
+            return False
+        if is_first:
+            seconds = self._rollout.patience.total_seconds()
+            self._notify(
+                HandlerMissing(
+                    consumer=self._consumer, topic=topic, reason=reason, seconds=seconds
+                )
+            )
+        try:
+            if not await dispatcher.hand_back(delivery, delay):
+                return False
+        except BrokerUnavailableError:
+            pass  # the broker redelivers it anyway
+        self._notify(DeliveryReturned(**about))
+        return True
+
     async def _try(
         self, handler: AnyHandler, delivery: Delivery, dispatcher: Dispatcher
     ) -> bool:
+        retry = terms_of(handler).retry or self._retry
         is_long = isinstance(handler, LongHandler)
-        counter = StartCounter(
-            self._poison, delivery, retry_of(handler) or self._retry, is_long=is_long
-        )
+        counter = StartCounter(self._poison, delivery, retry, is_long=is_long)
         has_ended = False
         try:
             match await self._handle(handler, delivery, dispatcher, counter):
@@ -225,7 +259,7 @@ class DeliverySettlement:
     ) -> Outcome:
         """Call the handler until the message has its outcome."""
         message = delivery.message
-        lost = 0
+        lost = postponed = 0
         while True:
             attempted = await self._attempt(handler, message, dispatcher, counter)
             match attempted:
@@ -235,6 +269,8 @@ class DeliverySettlement:
                         return outcome
                     continue
                 case Later(delay, reason):
+                    postponed += 1
+                    delay = max(delay, _PAUSE.delay(postponed))
                     await counter.uncount()
                     self._notify(
                         RetryRequested(
@@ -271,28 +307,29 @@ class DeliverySettlement:
                     case Start.SPENT:
                         return Spent(counter.attempts)
                 return await self._call(handler, message, dispatcher, counter)
-        except RetryLater as decision:
-            reason = without_values(decision.reason, decision)
-            return Later(decision.delay, reason)
-        except DeadLetter as decision:
-            return Dead(decision, counter.attempts + 1)
-        except InvalidReceiptError as error:
-            return Dead(error, counter.attempts)
-        except DatabaseUnavailableError as error:
-            return Outage(error)
-        except TransactionEndedError as error:
-            # A long handler's blocks have no receipt that would show it.
-            was_committed = isinstance(handler, LongHandler) or (
-                await self._was_handled(message, dispatcher)
-            )
-            if was_committed is None:
-                return Stopped()
-            return Dead(error, counter.attempts + 1) if was_committed else Failed(error)
-        except Exception as error:  # noqa: BLE001 (a handler may raise anything)
-            if counter.excuses(error):
+        except Exception as raised:  # noqa: BLE001 (a handler may raise anything)
+            verdict = judge(raised, terms_of(handler).is_permanent)
+        match verdict:
+            case Fatal(error):
+                return Dead(error, counter.attempts + 1)
+            case Refused(error):
+                return Dead(error, counter.attempts)
+            case Unclear(error):
+                # A long handler's blocks have no receipt that would show it.
+                was_committed = isinstance(handler, LongHandler) or (
+                    await self._was_handled(message, dispatcher)
+                )
+                if was_committed is None:
+                    return Stopped()
+                if was_committed:
+                    return Dead(error, counter.attempts + 1)
+                return Failed(error)
+            case Lost(error, lost):
+                if not counter.excuses_loss():
+                    return Failed(error)
                 counter.broken_connections += 1
-                return Outage(error)
-            return Failed(error)
+                return Outage(lost)
+        return verdict
 
     async def _call(
         self,
@@ -460,6 +497,15 @@ class DeadLettering:
             self._notify(DeadLetterRepeated(**about))
         await ack(delivery)
         return True
+
+
+def no_handler(consumer: str, topic: str) -> str:
+    """Say that a consumer has no handler for a topic, and how not to receive it."""
+    return (
+        f"consumer {consumer!r} has no handler for topic {shorten(topic)}: add one and "
+        "retry it, or end the subscription (pillarbox unsubscribe CONSUMER TOPIC; for "
+        "brokers other than postgres see their pages)"
+    )
 
 
 def problem_of(delivery: Delivery) -> str | None:

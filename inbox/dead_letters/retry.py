@@ -31,15 +31,24 @@ from inbox.dead_letters.write import (
     StoredFailure,
     finished_job_failed,
 )
-from inbox.errors import RetryLater, TransactionEndedError
+from inbox.errors import TransactionEndedError
 from inbox.events import MessageCancelled
-from inbox.handlers.outcome import Cancelled, Handled, Spent, Stopped, Taken
+from inbox.handlers.outcome import (
+    Cancelled,
+    Handled,
+    Later,
+    Outage,
+    Spent,
+    Stopped,
+    Taken,
+)
 from inbox.handlers.registration import AnyHandler
 from inbox.handlers.routes import Routes
 from inbox.handlers.sessions import Sessions, make_executor
 from inbox.idle import DEFAULT_MAX_IDLE
 from inbox.jobs.runner import JobOutcome, JobRunner, LongHandler
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
+from inbox.verdict import judge
 from outbox.dead_letters.letter import Letter, Status
 from outbox.dead_letters.retry import Candidate, Failure, Outcome, outcome_event
 from outbox.dead_letters.schedule import RetrySchedule
@@ -51,7 +60,6 @@ from outbox.errors import (
     OutboxError,
     one_line,
     shorten,
-    without_values,
 )
 from outbox.events import Event
 from outbox.message import Message
@@ -67,7 +75,7 @@ class _OneAttempt:
     attempts: int = 0
     retry: RetryPolicy = field(default_factory=partial(RetryPolicy, max_attempts=1))
 
-    def excuses(self, error: BaseException) -> bool:
+    def excuses_loss(self) -> bool:
         return False
 
 
@@ -97,7 +105,7 @@ class HandlerRetrier:
         self._routes = routes
         self._writer = writer
         self._schedule = schedule or RetrySchedule()
-        self._notify = notify
+        self._notify = self._executor.calls.notify = notify
 
     async def __aenter__(self) -> Self:
         """Return the retrier; it opens connections only when it needs them."""
@@ -133,14 +141,14 @@ class HandlerRetrier:
             handled = await self._handle(handler, message, candidate)
         except TakenError:
             return Outcome.SKIPPED
-        except RetryLater as decision:
-            delay = decision.delay
-            reason = without_values(decision.reason, decision)
-            return await self._fail(letter, reason, delay=delay)
-        except DatabaseUnavailableError:
-            raise
-        except Exception as error:  # noqa: BLE001 (a handler may raise anything)
-            return await self._fail(letter, error)
+        except Exception as raised:
+            verdict = judge(raised)
+            if isinstance(verdict, Outage):
+                raise
+            if isinstance(verdict, Later):
+                why, delay = verdict.reason, verdict.delay
+                return await self._fail(letter, why, delay=delay)
+            return await self._fail(letter, verdict.error)
         match handled:
             case Taken() | Stopped():
                 return Outcome.SKIPPED

@@ -33,7 +33,7 @@ from typing_extensions import override
 
 from inbox.errors import InvalidReceiptError
 from inbox.guard import record_receipt_async
-from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle, limit_idle
+from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle, limit_idle, limiting
 from inbox.processing import processing, received
 from inbox.receipt import MessageId, check_text
 from inbox.transaction import protected
@@ -220,14 +220,16 @@ class _Once(BaseMiddleware[Any, Any]):
         msg: StreamMessage[Any],
         id: MessageId,
     ) -> Any:
-        async with self._guard.sessions() as session, session.begin():
-            limit_idle(session, self._guard.max_idle)
-            if not await record_receipt_async(session, id, self._guard.consumer):
-                self._is_duplicate = True
-                return None
-            async with protected(session, (id, self._guard.consumer)):
-                with self.context.scope("session", session):
-                    return await call_next(msg)
+        max_idle = self._guard.max_idle
+        with limiting(max_idle) as own:
+            async with self._guard.sessions() as session, session.begin():
+                limit_idle(session, max_idle)
+                if not await record_receipt_async(session, id, self._guard.consumer):
+                    self._is_duplicate = True
+                    return None
+                with own, self.context.scope("session", session):
+                    async with protected(session, (id, self._guard.consumer)):
+                        return await call_next(msg)
 
     @override
     async def publish_scope(

@@ -3,7 +3,9 @@
 Both executors run it: `begin`, and the handler if there is something to handle.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,6 +20,26 @@ from inbox.receipt import record_receipt, record_receipts
 from inbox.transaction import Receipt, hold
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
+from outbox.postgres.connection import ANSWER_LIMIT
+
+
+@asynccontextmanager
+async def answered(max_idle: timedelta | None) -> AsyncIterator[None]:
+    """Limit how long the database can take to answer what the block asks.
+
+    A receipt can wait as long as a process that is frozen keeps the same one.
+
+    Raises:
+        DatabaseUnavailableError: it didn't answer.
+    """
+    limit = None if max_idle is None else max_idle.total_seconds() + ANSWER_LIMIT
+    try:
+        async with asyncio.timeout(limit):
+            yield
+    except TimeoutError as error:
+        raise DatabaseUnavailableError(
+            f"the database gave no answer within {limit:g} s"
+        ) from error
 
 
 def once_each(messages: Sequence[Message], new: set[UUID]) -> list[Message]:
@@ -55,6 +77,9 @@ class Attempt:
         except (InvalidReceiptError, ConfigError):
             raise
         except Exception as error:
+            # A new connection may reach the primary; or a task of an earlier handler
+            # may have left this one in a transaction.
+            session.invalidate()
             raise DatabaseUnavailableError(one_line(error)) from error
         return once_each(self.messages, new)
 

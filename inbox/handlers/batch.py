@@ -92,29 +92,25 @@ class Batches:
             # After TransactionEndedError receipts may be committed, so handling the
             # messages one by one could skip them as duplicates.
             self._fail(batch, error)
+            return
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             if len(batch) == 1:
-                self._fail(batch, self._classified(error))
+                self._fail(batch, error)
                 return
-            for one in batch:
-                await self._handle([one])
         else:
             for message, answer in batch:
                 if not answer.done():
                     answer.set_result(message.id in new)
                 new.discard(message.id)  # the same message can come twice in a batch
+            return
+        # Outside of the block, so that no error has that of the batch as its context.
+        for one in batch:
+            await self._handle([one])
 
     def _fail(self, batch: Sequence[tuple[Message, Answer]], error: Exception) -> None:
         for _, answer in batch:
             if not answer.done():
                 answer.set_exception(error)
-
-    def _classified(self, error: Exception) -> Exception:
-        try:
-            self._batching.terms.classify(error)
-        except Exception as decision:  # noqa: BLE001 (or whatever `permanent` raised)
-            return decision
-        return error
 
 
 def _same(message: Message) -> Message:

@@ -8,6 +8,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -19,17 +20,19 @@ from sqlalchemy.orm import Session, sessionmaker
 from inbox.connection import connection_of
 from inbox.errors import SpecialError
 from inbox.handlers.arguments import Arguments
-from inbox.handlers.attempt import Attempt
+from inbox.handlers.attempt import Attempt, answered
+from inbox.handlers.calls import Calls
 from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.handlers.terms import as_failure
-from inbox.idle import limit_idle
+from inbox.idle import limit_idle, limiting
 from inbox.jobs.job import AnyJob, AsyncJob, Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.processing import traced
 from inbox.transaction import hold, protected
-from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.errors import ConfigError, DatabaseUnavailableError, sqlstate_of
 from outbox.message import Message
+from outbox.postgres.remedy import READ_ONLY
 from outbox.postgres.sql_files import load
 
 if TYPE_CHECKING:
@@ -57,6 +60,11 @@ class Executor:
     Args:
         coroutines: the sessions of coroutine functions; None to refuse these.
         threads: the sessions of plain functions; None to refuse these.
+        takes_turns: whether all sessions use one connection, so that their transactions
+            can't be interleaved.
+
+    Attributes:
+        calls: those in progress; whoever runs it sets their `notify`.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class Executor:
         *,
         coroutines: "async_sessionmaker[AsyncSession] | None" = None,
         threads: sessionmaker[Session] | None = None,
+        takes_turns: bool = False,
     ) -> None:
         self.has_coroutines = coroutines is not None
         self.has_threads = threads is not None
@@ -76,6 +85,10 @@ class Executor:
         )
         self._plain_sessions: Any = threads and partial(
             threads, close_resets_only=False
+        )
+        self.calls = Calls(consumer, max_idle)
+        self._turn: AbstractAsyncContextManager[None] = (
+            asyncio.Lock() if takes_turns else nullcontext()
         )
         self._consumer = consumer
         self._max_idle = max_idle
@@ -140,50 +153,63 @@ class Executor:
 
     async def _run(self, attempt: Attempt) -> set[UUID]:
         running: Any
-        if is_async(attempt.handler):
-            running = _run_alone(self._attempt_async(attempt, as_failure()))
-        else:
-            running = self._handlers.run(self._attempt, attempt)
-        return cast(
-            "set[UUID]", await traced(attempt.messages, self._consumer, running)
-        )
+        async with self._turn:
+            if is_async(attempt.handler):
+                running = _run_alone(self._attempt_async(attempt, as_failure()))
+            else:
+                running = self._handlers.run(self._attempt, attempt)
+            call = self.calls.begin(attempt.handler, attempt.messages)
+            try:
+                new = await traced(attempt.messages, self._consumer, running)
+            finally:
+                self.calls.end(call)
+        return cast("set[UUID]", new)
 
     async def _attempt_async(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
-        async with self._sessions() as session, session.begin():
-            try:
-                new = await session.run_sync(attempt.begin)
-            except DatabaseUnavailableError:
-                # A task of an earlier handler may have left it in a transaction.
-                await session.invalidate()
-                raise
-            if new:
-                argument = attempt.argument(new)
-                async with protected(session, *attempt.receipts(new)):
-                    with failing:
-                        await call_async(attempt.handler, session, argument)
+        with limiting(self._max_idle) as own:
+            async with self._sessions() as session, session.begin():
+                try:
+                    async with answered(self._max_idle):
+                        new = await session.run_sync(attempt.begin)
+                except DatabaseUnavailableError:
+                    # A task of an earlier handler may have left it in a transaction.
+                    await session.invalidate()
+                    raise
+                if new:
+                    argument = attempt.argument(new)
+                    with own:
+                        async with protected(session, *attempt.receipts(new)):
+                            with failing:
+                                await call_async(attempt.handler, session, argument)
         return {message.id for message in new}
 
     def _attempt(self, attempt: Attempt) -> set[UUID]:
-        with self._plain_sessions() as session, session.begin():
+        with (
+            limiting(self._max_idle) as own,
+            self._plain_sessions() as session,
+            session.begin(),
+        ):
             new = attempt.begin(session)
             if new:
                 handler = cast("Callable[..., Any]", attempt.handler)
-                with protected(session, *attempt.receipts(new)):
+                with own, protected(session, *attempt.receipts(new)):
                     handler(session, attempt.argument(new))
         return {message.id for message in new}
 
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Call a function with a session, in its own transaction."""
-        if not self.has_coroutines:
-            return cast("T", await self._books.run(self._transact, function))
-        async with self._sessions() as session, session.begin():
-            limit_idle(session, self._max_idle)
-            return cast("T", await session.run_sync(function))
+        async with self._turn:
+            if not self.has_coroutines:
+                return cast("T", await self._books.run(self._transact, function))
+            async with self._sessions() as session, session.begin():
+                limit_idle(session, self._max_idle)
+                async with answered(self._max_idle):
+                    return cast("T", await session.run_sync(_called, function))
 
     def _transact(self, function: Callable[[Session], T]) -> T:
         with self._plain_sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
-            return function(session)
+            return _called(session, function)
 
     def job(
         self,
@@ -199,6 +225,10 @@ class Executor:
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call a handler, without a session or a transaction."""
+        async with self._turn:
+            return await self._call(handler, *arguments)
+
+    async def _call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         if not is_async(handler):
             result = await self._handlers.run(handler, *arguments)
             refuse_unrun(handler, result)
@@ -251,6 +281,16 @@ class Executor:
         """
         await self._handlers.close()
         await self._books.close(patience=_LAST_BOOK)
+
+
+def _called(session: Session, function: Callable[[Session], T]) -> T:
+    """Call a function; close a connection on which nothing can be written."""
+    try:
+        return function(session)
+    except Exception as error:
+        if sqlstate_of(error) == READ_ONLY:
+            session.invalidate()
+        raise
 
 
 def _identify(session: Session) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.handlers.arguments import Arguments
-from inbox.handlers.attempt import Attempt, once_each
+from inbox.handlers.attempt import Attempt, answered, once_each
 from inbox.handlers.executor import Executor, call_async
 from inbox.handlers.pools import (
     AnyPool,
@@ -42,7 +42,7 @@ from inbox.handlers.pools import (
 from inbox.handlers.routes import Handler, name_of
 from inbox.handlers.signature import Takes, is_async
 from inbox.handlers.terms import as_failure
-from inbox.idle import as_setting
+from inbox.idle import as_setting, limiting
 from inbox.receipt import insert_receipts, receipt_values, refusal_of_many
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
@@ -80,12 +80,13 @@ class _Receipts:
         self.new = once_each(self._messages, new)
         self._is_marked = _has_mark(connection)
 
-    def refused(self, error: Exception) -> NoReturn:
+    def refused(self, error: Exception, connection: _Connection) -> NoReturn:
         """Raise the error for an INSERT, or for a transaction that can't begin."""
         if isinstance(error, InvalidReceiptError):
             raise error
         if (refused := refusal_of_many(error, self._ids)) is not None:
             raise refused from error
+        connection.pgconn.finish()  # a new one may reach the primary
         raise DatabaseUnavailableError(one_line(error)) from error
 
     @contextmanager
@@ -206,17 +207,19 @@ class PoolExecutor(Executor):
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             async with AsyncExitStack() as stack:
+                stack.enter_context(limiting(attempt.max_idle))
                 try:
-                    # Whatever the pool's `check` has begun, for example.
-                    await connection.rollback()
-                    await stack.enter_async_context(connection.transaction())
-                    async with psycopg.AsyncCursor(
-                        connection, row_factory=tuple_row
-                    ) as cursor:
-                        await cursor.execute(_statement(), receipts.values)
-                        receipts.recorded(await cursor.fetchall(), connection)
+                    async with answered(self._max_idle):
+                        # Whatever the pool's `check` has begun, for example.
+                        await connection.rollback()
+                        await stack.enter_async_context(connection.transaction())
+                        async with psycopg.AsyncCursor(
+                            connection, row_factory=tuple_row
+                        ) as cursor:
+                            await cursor.execute(_statement(), receipts.values)
+                            receipts.recorded(await cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
-                    receipts.refused(error)
+                    receipts.refused(error, connection)
                 if new := receipts.new:
                     argument = attempt.argument(new)
                     with receipts.protected(connection), failing:
@@ -238,6 +241,7 @@ class PoolExecutor(Executor):
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             with ExitStack() as stack:
+                stack.enter_context(limiting(attempt.max_idle))
                 try:
                     connection.rollback()
                     stack.enter_context(connection.transaction())
@@ -245,7 +249,7 @@ class PoolExecutor(Executor):
                         cursor.execute(_statement(), receipts.values)
                         receipts.recorded(cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
-                    receipts.refused(error)
+                    receipts.refused(error, connection)
                 if new := receipts.new:
                     handler = cast("Callable[..., Any]", attempt.handler)
                     with receipts.protected(connection):

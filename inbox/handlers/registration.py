@@ -7,25 +7,24 @@ from inbox.handlers.batch import Batching
 from inbox.handlers.routes import Handler, Routes
 from inbox.handlers.terms import Terms, prepare
 from inbox.jobs.runner import LongHandler
-from outbox.retry import RetryPolicy
 
 AnyHandler: TypeAlias = Handler | Batching | LongHandler
 
-_RETRY: Final = "__retry_policy__"
+_TERMS: Final = "__terms__"
 
 
 def make_handler(handler: Callable[..., Any], terms: Terms) -> Handler:
     """Create the handler of single messages."""
     made = prepare(handler, terms)
-    setattr(made, _RETRY, terms.retry)
+    setattr(made, _TERMS, terms)
     return made
 
 
-def retry_of(handler: AnyHandler) -> RetryPolicy | None:
-    """Return the retry policy that a handler was registered with, if any."""
+def terms_of(handler: AnyHandler) -> Terms:
+    """Return the terms that a handler was registered with."""
     if isinstance(handler, Batching | LongHandler):
-        return handler.terms.retry
-    return cast("RetryPolicy | None", getattr(handler, _RETRY, None))
+        return handler.terms
+    return cast("Terms", getattr(handler, _TERMS))
 
 
 def most_connections(max_in_flight: int, routes: Routes[AnyHandler]) -> int:

@@ -65,7 +65,7 @@ class Routes(Generic[H]):
                 f"already, and can't have {name_of(handler)} too; let one call both"
             )
         for other, its_queue in self._queues.items():
-            if its_queue != queue and _overlap(topic, other):
+            if its_queue != queue and overlap(topic, other):
                 raise ConfigError(
                     f"topic {shorten(topic)} in queue {queue!r}: {shorten(other)} in "
                     f"queue {its_queue!r} has messages in common with it, which would "
@@ -82,17 +82,18 @@ class Routes(Generic[H]):
 
     def find(self, topic: str) -> H | None:
         """Return the handler of this topic, or of the longest matching prefix."""
-        known = self._match(topic)
+        known = self.match(topic)
         if known is None:
             return None
         return self._prefixes[known[:-1]] if known.endswith("*") else self._exact[known]
 
     def queue_of(self, topic: str) -> str | None:
         """Return the queue of a topic; None if no handler takes it."""
-        known = self._match(topic)
+        known = self.match(topic)
         return None if known is None else self._queues[known]
 
-    def _match(self, topic: str) -> str | None:
+    def match(self, topic: str) -> str | None:
+        """Return the topic or prefix whose handler takes a topic; None: none does."""
         if topic in self._exact:
             return topic
         matching = [prefix for prefix in self._prefixes if topic.startswith(prefix)]
@@ -129,7 +130,8 @@ def check_queue(queue: object) -> None:
         )
 
 
-def _overlap(topic: str, other: str) -> bool:
+def overlap(topic: str, other: str) -> bool:
+    """Return whether two topics or prefixes have messages in common."""
     one, two = topic.removesuffix("*"), other.removesuffix("*")
     return (topic.endswith("*") and two.startswith(one)) or (
         other.endswith("*") and one.startswith(two)

@@ -1,11 +1,12 @@
 """Derive the executor and the number of connections from a session factory."""
 
 import contextvars
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import AssertionPool, QueuePool, StaticPool
@@ -81,10 +82,12 @@ def pool_limit(sessions: object) -> PoolLimit | None:
     if is_pool(sessions):
         most = sessions.max_size  # 0: a NullConnectionPool without a limit
         return PoolLimit(most, f"max_size={most}", spare=0) if most else None
-    engine = _find_engine(sessions)
-    if engine is None:
+    bind = _find_bind(sessions)
+    if isinstance(bind, Connection):  # whose transactions take turns, however many
+        return PoolLimit(sys.maxsize, "a connection", is_shared=True)
+    if bind is None:
         return None
-    match pool := engine.pool:
+    match pool := bind.pool:
         case StaticPool() | AssertionPool():
             return PoolLimit(1, type(pool).__name__, is_shared=True)
         case QueuePool() if pool.size() > 0:
@@ -108,8 +111,8 @@ def database_url(sessions: object) -> str:
     """
     if is_pool(sessions):
         return url_of(sessions)
-    engine = _find_engine(sessions)
-    if engine is None:
+    engine = _find_bind(sessions)
+    if not isinstance(engine, Engine):
         raise ConfigError(
             "the engine of sessions is not known before a session is used, so its"
             " database can't be measured; bind the session factory to an engine"
@@ -125,7 +128,7 @@ def database_url(sessions: object) -> str:
     return text
 
 
-def _find_engine(sessions: object) -> Engine | None:
+def _find_bind(sessions: object) -> Engine | Connection | None:
     if isinstance(sessions, tuple):
         sessions = sessions[0]
     if not callable(sessions):
@@ -134,10 +137,29 @@ def _find_engine(sessions: object) -> Engine | None:
         session: Any = sessions()
         session = getattr(session, "sync_session", session)
         # A router may note in the context that it has written.
-        engine = contextvars.copy_context().run(bind_of, session)
+        return contextvars.copy_context().run(bind_of, session)
     except (SQLAlchemyError, ConfigError):
         return None  # bound later, or refused when the consumer starts
-    return engine if isinstance(engine, Engine) else None
+
+
+def check_joined(sessions: Any) -> None:
+    """Refuse sessions whose rollback would be that of a whole test's transaction.
+
+    Raises:
+        ConfigError: they are such.
+    """
+    bind = None if is_pool(sessions) else _find_bind(sessions)
+    if not isinstance(bind, Connection) or not bind.in_transaction():
+        return
+    one = (sessions[0] if isinstance(sessions, tuple) else sessions)()
+    mode = getattr(one, "sync_session", one).join_transaction_mode
+    is_nested = mode == "conditional_savepoint" and bind.in_nested_transaction()
+    if mode != "create_savepoint" and not is_nested:
+        raise ConfigError(
+            f"sessions {shorten(sessions)}: join a transaction that has begun, which a "
+            "handler that fails would roll back; pass the session factory "
+            'join_transaction_mode="create_savepoint"'
+        )
 
 
 def make_executor(
@@ -169,6 +191,8 @@ def make_executor(
                 max_idle,
                 coroutines=coroutines,
                 threads=threads,
+                takes_turns=(limit := pool_limit(sessions)) is not None
+                and limit.is_shared,
             )
     raise ConfigError(
         f"sessions {shorten(sessions)}: isn't a session factory; pass SQLAlchemy's "

@@ -9,27 +9,21 @@ import concurrent.futures
 import contextvars
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-import psycopg
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from inbox.errors import (
-    ConnectionLostError,
-    DeadLetter,
-    HandlerTimeoutError,
-    RetryLater,
-    SpecialError,
-)
+from inbox.errors import HandlerTimeoutError, SpecialError
 from inbox.handlers.arguments import AS_THEY_ARE, Arguments
+from inbox.handlers.calls import TIME_LIMIT
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from outbox.duration import check_duration, exact_duration
-from outbox.errors import ConfigError, check_type, one_line, shorten, sqlstate_of
+from outbox.errors import ConfigError, check_type, one_line, shorten
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
@@ -38,29 +32,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-_IDLE_IN_TRANSACTION: Final = "25P03"  # idle for longer than max_idle
-
-
-def connection_broke(error: BaseException) -> bool:
-    """Return whether an error means that the connection was lost or terminated."""
-    state = sqlstate_of(error) or ""
-    if isinstance(error, ConnectionLostError):
-        return True
-    if isinstance(error, psycopg.Error):  # of a connection without SQLAlchemy
-        is_lost = False
-    elif isinstance(error, DBAPIError):
-        is_lost = error.connection_invalidated
-    else:
-        # asyncpg raises it for a statement that is executed after the server's FATAL
-        # and before the connection is closed. SQLAlchemy 2.0 doesn't wrap it.
-        return type(error).__name__ == "InternalClientError"
-    return (
-        is_lost
-        or state[:2] == "08"
-        or state[:4] == "57P0"
-        or state == _IDLE_IN_TRANSACTION
-    )
 
 
 class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
@@ -71,7 +42,8 @@ class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
 
     Raises:
         SpecialError: the handler raised SystemExit, StopIteration, a `CancelledError`
-            of its own or another `BaseException`.
+            of its own or another `BaseException`; an `ExceptionGroup` of such errors if
+            it raised a group.
     """
 
     __slots__ = ("_caller",)
@@ -90,16 +62,31 @@ class as_failure:  # noqa: N801 (reads as a statement: with as_failure(): …)
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         """Raise an ordinary error instead of a special one."""
-        if error is None or (
-            isinstance(error, Exception) and not isinstance(error, _SPECIAL)
-        ):
+        if error is None or (failure := _failure_of(error)) is error:
             return
-        if self._caller is not None and (
-            isinstance(error, KeyboardInterrupt)  # it can be a signal's
-            or (isinstance(error, asyncio.CancelledError) and self._caller.cancelling())
-        ):
-            return
-        raise SpecialError(f"the handler raised {one_line(error)}") from error
+        if self._caller is not None and isinstance(error, KeyboardInterrupt):
+            return  # it can be a signal's
+        if self._caller is not None and self._caller.cancelling():
+            if isinstance(error, asyncio.CancelledError):
+                return
+            if isinstance(error, BaseExceptionGroup) and error.subgroup(
+                asyncio.CancelledError
+            ):
+                raise asyncio.CancelledError from error
+        raise failure from error
+
+
+def _failure_of(error: BaseException) -> Exception:
+    """Return an error as an ordinary one; of a group, its special parts."""
+    if isinstance(error, Exception) and not isinstance(error, _SPECIAL):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        parts = [_failure_of(part) for part in error.exceptions]
+        # A reason says where it was raised.
+        return ExceptionGroup(error.message, parts).with_traceback(error.__traceback__)
+    failure = SpecialError(f"the handler raised {one_line(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 def call_alone(function: Callable[..., T], *arguments: Any) -> T:
@@ -128,8 +115,8 @@ class Terms:
     Attributes:
         upcast: upcasts a message to the version that the handler understands.
         time_limit: after this time the handler's work is rolled back, and the attempt
-            fails. A plain function can't be stopped: it keeps its slot until it
-            returns.
+            fails. A plain function, or a coroutine that swallows its cancellation,
+            can't be stopped: it keeps its slot until it returns.
         permanent: the exceptions that no retry would fix.
         retry: the number of attempts and the backoff; None: the consumer's.
         arguments: what the handler takes, in its order.
@@ -161,32 +148,44 @@ class Terms:
                     "classes, or a predicate"
                 )
 
-    def classify(self, error: Exception) -> None:
-        """Raise `DeadLetter` for an error that no retry would fix.
-
-        Never raises it for decisions and lost connections, whatever `permanent` says.
-        """
-        if isinstance(error, RetryLater | DeadLetter) or connection_broke(error):
-            return
+    def is_permanent(self, error: Exception) -> bool:
+        """Return whether no retry would fix a failure."""
         if isinstance(self.permanent, type | tuple):
-            is_permanent = isinstance(error, self.permanent)
-        else:
-            is_permanent = call_alone(self.permanent, error)
-        if is_permanent:
-            raise DeadLetter(one_line(error)) from error
+            return isinstance(error, self.permanent)
+        return call_alone(self.permanent, error)
 
-    def check_time(self, handler: Handler, seconds: float) -> None:
-        """Raise `HandlerTimeoutError` if a handler exceeded its time limit."""
+    @contextmanager
+    def timed(self, handler: Handler) -> Iterator[None]:
+        """Let a call of the handler, which the block makes, fail after its time limit.
+
+        Raises:
+            HandlerTimeoutError: it took longer, whatever it did or raised at its end.
+        """
+        started = time.monotonic()
+        try:
+            yield
+        except (Exception, asyncio.CancelledError, BaseExceptionGroup) as error:
+            self._check_time(handler, started, error)
+            raise
+        self._check_time(handler, started)
+
+    def _check_time(
+        self, handler: Handler, started: float, error: BaseException | None = None
+    ) -> None:
         limit = self.time_limit
-        if limit is not None and seconds > limit.total_seconds():
-            raise HandlerTimeoutError(name_of(handler), limit)
+        if limit is not None and time.monotonic() - started > limit.total_seconds():
+            raise HandlerTimeoutError(name_of(handler), limit) from error
 
 
 def prepare(handler: Handler, terms: Terms) -> Handler:
     """Wrap a handler so that it follows the terms."""
+    prepared: Handler
     if is_async(handler):
-        return _prepare_async(cast("AsyncHandler", handler), terms)
-    return _prepare_sync(cast("SyncHandler", handler), terms)
+        prepared = _prepare_async(cast("AsyncHandler", handler), terms)
+    else:
+        prepared = _prepare_sync(cast("SyncHandler", handler), terms)
+    setattr(prepared, TIME_LIMIT, terms.time_limit)
+    return prepared
 
 
 def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
@@ -196,19 +195,10 @@ def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
     @functools.wraps(handler)
     async def prepared(session: "AsyncSession", message: Message) -> Any:
         message = terms.upcast(message)
-        limit = asyncio.timeout(seconds)
-        try:
-            async with limit:
+        with terms.timed(handler):
+            async with asyncio.timeout(seconds):
                 result = await call(*arguments(session, message))
-        except (Exception, asyncio.CancelledError) as error:
-            # In Python 3.11, a limit ends with CancelledError after a failed TaskGroup.
-            is_timeout = isinstance(error, TimeoutError | asyncio.CancelledError)
-            if is_timeout and limit.expired() and terms.time_limit is not None:
-                raise HandlerTimeoutError(name_of(handler), terms.time_limit) from error
-            if isinstance(error, Exception):
-                terms.classify(error)
-            raise
-        refuse_unrun(handler, result)
+            refuse_unrun(handler, result)
         return result
 
     return prepared
@@ -220,14 +210,9 @@ def _prepare_sync(handler: SyncHandler, terms: Terms) -> SyncHandler:
     @functools.wraps(handler)
     def prepared(session: Session, message: Message) -> Any:
         message = terms.upcast(message)
-        started = time.monotonic()
-        try:
+        with terms.timed(handler):
             result = call(*arguments(session, message))
-        except Exception as error:
-            terms.classify(error)
-            raise
-        refuse_unrun(handler, result)
-        terms.check_time(handler, time.monotonic() - started)
+            refuse_unrun(handler, result)
         return result
 
     return prepared

@@ -1,7 +1,7 @@
 """Prepare a handler's message: a valid payload, in the version that it understands.
 
 v1 ──upcaster to 2──▶ v2 ──upcaster to 3──▶ v3 ──▶ handler of version 3
-v4 ──▶ dead letter, until there is a handler that understands it
+v4 ──▶ handed back to a replica that understands it; after a while a dead letter
 """
 
 import re
@@ -148,13 +148,20 @@ class Versions:
                 raise DeadLetter(str(error)) from error
         return message
 
+    def why_too_new(self, topic: str, message: Message) -> str | None:
+        """Return why the handler of `topic` can't take a message; None: it can."""
+        version = self._understood[topic]
+        if version is None or message.schema_version <= version:
+            return None
+        return (
+            f"schema_version {message.schema_version} is newer than {version}, "
+            f"which the handler of {topic!r} understands; retry it when a newer "
+            "handler is deployed"
+        )
+
     def _upcast(self, topic: str, message: Message, version: int) -> Message:
-        if message.schema_version > version:
-            raise DeadLetter(
-                f"schema_version {message.schema_version} is newer than {version}, "
-                f"which the handler of {topic!r} understands; retry it when a newer "
-                "handler is deployed"
-            )
+        if (too_new := self.why_too_new(topic, message)) is not None:
+            raise DeadLetter(too_new)
         known = self._upcasters.get(topic, {})
         for step in range(message.schema_version + 1, version + 1):
             if step not in known:

@@ -8,15 +8,15 @@ checks the lease before it commits: a process that was frozen and replaced can't
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy.orm import Session
 
 from inbox.errors import HandlerTimeoutError, JobLostError, TransactionEndedError
-from inbox.idle import limit_idle
+from inbox.idle import limit_idle, limiting
 from inbox.jobs.store import (
     JobKey,
     JobState,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
 
-_Step: TypeAlias = Callable[[Session], None]
+_End: TypeAlias = Callable[[Session], datetime]
 
 
 class AnyJob:
@@ -68,7 +68,7 @@ class AnyJob:
         self.has_seen_end = False
         self.broken: TransactionEndedError | None = None
         self._key = key
-        self._lease = leased.number
+        self._leased = leased
         self._max_idle = max_idle
         self._ending = threading.Event()
         self._overrun: HandlerTimeoutError | None = None
@@ -98,14 +98,19 @@ class AnyJob:
         self._ending.set()
 
     @contextmanager
-    def _recording_end(self) -> Iterator[None]:
+    def _recording_end(self) -> "Iterator[AbstractContextManager[None]]":
         try:
-            yield
+            with limiting(self._max_idle) as own:
+                yield own
         except TransactionEndedError as error:
             self.broken = error
             raise
 
     def _begin(self, session: Session) -> None:
+        self._check_time()
+        self._mark(session)
+
+    def _mark(self, session: Session) -> None:
         if self.broken is not None:
             raise self.broken
         limit_idle(session, self._max_idle)
@@ -116,30 +121,33 @@ class AnyJob:
     def _receipt(self) -> Receipt:
         return self._key.id, self._key.consumer
 
-    def _hold(self, session: Session) -> None:
-        if not hold_job(session, self._key, self._lease):
-            raise JobLostError(self._key.id)
-
-    def _begin_last(self, session: Session) -> None:
+    def _hold(self, session: Session) -> datetime:
         self._check_time()
-        self._begin(session)
+        return self._still(hold_job(session, self._key, self._leased))
+
+    def _still(self, until: datetime | None) -> datetime:
+        if until is None:
+            raise JobLostError(self._key.id)
+        return until
 
     def _check_time(self) -> None:
         if self._overrun is not None:
             raise self._overrun
 
-    def _finish(self, session: Session) -> None:
+    def _finish(self, session: Session) -> datetime:
         # The last check: a handler in time here succeeds, even if the limit passes now.
         self._check_time()
         record_receipt(session, self._key.id, self._key.consumer)
         done, attempts = JobState.SUCCESS, self.attempts
-        if not finish_job(session, self._key, self._lease, done, attempts=attempts):
+        if not finish_job(session, self._key, self._leased, done, attempts=attempts):
             raise JobLostError(self._key.id)
         self.is_finishing = True
+        return self._leased.until
 
-    def _save(self, session: Session, checkpoint: object) -> None:
-        if not save_checkpoint(session, self._key, self._lease, checkpoint):
-            raise JobLostError(self._key.id)
+    def _save(self, session: Session, checkpoint: object) -> datetime:
+        return self._still(
+            save_checkpoint(session, self._key, self._leased, checkpoint)
+        )
 
 
 class Job(AnyJob):
@@ -158,12 +166,14 @@ class Job(AnyJob):
                 name, which the block calls for the job's message: both have one
                 receipt.
             JobLostError: another process holds the job; nothing was committed.
+            HandlerTimeoutError: the time limit has passed; nothing was committed, and
+                the attempt has failed.
             HandlerTransactionError: the block ended the transaction or tried to, or
                 caught a database error without a savepoint. If it ended it bypassing
                 the session, or an earlier block did, the job fails even if the handler
                 catches this.
         """
-        with self._block(self._begin, self._hold) as session:
+        with self._block(self._hold) as session:
             yield session
 
     @contextmanager
@@ -175,22 +185,25 @@ class Job(AnyJob):
         handler was asked to stop.
 
         Raises:
-            JobLostError: as `transaction`.
-            HandlerTimeoutError: the time limit has passed; nothing was committed, and
-                the attempt has failed.
+            JobLostError, HandlerTimeoutError: as `transaction`.
         """
-        with self._block(self._begin_last, self._finish) as session:
+        with self._block(self._finish) as session:
             yield session
         self.is_finished = True
 
     @contextmanager
-    def _block(self, begin: _Step, end: _Step) -> Iterator[Session]:
-        with self._recording_end(), self._sessions() as session, session.begin():
-            begin(session)
-            with protected(session, self._receipt):
+    def _block(self, end: _End) -> Iterator[Session]:
+        with (
+            self._recording_end() as own,
+            self._sessions() as session,
+            session.begin(),
+        ):
+            self._begin(session)
+            with own, protected(session, self._receipt):
                 yield session
                 session.flush()
-            end(session)
+            until = end(session)
+        self._leased.renewed(until)
 
     def save(self, checkpoint: object) -> None:
         """Save, as JSON, what another process needs to continue.
@@ -199,8 +212,9 @@ class Job(AnyJob):
             JobLostError: as `transaction`.
         """
         with self._sessions() as session, session.begin():
-            self._begin(session)
-            self._save(session, checkpoint)
+            self._mark(session)
+            until = self._save(session, checkpoint)
+        self._leased.renewed(until)
         self.checkpoint = checkpoint
 
 
@@ -212,25 +226,27 @@ class AsyncJob(AnyJob):
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[AsyncSession]":
         """See `Job.transaction`."""
-        async with self._block(self._begin, self._hold) as session:
+        async with self._block(self._hold) as session:
             yield session
 
     @asynccontextmanager
     async def finish(self) -> "AsyncIterator[AsyncSession]":
         """See `Job.finish`."""
-        async with self._block(self._begin_last, self._finish) as session:
+        async with self._block(self._finish) as session:
             yield session
         self.is_finished = True
 
     @asynccontextmanager
-    async def _block(self, begin: _Step, end: _Step) -> "AsyncIterator[AsyncSession]":
-        with self._recording_end():
+    async def _block(self, end: _End) -> "AsyncIterator[AsyncSession]":
+        with self._recording_end() as own:
             async with self._sessions() as session, session.begin():
-                await session.run_sync(begin)
-                async with protected(session, self._receipt):
-                    yield session
-                    await session.flush()
-                await session.run_sync(end)
+                await session.run_sync(self._begin)
+                with own:
+                    async with protected(session, self._receipt):
+                        yield session
+                        await session.flush()
+                until = await session.run_sync(end)
+        self._leased.renewed(until)
 
     async def save(self, checkpoint: object) -> None:
         """See `Job.save`; a cancellation waits until the checkpoint is saved."""
@@ -246,6 +262,7 @@ class AsyncJob(AnyJob):
 
     async def _save_now(self, checkpoint: object) -> None:
         async with self._sessions() as session, session.begin():
-            await session.run_sync(self._begin)
-            await session.run_sync(partial(self._save, checkpoint=checkpoint))
+            await session.run_sync(self._mark)
+            until = await session.run_sync(partial(self._save, checkpoint=checkpoint))
+        self._leased.renewed(until)
         self.checkpoint = checkpoint

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.orm import Session
 
 from inbox.handlers.executor import Executor
-from inbox.handlers.terms import connection_broke
 from inbox.idle import limit_idle_now
 from inbox.jobs.store import (
     JobKey,
@@ -26,6 +25,7 @@ from inbox.jobs.store import (
     return_job,
 )
 from inbox.receipt import record_receipt
+from inbox.verdict import connection_broke
 from outbox.errors import DatabaseUnavailableError, OutboxError, one_line, sqlstate_of
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class JobLease:
         )
         self._executor = executor
         self._key = key
-        self._number = leased.number
+        self._leased = leased
         self._safe_until = asked + _SAFE * seconds
         self._returns_to = returns_to
 
@@ -121,7 +121,7 @@ class JobLease:
             partial(
                 return_job,
                 key=self._key,
-                lease=self._number,
+                leased=self._leased,
                 reason=reason,
                 is_failed=is_failed,
                 state=self._returns_to,
@@ -140,7 +140,7 @@ class JobLease:
         return partial(
             finish_job,
             key=self._key,
-            lease=self._number,
+            leased=self._leased,
             state=state,
             reason=reason,
             attempts=attempts,
@@ -152,13 +152,15 @@ class JobLease:
         try:
             # A renewal that hangs is as bad as one that fails.
             async with asyncio.timeout(max(self._safe_until - asked, beat)):
-                cancelled = await transact(
-                    self._executor, renew_job, self._key, self._number, self.seconds
+                renewed = await transact(
+                    self._executor, renew_job, self._key, self._leased
                 )
         except Exception:  # noqa: BLE001 (drivers and pools raise whatever they like)
             return StopReason.LOST if time.monotonic() > self._safe_until else None
-        if cancelled is None:
+        if renewed is None:
             return StopReason.LOST
+        cancelled, until = renewed
+        self._leased.renewed(until)
         self._safe_until = asked + _SAFE * self.seconds
         return StopReason.CANCELLED if cancelled else None
 

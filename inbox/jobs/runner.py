@@ -19,14 +19,19 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from inbox.dead_letters.locks import TakenError
-from inbox.errors import (
-    DeadLetter,
-    HandlerTimeoutError,
-    RetryLater,
-    TransactionEndedError,
-)
+from inbox.errors import HandlerTimeoutError, RetryLater
+from inbox.handlers.calls import TIME_LIMIT
 from inbox.handlers.executor import Executor
-from inbox.handlers.outcome import Cancelled, Handled, Spent, Stopped, Taken
+from inbox.handlers.outcome import (
+    Cancelled,
+    Failed,
+    Handled,
+    Later,
+    Outage,
+    Spent,
+    Stopped,
+    Taken,
+)
 from inbox.handlers.routes import name_of
 from inbox.handlers.terms import Terms, call_alone
 from inbox.jobs.job import AnyJob
@@ -43,6 +48,7 @@ from inbox.jobs.store import (
 )
 from inbox.processing import processing
 from inbox.receipt import check_id, refusal
+from inbox.verdict import Fatal, Lost, Refused, Unclear, judge
 from outbox import tracing
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
@@ -66,6 +72,7 @@ class LongHandler:
         self.terms = terms
         self.lease = lease.total_seconds()
         self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
+        setattr(self, TIME_LIMIT, terms.time_limit)
 
 
 JobOutcome: TypeAlias = Handled | Taken | Spent | Cancelled | Stopped
@@ -84,8 +91,8 @@ class Attempts(Protocol):
     def retry(self) -> RetryPolicy:
         """The policy that limits the number of attempts."""
 
-    def excuses(self, error: BaseException) -> bool:
-        """Return whether a start that failed this way doesn't count as an attempt."""
+    def excuses_loss(self) -> bool:
+        """Return whether another start that loses its connection doesn't count."""
 
 
 class JobRunner:
@@ -163,10 +170,14 @@ class JobRunner:
                 calling = call_until_end(
                     self._executor, long, given, job, lease, stopping
                 )
-                with processing(tracing.tracer, [message], self._consumer) as span:
-                    ended = await calling
-                    if (failure := _failure_of(long, job, ended)) is not None:
-                        span.failed(failure)
+                call = self._executor.calls.begin(long, [message], is_job=True)
+                try:
+                    with processing(tracing.tracer, [message], self._consumer) as span:
+                        ended = await calling
+                        if (failure := _failure_of(long, job, ended)) is not None:
+                            span.failed(failure)
+                finally:
+                    self._executor.calls.end(call)
                 return await self._settle(long, job, lease, attempts, ended)
 
     async def _take(
@@ -240,16 +251,19 @@ class JobRunner:
         attempts: Attempts,
         error: BaseException,
     ) -> NoReturn:
-        if isinstance(error, RetryLater) or attempts.excuses(error):
-            await lease.give_back(one_line(error), is_failed=False)
-            raise error
+        is_final = False
         if isinstance(error, Exception):
-            try:
-                long.terms.classify(error)
-            except Exception as decision:  # noqa: BLE001 (or what `permanent` raised)
-                error = decision
-        # After TransactionEndedError, effects may be committed without a receipt.
-        is_final = isinstance(error, DeadLetter | TransactionEndedError)
+            # If it is unclear, effects may be committed without a receipt.
+            match judge(error, long.terms.is_permanent):
+                case Lost() if not attempts.excuses_loss():
+                    pass
+                case Later() | Outage() | Lost():
+                    await lease.give_back(one_line(error), is_failed=False)
+                    raise error
+                case Failed(failure):
+                    error = failure
+                case Fatal(failure) | Unclear(failure) | Refused(failure):
+                    error, is_final = failure, True
         if is_final or attempts.retry.spent(lease.attempts):
             state = (
                 JobState.TIMED_OUT

@@ -7,8 +7,10 @@ queued ──take──▶ in_progress ──▶ success | failure | timed_out
     └─ a receipt exists ──▶ skipped
 
 A lease has a number, which is incremented whenever the job is taken. So a process that
-was frozen for longer than its lease finds another number and can't commit. Every
-function runs in the transaction of the session that it is given.
+was frozen for longer than its lease finds another number and can't commit. Each
+transaction under a lease prolongs it. So a process also finds out if the server has
+lost one, in a crash or a failover: then the lease ends earlier than it knows, or began
+at another time. Every function runs in the transaction of the session that it is given.
 """
 
 from dataclasses import dataclass
@@ -64,13 +66,25 @@ class JobKey:
         return {"id": self.id, "at": self.at, "consumer": self.consumer}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leased:
-    """The job is leased to the calling process."""
+    """The job is leased to the calling process.
+
+    Attributes:
+        seconds: for how long, from the last renewal on.
+        until: when the lease ends, according to the last transaction that committed.
+    """
 
     number: int
+    started_at: datetime
+    seconds: float
+    until: datetime
     attempts: int
     checkpoint: Any
+
+    def renewed(self, until: datetime) -> None:
+        """Record that a transaction has committed which prolonged the lease."""
+        self.until = max(self.until, until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +129,14 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
     taken = connection_of(session).execute(_statement("take_job"), values).first()
     if taken is not None:
         checkpoint = None if taken.checkpoint is None else loads(taken.checkpoint)
-        return Leased(taken.lease, taken.attempts, checkpoint)
+        return Leased(
+            taken.lease,
+            taken.started_at,
+            seconds,
+            taken.lease_until,
+            taken.attempts,
+            checkpoint,
+        )
     connection_of(session).execute(_statement("end_cancelled_job"), key.values)
     found = _read(session, key)
     state = JobState(found.state)
@@ -137,21 +158,30 @@ def reopen_job(session: Session, key: JobKey) -> None:
     connection_of(session).execute(_statement("reopen_job"), key.values)
 
 
-def renew_job(session: Session, key: JobKey, lease: int, seconds: float) -> bool | None:
-    """Renew a lease; return whether to cancel the job, None if the lease is lost."""
-    renewed = _run(session, "renew_job", key, lease, seconds=seconds)
-    return None if renewed is None else bool(renewed.is_cancelled)
+def renew_job(
+    session: Session, key: JobKey, leased: Leased
+) -> tuple[bool, datetime] | None:
+    """Renew a lease; return whether to cancel the job, and when the lease ends.
+
+    Return None if it is lost.
+    """
+    renewed = _run(session, "renew_job", key, leased)
+    return None if renewed is None else (renewed.is_cancelled, renewed.lease_until)
 
 
-def hold_job(session: Session, key: JobKey, lease: int) -> bool:
-    """Hold the lease until the transaction ends; return False if it is lost."""
-    return _run(session, "hold_job", key, lease) is not None
+def hold_job(session: Session, key: JobKey, leased: Leased) -> datetime | None:
+    """Hold the lease until the transaction ends; return when the lease ends.
+
+    Return None if it is lost.
+    """
+    held = _run(session, "hold_job", key, leased)
+    return None if held is None else cast("datetime", held.lease_until)
 
 
 def finish_job(
     session: Session,
     key: JobKey,
-    lease: int,
+    leased: Leased,
     state: JobState,
     *,
     attempts: int,
@@ -159,13 +189,13 @@ def finish_job(
 ) -> bool:
     """End a job permanently; return False if the lease is lost."""
     values = {"state": state.value, "reason": reason, "attempts": attempts}
-    return _run(session, "finish_job", key, lease, **values) is not None
+    return _run(session, "finish_job", key, leased, **values) is not None
 
 
 def return_job(
     session: Session,
     key: JobKey,
-    lease: int,
+    leased: Leased,
     reason: str | None,
     *,
     is_failed: bool,
@@ -177,15 +207,16 @@ def return_job(
     another start, but can be reopened.
     """
     values = {"reason": reason, "is_failed": is_failed, "state": state.value}
-    return _run(session, "return_job", key, lease, **values) is not None
+    return _run(session, "return_job", key, leased, **values) is not None
 
 
 def save_checkpoint(
-    session: Session, key: JobKey, lease: int, checkpoint: object
-) -> bool:
-    """Save a checkpoint as JSON; return False if the lease is lost."""
+    session: Session, key: JobKey, leased: Leased, checkpoint: object
+) -> datetime | None:
+    """Save a checkpoint as JSON; return as `hold_job` does."""
     values = {"checkpoint": dumps(checkpoint, allow_nan=False)}
-    return _run(session, "save_checkpoint", key, lease, **values) is not None
+    saved = _run(session, "save_checkpoint", key, leased, **values)
+    return None if saved is None else cast("datetime", saved.lease_until)
 
 
 def _read(session: Session, key: JobKey) -> Row[Any]:
@@ -193,10 +224,16 @@ def _read(session: Session, key: JobKey) -> Row[Any]:
 
 
 def _run(
-    session: Session, name: str, key: JobKey, lease: int, **values: object
+    session: Session, name: str, key: JobKey, leased: Leased, **values: object
 ) -> Row[Any] | None:
+    mine = {
+        "lease": leased.number,
+        "started_at": leased.started_at,
+        "seconds": leased.seconds,
+        "until": leased.until,
+    }
     found = connection_of(session).execute(
-        _statement(name), {**key.values, "lease": lease, **values}
+        _statement(name), {**key.values, **mine, **values}
     )
     return found.first()
 

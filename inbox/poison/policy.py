@@ -30,7 +30,6 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox.dead_letters.write import StoredFailure
 from inbox.handlers.executor import Executor
-from inbox.handlers.terms import connection_broke
 from inbox.poison.history import Delivered, TakenOver
 from inbox.poison.isolation import Isolation
 from inbox.poison.store import SuspectStore
@@ -119,11 +118,9 @@ class StartCounter:
         async with isolation.exclusive():
             yield await self._start_alone(stopping)
 
-    def excuses(self, error: BaseException) -> bool:
-        """Return whether a start lost its connection, so it doesn't count."""
-        return self.broken_connections < _MAX_BROKEN_CONNECTIONS and connection_broke(
-            error
-        )
+    def excuses_loss(self) -> bool:
+        """Return whether another start that loses its connection doesn't count."""
+        return self.broken_connections < _MAX_BROKEN_CONNECTIONS
 
     async def failed(self, failure: StoredFailure) -> None:
         """Record that the handler raised, so the start was an attempt."""

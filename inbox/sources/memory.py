@@ -42,6 +42,12 @@ class MemoryDelivery:
         else:
             self._source.return_later(self.message, self.attempts + 1, delay)
 
+    async def hand_back(self, delay: timedelta) -> bool:
+        """Deliver it again after the delay."""
+        if self._source.held.pop(id(self), None) is not None:
+            self._source.return_later(self.message, self.attempts, delay)
+        return True
+
 
 class MemorySource:
     """A source of the messages that were added to it.

@@ -1,6 +1,6 @@
 -- Does:  End a job permanently.
--- Takes: id, at, consumer, lease, state, reason, attempts
--- Gives: one row; no row if the lease is lost
+-- Takes: id, at, consumer, lease, started_at, until (see Leased), state, reason, attempts
+-- Gives: one row; no row if the lease is lost, or what was committed under it
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = CAST(:state AS text),
@@ -14,5 +14,7 @@ UPDATE inbox.job
    AND message_at = CAST(:at AS timestamptz)
    AND consumer = CAST(:consumer AS text)
    AND lease = CAST(:lease AS integer)
+   AND started_at = CAST(:started_at AS timestamptz)
    AND finished_at IS NULL
+   AND lease_until >= CAST(:until AS timestamptz)
 RETURNING 1

@@ -1,13 +1,15 @@
--- Does:  Keep other processes from leasing a job until this transaction ends.
--- Takes: id, at, consumer, lease
--- Gives: one row; no row if the lease is lost
+-- Does:  Renew the lease of a job in a transaction of its handler, which keeps other processes from leasing it.
+-- Takes: id, at, consumer, lease, started_at, until (see Leased), seconds
+-- Gives: lease_until; no row if the lease is lost, or what was committed under it
 -- Index: job_pkey of one partition
-SELECT 1
-  FROM inbox.job
+UPDATE inbox.job
+   SET lease_until = greatest(lease_until + interval '1 microsecond',
+                            clock_timestamp() + make_interval(secs => CAST(:seconds AS float8)))
  WHERE message_id = CAST(:id AS uuid)
    AND message_at = CAST(:at AS timestamptz)
    AND consumer = CAST(:consumer AS text)
    AND lease = CAST(:lease AS integer)
+   AND started_at = CAST(:started_at AS timestamptz)
    AND finished_at IS NULL
-   AND lease_until IS NOT NULL
-   FOR SHARE
+   AND lease_until >= CAST(:until AS timestamptz)
+RETURNING lease_until

@@ -1,13 +1,15 @@
 -- Does:  Renew the lease of a job that this process is running.
--- Takes: id, at, consumer, lease (its number), seconds
--- Gives: is_cancelled; no row if the lease is lost
+-- Takes: id, at, consumer, lease, started_at, until (see Leased), seconds
+-- Gives: is_cancelled, lease_until; no row if the lease is lost, or what was committed under it
 -- Index: job_pkey of one partition
 UPDATE inbox.job
-   SET lease_until = clock_timestamp() + make_interval(secs => CAST(:seconds AS float8))
+   SET lease_until = greatest(lease_until + interval '1 microsecond',
+                            clock_timestamp() + make_interval(secs => CAST(:seconds AS float8)))
  WHERE message_id = CAST(:id AS uuid)
    AND message_at = CAST(:at AS timestamptz)
    AND consumer = CAST(:consumer AS text)
    AND lease = CAST(:lease AS integer)
+   AND started_at = CAST(:started_at AS timestamptz)
    AND finished_at IS NULL
-   AND lease_until IS NOT NULL
-RETURNING cancel_requested_at IS NOT NULL AS is_cancelled
+   AND lease_until >= CAST(:until AS timestamptz)
+RETURNING cancel_requested_at IS NOT NULL AS is_cancelled, lease_until

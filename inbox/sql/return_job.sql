@@ -1,5 +1,5 @@
 -- Does:  Release a job, to be started again by any process, or by a retry.
--- Takes: id, at, consumer, lease, state (queued, or failure: not queued again), reason, is_failed (whether the attempt counts)
+-- Takes: id, at, consumer, lease, started_at, state (queued, or failure: not queued again), reason, is_failed (whether the attempt counts)
 -- Gives: one row; no row if the lease is lost
 -- Index: job_pkey of one partition
 UPDATE inbox.job
@@ -14,5 +14,6 @@ UPDATE inbox.job
    AND message_at = CAST(:at AS timestamptz)
    AND consumer = CAST(:consumer AS text)
    AND lease = CAST(:lease AS integer)
+   AND started_at = CAST(:started_at AS timestamptz)
    AND finished_at IS NULL
 RETURNING 1

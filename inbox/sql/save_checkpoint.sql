@@ -1,12 +1,16 @@
 -- Does:  Save the checkpoint of a job.
--- Takes: id, at, consumer, lease, checkpoint (JSON as text)
--- Gives: one row; no row if the lease is lost
+-- Takes: id, at, consumer, lease, started_at, until (see Leased), seconds, checkpoint (JSON as text)
+-- Gives: lease_until; no row if the lease is lost, or what was committed under it
 -- Index: job_pkey of one partition
 UPDATE inbox.job
-   SET checkpoint = CAST(:checkpoint AS jsonb)
+   SET checkpoint = CAST(:checkpoint AS jsonb),
+       lease_until = greatest(lease_until + interval '1 microsecond',
+                            clock_timestamp() + make_interval(secs => CAST(:seconds AS float8)))
  WHERE message_id = CAST(:id AS uuid)
    AND message_at = CAST(:at AS timestamptz)
    AND consumer = CAST(:consumer AS text)
    AND lease = CAST(:lease AS integer)
+   AND started_at = CAST(:started_at AS timestamptz)
    AND finished_at IS NULL
-RETURNING 1
+   AND lease_until >= CAST(:until AS timestamptz)
+RETURNING lease_until

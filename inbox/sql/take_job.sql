@@ -1,6 +1,6 @@
 -- Does:  Lease a job that no worker holds, and count the attempt.
 -- Takes: id, at, consumer, worker, seconds (of the lease)
--- Gives: lease, attempts, checkpoint (as text); no row if the job is held, finished or to be cancelled
+-- Gives: lease, started_at, lease_until, attempts, checkpoint (as text); no row if the job is held, finished or to be cancelled
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = 'in_progress',
@@ -15,4 +15,4 @@ UPDATE inbox.job
    AND finished_at IS NULL
    AND cancel_requested_at IS NULL
    AND (lease_until IS NULL OR lease_until < clock_timestamp())
-RETURNING lease, attempts, CAST(checkpoint AS text) AS checkpoint
+RETURNING lease, started_at, lease_until, attempts, CAST(checkpoint AS text) AS checkpoint

@@ -31,7 +31,7 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.handlers.pools import is_pool
-from inbox.handlers.sessions import Sessions, make_executor
+from inbox.handlers.sessions import Sessions, check_joined, make_executor
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Delivery, EntryDelivery
 from outbox.errors import ConfigError, shorten
@@ -90,7 +90,8 @@ async def drain(
             Default: now.
 
     Raises:
-        ConfigError: `sessions` are for another kind of handlers, or `at` is naive.
+        ConfigError: `sessions` are for another kind of handlers, or join a transaction
+            without a savepoint, or `at` is naive.
     """
     if is_pool(sessions) and sessions.closed:
         raise ConfigError(
@@ -101,6 +102,7 @@ async def drain(
             f"at {shorten(at)}: is a naive datetime, which has no time zone; give it "
             "one: datetime.now(UTC) + …"
         )
+    check_joined(sessions)
     drained = Drained()
     at = datetime.now(UTC) if at is None else at
     rounds = [_Draining(consumer, sessions, at, drained) for consumer in consumers]
@@ -227,6 +229,9 @@ class _Source:
 
     def acked(self, entry: UUID) -> None:
         self._draining.settled(entry)
+
+    def handed_back(self, entry: UUID, delay: timedelta) -> bool:
+        return False  # there is no other replica
 
     def nacked(self, entry: UUID, delay: timedelta | None) -> None:
         self._draining.attempts[entry] = self._draining.attempts.get(entry, 0) + 1

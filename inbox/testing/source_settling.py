@@ -73,6 +73,54 @@ class SourceSettling(SourceCase):
             assert numbers_by_key(messages) == {"key-0": [0, 2], "key-1": [3]}
 
     @checks()
+    async def test_what_is_handed_back_comes_again_later_without_an_attempt(
+        self,
+    ) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 2, keys=2))
+        async with self.source("one", topic) as source:
+            first, second = await self.receive(source, 2)
+            handed_back_at = time.monotonic()
+            assert await first.hand_back(timedelta(seconds=0.3))
+            await second.ack()
+            (again,) = await self.receive(source, 1)
+            assert time.monotonic() - handed_back_at >= 0.27
+            assert again.message.id == first.message.id
+            assert again.attempts == 0
+            await again.ack()
+            assert not await self.anything(source)
+
+    @checks("ordered_by_key", "holds_back_keys")
+    async def test_what_is_handed_back_holds_back_its_key(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 3))
+        arrived: list[Message] = []
+        async with self.source("one", topic) as source:
+            (first, *others) = await self.receive(source, 1)
+            for delivery in (first, *others):
+                assert await delivery.hand_back(timedelta(seconds=0.3))
+            await self.put(*numbered(topic, 1, start=3))
+            while len(arrived) < 4:
+                for delivery in await self.receive(source, 1):
+                    arrived.append(delivery.message)
+                    await delivery.ack()
+        assert [int(message.payload) for message in arrived] == [0, 1, 2, 3]
+
+    @checks("hands_back_all")
+    async def test_a_flood_that_is_handed_back_holds_up_no_others(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 1001, keys=1001))
+        async with self.source("one", topic) as source, asyncio.timeout(self.patience):
+            last = None
+            while last is None:
+                for delivery in await self.receive(source, 1):
+                    if delivery.message.payload == b"1000":
+                        last = delivery
+                    else:
+                        assert await delivery.hand_back(timedelta(minutes=1))
+            await last.ack()
+
+    @checks()
     async def test_acks_out_of_order_lose_nothing(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 10))

@@ -4,10 +4,12 @@ import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from uuid import UUID
 
 from inbox.poison.history import FIRST_DELIVERY
 from inbox.source import Source
 from inbox.testing.source_case import SourceCase
+from outbox.gather import end
 from outbox.message import Message
 from outbox.testing.conformance import checks
 from outbox.testing.samples import numbered, numbers_by_key
@@ -70,6 +72,37 @@ class SourceSharing(SourceCase):
         assert set(times) == {m.id for m in put}
         joined = 0 if self.capabilities.joins_quietly else put_before
         assert {times[m.id] for m in put[joined:]} == {1}
+
+    @checks("shares", "hands_over")
+    async def test_what_one_replica_hands_back_goes_to_another(self) -> None:
+        topic = await self.fresh_topic()
+        messages = numbered(topic, 20, keys=20)
+        handled: set[UUID] = set()
+        returned = 0
+
+        async def hand_back(source: Source) -> None:
+            nonlocal returned
+            while True:
+                for delivery in await source.receive(limit=5):
+                    returned += await delivery.hand_back(timedelta(seconds=0.5))
+
+        async with (
+            asyncio.timeout(2 * self.patience),
+            self.source("one", topic) as old,
+            self.source("one", topic) as new,
+        ):
+            handing_back = asyncio.create_task(hand_back(old))
+            await self.put(*messages)
+            while len(handled) < 20 or not returned:
+                if not returned and len(handled) == 20:
+                    messages = numbered(topic, 20, keys=20)
+                    handled.clear()
+                    await self.put(*messages)
+                for delivery in await new.receive(limit=5):
+                    handled.add(delivery.message.id)
+                    await delivery.ack()
+            await end([handing_back])
+        assert handled == {message.id for message in messages}
 
     @checks()
     async def test_unsettled_deliveries_are_released_when_a_source_is_left(

@@ -5,7 +5,7 @@
     handler committed the session itself    ──▶ 204, and a row in inbox.dead_letter
     invalid signature                       ──▶ 401
     invalid message, id too old or too new  ──▶ 400
-    no handler for the topic                ──▶ 404
+    no handler for the topic                ──▶ 425 with Retry-After; later 404
     handler raised RetryLater(delay)        ──▶ 425 with Retry-After
     handler raised anything else            ──▶ 500
     database unavailable                    ──▶ 503
@@ -22,16 +22,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from inbox.consuming.rollout import Rollout
 from inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
-from inbox.errors import (
-    DeadLetter,
-    InvalidReceiptError,
-    RetryLater,
-    TransactionEndedError,
-)
+from inbox.errors import TransactionEndedError
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.executor import Executor
+from inbox.handlers.outcome import Failed, Later, Outage
 from inbox.handlers.registration import make_handler
 from inbox.handlers.routes import Handler, Routes
 from inbox.handlers.sessions import (
@@ -41,22 +38,22 @@ from inbox.handlers.sessions import (
     pool_limit,
 )
 from inbox.handlers.signature import Takes
-from inbox.handlers.terms import Terms, connection_broke
+from inbox.handlers.terms import Terms
 from inbox.handlers.upcasting import check_content
 from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.processing import processing
 from inbox.receipt import check_text, has_receipt
+from inbox.verdict import Fatal, Lost, Unclear, judge
+from inbox.verdict import Refused as InvalidReceipt
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
 from outbox import tracing
 from outbox.errors import (
     ConfigError,
-    DatabaseUnavailableError,
     InvalidMessageError,
     one_line,
     shorten,
-    without_values,
 )
 from outbox.events import Observer, Observers
 from outbox.message import Message
@@ -114,6 +111,7 @@ class WebhookApp:
             minus one if that is smaller.
         read_timeout: the maximum time to receive a request's body.
         max_idle: the maximum idle time in a handler's transaction, as for `Consumer`.
+        rollout: how long the sender is asked to wait for a replica that has a handler.
         redact: removes confidential parts from reasons and stack traces.
         observers: called with every event, besides the log.
 
@@ -133,6 +131,7 @@ class WebhookApp:
         max_in_flight: int | None = None,
         read_timeout: timedelta = timedelta(seconds=10),
         max_idle: timedelta | None = DEFAULT_MAX_IDLE,
+        rollout: timedelta = timedelta(minutes=15),
         redact: Redact | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -152,6 +151,7 @@ class WebhookApp:
         check_max_idle(max_idle)
         chosen = make_executor(sessions, name, max_in_flight, max_idle)
         self._routes = _routes(handlers, chosen)
+        self._rollout = Rollout(rollout)
         self._executor = chosen
         self._dead_letters = DeadLetterWriter(name, chosen, redact)
         self._stacktraces = Stacktraces()
@@ -160,7 +160,7 @@ class WebhookApp:
         self._max_payload_bytes = max_payload_bytes
         self._slots = asyncio.Semaphore(max_in_flight)
         self._read_timeout = read_timeout.total_seconds()
-        self._notify = Observers(logged(observers)).notify
+        self._notify = chosen.calls.notify = Observers(logged(observers)).notify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -225,7 +225,11 @@ class WebhookApp:
             raise Refused(400, str(error)) from error
         handler = self._routes.find(message.topic)
         if handler is None:
-            raise Refused(404, f"no handler for topic {shorten(message.topic)}")
+            text = f"no handler for topic {shorten(message.topic)}"
+            if (wait := self._rollout.wait(message.topic)) is None:
+                raise Refused(404, text)
+            seconds = math.ceil(wait.total_seconds())
+            return self._fail(message, 425, text, (("retry-after", str(seconds)),))
         async with self._slots:
             return await self._handle(handler, message)
 
@@ -234,27 +238,32 @@ class WebhookApp:
         try:
             check_content(message)
             is_new = await self._call(handler, message)
-        except RetryLater as decision:
-            seconds = math.ceil(decision.delay.total_seconds())
-            reason = without_values(decision.reason, decision)
-            return self._fail(message, 425, reason, (("retry-after", str(seconds)),))
-        except DeadLetter as decision:
-            return await self._dead_letter(message, decision)
-        except InvalidReceiptError as error:
-            raise Refused(400, str(error)) from error
-        except DatabaseUnavailableError as error:
-            return self._fail(message, 503, one_line(error))
-        except TransactionEndedError as error:
-            return await self._report_ended_transaction(message, error)
-        except Exception as error:  # noqa: BLE001 (a handler may raise anything)
-            status = 503 if connection_broke(error) else 500
-            return self._fail(message, status, one_line(error), error=error)
+        except Exception as raised:  # noqa: BLE001 (a handler may raise anything)
+            return await self._judge(message, raised)
         about = self._about(message)
         if is_new:
             self._notify(MessageHandled(**about, seconds=time.monotonic() - started))
         else:
             self._notify(DuplicateSkipped(**about))
         return _Answer(204)
+
+    async def _judge(self, message: Message, raised: Exception) -> _Answer:
+        match judge(raised):
+            case Later(delay, reason):
+                seconds = str(max(1, math.ceil(delay.total_seconds())))
+                return self._fail(message, 425, reason, (("retry-after", seconds),))
+            case Fatal(error):
+                return await self._dead_letter(message, error)
+            case InvalidReceipt(error):
+                raise Refused(400, str(error)) from error
+            case Outage(error):
+                return self._fail(message, 503, one_line(error))
+            case Unclear(error):
+                return await self._report_ended_transaction(message, error)
+            case Lost(error):
+                return self._fail(message, 503, one_line(error), error=error)
+            case Failed(error):
+                return self._fail(message, 500, one_line(error), error=error)
 
     async def _call(self, handler: Handler, message: Message) -> bool:
         if tracing.tracer is None:
@@ -276,9 +285,7 @@ class WebhookApp:
             return await self._dead_letter(message, error)
         return self._fail(message, 500, one_line(error))
 
-    async def _dead_letter(
-        self, message: Message, failure: DeadLetter | TransactionEndedError
-    ) -> _Answer:
+    async def _dead_letter(self, message: Message, failure: Exception) -> _Answer:
         try:
             written = await self._dead_letters.write(
                 message, attempts=1, failure=failure

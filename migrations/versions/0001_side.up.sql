@@ -18,6 +18,10 @@ CREATE TABLE {schema}.process (
     host          text        NOT NULL,
     broker        text        NOT NULL,
     reason        text,
+    running_id    uuid,
+    running_handler text CONSTRAINT running_handler_short CHECK (length(running_handler) <= 500),
+    running_since timestamptz,
+    running_due   timestamptz,
     role          name        NOT NULL DEFAULT session_user,
     CONSTRAINT process_pkey PRIMARY KEY (id)
 ) WITH (fillfactor = 50);  -- a beat changes no indexed column: each of them is a HOT update
@@ -27,11 +31,18 @@ COMMENT ON COLUMN {schema}.process.failing_since IS 'since when something has ke
 COMMENT ON COLUMN {schema}.process.reason IS 'the last failure, as in the process''s log';
 COMMENT ON COLUMN {schema}.process.blocked_keys IS 'keys whose first message waits for another attempt in this process';
 COMMENT ON COLUMN {schema}.process.in_flight IS 'batches that are being published, or messages that are being handled';
+COMMENT ON COLUMN {schema}.process.running_id IS
+    'the message whose handler has been running for longest, if for more than a few seconds; one that is overdue comes first';
+COMMENT ON COLUMN {schema}.process.running_handler IS 'that handler';
+COMMENT ON COLUMN {schema}.process.running_since IS 'when it was called';
+COMMENT ON COLUMN {schema}.process.running_due IS 'when it is or was overdue; null: never';
 COMMENT ON COLUMN {schema}.process.role IS 'the login that inserted it: no other one can change it';
 
 -- A beat must not wait for long, since the process has other work.
 CREATE FUNCTION {schema}.beat(id uuid, kind text, name text, host text, broker text, failing_since timestamptz, reason text,
-                            blocked_keys integer, in_flight integer, ends boolean) RETURNS void
+                            blocked_keys integer, in_flight integer, ends boolean, running_id uuid DEFAULT NULL,
+                            running_handler text DEFAULT NULL, running_since timestamptz DEFAULT NULL,
+                            running_due timestamptz DEFAULT NULL) RETURNS void
 LANGUAGE sql SECURITY DEFINER {pinned}
 SET row_security = off
 SET lock_timeout = '1s'
@@ -41,12 +52,16 @@ BEGIN ATOMIC
                      WHERE CASE WHEN q.id = beat.id THEN beat.ends AND q.role = session_user
                                 ELSE q.beat_at < now() - interval '1 minute' END
                        FOR UPDATE SKIP LOCKED);
-    INSERT INTO {schema}.process AS p (id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight)
-    SELECT beat.id, beat.kind, beat.name, beat.host, beat.broker, beat.failing_since, beat.reason, beat.blocked_keys, beat.in_flight
+    INSERT INTO {schema}.process AS p (id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight,
+                                       running_id, running_handler, running_since, running_due)
+    SELECT beat.id, beat.kind, beat.name, beat.host, beat.broker, beat.failing_since, beat.reason, beat.blocked_keys, beat.in_flight,
+           beat.running_id, beat.running_handler, beat.running_since, beat.running_due
      WHERE NOT beat.ends
         ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
        SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,
-           blocked_keys = excluded.blocked_keys, in_flight = excluded.in_flight
+           blocked_keys = excluded.blocked_keys, in_flight = excluded.in_flight,
+           running_id = excluded.running_id, running_handler = excluded.running_handler,
+           running_since = excluded.running_since, running_due = excluded.running_due
      WHERE p.role = session_user;
 END;
 COMMENT ON FUNCTION {schema}.beat IS 'record that a process runs, or with ends, that it ends; deletes the rows of processes that are gone';
@@ -93,7 +108,7 @@ COMMENT ON COLUMN {schema}.position.number IS 'counts the settlements of the lan
 COMMENT ON COLUMN {schema}.position.up_to IS
     'rows up to this seq are covered if their transaction is visible in the snapshot, or if {schema}.base covers them';
 COMMENT ON COLUMN {schema}.position.late_up_to IS 'the same with late_snapshot, while late rows are left for the next claim; else null';
-COMMENT ON COLUMN {schema}.position.owner IS 'the process that settled: it recognizes its own row after it lost its connection';
+COMMENT ON COLUMN {schema}.position.owner IS 'the process that settled';
 COMMENT ON COLUMN {schema}.position.snapshot IS 'that of the claim';
 COMMENT ON COLUMN {schema}.position.next_xid IS
     'an id that no transaction had when the claim looked: only earlier ones can still add rows up to that seq';

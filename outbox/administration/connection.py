@@ -25,20 +25,22 @@ _RIGHTS: Final = (
 
 @contextmanager
 def administration(
-    url: str, *, application_name: str, rights: str = _RIGHTS
+    url: str, *, application_name: str, rights: str = _RIGHTS, any_role: bool = False
 ) -> Iterator[AdministrationConnection]:
     """Open a connection in autocommit mode, for one command.
 
     Args:
         rights: what to do if a privilege is missing.
+        any_role: as for `refuse_pooler`.
 
     Raises:
         DatabaseUnavailableError: the database is unreachable, or the connection was
             lost.
         PoolerError: the URL leads to a pooler in transaction mode.
+        ConfigError: as for `refuse_superuser`.
         UpkeepError: a statement failed; the message names the remedy.
     """
-    refuse_pooler(url)
+    refuse_pooler(url, any_role=any_role)
     with (
         errors_explained(url, rights),
         psycopg.connect(

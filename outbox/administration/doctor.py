@@ -10,7 +10,11 @@ from outbox.administration.checks.backlog import check_backlog
 from outbox.administration.checks.by_statement import by_statement
 from outbox.administration.checks.cron import check_cron
 from outbox.administration.checks.failures import check_failures
-from outbox.administration.checks.foreign import check_foreign, may_be_read
+from outbox.administration.checks.foreign import (
+    check_foreign,
+    check_superuser,
+    may_be_read,
+)
 from outbox.administration.checks.locks import check_locks
 from outbox.administration.checks.pins import check_pins
 from outbox.administration.checks.readers import check_readers
@@ -26,6 +30,7 @@ from outbox.postgres.sql_files import load
 
 CHECKS: Final[dict[str, Check]] = {
     "foreign": check_foreign,
+    "superuser": check_superuser,
     "standby": by_statement(load("outbox", "check_standby")),
     "schema": by_statement(load("outbox", "check_schema")),
     "cluster": by_statement(load("outbox", "check_cluster")),
@@ -68,8 +73,8 @@ def examine(
         UpkeepError: the database doesn't contain pillarbox's schema.
     """
     here = _find_installation(connection)
-    if not may_be_read(connection, here.names):  # these two read only the catalog
-        for name in ("foreign", "roles"):
+    if not may_be_read(connection, here.names):  # these read only the catalog
+        for name in ("foreign", "superuser", "roles"):
             yield name, _run(name, connection, here)
         return
     for name in CHECKS:
@@ -142,7 +147,7 @@ def check_pooler(url: str) -> list[Finding]:
     The other checks must not run through one: their SETs would affect other clients.
     """
     try:
-        refuse_pooler(url)
+        refuse_pooler(url, any_role=True)
     except PoolerError as error:
         remedy = (
             "give commands, relays and consumers the URL of PostgreSQL itself or of a"

@@ -70,7 +70,7 @@ def migrate(
         days_ahead=days_ahead,
     )
     if url is not None:
-        refuse_pooler(url)
+        refuse_pooler(url, any_role=True)
     _run(lambda command: command.upgrade(config, "head"))
 
 
@@ -93,7 +93,7 @@ def unmigrate(
         ConfigError: as for `migrate`.
     """
     config = _config(role_prefix, partman_schema, url=url, remove=True, tell=tell)
-    refuse_pooler(url)
+    refuse_pooler(url, any_role=True)
     _run(lambda command: command.upgrade(config, "head"))
 
 

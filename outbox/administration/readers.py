@@ -9,7 +9,7 @@ positions with its name are kept with the messages.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from psycopg.rows import class_row
@@ -17,10 +17,12 @@ from psycopg.rows import class_row
 from outbox.administration.connection import AdministrationConnection
 from outbox.brokers.options import identity_of
 from outbox.errors import ConfigError
+from outbox.observability.measures.reading import limit
 from outbox.postgres.sql_files import load
 
 MOST_COUNTED: Final = 10_000
 """Up to how many messages of a reader are counted."""
+_PATIENCE: Final = timedelta(minutes=1)
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
@@ -52,7 +54,11 @@ def list_readers(
     connection: AdministrationConnection, name: str | None = None
 ) -> list[Reader]:
     """Return the readers, or the one of this name; those dropped come last."""
-    with connection.cursor(row_factory=class_row(Reader)) as cursor:
+    with (
+        connection.transaction(),
+        connection.cursor(row_factory=class_row(Reader)) as cursor,
+    ):
+        limit(connection, _PATIENCE)
         return cursor.execute(
             load("outbox", "list_readers"), {"reader": name, "most": MOST_COUNTED}
         ).fetchall()
@@ -90,8 +96,6 @@ def add_reader(
             raise ConfigError(
                 f"topic={topic}: must be a topic, or a prefix followed by a star"
             )
-    if broker is not None and "://" not in broker:
-        raise ConfigError("broker: must be a URL, such as https://example.com/hooks")
     with connection.transaction():
         added = connection.execute(
             load("outbox", "add_reader"),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
+from typing_extensions import override
+
 from outbox.brokers.options import BrokerOptions, Form, option
 
 
@@ -20,6 +22,14 @@ class HttpOptions(BrokerOptions):
         "secret": "URLs get printed; put the secret into an environment variable and "
         "write secret_env=THE_NAME"
     }
+
+    @classmethod
+    @override
+    def place(cls, path: str, query: str) -> str:
+        """Return a hash, because the path of a webhook is often its secret."""
+        return super().place(
+            "", "&".join(filter(None, [path.removeprefix("/"), query]))
+        )
 
     secret_env: str | None = option(
         Form.text("the name of an environment variable"),

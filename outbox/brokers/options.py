@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from outbox.duration import exact_duration, read_duration
 from outbox.errors import ConfigError, UnknownImplementationError, shorten
-from outbox.url import scheme_of, split, without_password
+from outbox.url import scheme_of, split, without_password, without_secrets
 
 GROUP: Final = "outbox.broker_options"
 Side = Literal["relay", "consumer", "both"]
@@ -221,7 +221,7 @@ class BrokerOptions:
             elif name in values:
                 raise ConfigError(f"broker URL option {name}: given twice")
             else:
-                shown = "…" if "@" in query else shorten(without_password(text))
+                shown = "…" if "@" in query else shorten(without_secrets(unquote(text)))
                 values[name] = _read(declared[name].form, unquote(text), name, shown)
         return "?".join([start, "&".join(rest)] if rest else [start]), cls(**values)
 
@@ -331,8 +331,11 @@ def identity_of(url: str) -> str:
     Raises:
         ConfigError: the URL is invalid.
     """
+    scheme = scheme_of(url)
+    if not scheme or "://" not in url:
+        raise ConfigError("broker: must be a URL, such as https://example.com/hooks")
     try:
-        options = options_of(scheme_of(url))
+        options = options_of(scheme)
     except UnknownImplementationError:
         options = _Undeclared
     return options.identity(url)

@@ -55,7 +55,7 @@ def blocked(
     json: Json = False,
 ) -> None:
     """List refused messages that wait for a retry, and the keys that they block."""
-    sides = load_sides(side)
+    sides, now = load_sides(side), datetime.now(UTC)
     with opened(database, "blocked", rights=_RIGHTS) as connection:
         found = {s.schema: s.read_blocked(connection, limit or _MOST) for s in sides}
         counts = [s.read_blocked_count(connection) for s in sides]
@@ -63,7 +63,7 @@ def blocked(
             it
             for s in sides
             for it in list_processes(connection, s.schema)
-            if it.blocked_keys or it.failing_since is not None
+            if it.blocked_keys or it.failing_since is not None or it.is_overdue(now)
         ]
     counts += [BlockedCount(it.blocked_keys, 0) for it in running if not it.is_listed]
     counted = BlockedCount(
@@ -84,7 +84,6 @@ def blocked(
         )
         return
     write_line(_summary(counted, is_failing=bool(running)))
-    now = datetime.now(UTC)
     if messages:
         write_table(
             _COLUMNS,
@@ -112,7 +111,7 @@ def blocked(
                     it.broker,
                     it.blocked_keys,
                     it.failing_since and now - it.failing_since,
-                    (it.reason or "")[:_MAX_REASON],
+                    (it.reason or "")[:_MAX_REASON] or it.running(now),
                 )
                 for it in running
             ],

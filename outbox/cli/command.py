@@ -343,12 +343,12 @@ def broker_url_if_given(value: str | None) -> str | None:
 
 @contextmanager
 def opened(
-    database: str | None, command: str, **rights: str
+    database: str | None, command: str, **options: Any
 ) -> Iterator["AdministrationConnection"]:
     """Open the database for one command, whose moments are in UTC.
 
     Args:
-        rights: as for `administration`.
+        options: as for `administration`.
 
     Raises:
         ConfigError, OutboxError: as for `url_of` and `administration`.
@@ -357,7 +357,7 @@ def opened(
 
     name = f"pillarbox {command}"
     with administration(
-        database_url(database), application_name=name, **rights
+        database_url(database), application_name=name, **options
     ) as connection:
         connection.execute("SET timezone = 'UTC'")
         yield connection

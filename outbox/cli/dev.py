@@ -5,6 +5,7 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,9 +27,10 @@ from outbox.dev.extensions import find_extensions
 from outbox.dev.parts import PILLARBOX, Part, Parts, say
 from outbox.dev.project import Project
 from outbox.dev.server import Server, choose_server, erase
-from outbox.errors import ConfigError, OutboxError
+from outbox.errors import ConfigError, DatabaseUnavailableError, OutboxError
 from outbox.postgres.connection import conninfo
 from outbox.testing.lifetime import free_port
+from outbox.url import without_password
 
 _TICK: Final = 0.1
 _PAGE_PORT: Final = 8380
@@ -57,6 +59,22 @@ def dev(
         ),
     ] = None,
     *,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Migrate and use this database, and start no PostgreSQL.",
+            show_default="its own PostgreSQL",
+        ),
+    ] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Publish to this broker, and consume from it.",
+            show_default="the database",
+        ),
+    ] = None,
     reset: Annotated[
         bool, typer.Option("--reset", help="Begin with an empty database.")
     ] = False,
@@ -66,16 +84,26 @@ def dev(
         raise ConfigError(
             "watchfiles is not installed; run pip install 'pillarbox[dev]'"
         )
+    if reset and database is not None:
+        raise ConfigError(
+            "--reset empties the database that pillarbox dev starts itself; leave out "
+            "--database to use that one, or empty yours yourself"
+        )
     project = Project(Path.cwd())
     with project.locked():
         if reset:
             erase(project)
-        server = choose_server(project)
-        server.create()
-        run_coroutine(_run(project, server, consumer))
+        server = None
+        if database is None:
+            server = choose_server(project)
+            server.create()
+        url = database or project.url
+        run_coroutine(_run(project, server, url, broker or url, consumer))
 
 
-async def _run(project: Project, server: Server, consumer: str | None) -> None:
+async def _run(
+    project: Project, server: Server | None, url: str, broker: str, consumer: str | None
+) -> None:
     """Start the parts, and run until one of them ends, or a signal arrives.
 
     Raises:
@@ -91,10 +119,17 @@ async def _run(project: Project, server: Server, consumer: str | None) -> None:
 
     for number in _STOPS:
         loop.add_signal_handler(number, stop)
-    environment = {DATABASE_VARIABLE: project.url, BROKER_VARIABLE: project.url}
+    environment = {DATABASE_VARIABLE: url, BROKER_VARIABLE: broker}
     with suppress(asyncio.CancelledError):
         async with Parts(environment) as parts:
-            started = await _start(parts, project, server, consumer)
+            started = []
+            if server is not None:
+                started.append(await _start_server(parts, project, server))
+            await _migrate(parts, url)
+            is_own = server is not None
+            started += await _start(
+                parts, project, environment, consumer, is_own=is_own
+            )
             await asyncio.wait(
                 [part.ended for part in started], return_when=asyncio.FIRST_COMPLETED
             )
@@ -102,35 +137,62 @@ async def _run(project: Project, server: Server, consumer: str | None) -> None:
     say("dev", "stopped")
 
 
-async def _start(
-    parts: Parts, project: Project, server: Server, consumer: str | None
-) -> list[Part]:
+async def _start_server(parts: Parts, project: Project, server: Server) -> Part:
     say("dev", f"starting {server.name}")
-    database = await parts.start(
+    started = await parts.start(
         "postgres", *server.command(), stop=signal.SIGINT, **server.process
     )
-    await _wait_for(database, project.url)
-    partman, cron = await asyncio.to_thread(find_extensions, project.url)
+    await _wait_for(started, project.url)
+    return started
+
+
+async def _migrate(parts: Parts, url: str) -> None:
+    try:
+        partman, cron = await asyncio.to_thread(find_extensions, url)
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailableError(
+            f"database {without_password(url)}: {error}; start it, or leave out "
+            "--database"
+        ) from None
     await parts.run(
         "migrate",
         *([] if partman else ["--without-partman"]),
         *([] if cron else ["--without-cron"]),
     )
+
+
+async def _start(
+    parts: Parts,
+    project: Project,
+    environment: Mapping[str, str],
+    consumer: str | None,
+    *,
+    is_own: bool,
+) -> list[Part]:
+    """Show the addresses, and start the relay, the page and the consumer."""
     page = f"127.0.0.1:{_page_port()}"
+    url, broker = environment[DATABASE_VARIABLE], environment[BROKER_VARIABLE]
     lines = [
-        f"database  export {DATABASE_VARIABLE}={project.url}",
-        "broker    the same URL",
+        f"broker    {'the same URL' if broker == url else without_password(broker)}",
         f"page      http://{page}/login#{project.token}",
-        f"data      {project.folder} (empty it with --reset)",
     ]
+    if is_own:
+        # With the password, which nobody else knows.
+        lines.insert(0, f"database  export {DATABASE_VARIABLE}={url}")
+        lines.append(f"data      {project.folder} (empty it with --reset)")
+    else:
+        lines.insert(0, f"database  {without_password(url)}")
     web = ["web", "--listen", page, "--tokens", str(project.tokens)]
     if consumer is not None:
         lines.append(f"consumer  {consumer}, reloaded when a file changes")
         web += ["--consumer", consumer]
     write_line("", *(f"  {line}" for line in lines), "")
-    # The last run may have been longer ago than the upkeep accepts.
-    await parts.pillarbox("maintain", "maintain", "--accept-clock")
-    started = [database, await parts.pillarbox("relay", "relay")]
+    if is_own:
+        # The last run may have been longer ago than the upkeep accepts.
+        await parts.pillarbox("maintain", "maintain", "--accept-clock")
+    # Nobody else's relays publish what is in its own database.
+    switch = ["--switch-broker"] if is_own else []
+    started = [await parts.pillarbox("relay", "relay", *switch)]
     if consumer is None:
         return [*started, await parts.pillarbox("web", *web)]
     for name, arguments in (("consumer", ["consume", consumer]), ("web", web)):

@@ -17,7 +17,7 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
     """Check the schema, its upkeep and the server; name a remedy for each finding."""
     found = {"pooler": check_pooler(database_url(database))}
     if not found["pooler"]:
-        with opened(database, "doctor") as connection:
+        with opened(database, "doctor", any_role=True) as connection:
             found |= dict(examine(connection))
     findings = [finding for check in found.values() for finding in check]
     status = status_of(findings)

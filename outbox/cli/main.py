@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from outbox.errors import (
 from outbox.logs.printable import printable
 from outbox.observability.standard_error import write_error
 from outbox.postgres.remedy import remedy_of
+from outbox.url import without_secrets
 
 GROUP: Final = "pillarbox.commands"
 """The entry points: a command's name, and its `typer.Typer`."""
@@ -47,7 +47,6 @@ _PANELS: Final = {
 }
 _PANEL_OF: Final = {name: panel for panel, names in _PANELS.items() for name in names}
 _OTHERS: Final = "Other commands"
-_PASSWORD: Final = re.compile(r"(?<=://)[^\s'\"]*@")
 # The base class of usage errors, which Typer doesn't export.
 _UsageError: Final[Any] = typer.BadParameter.__base__
 
@@ -181,8 +180,7 @@ def _run(arguments: list[str]) -> int:
         path = "pillarbox" if context is None else context.command_path
         text = " ".join(error.format_message().split()).rstrip(".")
         # The invalid value may be a URL in the wrong place.
-        text = _PASSWORD.sub("***@", text)
-        return _fail(path, f"{text}; see {path} --help")
+        return _fail(path, f"{without_secrets(text)}; see {path} --help")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except SystemExit as end:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from outbox.administration.check import Finding, Severity, status_of
 from outbox.administration.checks.upkeep import Upkeep
-from outbox.administration.doctor import examine_quickly
+from outbox.administration.doctor import examine_quickly, run_checks
 from outbox.cli.command import (
     Database,
     Json,
@@ -37,6 +37,7 @@ def status(*, database: Database = None, json: Json = False) -> int:
     """Show whether all is well, and what waits, fails and runs, on one screen."""
     with opened(database, "status") as connection:
         overview, findings = examine_quickly(connection)
+        findings += (*run_checks(connection, ["superuser"]),)
     code = status_of(findings)
     if json:
         write_json({"status": code, **asdict(overview), "findings": findings})
@@ -151,6 +152,8 @@ def _process(it: Process, now: datetime) -> str:
         text += f", from {it.broker}"
     if it.blocked_keys:
         text += f", {count(it.blocked_keys, 'blocked key')}"
+    if running := it.running(now):
+        text += f"; {running}"
     if it.failing_since is not None:
         text += f", failing for {write_duration(now - it.failing_since)}: {it.reason}"
     return text

@@ -1,7 +1,9 @@
 """Run a relay, a consumer or a similar process, with background tasks."""
 
 import asyncio
+import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.dead_letters.statement import Schema
 from outbox.errors import ConfigError, OutboxError
 from outbox.events import Event, Observer, Observers
-from outbox.gather import end
+from outbox.gather import end, first_of
 from outbox.observability.activity import Activity, Counts
 from outbox.observability.database_measure import DatabaseMeasure
 from outbox.observability.endpoints import FORMS, listening
@@ -24,6 +26,7 @@ from outbox.observability.health import Health
 from outbox.observability.heartbeat import beating
 from outbox.observability.logging import LogEvents
 from outbox.observability.measures.reading import Scope
+from outbox.observability.standard_error import write_error
 from outbox.observability.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -99,6 +102,8 @@ RetryInterval: TypeAlias = Annotated[
         panel="Dead letters",
     ),
 ]
+_AFTER_DRAIN: Final = 8.0
+"""Seconds in which a process disconnects."""
 RETRY_INTERVAL: Final = Duration.of(RetrySchedule().interval)
 
 
@@ -139,8 +144,14 @@ class Watched:
         if exported is not None:
             from outbox.observability.prometheus import DatabaseMetrics
 
-            own = metrics(exported)
-            reported += [exported, own, DatabaseMetrics(exported.registry)]
+            try:
+                own = metrics(exported)
+                reported += [exported, own, DatabaseMetrics(exported.registry)]
+            except OSError as error:
+                raise ConfigError(
+                    f"PROMETHEUS_MULTIPROC_DIR: {error}; create the directory, or unset"
+                    " the variable"
+                ) from error
         self.notify = Observers(reported).notify
         self.observers: list[Observer] = [*reported, self._health, counts]
         self._background: list[Background] = [
@@ -175,27 +186,35 @@ class Watched:
             self._background.append(scheduler.run)
 
     def run(
-        self, process: Callable[[], Awaitable[None]], stop: Callable[[], None]
+        self,
+        process: Callable[[], Awaitable[None]],
+        stop: Callable[[], None],
+        drain: timedelta,
     ) -> None:
         """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
 
         Args:
             process: runs it until it has drained.
             stop: makes it drain.
+            drain: how long that takes at most, before it disconnects.
         """
         limit = self._watching.watchdog.total_seconds()
         watchdog = Watchdog(limit) if limit else None
+        last = threading.Timer(drain.total_seconds() + _AFTER_DRAIN, give_up)
+        last.daemon = True
 
-        def drain(number: int) -> None:
+        def begin_drain(number: int) -> None:
             self._health.stopping()
             stop()
+            if not last.is_alive():
+                last.start()
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
         async def run() -> None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, drain, number)
+                loop.add_signal_handler(number, begin_drain, number)
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(beating())
                 if watchdog is not None:
@@ -206,7 +225,16 @@ class Watched:
                     await stack.enter_async_context(listening(address, served))
                 await supervise(process, stop, self._background)
 
-        run_coroutine(run())
+        try:
+            run_coroutine(run())
+        finally:
+            last.cancel()
+
+
+def give_up() -> None:
+    """Exit at once: after its drain, a process waits for a server that hangs."""
+    write_error("a server doesn't answer; exiting without disconnecting from it\n")
+    os._exit(0)
 
 
 async def supervise(
@@ -240,9 +268,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(coroutine)
     except BaseExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
+        first = first_of(group)
         if isinstance(first, OutboxError):
             raise first from group
         raise

@@ -139,8 +139,11 @@ def _write_trace(found: Trace) -> None:
         case Found.FOUND:
             _write_life(life)
             for it in found.failing:
-                since = f"fails since {write_moment(it.failing_since)}"
-                write_line(f"{it.name} on {it.host} {since}: {it.reason}")
+                if it.failing_since is not None:
+                    since = f"fails since {write_moment(it.failing_since)}"
+                    write_line(f"{it.name} on {it.host} {since}: {it.reason}")
+                if running := it.running(datetime.now(UTC)):
+                    write_line(f"{it.name} on {it.host}: {running}")
             if found.causes or life.caused:
                 write_line("")
                 write_tree(_tree(found))

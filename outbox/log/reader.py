@@ -108,7 +108,7 @@ class LogLane:
 
     Attributes:
         progress: how far the lane was read; None: it must be taken over.
-        known_at: when the stored position was known to be that of `progress`, as
+        known_at: when the server was known to have what `progress` says, as
             `time.monotonic()`; see `Link.opened_at`.
         taken_at: the next transaction id when its claims began to read these days only.
         looked: the snapshot in which all other days were searched.
@@ -187,6 +187,17 @@ class LogReader:
         the table's owner has chosen a seq. Then the seqs of rows say nothing about the
         floors of transactions."""
         self._drawn = -1
+        self._opened_at = 0.0
+
+    def opened(self, at: float) -> None:
+        """Begin anew in a session that was opened at this time; see `Link.opened_at`.
+
+        A server that crashed, or a standby that was promoted, may have lost the end of
+        its log, and uses the ids of its transactions and the numbers again.
+        """
+        if at > self._opened_at:
+            self._opened_at = at
+            self._floors, self._ceiling, self._drawn = Floors(), _NO_END, -1
 
     async def read_clock(self, connection: Connection) -> Clock:
         """Read the clock, before the transaction that looks.
@@ -273,20 +284,11 @@ class LogReader:
         if not lanes:
             return
         oldest, newest = clock.now - _SKEW, clock.now + _SKEW
-        cursor = await connection.execute(
-            load("outbox.log", "take_over", log=self._log),
-            {
-                "reader": self.reader,
-                "lanes": [lane.number for lane in lanes],
-                "since": self.since.up_to,
-                "oldest": oldest,
-                "newest": newest,
-            },
-        )
+        stored = await self.read_stored(connection, lanes, oldest, newest)
         known: dict[int, dict[Day, Stored | None]] = {lane.number: {} for lane in lanes}
         lowest: dict[int, dict[Day, int]] = {lane.number: {} for lane in lanes}
         all_days: set[Day] = set()
-        for number, starts_at, ends_at, *position, head in await cursor.fetchall():
+        for number, starts_at, ends_at, *position, head in stored:
             day = Day(starts_at, ends_at)
             all_days.add(day)
             known[number][day] = _read_stored(day, *position)
@@ -327,6 +329,26 @@ class LogReader:
                 clock.now + _SOON,
                 min(clock.now + _REFRESHED, days[-1].ends_at - _SKEW),
             )
+
+    async def read_stored(
+        self,
+        connection: Connection,
+        lanes: Sequence[LogLane],
+        oldest: datetime,
+        newest: datetime,
+    ) -> Sequence[Any]:
+        """Read how far lanes were read; without lanes, only check that this works."""
+        cursor = await connection.execute(
+            load("outbox.log", "take_over", log=self._log),
+            {
+                "reader": self.reader,
+                "lanes": [lane.number for lane in lanes],
+                "since": self.since.up_to,
+                "oldest": oldest,
+                "newest": newest,
+            },
+        )
+        return await cursor.fetchall()
 
     async def _find_late(
         self, connection: Connection, day: Day, positions: Mapping[int, Position]
@@ -510,7 +532,7 @@ class LogReader:
 
         Raises:
             psycopg.errors.UniqueViolation: another process has settled one of the
-                lanes, or this one has in an earlier try; see `find_changed`.
+                lanes.
         """
         rows = [(one, row) for one in settled for row in one.rows]
         if not rows:
@@ -530,30 +552,6 @@ class LogReader:
                 "next_xids": [str(one.after.next_xid) for one, _ in rows],
             },
         )
-
-    async def find_changed(
-        self, connection: Connection, numbers: Mapping[int, int]
-    ) -> tuple[set[int], set[int]]:
-        """Compare the last settlements of lanes with what this process remembers.
-
-        A server loses the end of its log in a crash, and keeps the rest.
-
-        Args:
-            numbers: for each lane the number of its last settlement.
-
-        Returns:
-            The lanes with another one, and those of these where this process stored it.
-        """
-        cursor = await connection.execute(
-            load("outbox.log", "read_numbers", log=self._log),
-            {"reader": self.reader, "lanes": list(numbers)},
-        )
-        stored = {n: (number, owner) for n, number, owner in await cursor.fetchall()}
-        changed = {
-            n for n, number in numbers.items() if stored.get(n, (0,))[0] != number
-        }
-        own = {n for n in changed if stored.get(n) == (numbers[n] + 1, self.owner)}
-        return changed, own
 
     async def move_fences(
         self, connection: Connection, lanes: Iterable[LogLane], clock: Clock

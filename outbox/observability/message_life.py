@@ -201,7 +201,8 @@ class Trace:
     Attributes:
         causes: the messages that led to it, from the first to the direct cause.
         is_cut: whether it caused more messages than were read.
-        failing: the consumers of these databases that fail now and have not handled it.
+        failing: the processes of consumers that have not handled it and fail now, have
+            an overdue handler, or have been handling it for long.
         unknown: what the databases don't contain any more, or never did, in sentences.
     """
 
@@ -508,7 +509,12 @@ def _failing(databases: Databases, life: Life) -> tuple[Process, ...]:
         process
         for connection in databases.values()
         for process in list_processes(connection, "inbox")
-        if process.failing_since is not None and process.name not in done
+        if process.name not in done
+        and (
+            process.failing_since is not None
+            or process.is_overdue(datetime.now(UTC))
+            or str(process.running_id) == life.id
+        )
     )
 
 

@@ -169,10 +169,10 @@ class Tracing:
         consumer: str,
         *,
         system: str | None = None,
-        decisions: tuple[type[BaseException], ...] = (),
+        is_decision: Callable[[Exception], bool] = lambda _: False,
     ) -> "_Processing":
         """Trace the handling of messages."""
-        return _Processing(self, messages, consumer, system, decisions)
+        return _Processing(self, messages, consumer, system, is_decision)
 
     @_safely
     def receive(self, system: str) -> None:
@@ -336,13 +336,13 @@ class _Processing:
         messages: Sequence[Traced],
         consumer: str,
         system: str | None,
-        decisions: tuple[type[BaseException], ...],
+        is_decision: Callable[[Exception], bool],
     ) -> None:
         self.tracing = tracing
         self._messages = messages
         self._consumer = consumer
         self._system = system
-        self._decisions = decisions
+        self._is_decision = is_decision
         self._outcome = "handled"
         self._span: Span | None = None
         self._outer: _Processing | None = None
@@ -400,7 +400,7 @@ class _Processing:
         """Record what the handler raised."""
         if self._span is None:
             return
-        if isinstance(error, self._decisions):
+        if isinstance(error, Exception) and self._is_decision(error):
             self._outcome = "retry"
         elif isinstance(error, Exception):
             self._outcome = "failed"

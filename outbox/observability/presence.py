@@ -1,8 +1,8 @@
 """A process records in the database that it runs, and how it does.
 
 Its row in `outbox.process` or `inbox.process` is updated every ten seconds, and within
-a second when something begins or stops failing. If a row isn't updated for a minute,
-its process is gone, or has no connection for it.
+a second when something begins or stops failing, or a handler becomes overdue or ends.
+If a row isn't updated for a minute, its process is gone, or has no connection for it.
 """
 
 import asyncio
@@ -19,8 +19,10 @@ from uuid import uuid4
 from outbox.errors import one_line
 from outbox.events import Event, Observer, ProcessMeasured
 from outbox.gather import end
+from outbox.postgres.remedy import remedy_of
 
-_INTERVAL: Final = 10.0
+INTERVAL: Final = 10.0
+"""Seconds between two updates of the row."""
 _REPORT: Final = 5.0
 _LOOK: Final = 1.0
 _LAST_WAIT: Final = 2.0
@@ -35,13 +37,14 @@ class PresenceNotRecorded(Event):
 
     Attributes:
         reason: the error.
+        remedy: what to do, chosen by the error's SQLSTATE.
     """
 
     about = ()
     lasting_level = logging.WARNING
-    advice = "run pillarbox doctor, which finds missing tables and privileges"
 
     reason: str
+    remedy: str
 
 
 class Presence:
@@ -88,12 +91,12 @@ class Presence:
             await asyncio.sleep(_REPORT)
 
     async def _keep(self) -> None:
-        failing, due = False, time.monotonic()
+        before, due = (False, False), time.monotonic()
         while True:
             measured = self._measure()
-            is_failing = measured.failing_since is not None
-            if is_failing != failing or time.monotonic() >= due:
-                failing, due = is_failing, time.monotonic() + _INTERVAL
+            now = measured.failing_since is not None, measured.is_overdue
+            if now != before or time.monotonic() >= due:
+                before, due = now, time.monotonic() + INTERVAL
                 await self._beat(measured)
             await asyncio.sleep(_LOOK)
 
@@ -101,8 +104,8 @@ class Presence:
         if self._write is None:
             return
         values = {**asdict(measured), **self._values, "ends": ends}
-        if measured.reason is not None:
-            values["reason"] = measured.reason[:_MAX_REASON]
+        for name in ("reason", "running_handler"):
+            values[name] = values[name] and values[name][:_MAX_REASON]
         try:
             async with asyncio.timeout(_LAST_WAIT if ends else None):
                 await self._write(values)
@@ -110,4 +113,6 @@ class Presence:
         except Exception as error:  # noqa: BLE001 - of any driver
             self._has_row = False
             if not ends:
-                self._notify(PresenceNotRecorded(reason=one_line(error)))
+                self._notify(
+                    PresenceNotRecorded(reason=one_line(error), remedy=remedy_of(error))
+                )

@@ -1,4 +1,4 @@
-"""The watchdog: ends a process whose event loop is blocked, and shows where.
+"""The watchdog: reports an event loop that is blocked, and later ends the process.
 
 A blocked loop sends no heartbeats, so the server releases the process's leases, but
 nothing else would restart the process. The watchdog is a thread. It counts its own
@@ -8,17 +8,70 @@ and the process isn't ended when it is resumed.
 
 import asyncio
 import faulthandler
+import logging
 import os
+import sys
+import sysconfig
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
+from weakref import WeakSet
 
+from outbox.events import Event
+from outbox.logs.event_record import log_event
 from outbox.observability.standard_error import write_error
 
 STUCK: Final = 70
 """The exit status: EX_SOFTWARE of sysexits.h."""
 _TICKS: Final = 20
+_BLOCKED: Final = 5.0
+_LIBRARIES: Final = (*map(sysconfig.get_path, ("stdlib", "purelib")), "<frozen")
+_reported: Final[WeakSet[asyncio.AbstractEventLoop]] = WeakSet()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopBlocked(Event):
+    """The event loop has been blocked for seconds: nothing else runs meanwhile.
+
+    It is only logged, since observers are called in the event loop.
+
+    Attributes:
+        where: the line of the application that its thread executes.
+    """
+
+    level = logging.WARNING
+    advice = "await there instead, or call it in a thread: asyncio.to_thread, or def"
+
+    seconds: float
+    where: str
+    stacktrace: str
+
+
+@asynccontextmanager
+async def reporting_blocks() -> AsyncIterator[None]:
+    """Report if the block's event loop is blocked, unless another block does."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    if loop in _reported:
+        yield
+        return
+
+    def report(seconds: float) -> None:
+        stack = traceback.extract_stack(sys._current_frames()[thread])
+        own = [it for it in stack if not it.filename.startswith(_LIBRARIES)]
+        where = "{0.filename}:{0.lineno} in {0.name}".format((own or stack)[-1])
+        trace = "".join(stack.format())
+        event = LoopBlocked(seconds=seconds, where=where, stacktrace=trace)
+        log_event(logging.getLogger("pillarbox"), event)
+
+    _reported.add(loop)
+    try:
+        async with Watchdog(_BLOCKED, report).watching():
+            yield
+    finally:
+        _reported.discard(loop)
 
 
 def end_process(limit: float) -> None:
@@ -77,6 +130,5 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._stopped.wait(self._tick):
             self._ticks += 1
-            if self._ticks > _TICKS:
+            if self._ticks == _TICKS + 1:
                 self._on_blocked(self._limit)
-                return

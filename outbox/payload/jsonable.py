@@ -36,6 +36,9 @@ _BASIC: Final = (str, int, float, bool, type(None))
 def jsonable(value: object) -> object:
     """Return what encodes an object: JSON types, or objects that are encoded in turn.
 
+    Args:
+        value: an object that `json` can't encode by itself.
+
     Raises:
         TypeError: it isn't known how.
         ValueError: its value has no such encoding.

@@ -65,6 +65,10 @@ class SchemaRegistry:
     def event(self, topic: str, *, version: int = 1) -> Callable[[T], T]:
         """Bind a class to the topic of its instances, and register it as the schema.
 
+        Args:
+            topic: the exact topic.
+            version: the `schema_version` of the messages.
+
         Raises:
             ConfigError: as `register`, or the class is bound to another topic already.
         """

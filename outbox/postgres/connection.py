@@ -2,18 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 import psycopg
+from psycopg.abc import RV, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
+from typing_extensions import override
 
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.postgres.sql_files import load
-from outbox.url import FileUrl, without_password
+from outbox.url import FileUrl, scheme_of, without_password
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -37,6 +41,7 @@ _PINNED: Final = {
     "quote_all_identifiers": "off",
     "default_transaction_isolation": "'read committed'",
     "row_security": "off",
+    "idle_session_timeout": "0",
 }
 PIN_SESSION: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
 """Settings our sessions rely on, whatever ALTER ROLE and ALTER DATABASE say; one query.
@@ -45,6 +50,7 @@ With another search_path, our sessions could call, with our privileges, routines
 operators that any role created in `public`: PostgreSQL prefers one that matches the
 arguments better than the catalog's. In another DateStyle, psycopg can't read
 timestamps. With row_security on, a policy would hide rows from us without an error.
+With an idle_session_timeout, the server would end the sessions of an idle process.
 """
 PIN_SESSION_LOCALLY: Final = PIN_SESSION.replace("SET ", "SET LOCAL ")
 """The same settings until the transaction ends."""
@@ -58,6 +64,52 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
+ANSWER_LIMIT: Final = 20.0
+"""How many seconds the statements of a `Link` wait for the server's answer."""
+_CANCEL_LIMIT: Final = 1.0
+
+
+class _Session(psycopg.AsyncConnection[TupleRow]):
+    """A connection that never waits for long on a server that hangs.
+
+    Its kernel can still acknowledge what TCP sends, so keepalives notice nothing.
+
+    Attributes:
+        answer_limit: how many seconds a statement waits; None: until it is answered.
+        started_at: when the server started, which tells a primary from its standbys.
+    """
+
+    answer_limit: float | None = None
+    started_at: datetime | None = None
+
+    @override
+    async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
+        """Wait for the server.
+
+        Raises:
+            DatabaseUnavailableError: it didn't answer in time.
+        """
+        try:
+            async with asyncio.timeout(self.answer_limit):
+                return await super().wait(gen, *args, **options)
+        except TimeoutError:
+            self.pgconn.finish()
+            raise DatabaseUnavailableError(
+                f"the database gave no answer within {self.answer_limit:g} s"
+            ) from None
+        except psycopg.errors.ReadOnlySqlTransaction:
+            # A new connection may reach the primary.
+            self.pgconn.finish()
+            raise
+
+    @override
+    async def cancel_safe(self, *, timeout: float = _CANCEL_LIMIT) -> None:
+        """Cancel the statement; close the connection if the server doesn't react."""
+        try:
+            await super().cancel_safe(timeout=min(timeout, _CANCEL_LIMIT))
+        except psycopg.Error:
+            self.pgconn.finish()
+            raise
 
 
 def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
@@ -74,7 +126,7 @@ def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.partition("+")[0] not in _SCHEMES:
         raise ConfigError(
-            f"database URL with scheme {scheme.partition(':')[0]!r}: "
+            f"database URL with scheme {scheme_of(url)!r}: "
             "use postgresql://user@host:port/database"
         )
     try:
@@ -123,15 +175,17 @@ async def connect(
     application_name: str,
     settings: Mapping[str, str] | None = None,
     shared: bool = False,
-    writes: Sequence[str] = (),
-) -> Connection:
+    writes: Sequence[str] | None = None,
+    answer_limit: float | None = None,
+) -> _Session:
     """Open a connection in autocommit mode, with session settings applied.
 
     Args:
         shared: whether other clients may use its server session, too, behind a pooler
             in transaction mode: then the session isn't pinned, and statements must
             qualify every function with its schema.
-        writes: the tables into which the session will insert.
+        writes: the tables into which the session will insert, if it may write.
+        answer_limit: how many seconds a statement waits for its answer.
 
     Raises:
         DatabaseUnavailableError: the database is unreachable, or rejects the
@@ -147,11 +201,12 @@ async def connect(
         # The next attempt may find a file that is correct again.
         raise DatabaseUnavailableError(str(error)) from error
     try:
-        connection = await psycopg.AsyncConnection.connect(given, autocommit=True)
+        connection = await _Session.connect(given, autocommit=True)
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(
             f"can't reach the database {without_password(url)}: {message_of(error)}"
         ) from error
+    connection.answer_limit = answer_limit
     try:
         if not shared:
             await connection.execute(PIN_SESSION)
@@ -160,16 +215,19 @@ async def connect(
             await connection.execute(
                 f"SELECT {', '.join(each)}", [*chain.from_iterable(settings.items())]
             )
-        if writes:
-            await check_writable(connection, writes)
+        if writes is not None:
+            connection.started_at = await check_writable(connection, writes)
     except BaseException:
         await connection.close()
         raise
     return connection
 
 
-async def check_writable(connection: Connection, tables: Sequence[str]) -> None:
+async def check_writable(connection: Connection, tables: Sequence[str]) -> datetime:
     """Make sure that a session may insert into tables, before acting on their rows.
+
+    Returns:
+        When its server started.
 
     Raises:
         psycopg.errors.ReadOnlySqlTransaction: it may not write at all.
@@ -179,7 +237,7 @@ async def check_writable(connection: Connection, tables: Sequence[str]) -> None:
     cursor = await connection.execute(
         load("outbox", "check_writable"), {"tables": list(tables)}
     )
-    ((read_only, refused),) = await cursor.fetchall()
+    ((read_only, refused, started_at),) = await cursor.fetchall()
     if read_only:
         raise psycopg.errors.ReadOnlySqlTransaction(
             "the database accepts no writes: the session is in a read-only transaction"
@@ -188,12 +246,28 @@ async def check_writable(connection: Connection, tables: Sequence[str]) -> None:
         raise psycopg.errors.InsufficientPrivilege(
             f"permission denied to insert into {', '.join(refused)}"
         )
+    assert isinstance(started_at, datetime)
+    return started_at
+
+
+class Server:
+    """The server that a process works with: the one that its newest session reached.
+
+    After a switchover, sessions can stay open on the old primary, which is read-only or
+    doesn't answer. So when a link of the process reaches another server, the others
+    reopen their sessions before they use them again.
+    """
+
+    started_at: datetime | None = None
 
 
 class Link:
-    """One connection, reopened after it breaks.
+    """One connection, reopened after it breaks, or if `server` has changed.
 
     For one task at a time: tasks that share it hold its `lock` while they use it.
+
+    Args:
+        server: shared by all links of a process to one database.
 
     Attributes:
         opened_at: when the connection was opened, as `time.monotonic()`. The server has
@@ -207,14 +281,28 @@ class Link:
         application_name: str,
         settings: Mapping[str, str] | None = None,
         writes: Sequence[str] = (),
+        server: Server | None = None,
+        answer_limit: float | None = None,
     ) -> None:
         self._url = url
         self._application_name = application_name
         self._settings = settings
         self._writes = writes
-        self._connection: Connection | None = None
+        self._server = server or Server()
+        self._answer_limit = answer_limit
+        self._connection: _Session | None = None
         self.opened_at = 0.0
         self.lock = asyncio.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its connection is open, and that of the process's server."""
+        connection = self._connection
+        return (
+            connection is not None
+            and not connection.closed
+            and connection.started_at == self._server.started_at
+        )
 
     async def connection(self) -> Connection:
         """Return the open connection, or open one.
@@ -223,7 +311,7 @@ class Link:
             DatabaseUnavailableError: the database is unreachable.
             psycopg.Error: a new session can't insert into the tables in `writes`.
         """
-        if self._connection is not None and not self._connection.closed:
+        if self._connection is not None and self.is_open:
             return self._connection
         await self.close()
         self._connection = await connect(
@@ -231,9 +319,26 @@ class Link:
             application_name=self._application_name,
             settings=self._settings,
             writes=self._writes,
+            answer_limit=self._answer_limit or ANSWER_LIMIT,
         )
+        self._server.started_at = self._connection.started_at
         self.opened_at = time.monotonic()
         return self._connection
+
+    @asynccontextmanager
+    async def use(self, only: Connection | None = None) -> AsyncIterator[Connection]:
+        """Yield the open connection, or a new one, to one task; close it if that fails.
+
+        Args:
+            only: a connection of this link, which may have been replaced.
+        """
+        async with self.lock:
+            connection = only or await self.connection()
+            try:
+                yield connection
+            except psycopg.Error:
+                await connection.close()
+                raise
 
     async def close(self) -> None:
         """Close the connection if there is one."""

@@ -20,11 +20,10 @@ from psycopg.sql import SQL, Identifier
 
 from outbox.errors import DatabaseUnavailableError
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
-from outbox.postgres.connection import Connection, Link
+from outbox.postgres.connection import Connection, Link, Server
 from outbox.postgres.sql_files import load
 
-_BROKEN: Final = (psycopg.Error, DatabaseUnavailableError, TimeoutError)
-_ANSWER: Final = 20.0
+_BROKEN: Final = (psycopg.Error, DatabaseUnavailableError)
 
 
 class Armed(IntEnum):
@@ -45,11 +44,17 @@ class Doorbell:
     """One process's side of a doorbell. For one task at a time."""
 
     def __init__(
-        self, url: str, *, lock: Lock, channel: str, application_name: str
+        self,
+        url: str,
+        *,
+        lock: Lock,
+        channel: str,
+        application_name: str,
+        server: Server | None = None,
     ) -> None:
         self._lock = {"class": LOCK_CLASS, "object": int(lock)}
         self._channel = channel
-        self._link = Link(url, application_name=application_name)
+        self._link = Link(url, application_name=application_name, server=server)
         self._listening: Connection | None = None
         self._held = False
 
@@ -60,20 +65,19 @@ class Doorbell:
         armed, check again soon instead of sleeping.
         """
         try:
-            async with asyncio.timeout(_ANSWER):
-                connection = await self._link.connection()
-                if self._listening is not connection:
-                    self._held = False
-                    await connection.execute(
-                        SQL("LISTEN {}").format(Identifier(self._channel))
-                    )
-                    self._listening = connection
-                if self._held:
-                    return Armed.STILL
-                cursor = await connection.execute(
-                    load("outbox", "arm_doorbell"), self._lock
+            connection = await self._link.connection()
+            if self._listening is not connection:
+                self._held = False
+                await connection.execute(
+                    SQL("LISTEN {}").format(Identifier(self._channel))
                 )
-                row = await cursor.fetchone()
+                self._listening = connection
+            if self._held:
+                return Armed.STILL
+            cursor = await connection.execute(
+                load("outbox", "arm_doorbell"), self._lock
+            )
+            row = await cursor.fetchone()
         except _BROKEN:
             await self.close()
             return Armed.NO
@@ -87,13 +91,12 @@ class Doorbell:
             return
         self._held = False
         try:
-            async with asyncio.timeout(_ANSWER):
-                connection = await self._link.connection()
-                if connection is self._listening:
-                    await connection.execute(
-                        load("outbox", "disarm_doorbell"),
-                        {**self._lock, "channel": self._channel},
-                    )
+            connection = await self._link.connection()
+            if connection is self._listening:
+                await connection.execute(
+                    load("outbox", "disarm_doorbell"),
+                    {**self._lock, "channel": self._channel},
+                )
         except _BROKEN:
             await self.close()
 

@@ -27,20 +27,20 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.postgres.advisory_lock import Lock, LockHolder
-from outbox.postgres.connection import Connection, Link, check_writable
+from outbox.postgres.connection import Connection, Link, Server, check_writable
 from outbox.postgres.sql_files import load
-
-T = TypeVar("T")
 
 _MARGIN: Final = 0.2
 _BEATS: Final = 10
+# Of the limit: within this time others have taken the lanes of one that steps aside.
+_ASIDE: Final = 0.5
 # The number of failed heartbeats in a row at which the failure is reported.
 _FAILURES: Final = 2
 RETRY: Final = 1.0
@@ -174,6 +174,7 @@ class Lease:
         on_obstruct: called with the foreign sessions in the way when they change.
         on_fail: called with each error from the second in a row, and with None once
             heartbeats succeed again.
+        server: shared with the links that read and settle the lanes' messages.
     """
 
     def __init__(
@@ -190,6 +191,7 @@ class Lease:
         on_lose: Callable[[Collection[int]], None] = lambda lanes: None,
         on_obstruct: Callable[[Sequence[LockHolder]], None] = lambda foreign: None,
         on_fail: Callable[[Exception | None], None] = lambda error: None,
+        server: Server | None = None,
     ) -> None:
         if limit < _MIN_LIMIT:
             raise ConfigError(
@@ -205,6 +207,8 @@ class Lease:
         self._on_obstruct = on_obstruct
         self._on_fail = on_fail
         self._failures = 0
+        self._members = 1
+        self._aside_until = -math.inf
         self._writes = writes
         self._suspected: frozenset[int] = frozenset()
         self._foreign: tuple[LockHolder, ...] = ()
@@ -213,12 +217,15 @@ class Lease:
             url,
             application_name=application_name,
             settings={"idle_session_timeout": str(round(self._limit * 1000))},
+            server=server,
+            # While the server doesn't answer, we must not rely on the lease.
+            answer_limit=self._limit,
         )
 
     @property
     def lanes(self) -> frozenset[int]:
         """The lanes that may be claimed from: held and not about to be given back."""
-        if not self._own.is_valid(time.monotonic()):
+        if not self._own.is_valid(time.monotonic()) or not self._link.is_open:
             return frozenset()
         return self._own.held - self._own.leaving
 
@@ -228,7 +235,7 @@ class Lease:
         Check before every publish: messages published without a lease may overtake
         those of another process.
         """
-        return self._own.holds(lanes, time.monotonic())
+        return self._own.holds(lanes, time.monotonic()) and self._link.is_open
 
     def use(self, lanes: Collection[int]) -> None:
         """Keep lanes from being given back while their messages are in flight."""
@@ -237,6 +244,11 @@ class Lease:
     def leave(self, lanes: Collection[int]) -> None:
         """Record that no messages of these lanes are in flight any more."""
         self._own.in_use = self._own.in_use.difference(lanes)
+
+    def step_aside(self, seconds: float) -> None:
+        """Let other members have all lanes for a while, as long as there is one."""
+        if self._members > 1:
+            self._aside_until = time.monotonic() + seconds + self._limit * _ASIDE
 
     async def run(self) -> None:
         """Take, keep and share lanes until cancelled; then give all back.
@@ -272,15 +284,18 @@ class Lease:
 
     async def beat(self) -> None:
         """Send one heartbeat and move towards the fair share of lanes."""
-        if self._own.has_expired(time.monotonic()):
+        if self._own.has_expired(time.monotonic()) or not self._link.is_open:
             await self._lose_all()
         sent = time.monotonic()
         connection = await self._link.connection()
-        await self._answered("a check", check_writable(connection, self._writes))
+        await check_writable(connection, self._writes)
         may_hold = await self._may_hold(connection)
+        may_hold = may_hold and sent >= self._aside_until
         if not may_hold and not self._own.held:
             if self._own.is_member:
                 await self._lose_all()
+            elif not any(each.counts for each in await self._read_sessions(connection)):
+                self._aside_until = -math.inf
             return
         joined = self._own.is_member
         if not joined:
@@ -288,7 +303,7 @@ class Lease:
                 connection, "join_members", member=Lock.MEMBER
             )
         seen = await self._read_sessions(connection)
-        members = max(1, sum(each.counts for each in seen))
+        members = self._members = max(1, sum(each.counts for each in seen))
         self._report_foreign(seen)
         if not joined:
             return
@@ -342,9 +357,10 @@ class Lease:
         No notification ever arrives, but a connection that waits for one notices its
         end at once. That matters, because other processes take the lanes without delay.
         """
-        connection = await self._link.connection()
-        async for _ in connection.notifies(timeout=self._limit / _BEATS):
-            pass
+        if self._link.is_open:
+            connection = await self._link.connection()
+            async for _ in connection.notifies(timeout=self._limit / _BEATS):
+                pass
 
     async def _balance(
         self, connection: Connection, group: Sequence[int], members: float
@@ -369,23 +385,10 @@ class Lease:
     async def _execute(
         self, connection: Connection, name: str, **parameters: Any
     ) -> Sequence[Any]:
-        cursor = await self._answered(
-            name,
-            connection.execute(
-                load("outbox", name), {"class": self._class, **parameters}
-            ),
+        cursor = await connection.execute(
+            load("outbox", name), {"class": self._class, **parameters}
         )
         return await cursor.fetchall()
-
-    async def _answered(self, name: str, answer: Awaitable[T]) -> T:
-        # While the server doesn't answer, we must not rely on the lease.
-        try:
-            async with asyncio.timeout(self._limit):
-                return await answer
-        except TimeoutError:
-            raise DatabaseUnavailableError(
-                f"no answer to {name} within {self._limit:.1f} s"
-            ) from None
 
     async def _lose_all(self) -> None:
         if lost := self._own.lose_all():

@@ -14,6 +14,7 @@ from psycopg.sql import SQL, Identifier
 
 from outbox.errors import DatabaseUnavailableError, PoolerError, message_of
 from outbox.postgres.connection import Connection, connect
+from outbox.postgres.superuser import refuse_superuser
 from outbox.url import without_password
 
 _APPLICATION: Final = "pillarbox pooler check"
@@ -23,20 +24,24 @@ RING_LIMIT = 10.0
 """Seconds within which a notification arrives, if it arrives at all."""
 
 
-def refuse_pooler(url: str) -> None:
+def refuse_pooler(url: str, *, any_role: bool = False) -> None:
     """Like `refuse_pooler_async`, with or without a running event loop."""
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, refuse_pooler_async(url)).result()
+        thread.submit(asyncio.run, refuse_pooler_async(url, any_role=any_role)).result()
 
 
-async def refuse_pooler_async(url: str) -> None:
+async def refuse_pooler_async(url: str, *, any_role: bool = False) -> None:
     """Make sure that a connection keeps one server session to itself while it is open.
 
     Works however a pooler assigns its sessions and however busy it is. A pooler in
     session mode passes.
 
+    Args:
+        any_role: whether superusers pass that `refuse_superuser` would reject.
+
     Raises:
         PoolerError: the connection goes through a pooler in transaction mode.
+        ConfigError: as for `refuse_superuser`.
         DatabaseUnavailableError: the database is unreachable.
     """
     try:
@@ -46,6 +51,8 @@ async def refuse_pooler_async(url: str) -> None:
             await connect(url, application_name=_APPLICATION, shared=True) as other,
         ):
             own = await _has_own_session(one, other)
+            if own and not any_role:
+                await refuse_superuser(one)
     except TimeoutError:
         raise DatabaseUnavailableError(
             f"database {without_password(url)}: no answer within {LIMIT:.0f} s to two"

@@ -27,10 +27,13 @@ _REMEDIES: Final = {
     "3F": _SCHEMA,
     "42": _SCHEMA,
     "53100": "free disk space on the database's server",
-    "53200": "find out what uses the memory of the database's server",
+    "53200": "if it is shared memory, raise max_locks_per_transaction of the server,"
+    " because each partition takes locks; otherwise find out what uses its memory",
     "53": "end idle connections, or raise max_connections of the server or the"
     " CONNECTION LIMIT of the role or database",
     "57014": "find out what slows the database, or raise the role's statement_timeout",
+    "57P05": "raise idle_session_timeout of the role, database or server, or let the"
+    " pool of the engine replace connections sooner (pool_recycle)",
     "57P": "wait until the server has restarted; if that takes long, read its log",
     "08": _UNKNOWN,
     "": "run pillarbox doctor, and read the log of the database's server",

@@ -1,5 +1,5 @@
--- Does:  Limit each statement of this transaction, turn off compilation, which takes seconds with many partitions, and sequential scans, which stale statistics can make look cheap, and return moments in UTC, since those in a time zone that repeats an hour can't be subtracted.
+-- Does:  Limit each statement of this transaction, turn off compilation, which takes seconds with many partitions, and sequential scans and sorts, which stale statistics and a large backlog make look cheaper than to read an index up to a LIMIT, and return moments in UTC, since those in a time zone that repeats an hour can't be subtracted.
 -- Takes: patience (with its unit), seqscan (on for a statement that reads a log anyway, else off)
 -- Gives: nothing of use
 -- Index: none
-SELECT set_config('statement_timeout', %(patience)s, true), set_config('jit', 'off', true), set_config('enable_seqscan', %(seqscan)s, true), set_config('timezone', 'UTC', true)
+SELECT set_config('statement_timeout', %(patience)s, true), set_config('jit', 'off', true), set_config('enable_seqscan', %(seqscan)s, true), set_config('enable_sort', 'off', true), set_config('timezone', 'UTC', true)

@@ -2,7 +2,8 @@
 -- Takes: {schema} (outbox for relays, inbox for consumers)
 -- Gives: the fields of outbox.observability.measures.processes.Process
 -- Index: none, reads the few rows of the table
-SELECT kind, name, host, role::text, broker, since, failing_since, reason, blocked_keys, in_flight
+SELECT kind, name, host, role::text, broker, since, failing_since, reason, blocked_keys, in_flight,
+       running_id, running_handler, running_since, running_due
   FROM {schema}.process
  WHERE beat_at >= now() - interval '1 minute'
  ORDER BY name, since, host

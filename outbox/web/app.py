@@ -178,7 +178,7 @@ async def _logout(request: Request) -> Response:
 async def _show(section: Section, request: Request) -> Response:
     frame, viewer = frame_of(request), request.state.viewer
     values = await frame.database.run(
-        lambda connection: section.read(connection, request.query_params)
+        lambda connection: section.read(connection, request.query_params), request
     )
     return frame.render(
         request,

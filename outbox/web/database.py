@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import psycopg
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from outbox.administration.connection import AdministrationConnection, errors_explained
 from outbox.errors import UpkeepError
@@ -45,16 +47,30 @@ class Database:
         self._turns = asyncio.Semaphore(_MOST)
         self._is_direct = False
 
-    async def run(self, function: Callable[[AdministrationConnection], T]) -> T:
+    async def run(
+        self,
+        function: Callable[[AdministrationConnection], T],
+        reads_for: Request | None = None,
+    ) -> T:
         """Call a function in a thread, in one transaction.
 
+        Args:
+            reads_for: the request that it only reads for: if its client is gone when
+                its turn comes, nothing is read.
+
         Raises:
+            HTTPException: the client is gone.
             DatabaseUnavailableError: the database is unreachable, or the connection was
                 lost.
             PoolerError: the URL leads to a pooler in transaction mode.
             UpkeepError: a statement failed; the message names the remedy.
         """
         async with self._turns:
+            if (it := reads_for) is not None and (
+                await it.is_disconnected()  # or there was a body, which comes first
+                or await it.is_disconnected()
+            ):
+                raise HTTPException(408)
             return await asyncio.to_thread(self._run, function)
 
     def _run(self, function: Callable[[AdministrationConnection], T]) -> T:

@@ -154,7 +154,7 @@ async def show_letter(request: Request) -> Response:
         )
         return letter, version, content_type, contents
 
-    letter, version, content_type, contents = await frame.database.run(read)
+    letter, version, content_type, contents = await frame.database.run(read, request)
     return frame.render(
         request,
         "dead_letter.html",

@@ -39,6 +39,8 @@ _WAITS: Final = (State.READY, State.SCHEDULED, State.WAITING, State.BLOCKED)
 _STATES: Final = ("any", "unsettled", *_WAITS, State.PUBLISHED, State.DEAD_LETTERED)
 # As in read_trace: forces index scans for a few rows, whatever the statistics say.
 _PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off"
+# Reads the index of a lane in its order, instead of sorting all that waits.
+_PLAN_OF_WAITING: Final = "SET LOCAL enable_sort = off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,7 @@ def _read_rows(
     values = search.parameters()
     if search.is_oldest_first:
         statement = load("outbox", "list_unsettled_messages")
+        connection.execute(_PLAN_OF_WAITING)
     else:
         statement = load("outbox", "list_messages")
         connection.execute(_PLAN)
@@ -138,7 +141,7 @@ async def show_message(request: Request) -> Response:
         found = read_trace({"": connection}, id)
         return found, _contents(connection, found.life, frame, viewer)
 
-    found, contents = await frame.database.run(read)
+    found, contents = await frame.database.run(read, request)
     return frame.render(
         request,
         "message.html",
@@ -149,6 +152,7 @@ async def show_message(request: Request) -> Response:
         trace=found,
         life=found.life,
         contents=contents,
+        now=datetime.now(UTC),
         Found=Found,
     )
 

@@ -39,7 +39,13 @@ from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS
 from outbox.web.dead_letters import Groups, read_groups
 from outbox.web.frame import Section, base_of, frame_of
-from outbox.web.selection import MAX_LENGTH, Selection, check_choice, check_text
+from outbox.web.selection import (
+    MAX_LENGTH,
+    Selection,
+    check_choice,
+    check_text,
+    read_number,
+)
 from outbox.web.settings import Settings
 
 APPLICATION_NAME: Final = "pillarbox web operations"
@@ -210,7 +216,7 @@ async def show_plan(request: Request) -> Response:
         if lacking is not None and side.schema in selection.sides:
             raise ConfigError(f"{lacking}; or select the other side alone")
     selection, groups = await frame.database.run(
-        lambda connection: _plan(connection, selection)
+        lambda connection: _plan(connection, selection), request
     )
     return frame.render(
         request,
@@ -239,8 +245,8 @@ async def ask(request: Request) -> Response:
             "the reason is empty: state why; it is stored with the dead letter"
         )
     check_text("why", reason)
-    selection, counted = Selection.of(form), form.get("expected", "")
-    expected = int(counted) if counted.isdecimal() else 0
+    selection = Selection.of(form)
+    expected = read_number("expected", form.get("expected", ""))
     if not selection.until:  # the dry run sets it, so that later ones are left alone
         raise ConfigError(
             "until is empty: begin on the page of dead letters, which counts them first"

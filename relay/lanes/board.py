@@ -7,9 +7,10 @@ of it is in flight, so its messages reach the broker in order.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Final
 
+from outbox.bounded_dict import BoundedDict
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from outbox.log.hidden import Floors
 from outbox.log.reader import LogReader
@@ -51,6 +52,9 @@ class LaneBoard:
         self.topics: Topics = ALL
         self.entry_floors = Floors()
         """Which entries of the log of what waits had been drawn by when."""
+        self.acked: BoundedDict[Hashable, None] = BoundedDict()
+        """Messages that the broker has acked, although they could not be settled."""
+        self._opened_at = 0.0
 
     def take(self, lanes: Collection[int]) -> None:
         """Add lanes that were just leased."""
@@ -114,6 +118,19 @@ class LaneBoard:
             # The lease withholds the waiting lanes until its next heartbeat.
             self._work.clear()
         return chosen
+
+    def opened(self, at: float, lanes: Iterable[Lane]) -> None:
+        """Forget what was read of lanes before a session was opened that claims them.
+
+        The server may have crashed in between; see `LogReader.opened`.
+        """
+        self.reader.opened(at)
+        if at > self._opened_at:
+            self._opened_at = at
+            self.entry_floors = Floors()
+        for lane in lanes:
+            if 0 < lane.known_at < at:
+                lane.doubt()
 
     def served(self, lanes: Iterable[Lane]) -> None:
         """Move lanes that a claim has reached to the back of the queue."""

@@ -42,6 +42,7 @@ class Lane(LogLane):
     def doubt(self) -> None:
         """Forget everything: another process, or a crash, may have changed it."""
         self.progress = None
+        self.known_at = 0.0
         self.deferrals = Deferrals()
         self.needs_refresh = True
         self.wake()

@@ -42,6 +42,8 @@ class PostgresPublisher:
         ConfigError: the URL can't be used.
     """
 
+    in_database = True
+
     def __init__(self, url: str) -> None:
         url, options = PostgresOptions.parse(url)
         conninfo(url)

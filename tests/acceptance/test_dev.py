@@ -16,7 +16,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from outbox.dev.project import Project
-from outbox.postgres.connection import conninfo
+from outbox.postgres.connection import conninfo, sqlalchemy_url
+from outbox.testing.lifetime import free_port
 from outbox.testing.wheel import wheel_directories
 from pillarbox import Message, add
 from tests.fixtures.processes import command_line
@@ -198,6 +199,47 @@ def test_a_project_is_reloaded_and_keeps_its_data_until_a_reset(
     dev.wait_for("RelayStarted")
     assert dev.count_messages() == 0
     assert dev.end(signal.SIGTERM) == 0
+    assert dev.left_over() == []
+
+
+@pytest.mark.timeout(600)
+def test_a_database_and_a_broker_of_ones_own_are_used(
+    folder: Path, start: Callable[..., Dev], database_url: str, redis_url: str
+) -> None:
+    (folder / "app.py").write_text(
+        APP.replace("Consumer(url", f'Consumer("{redis_url}"')
+    )
+    dev = start(
+        folder, "app:consumer", "--database", database_url, "--broker", redis_url
+    )
+    dev.wait_for("ConsumerStarted")
+    dev.wait_for("RelayStarted")
+
+    engine = create_engine(sqlalchemy_url(database_url))
+    with Session(engine) as session, session.begin():
+        add(session, Message("orders.placed", "an order", key="1"))
+    engine.dispose()
+
+    dev.wait_for("consumer | billed an order")
+    assert f"broker    {redis_url}" in dev.log()
+    assert "starting PostgreSQL" not in dev.log()
+    assert dev.end(signal.SIGINT) == 0
+    assert dev.left_over() == []
+
+
+def test_a_database_of_ones_own_is_neither_emptied_nor_waited_for(
+    folder: Path, start: Callable[..., Dev]
+) -> None:
+    nobody = f"postgresql://billing:secret@127.0.0.1:{free_port()}/shop"
+    dev = start(folder, "--database", nobody, "--reset")
+    assert dev.wait() == 2
+    assert "leave out --database" in dev.log()
+
+    dev = start(folder, "--database", nobody)
+    assert dev.wait() == 2
+    assert "shop: " in dev.log()
+    assert "refused" in dev.log()
+    assert "secret" not in dev.log()
     assert dev.left_over() == []
 
 

@@ -12,13 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
 import pillarbox
-from inbox.errors import InvalidReceiptError
-from inbox.events import MessageDeadLettered
+from inbox.errors import HandlerTransactionError, InvalidReceiptError
+from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.receipt import ForeignId
 from inbox.sources.memory import MemorySource
 from outbox.errors import NotASessionError
 from pillarbox import Message, guard, idempotent, record_receipt, uuid7
 from tests.fixtures.consumers import (
+    DRIVERS,
     async_sessions_of,
     consuming,
     is_plain,
@@ -29,6 +30,7 @@ from tests.fixtures.consumers import (
 )
 from tests.fixtures.effects import EFFECT, effects, receipts
 from tests.fixtures.sessions import execute
+from tests.fixtures.variants import in_turn
 
 
 @idempotent(consumer="billing")
@@ -281,3 +283,128 @@ def test_a_handler_can_run_again_after_a_rollback_to_a_savepoint(url: str) -> No
         bill(session, message)
         bill(session, message)
     assert effects(url) == ["orders"]
+
+
+def in_guard_by_order(session: Session, message: Message) -> None:
+    with guard(session, by_order(message), consumer="billing"):
+        session.execute(EFFECT, {"what": "done"})
+        if message.payload == b"bad":
+            raise ValueError("broken")
+
+
+def adding(session: Session, message: Message) -> None:
+    with guard(session, message.id, consumer="billing"):
+        pillarbox.add(session, Message("bill", message.payload))
+        if message.payload == b"bad":
+            raise ValueError("broken")
+
+
+def twice_nested(session: Session, message: Message) -> None:
+    with session.begin_nested():
+        in_function(session, message)
+
+
+DONE = """
+SELECT (SELECT count(*) FROM effect) + (SELECT count(*) FROM outbox.message),
+       (SELECT count(*) FROM inbox.receipt)
+         + (SELECT count(*) FROM inbox.foreign_receipt)
+"""
+HELPERS = [
+    pytest.param(helper, id=helper.__name__)
+    for helper in (in_guard, in_function, in_guard_by_order, adding, twice_nested)
+]
+PAYLOADS = [b"1", b"bad", b"2", b"bad", b"3"]
+
+
+def each_in_a_savepoint(session: Session, handle: Any) -> list[Message]:
+    """Handle a message in each savepoint; return those that were rolled back."""
+    refused = []
+    for message in [Message("orders", payload) for payload in PAYLOADS]:
+        try:
+            with session.begin_nested():
+                handle(session, message)
+        except ValueError:
+            refused.append(message)
+    return refused
+
+
+async def each_in_an_async_savepoint(
+    session: AsyncSession, handle: Any
+) -> list[Message]:
+    refused = []
+    for message in [Message("orders", payload) for payload in PAYLOADS]:
+        try:
+            async with session.begin_nested():
+                await session.run_sync(handle, message)
+        except ValueError:
+            refused.append(message)
+    return refused
+
+
+@pytest.mark.parametrize(("driver", "handle"), in_turn(DRIVERS, HELPERS))
+async def test_a_receipt_is_rolled_back_with_its_savepoint(
+    driver: str, handle: Any, url: str
+) -> None:
+    refused: list[Message] = []
+    async with sessions_by(url, driver) as sessions:
+        if is_plain(driver):
+            with sessions.begin() as session:
+                refused += each_in_a_savepoint(session, handle)
+        else:
+            async with sessions.begin() as session:
+                refused += await each_in_an_async_savepoint(session, handle)
+    assert len(refused) == 2
+    assert execute(url, DONE) == [(3, 3)]
+
+
+@pytest.mark.parametrize("call", [each_in_a_savepoint, each_in_an_async_savepoint])
+@pytest.mark.parametrize("terms", [{}, {"batch": 2}], ids=str)
+async def test_a_helpers_receipt_is_rolled_back_with_its_savepoint_in_a_handler(
+    terms: dict[str, Any], call: Any, url: str
+) -> None:
+    def handle(session: Session, _: Any) -> None:
+        call(session, mail_or_fail)
+
+    async def handle_async(session: AsyncSession, _: Any) -> None:
+        await call(session, mail_or_fail)
+
+    @idempotent(consumer="mail")
+    def mail_or_fail(session: Session, message: Message) -> None:
+        session.execute(EFFECT, {"what": "mail"})
+        if message.payload == b"bad":
+            raise ValueError("broken")
+
+    handler = handle if call is each_in_a_savepoint else handle_async
+    async with consuming(url, MemorySource(Message("a", b"")), handler, terms) as seen:
+        await seen.wait_for(MessageHandled)
+    assert execute(url, DONE) == [(3, 4)]
+
+
+def test_a_receipt_is_rolled_back_with_the_savepoint_of_a_session_in_a_transaction(
+    url: str,
+) -> None:
+    first, second = numbered(2)
+    with sessions_of(url) as sessions, sessions.kw["bind"].begin() as connection:
+        session = Session(connection, join_transaction_mode="create_savepoint")
+        bill(session, first)
+        session.commit()
+        bill(session, second)
+        session.rollback()
+    assert execute(url, DONE) == [(1, 1)]
+
+
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+def test_the_savepoint_around_a_guard_cant_end_in_it(end: str, url: str) -> None:
+    def end_it(session: Session) -> None:
+        savepoint = session.begin_nested()
+        with guard(session, uuid7(), consumer="billing"):
+            getattr(savepoint, end)()
+            session.execute(EFFECT, {"what": "done"})
+
+    with (
+        sessions_of(url) as sessions,
+        pytest.raises(HandlerTransactionError, match="savepoint around the receipt"),
+        sessions.begin() as session,
+    ):
+        end_it(session)
+    assert execute(url, DONE) == [(0, 0)]

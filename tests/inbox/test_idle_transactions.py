@@ -8,6 +8,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 import pytest
+from psycopg import AsyncConnection as AsyncPsycopg
+from psycopg import Connection as Psycopg
 from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -21,12 +23,17 @@ from inbox.events import (
 )
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
+from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, Message
+from tests.fixtures.consumers import DRIVERS as EVERY_DRIVER
 from tests.fixtures.consumers import (
     NEVER,
+    POOLS,
+    QUICK,
     async_sessions_of,
     consuming,
+    is_plain,
     numbered,
     running,
     sessions_of,
@@ -46,6 +53,7 @@ IDLE: Final = """
 """
 LIMIT: Final = text("SHOW idle_in_transaction_session_timeout")
 DRIVERS: Final = ("psycopg async", "asyncpg")
+BRIEF: Final = timedelta(milliseconds=1)
 
 
 async def wait_until_none_is_idle(url: str) -> None:
@@ -63,7 +71,7 @@ def idling(
     url: str, message: Message, handler: Any, terms: Any = None, **settings: Any
 ) -> AbstractAsyncContextManager[RecordedEvents]:
     """Run a consumer whose transactions can be idle for a second."""
-    given: dict[str, Any] = {"retry": NEVER, "max_idle": SECOND, **settings}
+    given: dict[str, Any] = {"retry": QUICK, "max_idle": SECOND, **settings}
     return consuming(url, MemorySource(message), handler, terms, **given)
 
 
@@ -95,11 +103,12 @@ async def test_after_a_takeover_the_late_process_commits_nothing(
         await of_late.wait_for(DuplicateSkipped)
 
     assert effects(url) == ["taken over"]
-    assert len(of_late.of(HandlerDatabaseLost)) == 1
-    assert of_late.of(HandlerFailed) == []
+    assert of_late.of(HandlerDatabaseLost) == []
+    (failed,) = of_late.of(HandlerFailed)
+    assert "idle for longer than max_idle=1s" in failed.reason
 
 
-async def test_a_session_terminated_while_its_connection_is_open_is_a_lost_one(
+async def test_a_session_terminated_while_its_connection_is_open_has_failed(
     url: str, proxy: MakeProxy
 ) -> None:
     server, through = proxy(url)
@@ -121,8 +130,55 @@ async def test_a_session_terminated_while_its_connection_is_open_is_a_lost_one(
         await events.wait_for(MessageHandled)
 
     assert effects(url) == ["start 2"]
-    assert len(events.of(HandlerDatabaseLost)) == 1
-    assert events.of(HandlerFailed) == []
+    assert events.of(HandlerDatabaseLost) == []
+    (failed,) = events.of(HandlerFailed)
+    assert "max_idle=1s" in failed.reason
+
+
+@pytest.mark.parametrize("driver", [*EVERY_DRIVER, *POOLS])
+@pytest.mark.parametrize("terms", [{}, {"batch": 2}], ids=str)
+async def test_each_call_that_outlives_the_idle_limit_is_an_attempt_that_names_it(
+    terms: dict[str, Any], driver: str, url: str
+) -> None:
+    calls: list[int] = []
+
+    async def handle(session: AsyncSession, _: Any) -> None:
+        calls.append(len(calls))
+        await wait_until_none_is_idle(url)
+        if len(calls) == 1:
+            await session.execute(text("SELECT 1"))
+
+    async def handle_in_pool(connection: AsyncPsycopg, _: Any) -> None:
+        calls.append(len(calls))
+        await wait_until_none_is_idle(url)
+        if len(calls) == 1:
+            await connection.execute("SELECT 1")
+
+    def handle_in_thread(session: Session, _: Any) -> None:
+        calls.append(len(calls))
+        wait_for("it is ended", lambda: execute(url, IDLE) == [(0,)])
+        if len(calls) == 1:
+            session.execute(text("SELECT 1"))
+
+    def handle_in_plain_pool(connection: Psycopg, _: Any) -> None:
+        calls.append(len(calls))
+        wait_for("it is ended", lambda: execute(url, IDLE) == [(0,)])
+        if len(calls) == 1:
+            connection.execute("SELECT 1")
+
+    in_loop = handle_in_pool if driver in POOLS else handle
+    in_thread = handle_in_plain_pool if driver in POOLS else handle_in_thread
+    handler: Any = in_thread if is_plain(driver) else in_loop
+    twice = RetryPolicy(max_attempts=2, first_delay=BRIEF)
+    (message,) = numbered(1)
+    async with idling(
+        url, message, handler, terms, driver=driver, retry=twice
+    ) as events:
+        (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert len(calls) == given_up.attempts == 2
+    assert events.of(HandlerDatabaseLost) == []
+    for reason in (given_up.reason, events.of(HandlerFailed)[0].reason):
+        assert "idle for longer than max_idle=1s" in reason
 
 
 async def test_a_statement_can_take_longer_than_the_idle_limit(url: str) -> None:
@@ -198,9 +254,10 @@ async def test_a_job_idle_in_a_transaction_is_restarted(url: str) -> None:
     message, terms = Message("orders", b"1"), {"lease": LEASE}
     async with idling(url, message, handle, terms) as events:
         await events.wait_for(MessageHandled)
-    assert begun == [1, 1]
+    assert begun == [1, 2]
     assert effects(url) == ["start 2"]
-    assert events.of(HandlerFailed) == []
+    (failed,) = events.of(HandlerFailed)
+    assert "max_idle=1s" in failed.reason
 
 
 def note_in_job(job: Job, _: Message) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox.events import (
+    ConsumerStarted,
     HandlerDatabaseLost,
     HandlerDatabaseRecovered,
     HandlerFailed,
@@ -19,6 +20,8 @@ from inbox.events import (
 )
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
+from outbox.observability.health import Health
+from outbox.observability.presence import PresenceNotRecorded
 from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, DeadLetter, Message
 from relay.publisher import Acked
@@ -27,10 +30,12 @@ from tests.fixtures.consumers import (
     NEVER,
     async_sessions_of,
     consuming,
+    is_plain,
     numbered,
     running,
 )
 from tests.fixtures.effects import EFFECTS, effects, note
+from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
 from tests.fixtures.urls import with_options
 
@@ -43,6 +48,14 @@ END_LEASE = """
 
 async def handle(session: AsyncSession, message: Message) -> None:
     await session.execute(text("SELECT 1"))
+
+
+async def do_nothing(session: object, message: Message) -> None:
+    pass
+
+
+def do_nothing_plainly(session: object, message: Message) -> None:
+    pass
 
 
 async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
@@ -59,6 +72,45 @@ async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
         await events.wait_for(HandlerDatabaseRecovered)
     assert events.of(HandlerFailed) == []
     assert len(source.acked) == 100
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "async pool"])
+@pytest.mark.parametrize("fault", ["refuse", "stall"])
+async def test_an_idle_consumer_notices_that_its_database_is_unavailable(
+    database_url: str,
+    proxy: MakeProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: str,
+    fault: str,
+) -> None:
+    monkeypatch.setattr("outbox.observability.presence.INTERVAL", 0.1)
+    monkeypatch.setattr("inbox.handlers.attempt.ANSWER_LIMIT", 1.0)
+    between, url = proxy(database_url)
+    handler = do_nothing_plainly if is_plain(driver) else do_nothing
+    health = Health(ConsumerStarted)
+    async with consuming(
+        url, MemorySource(), handler, driver=driver, observers=[health]
+    ) as events:
+        assert health.waits_for == []
+        getattr(between, fault)()
+        lost, *_ = await events.wait_for(HandlerDatabaseLost)
+        assert "check that the database is running" in lost.remedy
+        missed, *_ = await events.wait_for(PresenceNotRecorded)
+        assert missed.remedy == lost.remedy
+        assert health.waits_for == ["database"]
+        between.accept() if fault == "refuse" else between.resume()
+        await events.wait_for(HandlerDatabaseRecovered)
+        assert health.waits_for == []
+
+
+async def test_a_consumer_that_only_cannot_record_itself_is_ready(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.observability.presence.INTERVAL", 0.1)
+    async with consuming(database_url, MemorySource(), handle) as events:
+        execute(database_url, "DROP TABLE inbox.process CASCADE")
+        await events.wait_for(PresenceNotRecorded, 2)
+        assert events.of(HandlerDatabaseLost) == []
 
 
 async def test_a_restart_of_broker_and_database_loses_nothing(

@@ -130,16 +130,18 @@ async def test_each_attempt_retry_and_dead_letter_has_a_span(
         assert event.traceparent == TRACEPARENT
 
 
+@pytest.mark.parametrize("group", [False, True])
 async def test_a_handler_that_asks_for_a_retry_has_not_failed(
-    database_url: str, spans: Spans
+    group: bool, database_url: str, spans: Spans
 ) -> None:
     calls = 0
+    asked = RetryLater(timedelta(milliseconds=10))
 
     async def later(session: AsyncSession, message: Message) -> None:
         nonlocal calls
         calls += 1
         if calls == 1:
-            raise RetryLater(timedelta(milliseconds=10))
+            raise ExceptionGroup("tasks", [asked]) if group else asked
 
     async with consuming(database_url, MemorySource(message()), later) as events:
         await events.wait_for(MessageHandled)

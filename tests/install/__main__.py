@@ -124,7 +124,7 @@ def clean_environment() -> dict[str, str]:
 
 def documented_extras() -> list[str]:
     """Return the extras in README's install line for production."""
-    (line,) = re.findall(r"pip install 'pillarbox\[(\w+,.+?)\]'", README.read_text())
+    (line,) = re.findall(r"pip install '\.\[(\w+,.+?)\]'", README.read_text())
     return str(line).split(",")
 
 

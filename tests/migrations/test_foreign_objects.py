@@ -226,6 +226,7 @@ def test_a_first_migration_refuses_roles_that_others_control(
             assert is_empty(snapshot(empty_database_url))
             execute(server.url, remedy)
 
+        execute(server.url, f"REVOKE theirs_owner FROM {mallory}")
         migrate_for_a_week(empty_database_url, role_prefix="theirs")
         unmigrate(empty_database_url, role_prefix="theirs")
     finally:

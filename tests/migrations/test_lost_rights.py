@@ -85,13 +85,6 @@ OTHERWISE = {
     ),
 }
 """Losses with remedies of their own, which a migration restores, too."""
-BY_REMEDIES = {
-    **OTHERWISE,
-    "the owner may log in": (
-        "ALTER ROLE {0}_owner LOGIN",
-        "{0}_owner may log in, and could then change and drop everything",
-    ),
-}
 LESS_THAN_ERRORS = ("anybody may maintain", "the owner may log in")
 RIGHTS = """
     SELECT o.what, o.name, a.grantee::regrole::text, a.privilege_type
@@ -130,7 +123,7 @@ def url(server: PostgresServer, prefix: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("losses", "is_migrated"),
-    [(GONE, True), (REVOKED, True), (BY_REMEDIES, False), (OTHERWISE, True)],
+    [(GONE, True), (REVOKED, True), (OTHERWISE, False), (OTHERWISE, True)],
     ids=["gone", "revoked", "by remedies", "by a migration"],
 )
 def test_each_loss_is_found_and_restored(
@@ -164,6 +157,20 @@ def test_each_loss_is_found_and_restored(
 
     assert doctor(url)[1] == []
     assert set(execute(url, RIGHTS, (f"{prefix}_owner",))) == before
+
+
+def test_an_owner_that_may_log_in_is_reported_and_could_become_a_superuser(
+    url: str, prefix: str, doctor: Doctor
+) -> None:
+    execute(url, f"ALTER ROLE {prefix}_owner LOGIN")
+
+    found = {f["check"]: f for f in doctor(url)[1]}
+    assert found.keys() == {"superuser", "roles"}
+    may = f"{prefix}_owner may log in, and could then change and drop everything"
+    assert may in found["roles"]["finding"]
+
+    paste(url, found["roles"]["remedy"])
+    assert doctor(url)[1] == []
 
 
 def test_a_migration_with_another_prefix_is_refused(url: str, prefix: str) -> None:

@@ -6,7 +6,8 @@ transactions, commits in any order), one lane in up to two days, the table of po
 with its unique number, the log of exceptions, and a reader that claims, publishes and
 settles. Readers are killed between any two statements, and two can believe to own the
 lane. The server can crash and lose the end of its WAL, like a standby that is promoted,
-and a dump can be restored in another cluster.
+while a reader has a batch in flight and goes on, and a dump can be restored in another
+cluster.
 
 Every state is checked: a committed row that its position covers has an open entry or
 was published, and a row with an open entry is covered. No row is published before one
@@ -111,6 +112,10 @@ class Owner(NamedTuple):
     batch: Batch | None = None
     unwritten: Database | None = None
     """The second of two transactions, if a settlement takes two."""
+    has_session: bool = True
+    """Whether the server has not crashed since the session began in which it read."""
+    acked: frozenset[int] = frozenset()
+    """Rows that the broker took, but whose settlement a crash has prevented."""
 
 
 class Budget(NamedTuple):
@@ -154,6 +159,8 @@ class State(NamedTuple):
     """Rows from before the reader was created."""
     flushed: Database | None = None
     """What survives a crash."""
+    kept: frozenset[int] = frozenset()
+    """What survives of the published rows, if the broker is in the same server."""
 
 
 _NOTHING_GOES_WRONG: Final = Budget()
@@ -193,6 +200,11 @@ class LogModel:
         new_days_continue: a day that is read for the first time gets the position of
             the day before, whatever its rows.
         moves_fence: the last settlement of a day past is repeated for today.
+        crosses: what a reader that survives a crash of the server keeps from its old
+            session: its `batch`, if the lane was not settled since; its `progress`; its
+            `floors`; or nothing but the broker's answers.
+        is_broker: whether the server is also the broker, and loses what it took.
+        trusts_acks: whether the broker's answers from before a crash count.
     """
 
     scripts: Sequence[str]
@@ -218,6 +230,9 @@ class LogModel:
     rebases: bool = True
     new_days_continue: bool = False
     moves_fence: bool = True
+    crosses: str = ""
+    is_broker: bool = False
+    trusts_acks: bool = True
 
     def start(self) -> State:
         database = Database(tuple(Writer(script) for script in self.scripts))
@@ -402,7 +417,9 @@ class LogModel:
     def work(
         self, state: State, number: int, owner: Owner
     ) -> Iterator[tuple[str, State]]:
-        if owner.unwritten is not None:
+        if not owner.has_session:
+            yield "the relay connects again", self.reconnect(state, number, owner)
+        elif owner.unwritten is not None:
             yield (
                 "the second transaction commits",
                 _with_owner(state, number, owner._replace(unwritten=None))._replace(
@@ -419,6 +436,28 @@ class LogModel:
             yield from self.publish(state, number, owner, owner.batch)
         else:
             yield "the relay settles", self.settle(state, number, owner, owner.batch)
+
+    def reconnect(self, state: State, number: int, owner: Owner) -> State:
+        """Take the lane over, with the answers for a batch that was not settled."""
+        database, batch = state.database, owner.batch
+        if database.base is None:
+            return state
+        number_now = max((row.number for row in database.stored), default=0)
+        is_changed = number_now != owner.progress.number
+        acked = frozenset(batch.publish) if batch and self.trusts_acks else frozenset()
+        new = Owner(
+            self.new_progress(state, DAYS[: self.days]),
+            has_lease=owner.has_lease,
+            entries=self.remember(database.entries),
+            acked=owner.acked | acked,
+        )
+        if self.crosses == "floors":
+            new = new._replace(floors=owner.floors)
+        elif self.crosses == "progress" and not is_changed:
+            new = new._replace(progress=owner.progress, floors=owner.floors)
+        elif self.crosses == "batch" and not is_changed:
+            new = new._replace(progress=owner.progress, batch=batch)
+        return _with_owner(state, number, new)
 
     def list_days(self, state: State, number: int, owner: Owner) -> State:
         progress = self.new_progress(state, DAYS[: self.days])
@@ -591,8 +630,9 @@ class LogModel:
         def answered(acked: Iterable[int], **answers: Any) -> State:
             acked = tuple(acked)
             rest = batch._replace(publish=acked, is_published=True, **answers)
+            new = [id for id in acked if id not in owner.acked]
             return _with_owner(
-                self.accept(state, acked), number, owner._replace(batch=rest)
+                self.accept(state, new), number, owner._replace(batch=rest)
             )
 
         yield "the broker takes all", answered(ids)
@@ -600,6 +640,8 @@ class LogModel:
         keys = {row.id: row.key for row in state.database.rows}
         if budget.refusals:
             for index, id in enumerate(ids):
+                if id in owner.acked:
+                    continue
                 behind = [
                     other
                     for other in ids[index + 1 :]
@@ -689,7 +731,12 @@ class LogModel:
         entries |= dict.fromkeys(batch.scheduled, SCHEDULED)
         logged = tuple(sorted(entries.items()))
         new = forget_floors(
-            owner._replace(progress=after, batch=None, entries=self.remember(logged))
+            owner._replace(
+                progress=after,
+                batch=None,
+                entries=self.remember(logged),
+                acked=frozenset(),
+            )
         )
         if self.settles == "position" and logged != database.entries:
             database, second = positions, positions._replace(entries=logged)
@@ -773,7 +820,10 @@ class LogModel:
             yield "the first day is dropped", self.drop(state)
         if budget.crashes:
             if state.flushed is None:
-                yield "the WAL is flushed", state._replace(flushed=database)
+                yield (
+                    "the WAL is flushed",
+                    state._replace(flushed=database, kept=state.published),
+                )
             else:
                 yield "the server crashes", self.crash(state, state.flushed)
         if budget.restores:
@@ -880,7 +930,8 @@ class LogModel:
                 next_seq=max([0, *up_to, *(row.seq for row in flushed.rows)]) + 1,
             ),
             budget=state.budget._replace(crashes=state.budget.crashes - 1),
-            owners=(None, None),
+            owners=_without_sessions(state.owners),
+            published=state.kept if self.is_broker else state.published,
             may_repeat=True,
             lost=_next_id(state) - 1,
         )
@@ -1015,6 +1066,15 @@ def _with_writer(database: Database, number: int, writer: Writer) -> Database:
 def _with_owner(state: State, number: int, owner: Owner | None) -> State:
     first, second = state.owners
     return state._replace(owners=(first, owner) if number else (owner, second))
+
+
+def _without_sessions(
+    owners: tuple[Owner | None, Owner | None],
+) -> tuple[Owner | None, Owner | None]:
+    first, second = (
+        owner and owner._replace(has_session=False, unwritten=None) for owner in owners
+    )
+    return first, second
 
 
 def forget_floors(owner: Owner) -> Owner:

@@ -33,6 +33,12 @@ SMALL = {
     "a crash of the server and a refusal": LogModel(
         ["kk.", "xk."], Budget(refusals=1, crashes=1)
     ),
+    "a crash of the server, rows of other topics and late rows": LogModel(
+        ["xO.", "kO."], Budget(crashes=1), most=2
+    ),
+    "a crash of the server that is the broker, too": LogModel(
+        ["k-.", "x-."], Budget(crashes=1), most=2, is_broker=True, trusts_acks=False
+    ),
     "a reader that starts now": LogModel(["kk.", "xk.", "j."], from_now=True),
     "a reader that starts now, two rows in a claim": LogModel(
         ["x-k.", "-.", "k."], most=2, from_now=True
@@ -214,6 +220,18 @@ BROKEN = {
     ),
     "cached numbers, and the order of keys": LogModel(
         ["-k.", "kk."], cache=2, has_floors=False
+    ),
+    "settles in another session what it has claimed": LogModel(
+        ["-.", "-."], Budget(crashes=1), crosses="batch"
+    ),
+    "keeps a position that it has advanced in memory": LogModel(
+        ["O.", "-."], Budget(crashes=1), crosses="progress"
+    ),
+    "keeps the floors of another session": LogModel(
+        ["-.", "x-.", "-."], Budget(crashes=1), crosses="floors"
+    ),
+    "trusts the answers of a broker that is lost with the server": LogModel(
+        ["-.", "-."], Budget(crashes=1), is_broker=True
     ),
     "the fence stays in a day that is dropped": LogModel(
         ["-.", "-."], Budget(midnights=1, drops=1), days=2, moves_fence=False

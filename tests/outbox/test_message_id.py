@@ -1,6 +1,7 @@
 """Ids ascend within a process and differ between processes, whatever the clock."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -82,3 +83,43 @@ def test_a_forked_child_makes_different_ids_than_its_parent() -> None:
     theirs = {UUID(bytes=said[at : at + 16]) for at in range(0, len(said), 16)}
     assert len(ours | theirs) == 200
     assert all(is_uuid7(id) for id in theirs)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_child_forked_while_another_thread_makes_an_id_makes_its_own() -> None:
+    ended = threading.Event()
+
+    def make() -> None:
+        while not ended.is_set():
+            uuid7()
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    with switching_often():
+        for thread in threads:
+            thread.start()
+        children = [_fork_child() for _ in range(64)]
+        statuses = [os.waitpid(child, 0)[1] for child in children]
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert statuses == [0] * 64
+
+
+def _fork_child() -> int:
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends a child that hangs
+        uuid7()
+        os._exit(0)
+    return child
+
+
+def test_a_signals_handler_can_make_an_id_while_its_thread_makes_one() -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: uuid7())
+    signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+    try:
+        ids = [uuid7() for _ in range(MANY)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(set(ids)) == MANY

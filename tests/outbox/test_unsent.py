@@ -14,13 +14,14 @@ from typing import Annotated, Any
 
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
-from sqlalchemy import Engine, create_engine, select, text
+from sqlalchemy import Engine, create_engine, event, select, text
 from sqlalchemy.exc import IntegrityError, InternalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import pillarbox
 from outbox import unsent
+from outbox.errors import ConfigError
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing import added
 from outbox.unsent import MessagesUnsent, UnsentMessagesWarning
@@ -285,3 +286,68 @@ def test_a_session_closes_even_if_warnings_are_errors(
 
     assert not session.in_transaction()
     assert [one.exc_type for one in raised] == [UnsentMessagesWarning]
+
+
+LISTENERS = [
+    pytest.param(name, end, id=f"{name} after {end.__name__}")
+    for name, end in (
+        ("after_commit", Session.commit),
+        ("after_rollback", Session.rollback),
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "end"), LISTENERS)
+def test_a_message_added_after_its_transaction_has_ended_is_refused(
+    name: str, end: Any, engine: Engine, reported: list[MessagesUnsent]
+) -> None:
+    session = Session(engine)
+    event.listen(session, name, lambda it: pillarbox.add(it, ORDER))
+    with closing(session):
+        session.execute(text("SELECT 1"))
+        with pytest.raises(ConfigError, match="use before_commit, or another"):
+            end(session)
+    assert reported == []
+
+
+async def test_a_message_added_after_an_async_commit_is_refused(
+    database_url: str,
+) -> None:
+    engine = create_async_engine(sqlalchemy_url(database_url))
+    async with AsyncSession(engine) as session:
+        event.listen(
+            session.sync_session, "after_commit", lambda it: pillarbox.add(it, ORDER)
+        )
+        await session.execute(text("SELECT 1"))
+        with pytest.raises(ConfigError, match="use before_commit, or another"):
+            await session.commit()
+    await engine.dispose()
+
+
+def test_listeners_before_the_commit_and_after_a_savepoint_can_add_messages(
+    engine: Engine, reported: list[MessagesUnsent]
+) -> None:
+    session = Session(engine)
+    seen: list[str] = []
+
+    def add_once(name: str) -> Callable[[Session], None]:
+        def add(session: Session) -> None:
+            if name not in seen and (name, session.in_nested_transaction()) in WHEN:
+                seen.append(name)
+                pillarbox.add(session, ORDER)
+
+        return add
+
+    for name, _ in WHEN:
+        event.listen(session, name, add_once(name))
+    with closing(session):
+        with session.begin_nested():
+            session.execute(text("SELECT 1"))
+        session.commit()
+        assert seen == ["after_commit", "before_commit"]
+        rows = session.scalars(select(AddedMessages)).all()
+    assert len(rows) == 2
+    assert reported == []
+
+
+WHEN = {("after_commit", True), ("before_commit", False)}

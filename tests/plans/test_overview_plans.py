@@ -9,11 +9,14 @@ from typing import Final
 
 import psycopg
 import pytest
+from starlette.datastructures import QueryParams
 
+from outbox.administration.readers import MOST_COUNTED, list_readers
 from outbox.observability.measures.reading import PARTS, Scope
 from outbox.observability.overview import Overview, read_overview
 from outbox.postgres.advisory_lock import LOCK_CLASS
 from outbox.testing.postgres import PostgresServer
+from outbox.web.messages import read_page
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.deliveries import COVER, FROM_OLDEST
 from tests.fixtures.positions import defer, publish
@@ -237,3 +240,34 @@ def test_rates_are_measured_from_a_few_rows(url: str) -> None:
     assert rows_of(scans, "position") <= 5 * 48
     assert rows_of(scans, "receipt") <= 100 + 1
     assert 0 < rows_of(scans, "message") <= FRESH + 5 * 16
+
+
+def test_a_large_backlog_is_counted_up_to_a_limit_and_not_read(
+    server: PostgresServer, template: Template, today: datetime
+) -> None:
+    waiting = 60_000
+    with new_database(server, "pillarbox_backlog_plans", template) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            values = {"begin": today, "count": waiting, "topic": "waiting"}
+            connection.execute(ADD, values)
+            connection.execute("VACUUM ANALYZE outbox.message")
+        with plans_of(url) as (connection, plans):
+            overview = read_overview(
+                connection, Scope(parts=["backlogs"], patience=PATIENCE)
+            )
+            (reader,) = list_readers(connection)
+            with connection.transaction():
+                shown = read_page(connection, QueryParams("state=ready&window=7d"))
+            connection.execute("SELECT")
+
+    assert overview.outbox is not None
+    assert not overview.outbox.is_complete
+    assert overview.outbox.estimated == pytest.approx(waiting, rel=0.05)
+    assert reader.messages == MOST_COUNTED
+    assert shown["rows"][0]["created_at"] == reader.oldest
+    assert reader.oldest == today + timedelta(seconds=1)
+    nodes = [node for plan in plans for node in walk(plan["Plan"])]
+    assert max(node["Actual Rows"] * node["Actual Loops"] for node in nodes) < 1.5 * (
+        MOST_COUNTED
+    )

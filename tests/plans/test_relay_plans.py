@@ -299,17 +299,6 @@ def test_a_takeover_reads_one_position_and_one_row_of_each_lane_and_day(
     assert rows_of(plan, "message", "position") <= 2 * len(LANES) * (DAYS_BACK + 1)
 
 
-def test_the_last_number_of_a_lane_is_read_by_the_primary_key(
-    explain: Explain,
-) -> None:
-    plan = explain("read_numbers", "outbox.log", reader="main", lanes=LANES)
-
-    assert plan.sequential() == set()
-    assert plan.indexes() == {"position_pkey"}
-    # The merge of the partitions reads the last row of each.
-    assert rows_of(plan, "position") <= len(LANES) * (len(plan.scans("position")) + 1)
-
-
 def late(url: str, oldest: datetime, newest: datetime) -> dict[str, Any]:
     """Return the parameters of a search for late rows, of which there are none."""
     with psycopg.connect(url) as connection:

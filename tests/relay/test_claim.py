@@ -69,8 +69,9 @@ async def test_a_relay_that_takes_over_starts_at_the_position(
     assert lane.deferrals.blocked == {"same"}
 
 
+@pytest.mark.parametrize("beside_a_new_lane", [False, True])
 async def test_a_message_that_commits_below_the_position_is_claimed(
-    database_url: str,
+    beside_a_new_lane: bool, database_url: str
 ) -> None:
     insert(database_url, Message("first", b"", key="k"))
     with psycopg.connect(conninfo(database_url)) as writer:
@@ -84,6 +85,9 @@ async def test_a_message_that_commits_below_the_position_is_claimed(
             writer.commit()
 
             board.wake()
+            if beside_a_new_lane:
+                other, *_ = lanes_of(Priority.BULK)
+                board.take([other])
             batches = [
                 await claim(connection, b) for b in (board_of_all_lanes(), board)
             ]

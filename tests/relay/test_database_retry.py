@@ -23,12 +23,15 @@ async def test_waits_grow_up_to_a_limit_until_the_end_of_the_outage_is_reported_
     link = Link(database_url, application_name="test")
     retry.succeeded()
     for _ in range(8):
-        connection = await link.connection()
-        await retry.failed(psycopg.OperationalError("away"), link)
+        error = psycopg.OperationalError("away")
+        with pytest.raises(psycopg.OperationalError, match="away"):
+            async with link.use() as connection:
+                raise error
+        await retry.failed(error)
         assert connection.closed
     for _ in range(2):
         retry.succeeded()
-    await retry.failed(psycopg.OperationalError("away again"), link)
+    await retry.failed(psycopg.OperationalError("away again"))
 
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0.1]
     assert [type(event) for event in events] == [

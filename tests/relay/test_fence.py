@@ -1,31 +1,52 @@
 """Of two relays that believe to own a lane, one settles, and a doubt is resolved."""
 
+import asyncio
 from datetime import datetime
 
 import psycopg
 import pytest
 
 import relay.worker
-from outbox.postgres.connection import Connection, connect
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader
+from outbox.gather import end
+from outbox.postgres.connection import Connection, Link, connect
+from outbox.testing.events import RecordedEvents
 from pillarbox import Message
 from relay.config import RelayConfig
-from relay.events import BatchSettled, DatabaseRecovered
+from relay.events import (
+    BatchSettled,
+    DatabaseRecovered,
+    LeaseTaken,
+    MessageDeadLettered,
+)
+from relay.oversized import OversizedRows
 from relay.publisher import Acked, Nacked
 from relay.settle import settle_batch
+from tests.fixtures.claimed import claimed
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     LONG,
     PATIENT,
+    dead_letters,
     end_sessions,
     insert,
     mark_published,
+    numbered,
     running,
     unsettled,
 )
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
 from tests.relay.test_claim import board_of_all_lanes, claim
 
 CONFIG = RelayConfig()
+REPLACE = """
+    UPDATE outbox.message
+       SET id = outbox.uuid7(), created_at = created_at + interval '1 microsecond',
+           topic = 'new ' || topic
+"""
+"""As after a failover without the end of the log: others have their numbers and ids."""
 OVERTAKE = """
     INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
                                  reader, owner, snapshot)
@@ -87,6 +108,91 @@ async def test_what_a_crash_of_the_server_unsettled_is_published_again(
 
     assert set(publisher.topics()) == {"refused", "next"}
     assert unsettled(database_url) == 0
+
+
+@pytest.mark.parametrize(
+    "answer", [Acked(), Nacked("no"), Nacked("never", permanent=True)]
+)
+async def test_a_batch_is_not_settled_where_others_have_its_numbers_and_transactions(
+    answer: Acked | Nacked, database_url: str
+) -> None:
+    publisher = ScriptedPublisher(
+        lambda message: Acked() if message.topic.startswith("new") else answer
+    )
+    publisher.open.clear()
+    insert(database_url, *(Message("lost", b"", key=key) for key in "abc"))
+    async with running(database_url, publisher, retry=PATIENT, sweep_interval=LONG):
+        await publisher.until(lambda: bool(publisher.calls))
+        for part in ("worker", "sweep"):
+            end_sessions(database_url, part)
+        execute(database_url, REPLACE)
+        publisher.open.set()
+        await publisher.until(lambda: publisher.topics().count("new lost") == 3)
+
+    assert unsettled(database_url) == 0
+    assert dead_letters(database_url) == []
+    assert execute(database_url, "SELECT 1 FROM outbox.deferral") == []
+
+
+@pytest.mark.parametrize("in_database", [False, True])
+async def test_acks_that_may_be_lost_with_the_settlement_do_not_count_after_a_crash(
+    in_database: bool, database_url: str
+) -> None:
+    publisher = ScriptedPublisher()
+    if in_database:
+        publisher.in_database = True  # type: ignore[attr-defined]
+    publisher.open.clear()
+    insert(database_url, *numbered("k", 3))
+    async with running(database_url, publisher, sweep_interval=LONG) as relay:
+        await publisher.until(lambda: bool(publisher.calls))
+        for part in ("worker", "sweep"):
+            end_sessions(database_url, part)
+        publisher.open.set()
+        await relay.events.wait_for(BatchSettled)
+
+    repeated = 2 if in_database else 1
+    assert publisher.topics() == ["k/0", "k/1", "k/2"] * repeated
+    assert unsettled(database_url) == 0
+
+
+async def test_a_large_message_that_a_failover_has_lost_leaves_nothing(
+    database_url: str,
+) -> None:
+    events = RecordedEvents()
+    link = Link(database_url, application_name="test")
+    rows = OversizedRows(link, reader="main", notify=events)
+    rows.add([claimed("lost", problem="payload is over 9 bytes")])
+    task = asyncio.create_task(rows.run())
+    await events.wait_for(MessageDeadLettered)
+    await end([task])
+
+    assert execute(database_url, "SELECT 1 FROM outbox.deferral") == []
+    assert dead_letters(database_url) == []
+
+
+async def test_a_lane_is_taken_over_although_a_lost_session_has_found_nothing_for_it(
+    database_url: str,
+) -> None:
+    """Such a claim advances a position in memory only."""
+    with administration(database_url, application_name="test") as connection:
+        add_reader(connection, "some", ["new *"], broker="redis://b")
+    publisher = ScriptedPublisher()
+    async with running(
+        database_url, publisher, reader="some", broker="redis://b", sweep_interval=LONG
+    ) as relay:
+        await relay.events.wait_for(LeaseTaken, count=3)
+        insert(database_url, Message("lost", b"", key="k"))
+        ((number,),) = execute(database_url, "SELECT lane FROM outbox.message")
+        lane = relay.relay._lanes.find(number)
+        assert lane is not None
+        await asyncio.to_thread(wait_for, "the claim", lambda: lane.skipped)
+        for part in ("worker", "sweep"):
+            end_sessions(database_url, part)
+        execute(database_url, REPLACE)
+        insert(database_url, Message("new last", b"", key="k"))
+        await publisher.until_acked(2)
+
+    assert publisher.topics() == ["new lost", "new last"]
 
 
 async def test_the_fence_moves_to_today_when_its_day_has_passed(

@@ -1,7 +1,11 @@
 """A relay goes on where it stopped after a crash of the server, or in another one."""
 
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -20,6 +24,7 @@ from tests.fixtures.postgres import FEW_DAYS, copied_server
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import PATIENT, insert, make_due, numbered, running, unsettled
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
 from tests.migrations.test_dump_and_restore import carry, run
 
 BURN_IDS = """
@@ -44,6 +49,22 @@ def other_data() -> Path:
 def other_cluster(other_data: Path) -> Iterator[PostgresServer]:
     with copied_server(other_data) as running:
         yield running
+
+
+def kill_backend(url: str) -> None:
+    """Kill a process of the server, which then ends all its sessions and recovers."""
+    with psycopg.connect(conninfo(url)) as victim, psycopg.connect(conninfo(url)) as it:
+        os.kill(victim.info.backend_pid, signal.SIGKILL)
+        with suppress(psycopg.OperationalError):
+            it.execute("SELECT pg_sleep(60)")
+    wait_for("the server", partial(is_up, url))
+
+
+def is_up(url: str) -> bool:
+    try:
+        return bool(execute(url, "SELECT 1"))
+    except psycopg.OperationalError:
+        return False
 
 
 def refuse_r(message: Message) -> Acked | Nacked:
@@ -81,6 +102,37 @@ async def test_a_settlement_that_a_crash_of_the_server_has_lost_is_repeated(
         assert list(dict.fromkeys(topics)) == [f"{key}/{n}" for n in range(4)]
     assert unsettled(url) == 0
     assert execute(url, "SELECT sum(messages) FROM outbox.position") == [(8,)]
+
+
+@pytest.mark.parametrize("killed", ["postmaster", "backend"])
+async def test_what_commits_after_a_crash_is_published_although_it_has_lost_numbers(
+    killed: str, migrated_server: PostgresServer
+) -> None:
+    url = migrated_server.url
+    for change in (
+        "ALTER SYSTEM SET wal_writer_delay = '10s'",
+        "ALTER SYSTEM SET synchronous_commit = off",
+        "SELECT pg_reload_conf()",
+        "CHECKPOINT",
+    ):
+        execute(url, change)
+    publisher = ScriptedPublisher()
+    publisher.open.clear()
+    async with running(url, publisher):
+        insert(url, *numbered("abcdefgh", 20))
+        await publisher.until(lambda: sum(map(len, publisher.calls)) >= 160)
+        # Until the server is back, the relay isn't: this blocks the event loop.
+        if killed == "postmaster":
+            migrated_server.restart("immediate")
+        else:
+            kill_backend(url)
+        after = [Message("after", b"", key=key) for key in "abcdefgh" * 20]
+        insert(url, *after)
+        publisher.open.set()
+        await publisher.until(lambda: publisher.topics().count("after") >= 160)
+
+    assert {m.id for m in after} <= {m.id for m in publisher.acked}
+    assert unsettled(url) == 0
 
 
 @pytest.mark.timeout(180)

@@ -14,8 +14,8 @@ from outbox.testing.postgres import PostgresServer
 from outbox.url import FileUrl
 from pillarbox import Message
 from relay.events import BatchSettled, BrokerLost, DatabaseLost, LeaseTaken
-from relay.publisher import Acked, Checkable, Confirmation
-from relay.renewed_publisher import RenewedPublisher
+from relay.publisher import Acked, Checkable, Confirmation, InDatabase
+from relay.renewed_publisher import RenewedPublisher, publisher_of
 from tests.fixtures.passwords import ask_for_passwords, set_password
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
@@ -121,6 +121,17 @@ async def test_a_relay_reconnects_to_a_broker_whose_password_was_rotated(
         await relay.events.wait_for(BatchSettled)
         assert [it.is_open for it in made] == [False, True]
     assert not any(it.is_open for it in made)
+
+
+@pytest.mark.parametrize(
+    ("broker", "is_in_database"),
+    [("postgres://me@127.0.0.1/x", True), ("redis://127.0.0.1", False)],
+)
+def test_a_renewed_publisher_says_whether_its_acks_may_be_lost_with_the_outbox(
+    broker: str, is_in_database: bool, tmp_path: Path
+) -> None:
+    publisher = publisher_of(held(tmp_path / "url", broker))
+    assert isinstance(publisher, InDatabase) is is_in_database
 
 
 async def test_a_file_that_names_another_broker_changes_nothing_while_it_runs(

@@ -1,6 +1,7 @@
 """A relay on a real database during failures and when stopped."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -20,6 +21,7 @@ from relay.events import (
 )
 from relay.publisher import Acked, Nacked
 from relay.settle import complete, decide, settle_batch
+from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     dead_letters,
@@ -201,3 +203,22 @@ async def test_a_role_without_privileges_is_refused_at_start(
                 pass
     finally:
         execute(server.url, "DROP ROLE powerless")
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
+async def test_a_relay_stops_soon_although_its_database_hangs(
+    database_url: str, proxy: MakeProxy, is_busy: bool
+) -> None:
+    between, url = proxy(database_url)
+    publisher = ScriptedPublisher()
+    if is_busy:
+        publisher.open.clear()
+    async with running(url, publisher, drain=timedelta(seconds=0.1)) as it:
+        insert(database_url, Message("t", b""))
+        await publisher.until(lambda: bool(publisher.calls))
+        between.stall()
+        publisher.open.set()
+        it.relay.stop()
+        # Of the 30 s that the page recommends, the drain takes 20 by default.
+        async with asyncio.timeout(8):
+            await it.task

@@ -3,6 +3,9 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import psycopg
 
 from outbox.testing.cluster import Cluster, find_binaries
 from outbox.testing.lifetime import (
@@ -11,6 +14,7 @@ from outbox.testing.lifetime import (
     unprivileged_user,
     watched,
 )
+from tests.fixtures.waiting import wait_for
 
 
 class Standby(Cluster):
@@ -26,9 +30,41 @@ class Standby(Cluster):
         self._port = free_port()
         self.start()
 
+    def catch_up(self, primary: str) -> None:
+        """Return once it has all that the primary has written so far."""
+        with psycopg.connect(primary, autocommit=True) as connection:
+            found = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+            # Commits may be asynchronous.
+            connection.execute("SELECT pg_switch_wal()")
+        assert found is not None
+        replayed = "SELECT 1 WHERE pg_last_wal_replay_lsn() >= %s"
+        wait_for("replay", lambda: self._ask(replayed, *found))
+
+    def cut_off(self) -> None:
+        """Receive nothing more from the primary."""
+        self._ask("ALTER SYSTEM SET primary_conninfo = ''")
+        self._ask("SELECT pg_reload_conf()")
+        receiving = "SELECT 1 FROM pg_stat_wal_receiver"
+        wait_for("its end", lambda: self._ask(receiving) is None)
+
+    def _ask(self, query: str, *parameters: object) -> object:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(query.encode(), parameters)
+            return cursor.fetchone() if cursor.description else None
+
     def promote(self) -> None:
         """Make it a primary."""
         self._run("pg_ctl", "promote", *self._common())
+
+
+def either(*urls: str) -> str:
+    """Return a URL that leads to the one of these servers that accepts writes."""
+    first, *others = map(urlsplit, urls)
+    hosts = ",".join(f"{it.hostname}:{it.port}" for it in (first, *others))
+    return (
+        f"postgresql://{first.username}@{hosts}{first.path}"
+        "?target_session_attrs=read-write"
+    )
 
 
 @contextmanager

@@ -47,6 +47,9 @@ _WAIT = f"""
 UPDATE delivery SET owner = NULL, not_before = :until, attempts = attempts + 1
  WHERE seq = :seq AND {_OURS}
 """
+_HAND_BACK = f"""
+UPDATE delivery SET owner = NULL, not_before = :until WHERE seq = :seq AND {_OURS}
+"""
 _RETURN = (
     f"UPDATE delivery SET owner = NULL, not_before = 0 WHERE seq = :seq AND {_OURS}"
 )
@@ -82,6 +85,11 @@ class AcmeDelivery:
             self._settle(_RETURN, 0.0)
         else:
             self._settle(_WAIT, time.time() + delay.total_seconds())
+
+    async def hand_back(self, delay: timedelta) -> bool:
+        """Hand the delivery back; until the delay has passed, nobody gets it."""
+        self._settle(_HAND_BACK, time.time() + delay.total_seconds())
+        return True
 
     def _settle(self, statement: str, until: float) -> None:
         if not self._settled:

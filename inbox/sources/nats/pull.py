@@ -132,8 +132,10 @@ async def give_back(
 ) -> None:
     """Nack entries in order, each with its delay in seconds."""
     for entry, delay in entries:
-        word = b"-NAK"
-        if delay:
-            word += b' {"delay": %d}' % int(delay * NANOSECONDS)
-        await connection.client.publish(entry.reply, word)
+        await connection.client.publish(entry.reply, nak(delay))
     await connection.flush()
+
+
+def nak(delay: float) -> bytes:
+    """Return the word that lets JetStream deliver a message again after a delay."""
+    return b'-NAK {"delay": %d}' % int(delay * NANOSECONDS) if delay else b"-NAK"

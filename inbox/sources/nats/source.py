@@ -21,7 +21,7 @@ from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
-from inbox.sources.nats.pull import ACKS, Pulls, give_back
+from inbox.sources.nats.pull import ACKS, Pulls, give_back, nak
 from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.options import NAME_FORM, is_name
 from outbox.brokers.nats.settings import NatsSettings
@@ -88,7 +88,7 @@ class NatsSource:
         self._came = asyncio.Event()
         self._held: dict[tuple[str, int], Entry] = {}
         self._backlog: Backlog[Entry] = Backlog()
-        self._outcomes: Outcomes[Entry] = Outcomes(self._acknowledge)
+        self._outcomes: Outcomes[tuple[Entry, bytes]] = Outcomes(self._settle)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -155,7 +155,7 @@ class NatsSource:
 
     def acked(self, entry: Entry) -> None:
         """Schedule the ack of an entry."""
-        self._outcomes.add(entry)
+        self._outcomes.add((entry, b"+ACK"))
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
         """Return an entry to its place in the order, or delay it."""
@@ -165,6 +165,11 @@ class NatsSource:
             entry.attempts += 1
             self._backlog.defer(entry, delay.total_seconds())
         self._came.set()
+
+    def handed_back(self, entry: Entry, delay: timedelta) -> bool:
+        """Return an entry to the stream, which keeps it back for the delay."""
+        self._outcomes.add((entry, nak(delay.total_seconds())))
+        return True
 
     async def _fetch(self, pulls: Pulls, limit: int) -> None:
         self._came.clear()
@@ -208,11 +213,11 @@ class NatsSource:
             ],
         )
 
-    async def _acknowledge(self, entries: Sequence[Entry]) -> None:
+    async def _settle(self, outcomes: Sequence[tuple[Entry, bytes]]) -> None:
         try:
             connection = (await self._connected()).connection
-            for entry in entries:
-                await connection.client.publish(entry.reply, b"+ACK")
+            for entry, word in outcomes:
+                await connection.client.publish(entry.reply, word)
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
         except (NatsError, OSError) as error:
@@ -222,7 +227,7 @@ class NatsSource:
         await self._drop_if_refused(connection)
         if connection.lost is not None:
             raise connection.lost
-        for entry in entries:
+        for entry, _ in outcomes:
             self._held.pop((entry.durable, entry.place), None)
 
     async def _beat(self) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, Self, TypeAlias
 
+from inbox.consuming.rollout import warn_unhandled
 from inbox.poison.history import (
     FIRST_DELIVERY,
     REDELIVERED,
@@ -140,7 +141,8 @@ class DirectSource:
     ) -> None:
         url, options = PostgresOptions.parse(url)
         codec = os.environ.get("PILLARBOX_CODEC")
-        self.abilities = Abilities()
+        self._warnings: list[str] = []
+        self.abilities = Abilities(warnings=lambda: self._warnings)
         self._url = url
         self._topics = topics
         self._poll = poll_interval.total_seconds()
@@ -216,6 +218,8 @@ class DirectSource:
                 f"topic={missing[0]}: reader {self._reader.name} doesn't get it; its"
                 " topics never change: pillarbox readers add one with another name"
             )
+        if record.topics is not None:
+            self._warnings = warn_unhandled(record.topics.patterns, self._topics)
         if record.broker != DIRECT:
             raise ConfigError(
                 f"reader={self._reader.name}: its relays publish to {record.broker};"
@@ -266,6 +270,12 @@ class DirectSource:
             if delay is None
             else Nacked("its handler failed", retry_after=delay, is_attempt=True),
         )
+
+    def handed_back(self, entry: _Answer, delay: timedelta) -> bool:
+        """Let a message and its key wait, and others lease its lane meanwhile."""
+        _settle(entry, Nacked("has no handler here", retry_after=delay))
+        self._relay.step_aside(delay.total_seconds())
+        return True
 
     def _history_of(self, handed: _Handed) -> History:
         message = handed.message

@@ -199,6 +199,7 @@ class DeliveryLanes:
         self._draining: dict[tuple[int, str], None] = {}
         self._behind: list[ClaimedDelivery] = []
         self._logged: set[Place] = set()
+        self._stale: set[Place] = set()
 
     @property
     def new(self) -> list[int]:
@@ -211,6 +212,11 @@ class DeliveryLanes:
         if self._draining:
             return self._clock() + _SOON
         return self._due[0].at if self._due else math.inf
+
+    @property
+    def waiting(self) -> int:
+        """About how many deliveries wait, each of which takes memory."""
+        return len(self._due)
 
     @property
     def held(self) -> Collection[Place]:
@@ -233,11 +239,16 @@ class DeliveryLanes:
             self._lanes.pop(number, None)
 
     def doubt(self, lanes: Collection[int] | None = None) -> None:
-        """Forget how far lanes are read, and what waits; None: all of them.
+        """Forget how far lanes are read, and what waits; None: a session was lost.
 
-        Keys of which a delivery was nacked stay blocked until that is written.
+        What was handed out in a lost session is stale, since the server may have lost
+        it, or what its handler has committed. Keys of which a delivery was nacked stay
+        blocked until that is written.
         """
-        for number in self._drop(self._lanes.keys() if lanes is None else lanes):
+        dropped = self._drop(self._lanes.keys() if lanes is None else lanes)
+        if lanes is None:
+            self._stale = set(self._held)
+        for number in dropped:
             lane = self._lanes[number]
             lane.forget()
             lane.keys = {
@@ -431,6 +442,9 @@ class DeliveryLanes:
         """Make a delivery ready again, ahead of the rest of its key."""
         if row.lane not in self._lanes:
             self.let_go(row)  # for the lane's next owner
+        elif row.place in self._stale:
+            self.let_go(row)
+            self.doubt([row.lane])
         elif row.place in self._held:
             key = row.message.key
             self.ready.put_back(
@@ -444,6 +458,11 @@ class DeliveryLanes:
         """Stop holding a delivery: its outcome is written, or it has no outcome."""
         self._release(row)
         self._logged.discard(row.place)
+        self._stale.discard(row.place)
+
+    def is_stale(self, row: ClaimedDelivery) -> bool:
+        """Return whether a delivery was handed out in a session that is lost."""
+        return row.place in self._stale
 
     @property
     def has_behind(self) -> bool:

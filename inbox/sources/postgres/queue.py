@@ -4,14 +4,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import (
-    AsyncIterator,
     Callable,
     Collection,
     Iterable,
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
@@ -74,6 +72,8 @@ class Outcome(NamedTuple):
     row: ClaimedDelivery
     delay: timedelta | None
     """The time until it is retried; None if it was acked."""
+    is_attempt: bool = True
+    """Whether it failed; False if it was handed back."""
 
 
 class Queue:
@@ -90,7 +90,6 @@ class Queue:
         consumer: str,
         prefetch: int,
         sweep_interval: timedelta,
-        answer_timeout: timedelta,
         open_after: timedelta = _OPEN_AFTER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,7 +101,6 @@ class Queue:
         self._prefetch = prefetch
         self._tenants = Tenants(prefetch)
         self._sweep_interval = sweep_interval.total_seconds()
-        self._answer_timeout = answer_timeout.total_seconds()
         self._open_after = open_after.total_seconds()
         self._clock = clock
         self._turn = asyncio.Lock()
@@ -118,12 +116,16 @@ class Queue:
         """Make the next claim sweep."""
         self._sweep_at = 0.0
 
-    async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe the consumer; it gets what is published from then on."""
+    async def subscribe(self, topics: Sequence[str]) -> list[str]:
+        """Subscribe the consumer; it gets what is published from then on.
+
+        Returns its earlier subscriptions.
+        """
         async with self._turn:
             connection = await self._connect()
-            await subscribe(connection, self._consumer, topics)
+            earlier = await subscribe(connection, self._consumer, topics)
             await self._reader.read_clock(connection)
+            return earlier
 
     async def claim(self, leased: Collection[int]) -> None:
         """Read due deliveries and the next ones of these lanes, at most `prefetch`."""
@@ -297,29 +299,38 @@ class Queue:
     async def write(self, batch: Sequence[Outcome]) -> None:
         """Write outcomes, and stop holding their deliveries.
 
+        Those of a lost session are not written, but read again: their receipts show
+        whether the server still has what was handled.
+
         Raises:
             BrokerUnavailableError: the database is unavailable; call again.
         """
         try:
             async with self._turn:
-                await self._settle(await self._connect(), batch)
+                connection = await self._connect()
+                stale = {row.place for row, *_ in batch if self._lanes.is_stale(row)}
+                fresh = [one for one in batch if one.row.place not in stale]
+                if fresh:
+                    await self._settle(connection, fresh)
         except AWAY as error:
             raise BrokerUnavailableError(
                 f"{message_of(error)}; {remedy_of(error)}"
             ) from error
         now = self._clock()
-        for row, delay in batch:
+        for row, delay, _ in batch:
             self._lanes.let_go(row)
             if delay is not None:
-                due = now + delay.total_seconds()
+                due = now if row.place in stale else now + delay.total_seconds()
                 self._lanes.wait(row.lane, row.place, row.message.key, due)
+        if stale:
+            self._lanes.doubt({row.lane for row, *_ in batch if row.place in stale})
 
     async def _settle(self, connection: Connection, batch: Sequence[Outcome]) -> None:
         """Write outcomes: as a position if one can cover them, else as entries."""
         logged: list[ClaimedDelivery] = []
         entries: list[_Entry] = []
         lanes: dict[int, DeliveryLane] = {}
-        for row, delay in batch:
+        for row, delay, is_attempt in batch:
             lane = self._lanes.find(row.lane)
             is_covered = False
             if lane is not None and lane.window is not None:
@@ -328,7 +339,7 @@ class Queue:
                 is_covered = row.place in lane.window and not self._lanes.is_logged(row)
             if delay is not None:
                 seconds = delay.total_seconds()
-                entries.append(_entry(row, "refused", seconds, charge=1))
+                entries.append(_entry(row, "refused", seconds, charge=is_attempt))
                 logged.append(row)
             elif not is_covered:
                 entries.append(_entry(row, "acked"))
@@ -387,11 +398,11 @@ class Queue:
             if entries and settled:
                 async with connection.transaction():
                     await self._log(connection, entries)
-                    await self._store_positions(connection, settled)
+                    await self._reader.store(connection, settled)
             elif entries:
                 await self._log(connection, entries)
             else:
-                await self._store_positions(connection, settled)
+                await self._reader.store(connection, settled)
         except psycopg.errors.UniqueViolation:
             self._lanes.doubt([one.lane.number for one in settled])
             self.sweep_soon()
@@ -404,12 +415,6 @@ class Queue:
             if one.lane.number in moved:
                 one.lane.has_moved = False
         return True
-
-    async def _store_positions(
-        self, connection: Connection, settled: Sequence[Settled[DeliveryLane]]
-    ) -> None:
-        async with self._answered("store_positions"):
-            await self._reader.store(connection, settled)
 
     async def leave(self, leased: Collection[int]) -> None:
         """Store all that has ended, so that the lanes' next owners don't get it again.
@@ -448,25 +453,23 @@ class Queue:
         async with self._turn:
             connection = await self._connect()
             self._sweep_at = self._clock() + self._sweep_interval
-            async with self._answered("a sweep"):
-                # Do it even without lanes: an outage ends the leases, and this reports
-                # it.
-                clock = await self._reader.read_clock(connection)
-                lanes = [
-                    lane
-                    for number in sorted({*leased, *self._lanes.new})
-                    if (lane := self._lanes.find(number)) is not None
-                ]
-                if not lanes:
-                    return
-                windows = {lane.number: lane.window for lane in lanes}
-                try:
-                    await self._refresh(connection, leased, lanes, clock)
-                except BaseException:
-                    # Of those that were taken over, the log may not be read.
-                    new = [n for n, window in windows.items() if window is None]
-                    self._lanes.doubt(new)
-                    raise
+            # Do it even without lanes: an outage ends the leases, and this reports it.
+            clock = await self._reader.read_clock(connection)
+            lanes = [
+                lane
+                for number in sorted({*leased, *self._lanes.new})
+                if (lane := self._lanes.find(number)) is not None
+            ]
+            if not lanes:
+                return
+            windows = {lane.number: lane.window for lane in lanes}
+            try:
+                await self._refresh(connection, leased, lanes, clock)
+            except BaseException:
+                # Of those that were taken over, the log may not be read.
+                new = [n for n, window in windows.items() if window is None]
+                self._lanes.doubt(new)
+                raise
             for lane in lanes:
                 if lane.takeover is None:
                     lane.takeover = Takeover(clock.now, TakenOver(_MAX_SUSPECTS))
@@ -552,6 +555,8 @@ class Queue:
         connection = await self._link.connection()
         if self._link.opened_at != self._opened_at:
             self._opened_at = self._link.opened_at
+            self._reader.opened(self._opened_at)
+            self._entries_read = [-1, -1]
             self._lanes.doubt()
         return connection
 
@@ -565,21 +570,8 @@ class Queue:
         text, names = load_numbered("inbox", name)
         values = {"consumer": self._consumer, **parameters}
         cursor = psycopg.AsyncRawCursor(connection)
-        async with self._answered(name):
-            await cursor.execute(text, [values[name] for name in names], binary=True)
+        await cursor.execute(text, [values[name] for name in names], binary=True)
         return await cursor.fetchall() if cursor.description else []
-
-    @asynccontextmanager
-    async def _answered(self, name: str) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._answer_timeout):
-                yield
-        except TimeoutError:
-            await self._link.close()
-            raise BrokerUnavailableError(
-                f"the database gave no answer to {name} within "
-                f"{self._answer_timeout:g} s"
-            ) from None
 
 
 class _Row(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Final, Self
 import psycopg
 
 from inbox.consuming.outcomes import Outcomes
+from inbox.consuming.rollout import warn_unhandled
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.postgres.direct import DirectSource
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
@@ -30,7 +31,7 @@ from outbox.gather import end
 from outbox.lane import BUCKETS
 from outbox.log.reader import CLAIM_SETTINGS
 from outbox.postgres.advisory_lock import Lock, consumer_class
-from outbox.postgres.connection import Link, conninfo
+from outbox.postgres.connection import Link, Server, conninfo
 from outbox.postgres.doorbell import Armed, Doorbell
 from outbox.postgres.lease import Lease
 from outbox.postgres.pooler_check import refuse_pooler_async
@@ -49,6 +50,7 @@ _BUSY: Final = 0.02
 """Seconds without a pause after which writers needn't ring."""
 _FIRST_PAUSE: Final = 0.005
 _LAST_PAUSE: Final = 0.05
+_MAX_WAITING: Final = 50_000
 
 
 OUTCOMES: Final = ("inbox.position", "inbox.deferral")
@@ -90,6 +92,7 @@ class PostgresSource:
         self._lanes = DeliveryLanes(
             lambda lane: self._lease.use([lane]), lambda lane: self._lease.leave([lane])
         )
+        server = Server()
         self._lease = Lease(
             url,
             lock_class=consumer_class(consumer),
@@ -100,10 +103,14 @@ class PostgresSource:
             on_take=self._lanes.take,
             on_lose=self._lanes.lose,
             on_fail=self._lease_failed,
+            server=server,
         )
         self.abilities = Abilities(
-            leave_out=self._leave_out, foreign_holders=self._foreign_holders
+            leave_out=self._leave_out,
+            foreign_holders=self._foreign_holders,
+            warnings=lambda: self._warnings,
         )
+        self._warnings: list[str] = []
         self._lease_failure: Exception | None = None
         self._queue = Queue(
             Link(
@@ -111,18 +118,20 @@ class PostgresSource:
                 application_name=self._application,
                 settings=SESSION_SETTINGS,
                 writes=OUTCOMES,
+                server=server,
+                answer_limit=answer_timeout.total_seconds(),
             ),
             self._lanes,
             consumer=consumer,
             prefetch=options.prefetch,
             sweep_interval=sweep_interval,
-            answer_timeout=answer_timeout,
         )
         self._bell = Doorbell(
             url,
             lock=Lock.INBOX_DOORBELL,
             channel="inbox_message",
             application_name=f"{self._application} bell",
+            server=server,
         )
         self._settled: Outcomes[Outcome] = Outcomes(self._queue.write)
         self._tasks: list[asyncio.Task[None]] = []
@@ -166,7 +175,8 @@ class PostgresSource:
         name = without_password(self._url)
         try:
             await refuse_pooler_async(self._url)
-            await self._queue.subscribe(self._topics)
+            earlier = await self._queue.subscribe(self._topics)
+            self._warnings = warn_unhandled(earlier, self._topics)
             await self._lease.beat()
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise ConfigError(
@@ -243,6 +253,18 @@ class PostgresSource:
             return
         self._lanes.block(row)
         self._settled.add(Outcome(row, delay))
+
+    def handed_back(self, row: ClaimedDelivery, delay: timedelta) -> bool:
+        """Let a delivery and its key wait, and others lease its lane meanwhile."""
+        if self._lanes.waiting >= _MAX_WAITING:
+            return False
+        if self._lease.holds([row.lane]):
+            self._lanes.block(row)
+            self._settled.add(Outcome(row, delay, is_attempt=False))
+        else:
+            self._lanes.give_back(row)
+        self._lease.step_aside(delay.total_seconds())
+        return True
 
     def _lease_failed(self, error: Exception | None) -> None:
         self._lease_failure = error

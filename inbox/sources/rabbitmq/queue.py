@@ -152,8 +152,8 @@ class Queue:
     async def consume(self, prefetch: int, on_delivery: OnDelivery) -> None:
         """Start to receive deliveries, with at most `prefetch` of them unacked.
 
-        Call it only once. Changing `prefetch` requires a cancel, which could let
-        another replica start and would requeue unacked messages out of order.
+        Another call adds to the first. Changing `prefetch` requires a cancel, which
+        could let another replica start and would requeue unacked messages out of order.
 
         Raises:
             AMQPError, OSError: the channel is lost.
@@ -185,6 +185,11 @@ class Queue:
         if self._flushing is None:
             loop = asyncio.get_running_loop()
             self._flushing = loop.call_later(_GATHER, self.flush)
+
+    def requeue(self, tag: int) -> None:
+        """Return a delivery to the queue, for any replica."""
+        del self._unacked[tag]
+        self._channel.pika.basic_reject(tag, requeue=True)
 
     def flush(self) -> None:
         """Send the scheduled acks."""

@@ -36,6 +36,7 @@ from outbox.message import Message
 
 _LEAST_PREFETCH: Final = 100
 _MAX_PREFETCH: Final = 65_535
+_MAX_ASIDE: Final = 10_000
 
 
 @dataclass(eq=False, slots=True)
@@ -102,6 +103,11 @@ class RabbitMQSource:
         self._link: AmqpConnection | None = None
         self._queue: Queue | None = None
         self._backlog: Backlog[Received] = Backlog()
+        # Delivery tags of what is handed back, each with the time at which to do so:
+        # RabbitMQ would deliver it again at once, before all others.
+        self._aside: dict[int, float] = {}
+        self._keys_aside: dict[str, float] = {}
+        self._window = 0
         self._arrived = asyncio.Event()
         # Kept across channels: unacked messages are redelivered on the next channel.
         self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
@@ -150,8 +156,9 @@ class RabbitMQSource:
                 raise reason
             if not queue.consuming:
                 self._prefetch = self._prefetch or max(_LEAST_PREFETCH, 4 * limit)
-                prefetch = min(self._prefetch, _MAX_PREFETCH)
-                await queue.consume(prefetch, partial(self._keep, queue))
+                self._window = min(self._prefetch, _MAX_PREFETCH)
+                await queue.consume(self._window, partial(self._keep, queue))
+            await self._hand_back(queue)
             if not self._backlog.ready:
                 queue.flush()
                 await self._wait(queue)
@@ -170,6 +177,7 @@ class RabbitMQSource:
                 published_at=received.published_at,
             )
             for received in self._backlog.take(limit)
+            if not self._is_behind(received)
         ]
 
     def acked(self, received: Received) -> None:
@@ -193,6 +201,46 @@ class RabbitMQSource:
             self._backlog.defer(received, delay.total_seconds())
         self._arrived.set()
 
+    def handed_back(self, received: Received, delay: timedelta) -> bool:
+        """Return a message to the queue after the delay; meanwhile keep its tag only.
+
+        With `single_active_consumer` no other replica would get it, so it waits here.
+        """
+        if received.queue is not self._queue:
+            return True  # RabbitMQ redelivers it
+        if self._config.single:
+            if 2 * self._backlog.deferred >= self._window:
+                return False
+            self._backlog.defer(received, delay.total_seconds())
+        elif len(self._aside) >= _MAX_ASIDE:
+            return False
+        else:
+            due = time.monotonic() + delay.total_seconds()
+            self._aside[received.place] = due
+            if received.key is not None:
+                self._keys_aside.setdefault(received.key, due)
+        self._arrived.set()
+        return True
+
+    def _is_behind(self, received: Received) -> bool:
+        """Return whether a message of its key is aside; then it follows that."""
+        due = self._keys_aside.get(received.key or "")
+        if due is None or received.key is None:
+            return False
+        self._aside[received.place] = due
+        return True
+
+    async def _hand_back(self, queue: Queue) -> None:
+        now = time.monotonic()
+        for tag in sorted(tag for tag, due in self._aside.items() if due <= now):
+            del self._aside[tag]
+            queue.requeue(tag)
+        self._keys_aside = {k: due for k, due in self._keys_aside.items() if due > now}
+        if 2 * len(self._aside) >= self._window:
+            # What is aside leaves the others too little of the prefetch.
+            await queue.consume(self._window, partial(self._keep, queue))
+            self._window *= 2
+
     async def _connect(self) -> Queue:
         if self._link is None or not self._link.is_open:
             self._link = await AmqpConnection.open(self._parameters)
@@ -211,6 +259,8 @@ class RabbitMQSource:
         """Forget the channel and everything received on it."""
         self._queue = None
         self._backlog.clear()
+        self._aside.clear()
+        self._keys_aside.clear()
 
     def _keep(
         self,

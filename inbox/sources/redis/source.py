@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from itertools import count
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from redis.exceptions import ResponseError
 
@@ -34,6 +34,12 @@ from outbox.retry import jittered
 
 _RECLAIM_INTERVAL: Final = 5.0
 _BEATS: Final = 3
+
+
+class _Outcome(NamedTuple):
+    entry: Entry
+    delay: float | None
+    """How long others leave it alone, in seconds; None: it was acked."""
 
 
 class RedisSource:
@@ -70,7 +76,8 @@ class RedisSource:
         self._place = count()
         self._held: dict[EntryId, int] = {}
         self._reclaim_at = 0.0
-        self._outcomes: Outcomes[EntryId] = Outcomes(self._acknowledge)
+        self._outcomes: Outcomes[_Outcome] = Outcomes(self._settle)
+        self._must_read = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -121,10 +128,14 @@ class RedisSource:
                 task.result()
         await self._outcomes.check()
         try:
-            if not self._backlog.ready and time.monotonic() >= self._reclaim_at:
+            is_due = time.monotonic() >= self._reclaim_at and not self._must_read
+            if not self._backlog.ready and is_due:
                 with cancellable():
                     await self._reclaim(limit)
+                # Entries that are handed back again and again hold up no others.
+                self._must_read = True
             if not self._backlog.ready:
+                self._must_read = False
                 with cancellable():
                     self._keep(await self._streams.read(limit, self._patience()))
         except BROKEN as error:
@@ -144,7 +155,7 @@ class RedisSource:
 
     def acked(self, entry: Entry) -> None:
         """Schedule the ack of an entry."""
-        self._outcomes.add(entry.at)
+        self._outcomes.add(_Outcome(entry, None))
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
         """Return an entry to its place in the order, or delay it."""
@@ -154,6 +165,11 @@ class RedisSource:
         failed = entry._replace(attempts=entry.attempts + 1)
         self._held[entry.at] = failed.attempts
         self._backlog.defer(failed, delay.total_seconds())
+
+    def handed_back(self, entry: Entry, delay: timedelta) -> bool:
+        """Schedule the return of an entry to the group."""
+        self._outcomes.add(_Outcome(entry, delay.total_seconds()))
+        return True
 
     async def _reclaim(self, limit: int) -> None:
         entries = await self._streams.reclaim(self._reclaim_after, limit)
@@ -173,14 +189,20 @@ class RedisSource:
         due = self._backlog.seconds_until_due()
         return max(0.0, patience if due is None else min(patience, due))
 
-    async def _acknowledge(self, entries: Sequence[EntryId]) -> None:
+    async def _settle(self, outcomes: Sequence[_Outcome]) -> None:
+        acked = [entry.at for entry, delay in outcomes if delay is None]
         try:
             with cancellable():
-                await self._streams.acknowledge(entries)
+                await self._streams.acknowledge(acked)
+                await self._streams.give_back(
+                    (entry.at, entry.attempts, max(0.0, self._reclaim_after - delay))
+                    for entry, delay in outcomes
+                    if delay is not None
+                )
         except BROKEN as error:
             raise redis_unavailable(self._url, error) from error
-        for entry in entries:
-            self._held.pop(entry, None)
+        for entry, _ in outcomes:
+            self._held.pop(entry.at, None)
 
     async def _beat(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from outbox.message import Message
 RETURNED: Final = "returned"
 """The group member to which returned entries are assigned."""
 
-_AT_ONCE: Final = 7 * 86_400_000
+_AT_ONCE: Final = 7 * 86_400
 _DISCOVERY: Final = 5.0
 _PAGE: Final = 1000
 _START: Final = b"0-0"
@@ -219,21 +219,25 @@ class Streams:
 
     async def _give_back(self, stream: bytes, attempts: Mapping[EntryId, int]) -> None:
         while pending := await self._pending(stream, self._member):
-            pipeline = self._client.pipeline(transaction=False)
-            for item in pending:
-                id = item["message_id"]
-                # The takeover will increment the count.
-                pipeline.xclaim(
-                    stream,
-                    self._group,
-                    RETURNED,
-                    0,
-                    [id],
-                    idle=_AT_ONCE,
-                    retrycount=attempts.get(EntryId(stream, id), 0),
-                    justid=True,
-                )
-            await pipeline.execute()
+            found = [EntryId(stream, item["message_id"]) for item in pending]
+            await self.give_back((at, attempts.get(at, 0), _AT_ONCE) for at in found)
+
+    async def give_back(self, entries: Iterable[tuple[EntryId, int, float]]) -> None:
+        """Release entries, each with its failed attempts and its idle time from now."""
+        pipeline = self._client.pipeline(transaction=False)
+        for at, attempts, idle in entries:
+            # The takeover will increment the count.
+            pipeline.xclaim(
+                at.stream,
+                self._group,
+                RETURNED,
+                0,
+                [at.id],
+                idle=round(idle * 1000),
+                retrycount=attempts,
+                justid=True,
+            )
+        await pipeline.execute()
 
     @contextmanager
     def _begun_anew(self) -> Iterator[None]:

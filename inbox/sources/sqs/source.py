@@ -202,6 +202,14 @@ class SqsSource:
             del self._held[item]
             self._outcomes.add(_Outcome(item, max(0, math.ceil(seconds))))
 
+    def handed_back(self, item: Received, delay: timedelta) -> bool:
+        """Make an item, with later ones of its group, visible after the delay."""
+        seconds = min(delay.total_seconds(), item.ours_until - time.monotonic())
+        for each in [other for other in self._held if _waits_for(other, item)]:
+            del self._held[each]
+            self._outcomes.add(_Outcome(each, max(0, math.ceil(seconds))))
+        return True
+
     def _hold(self, received: Iterable[Received]) -> None:
         for item in received:
             self._held[item] = None
@@ -282,3 +290,8 @@ class SqsSource:
                         for item, code in (await settle(due)).items():
                             if not is_busy(code):
                                 self._lose(item)
+
+
+def _waits_for(item: Received, first: Received) -> bool:
+    is_later = item.key is not None and item.key == first.key
+    return item is first or (is_later and item.place > first.place and not item.settled)

@@ -26,6 +26,12 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
                 f"read its log; if the reason names a message, its handler fails:"
                 f" pillarbox trace ID; else check {it.broker} and the database",
             )
+        if it.is_overdue(overview.at):
+            yield warning(
+                f"handler of {it.name} on {it.host}: {it.running(overview.at)}",
+                f"pillarbox trace {it.running_id}"
+                "  # see where the handler stands, as with py-spy dump, and restart it",
+            )
     for blocked in overview.blocked:
         if not blocked.oldest:
             continue

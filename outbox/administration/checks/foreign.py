@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
-from outbox.administration.check import Finding, Installation, error
+from outbox.administration.check import Finding, Installation, error, hint
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import Names
 from outbox.postgres.sql_files import load
+from outbox.postgres.superuser import LIST_LESSER_OWNERS
 
 LIST_FOREIGN_OBJECTS: Final = load("outbox", "list_foreign_objects")
 """Why a migration refuses; with placeholders for `Names.fill`."""
@@ -20,9 +21,26 @@ def check_foreign(
         yield error(finding, remedy)
 
 
+def check_superuser(
+    connection: AdministrationConnection, here: Installation
+) -> Iterator[Finding]:
+    """Find who could become a superuser; say that a superuser isn't needed."""
+    for finding, remedy in connection.execute(LIST_LESSER_OWNERS):
+        yield error(finding, remedy)
+    if connection.info.parameter_status("is_superuser") == "on":
+        monitor = here.role("monitor")
+        yield hint(
+            "this session is a superuser's, which doctor and status don't need",
+            f"connect as a member of {monitor} and pg_monitor",
+        )
+
+
 def may_be_read(connection: AdministrationConnection, names: Names) -> bool:
     """Return whether reading the schemas runs nobody else's code."""
-    return not any(runs for *_, runs in _list(connection, names))
+    return not (
+        connection.execute(LIST_LESSER_OWNERS).fetchall()
+        or any(runs for *_, runs in _list(connection, names))
+    )
 
 
 def _list(

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -149,6 +149,19 @@ class NatsConnection:
         if "error" in answer:
             raise ApiError(answer["error"])
         return answer
+
+    async def streams(self, name: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Describe a stream, by default that of the URL, or if it names none, 256.
+
+        Empty if the user isn't allowed to ask.
+        """
+        name = name or self._settings.options.stream
+        try:
+            if name is not None:
+                return [await self.ask(f"STREAM.INFO.{name}")]
+            return (await self.ask("STREAM.LIST"))["streams"] or []
+        except (ApiError, BrokerUnavailableError):
+            return []
 
     async def flush(self) -> None:
         """Return when the server has received everything that was published.

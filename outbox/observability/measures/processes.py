@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from uuid import UUID
 
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.dead_letters.statement import Schema
+from outbox.duration import write_duration
 from outbox.lane import LANES
 from outbox.observability.measures.reading import Reading
 from outbox.postgres.advisory_lock import LOCK_CLASS, MAIN
@@ -27,6 +29,9 @@ class Process:
         reason: the last failure.
         blocked_keys: keys whose first message waits for another attempt.
         in_flight: batches that are being published, or running handlers.
+        running_id: the message whose handler has been running for longest, if for more
+            than a few seconds; one that is overdue comes first.
+        running_due: when that handler is or was overdue; None: never.
     """
 
     kind: str
@@ -39,6 +44,22 @@ class Process:
     reason: str | None
     blocked_keys: int
     in_flight: int
+    running_id: UUID | None
+    running_handler: str | None
+    running_since: datetime | None
+    running_due: datetime | None
+
+    def is_overdue(self, now: datetime) -> bool:
+        """Whether the handler that has been running for longest is overdue."""
+        return self.running_due is not None and self.running_due <= now
+
+    def running(self, now: datetime) -> str | None:
+        """Say which handler has been running for longest, if for long."""
+        if self.running_since is None:
+            return None
+        age = write_duration(now - self.running_since)
+        text = f"{self.running_handler} has been handling {self.running_id} for {age}"
+        return f"overdue: {text}" if self.is_overdue(now) else text
 
     @property
     def is_listed(self) -> bool:

@@ -14,10 +14,12 @@ from outbox.cloudevents.raw_text import storable
 from outbox.cloudevents.signature import ID, SIGNATURE, TIMESTAMP, Secret
 from outbox.errors import shorten
 from outbox.message import Message
+from outbox.url import without_secrets
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.http.host import Host
 
 _MAX_ANSWER_BYTES: Final = 16 * 1024
+_LEAST_SECRET: Final = 8
 _ACKED: Final = Acked()
 # These concern the message and are permanent. Others can be temporary: a deployment or
 # a change of secrets also causes 401, 403 and 404.
@@ -77,7 +79,8 @@ class Mailbox:
         except aiohttp.ClientResponseError as error:
             # The receiver may have handled the message, so it isn't posted for ever.
             self._host.answered(message.id)
-            reason = f"gave an answer that can't be read: {one_line(error)[:200]}"
+            # The error's own text has the URL.
+            reason = f"gave an answer that can't be read: {error.message[:200]}"
             return Nacked(reason)
         except TimeoutError:
             return self._unanswered(message, "gave no answer in time")
@@ -112,15 +115,15 @@ class Mailbox:
             self._host.answered(message.id)
             return _ACKED
         if 300 <= status < 400:
-            where = response.headers.get("Location", "")
+            where = shorten(self._hide(response.headers.get("Location", "")))
             self._host.lose(
-                f"answers {status} to {shorten(where)}, and redirects are not "
+                f"answers {status} to {where}, and redirects are not "
                 "followed: change the URL"
             )
             return None
         reason = storable(f"HTTP {status} {response.reason or ''}".rstrip()[:200])
         if text := " ".join(answer[:400].decode(errors="replace").split()):
-            reason = f"{reason}: {text[:200]}"
+            reason = f"{reason}: {self._hide(text)[:200]}"
         pause = self._pause(response.headers.get("Retry-After", ""))
         if pause is not None and status in _PAUSING:
             self._host.pause(pause)
@@ -133,6 +136,13 @@ class Mailbox:
             return Nacked(reason)
         self._host.answered(message.id)
         return Nacked(reason, permanent=status in _FOR_EVER)
+
+    def _hide(self, text: str) -> str:
+        """Hide the URL, which servers quote: its path may be a secret."""
+        for own in (self._url.raw_path_qs, self._url.path_qs, self._url.raw_path):
+            if len(own) > _LEAST_SECRET:
+                text = text.replace(own, "/…")
+        return without_secrets(text)
 
     def _unanswered(self, message: Message, reason: str) -> Nacked | None:
         if self._host.blames(message.id):

@@ -97,7 +97,7 @@ def _secrets(variable: str | None) -> tuple[Secret, ...]:
     text = os.environ.get(variable)
     if text is None:
         raise ConfigError(
-            f"broker URL option secret_env={shorten(variable)}: there is no such "
-            "environment variable; set it to whsec_…"
+            "broker URL option secret_env: names no environment variable that is set; "
+            "write the name of one that holds whsec_…, not the secret itself"
         )
     return read_secrets(text)

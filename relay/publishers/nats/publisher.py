@@ -8,9 +8,11 @@ message and accept a smaller one that follows.
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from typing import Any, Final, Self, TypeAlias
 
@@ -31,7 +33,15 @@ from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
 _PONG: Final = 5
 _RECENTLY: Final = 30.0
-
+_POSTPONED: Final = timedelta(seconds=1)
+_NO_ACK: Final = (
+    "has no_ack and never confirms a message: turn it off (nats stream edit --ack)"
+)
+_INTEREST: Final = (
+    "drops what is published to it while it has no consumer, and confirms it: start its"
+    " consumers first, or give it the retention limits"
+)
+_logger = logging.getLogger(__name__)
 
 _ACKED: Final = Acked()
 _NO_RESPONDERS: Final = "503"
@@ -169,16 +179,25 @@ class NatsPublisher:
         self._tickets = count()
         self._flights: dict[str, tuple[Flight, int]] = {}
         self._acked: dict[str, tuple[float, int]] = {}
+        self._silent: dict[str, tuple[float, Nacked]] = {}
 
     async def __aenter__(self) -> Self:
-        """Connect.
+        """Connect; warn of streams that lose messages.
 
         Raises:
             BrokerUnavailableError: NATS is unreachable, or rejects the connection.
             ConfigError: JetStream or the stream named in the URL is missing.
         """
         self._entered = True
-        await self._connected()
+        for info in await (await self._connected()).streams():
+            config, name = info["config"], self._settings.name
+            if config.get("no_ack"):
+                _logger.warning("%s: stream %r %s", name, config["name"], _NO_ACK)
+            elif (
+                config["retention"] == "interest"
+                and not (info["state"]["consumer_count"])
+            ):
+                _logger.warning("%s: stream %r %s", name, config["name"], _INTEREST)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -234,6 +253,9 @@ class NatsPublisher:
             return Nacked(problem, permanent=True)
         if too_large := nack_too_large(message.payload, self._max_payload_bytes):
             return too_large
+        known_at, silent = self._silent.get(message.topic, (0.0, None))
+        if silent is not None and known_at > time.monotonic() - _RECENTLY:
+            return silent
         headers = encode_headers(message, self._stream)
         size = len(message.payload) + len(headers)
         limit = connection.client.max_payload
@@ -262,7 +284,7 @@ class NatsPublisher:
             )
         try:
             await connection.client.publish_all(commands)
-            await self._wait(flight)
+            await self._wait(flight, connection)
         except (NatsError, OSError, TimeoutError) as error:
             reason = connection.lost or self._settings.unavailable(error)
             await connection.drop(reason)
@@ -272,7 +294,8 @@ class NatsPublisher:
                 self._flights.pop(ticket, None)
             flight.close()
 
-    async def _wait(self, flight: Flight) -> None:
+    async def _wait(self, flight: Flight, connection: NatsConnection) -> None:
+        """Wait until all is answered, or nothing more is although NATS responds."""
         left = -1
         while flight.left != left:
             left = flight.left
@@ -280,10 +303,13 @@ class NatsPublisher:
             if flight.done.done():
                 flight.done.result()
                 return
-        raise TimeoutError(
-            f"no answer for {self._timeout:g} s to {left} of {len(flight.batch)} "
-            "messages"
-        )
+        try:
+            await connection.client.flush(timeout=_PONG)
+        except (NatsError, OSError, TimeoutError) as error:
+            raise TimeoutError(
+                f"no answer for {self._timeout:g} s to {left} of {len(flight.batch)} "
+                "messages"
+            ) from error
 
     async def _on_reply(self, reply: Msg) -> None:
         waiting = self._flights.pop(reply.subject[len(self._inbox) :], None)
@@ -310,27 +336,32 @@ class NatsPublisher:
         """Turn answers into confirmations, blaming the topic, stream or broker."""
         confirmations: list[Confirmation] = []
         streams: dict[str, Nacked | Full] = {}
+        is_some_stored = any(isinstance(it, Acked) for it in flight.answers)
         for message, answer in zip(flight.batch, flight.answers, strict=True):
             verdict: Acked | Nacked | Full
             match answer:
-                case Unanswered():
+                case Unanswered() | None:
                     if message.topic not in streams:
                         streams[message.topic] = await self._silence(
-                            message.topic, connection
+                            message.topic, connection, is_late=answer is None
                         )
                     verdict = streams[message.topic]
-                case None:
-                    raise AssertionError("a message without an answer")
                 case _:
                     verdict = answer
             if isinstance(verdict, Full):
-                if not self._goes_on(verdict):
+                if self._goes_on(verdict):
+                    verdict = Nacked(verdict.reason)
+                elif answer is None and is_some_stored:
+                    # The broker is available, and what it acked isn't sent again.
+                    verdict = Nacked(verdict.reason, retry_after=_POSTPONED)
+                else:
                     raise self._settings.unavailable(verdict.reason)
-                verdict = Nacked(verdict.reason)
             confirmations.append(verdict)
         return confirmations
 
-    async def _silence(self, topic: str, connection: NatsConnection) -> Nacked | Full:
+    async def _silence(
+        self, topic: str, connection: NatsConnection, *, is_late: bool
+    ) -> Nacked | Full:
         try:
             if self._stream is not None and await connection.ready():
                 # This affects all messages equally, so this one isn't to blame.
@@ -338,6 +369,8 @@ class NatsPublisher:
                     f"stream {self._stream!r} had been deleted and was recreated"
                 )
             answer = await connection.ask("STREAM.NAMES", {"subject": topic})
+            if is_late and answer.get("streams"):
+                return await self._unconfirmed(topic, answer["streams"][0], connection)
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
         except ApiError as error:
@@ -348,6 +381,17 @@ class NatsPublisher:
             f"no stream captures topic {shorten(topic)}: add it to the subjects of "
             "a stream"
         )
+
+    async def _unconfirmed(
+        self, topic: str, stream: str, connection: NatsConnection
+    ) -> Nacked | Full:
+        (info,) = await connection.streams(stream) or [{"config": {}}]
+        if not info["config"].get("no_ack"):
+            reason = f"stream {stream!r} gave no answer for {self._timeout:g} s"
+            return Full(stream, reason)
+        refused = Nacked(f"stream {stream!r} {_NO_ACK}")
+        self._silent[topic] = time.monotonic(), refused
+        return refused
 
     def _goes_on(self, full: Full) -> bool:
         """Return whether the broker accepts other messages, and so is available.

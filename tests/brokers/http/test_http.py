@@ -143,6 +143,43 @@ async def test_the_reason_quotes_the_beginning_of_the_receivers_answer(
     assert len(answer.reason) < 300
 
 
+async def test_a_secret_in_the_path_of_the_url_is_in_no_error(
+    make_target: MakeTarget,
+) -> None:
+    path = "/services/hemlighet/häm"
+    target = make_target()
+
+    async def quoting(arrival: Arrival) -> web.StreamResponse:
+        return web.Response(status=404, text=f"Cannot POST {arrival.path}")
+
+    async def moved(arrival: Arrival) -> web.StreamResponse:
+        where = {"Location": f"https://elsewhere.example{arrival.path}"}
+        return web.Response(status=307, headers=where)
+
+    publisher = HttpPublisher.from_url(target.url("to=hemlighet", path=path))
+    said = [publisher.identity]
+    async with publisher:
+        target.script = quoting
+        said += [str(await publisher.publish([ONE]))]
+        target.script = moved
+        with pytest.raises(BrokerUnavailableError) as raised:
+            await publisher.publish([ONE])
+        said += [str(raised.value)]
+    head = b"HTTP/1.1 200 OK\r\nNo colon\r\n\r\n"
+    async with (
+        answering(make_target(), head) as broken,
+        HttpPublisher.from_url(broken.url(path=path)) as publisher,
+    ):
+        said += [str(await publisher.publish([ONE]))]
+    with pytest.raises(BrokerUnavailableError) as raised:
+        async with HttpPublisher.from_url(broken.url(path=path)):
+            pass
+    said += [str(raised.value)]
+    assert [text for text in said if "hemlighet" in text] == []
+    assert f"http://127.0.0.1:{target.port}" in said[0]
+    assert "404 Not Found: Cannot POST /…" in said[1]
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_redirects_are_not_followed_and_cost_no_attempt(
     target: Target, status: int

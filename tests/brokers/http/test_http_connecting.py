@@ -148,7 +148,7 @@ class TestTls:
     [
         ("http://h/", "names no secret"),
         ("http://h/?secret_env=", "write the name of an environment variable"),
-        ("http://h/?secret_env=NOT_THERE", "'NOT_THERE': there is no such"),
+        ("http://h/?secret_env=NOT_THERE", "secret_env: names no environment variable"),
         (f"http://h/?secret={SECRET}", "URLs get printed"),
         (f"http://h/?secret={SECRET}&unsigned=true", "URLs get printed"),
         ("http://h/?unsigned=yes", "write true or false"),
@@ -166,6 +166,12 @@ def test_an_invalid_url_is_refused(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as told:
         HttpPublisher.from_url(url)
     assert SECRET not in str(told.value)
+
+
+def test_a_secret_in_place_of_the_name_of_its_variable_is_not_shown() -> None:
+    with pytest.raises(ConfigError, match="not the secret itself") as refused:
+        HttpPublisher.from_url("https://h/?secret_env=whsec_hemlighet")
+    assert "hemlighet" not in str(refused.value)
 
 
 def test_an_invalid_secret_is_refused_without_showing_it(

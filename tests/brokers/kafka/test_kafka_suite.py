@@ -50,6 +50,8 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(
         acks_each=False,
         counts_attempts=False,
+        hands_back_all=False,
+        hands_over=False,
         takes_bytes_as_topic=False,
         # While a replica joins, Kafka lets the others commit; the mock doesn't.
         joins_quietly=False,

@@ -1,9 +1,12 @@
 """Publishing to NATS JetStream: the behaviour that the suite doesn't cover."""
 
+from typing import Any
+
 import nats
 import pytest
 
 from inbox.sources.nats import NatsSource
+from outbox.brokers.nats.connection import NatsConnection
 from outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
@@ -173,6 +176,65 @@ async def test_a_stream_that_fills_up_mid_batch_costs_no_attempt(
         await ask(url, "STREAM.UPDATE.FULL", **settings, discard="new")
         assert await publisher.publish(batch) == [Acked()] * 9
     assert await stored(url, "FULL") == batch
+
+
+async def test_a_stream_that_never_acks_holds_up_no_other_topic(
+    private_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = private_nats.url
+    await make_stream(url, "SILENT", "silent.>", no_ack=True)
+    silent, other = Message("silent.x", b""), Message("orders.x", b"")
+    async with NatsPublisher(f"{url}?timeout=1s") as publisher:
+        assert "stream 'SILENT' has no_ack" in caplog.text
+        for batch in ([silent, other], [other, silent], [silent]):
+            answers = dict(zip(batch, await publisher.publish(batch), strict=True))
+            assert answers.get(other, Acked()) == Acked()
+            refused = answers[silent]
+            assert isinstance(refused, Nacked)
+            assert not refused.permanent
+            assert "turn it off" in refused.reason
+
+
+async def test_a_stream_whose_answer_is_late_is_waited_for_without_costing_an_attempt(
+    private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NatsConnection, "streams", no_streams)
+    url = private_nats.url
+    await make_stream(url, "SILENT", "silent.>", no_ack=True)
+    silent = Message("silent.x", b"")
+    # Its answer is that of a duplicate, which doesn't show that the stream has room.
+    known = Message("orders.x", b"")
+    async with NatsPublisher(url) as publisher:
+        await publisher.publish([known])
+    async with NatsPublisher(f"{url}?timeout=1s") as publisher:
+        acked, late = await publisher.publish([known, silent])
+        with pytest.raises(BrokerUnavailableError, match="'SILENT' gave no answer"):
+            await publisher.publish([silent])
+    assert acked == Acked()
+    assert isinstance(late, Nacked)
+    assert late.retry_after is not None
+    assert not late.is_attempt
+
+
+async def no_streams(connection: NatsConnection, name: str | None = None) -> list[Any]:
+    """Answer as to a user who isn't allowed to ask."""
+    return []
+
+
+@pytest.mark.parametrize("options", ["", "?stream=EVENTS"])
+async def test_a_stream_that_drops_messages_without_a_consumer_is_reported_at_the_start(
+    private_nats: NatsServer, caplog: pytest.LogCaptureFixture, options: str
+) -> None:
+    url = private_nats.url
+    await make_stream(url, "EVENTS", "events.>", retention="interest")
+    async with NatsPublisher(url + options):
+        assert "stream 'EVENTS' drops what is published" in caplog.text
+    caplog.clear()
+    async with (
+        NatsSource(url, consumer="billing", topics=["events.*"]),
+        NatsPublisher(url + options),
+    ):
+        assert caplog.text == ""
 
 
 async def test_a_message_too_large_for_the_room_left_in_a_stream_is_nacked(

@@ -2,9 +2,10 @@
 
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from typing_extensions import override
@@ -12,6 +13,7 @@ from typing_extensions import override
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import Outcome, Queue
 from inbox.sources.postgres.source import SESSION_SETTINGS
+from outbox.log.reader import LogReader
 from outbox.postgres.connection import Link
 from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
@@ -27,22 +29,43 @@ class Killed(BaseException):
     """The process died."""
 
 
-class DyingQueue(Queue):
-    """A queue whose process dies before or after one of its statements."""
+class Dying:
+    """A process that dies before or after one of its statements."""
 
     statements_left = 0
     dies_after = False
 
-    @override
-    @asynccontextmanager
-    async def _answered(self, name: str) -> AsyncIterator[None]:
+    @contextmanager
+    def statement(self) -> Iterator[None]:
         self.statements_left -= 1
         if self.statements_left <= 0 and not self.dies_after:
             raise Killed
-        async with super()._answered(name):
-            yield
+        yield
         if self.statements_left <= 0:
             raise Killed
+
+
+class DyingReader(LogReader):
+    def __init__(self, process: Dying) -> None:
+        super().__init__("billing", "inbox")
+        self._process = process
+
+    @override
+    async def store(self, *args: Any, **options: Any) -> None:
+        with self._process.statement():
+            await super().store(*args, **options)
+
+
+class DyingQueue(Queue):
+    def __init__(self, process: Dying, *args: Any, **options: Any) -> None:
+        super().__init__(*args, consumer="billing", **options)
+        self._process = process
+        self._reader = DyingReader(process)
+
+    @override
+    async def _query(self, *args: Any, **parameters: Any) -> Sequence[Any]:
+        with self._process.statement():
+            return await super()._query(*args, **parameters)
 
 
 class Shop:
@@ -58,17 +81,17 @@ class Shop:
         """Work as one replica, until it is killed."""
         lanes = DeliveryLanes(lambda lane: None, lambda lane: None)
         lanes.take(ALL)
+        process = Dying()
         queue = DyingQueue(
+            process,
             Link(self.url, application_name="test", settings=SESSION_SETTINGS),
             lanes,
-            consumer="billing",
             prefetch=self.dice.choice([3, 20, 100]),
             sweep_interval=timedelta(hours=1),
-            answer_timeout=timedelta(seconds=60),
             open_after=timedelta(0),
         )
-        queue.statements_left = self.dice.randint(5, 20)
-        queue.dies_after = self.dice.random() < 0.5
+        process.statements_left = self.dice.randint(5, 20)
+        process.dies_after = self.dice.random() < 0.5
         try:
             while True:
                 await self.turn(queue, lanes)

@@ -81,7 +81,6 @@ async def replica(
         consumer="billing",
         prefetch=prefetch,
         sweep_interval=HOUR,
-        answer_timeout=timedelta(seconds=60),
         open_after=open_after,
     )
     try:
@@ -101,6 +100,14 @@ def make_due(url: str) -> None:
         "INSERT INTO inbox.deferral (created_at, due_at, seq, attempts, lane, cause,"
         " consumer, key) SELECT created_at, now(), seq, attempts, lane, cause,"
         " consumer, key FROM inbox.deferral WHERE cause = 'refused'",
+    )
+
+
+def end_session(url: str) -> None:
+    execute(
+        url,
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+        " WHERE application_name = 'test' AND datname = current_database()",
     )
 
 
@@ -499,3 +506,38 @@ async def test_a_crash_of_the_server_loses_no_delivery(
                     break
     assert count_holding(url) == 0
     assert numbers(rows[:1])[0] in found
+
+
+@pytest.mark.parametrize("outcome", ["acked", "refused", "returned"])
+async def test_what_was_handed_out_in_a_lost_session_is_read_again(
+    outcome: str, database_url: str
+) -> None:
+    """A server that crashed may have lost what the handler committed, or the row."""
+    async with replica(database_url) as working:
+        await publish(database_url, *numbered(4, keys=2))
+        rows = await working.claim()
+        *there, gone = rows
+        end_session(database_url)
+        execute(
+            database_url,
+            "UPDATE inbox.message SET message_id = outbox.uuid7(), payload = '99',"
+            " created_at = created_at + interval '1 microsecond'"
+            " WHERE message_id = %s",
+            [gone.message.id],
+        )
+        with suppress(*AWAY, BrokerUnavailableError):
+            await working.claim()
+        others = await working.claim()
+        assert numbers(others) == [99]
+        for row in rows:
+            if outcome == "refused":
+                await working.refuse(row)
+            elif outcome == "acked":
+                await working.ack(row)
+            else:
+                working.lanes.give_back(row)
+        again = await working.claim()
+        assert sorted(numbers(again)) == sorted(numbers(there))
+        await working.ack(*again, *others)
+    assert count_holding(database_url) == 0
+    assert execute(database_url, "SELECT 1 FROM inbox.deferral") == []

@@ -89,7 +89,6 @@ async def queue_of_all_lanes(url: str) -> AsyncIterator[tuple[Queue, DeliveryLan
         consumer="billing",
         prefetch=100,
         sweep_interval=HOUR,
-        answer_timeout=timedelta(seconds=60),
     )
     try:
         yield queue, lanes

@@ -93,7 +93,12 @@ async def test_a_refused_row_is_stored_as_a_spare_row_with_its_payload(
     )
     source = MemorySource(message)
     async with consuming(
-        database_url, source, accept, topic="invoices", driver=driver
+        database_url,
+        source,
+        accept,
+        topic="invoices",
+        driver=driver,
+        rollout=timedelta(0),
     ) as events:
         await events.wait_for(MessageDeadLettered)
         source.add(message)
@@ -116,10 +121,8 @@ async def test_a_refused_row_is_stored_as_a_spare_row_with_its_payload(
         "schema_version": "7",
         "headers": {"h": "\0"},
     }
-    assert (
-        "no handler for topic 'örders' (stored in a spare row, since the row was"
-        in reason
-    )
+    assert "no handler for topic 'örders'" in reason
+    assert "(stored in a spare row, since the row was" in reason
     assert "SQLSTATE 23514)" in reason
 
 
@@ -128,7 +131,9 @@ async def test_a_dead_letter_that_cannot_be_stored_at_all_is_retried_until_it_is
 ) -> None:
     execute(database_url, CHECK.format("origin = ''"))
     source = MemorySource(Message("orders", b"", tenant="t"))
-    async with consuming(database_url, source, accept, topic="invoices") as events:
+    async with consuming(
+        database_url, source, accept, topic="invoices", rollout=timedelta(0)
+    ) as events:
         await events.wait_for(HandlerDatabaseLost)
         execute(database_url, "ALTER TABLE inbox.dead_letter DROP CONSTRAINT taken")
         await events.wait_for(HandlerDatabaseRecovered)

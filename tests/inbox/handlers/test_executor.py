@@ -6,12 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from inbox.errors import HandlerTimeoutError
 from inbox.handlers.terms import Terms, prepare
 from outbox.errors import ConfigError
-from pillarbox import DeadLetter, Message, RetryLater
+from pillarbox import Message
 from tests.fixtures.waiting import let_pass
 
 MESSAGE = Message("orders.placed", b"old")
@@ -47,43 +46,6 @@ def raising(error: Exception) -> list[Any]:
 
 
 KINDS = pytest.mark.parametrize("kind", [0, 1], ids=["sync", "async"])
-
-
-@KINDS
-@pytest.mark.parametrize(
-    "permanent", [ValueError, (ValueError, KeyError), lambda e: "no" in str(e)]
-)
-async def test_a_permanent_failure_is_dead_lettered_at_once(
-    kind: int, permanent: Any
-) -> None:
-    terms = Terms(unchanged, permanent=permanent)
-
-    with pytest.raises(DeadLetter, match="ValueError: raised in raising") as caught:
-        await call(prepare(raising(ValueError("no such order"))[kind], terms))
-    assert isinstance(caught.value.__cause__, ValueError)
-
-    with pytest.raises(OSError, match="busy"):
-        await call(prepare(raising(OSError("busy"))[kind], terms))
-
-
-@KINDS
-@pytest.mark.parametrize(
-    "error",
-    [
-        RetryLater(timedelta(seconds=1)),
-        DeadLetter("asked for"),
-        OperationalError("SELECT", {}, Exception(), connection_invalidated=True),
-    ],
-    ids=["RetryLater", "DeadLetter", "lost connection"],
-)
-async def test_decisions_and_lost_connections_are_raised_unchanged(
-    kind: int, error: Exception
-) -> None:
-    terms = Terms(unchanged, permanent=Exception)
-
-    with pytest.raises(type(error)) as caught:
-        await call(prepare(raising(error)[kind], terms))
-    assert caught.value is error
 
 
 async def test_a_function_that_exceeds_its_time_limit_has_failed() -> None:

@@ -78,7 +78,7 @@ ERRORS: dict[BaseException, str] = {
     SystemExit(0): "the handler raised SystemExit",
     GeneratorExit(): "the handler raised GeneratorExit",
     Abort("no"): "the handler raised Abort",
-    BaseExceptionGroup("many", [Abort()]): "the handler raised BaseException",
+    BaseExceptionGroup("many", [Abort()]): "test_own_task.py, line",
     asyncio.CancelledError(): "the handler raised CancelledError",
 }
 # No future takes these.

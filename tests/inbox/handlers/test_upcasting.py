@@ -189,7 +189,9 @@ async def test_old_versions_are_upcast_and_newer_ones_are_dead_lettered(
     new = Message(TOPIC, {"order_id": 2, "currency": "CHF"}, schema_version=2)
     newer = Message(TOPIC, {"order_id": 3, "money": {}}, schema_version=3)
     source, terms = MemorySource(old, new, newer), {"version": 2}
-    async with consuming(url, source, currency, terms, upcast=with_currency) as events:
+    async with consuming(
+        url, source, currency, terms, upcast=with_currency, rollout=timedelta(0)
+    ) as events:
         await events.wait_for(MessageHandled, 2)
         await events.wait_for(MessageDeadLettered)
 

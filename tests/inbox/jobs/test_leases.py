@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from inbox.errors import JobLostError
 from inbox.events import HandlerFailed, MessageHandled
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
@@ -22,12 +23,13 @@ from tests.fixtures.consumers import (
     sessions_of,
 )
 from tests.fixtures.dead_letters import give_up, retry
-from tests.fixtures.effects import receipts
+from tests.fixtures.effects import EFFECTS, effects, receipts
 from tests.fixtures.jobs import (
     LEASE,
     TOPIC,
     consumer_of,
     job_of,
+    note,
     running_job,
 )
 from tests.fixtures.sessions import execute
@@ -217,3 +219,40 @@ async def test_a_stopped_consumer_leaves_no_connection_in_use(
         elsewhere.rollback()
         await work
         assert sessions.kw["bind"].pool.checkedout() == 0
+
+
+LOST: Final = {
+    "its last transaction": "lease_until = lease_until - interval '1 second'",
+    "its start, and another process began": "started_at = started_at + interval '1 ms',"
+    " lease_until = lease_until + interval '1 minute'",
+}
+
+
+@pytest.mark.parametrize("change", LOST.values(), ids=LOST)
+async def test_a_job_of_which_a_failover_has_lost_a_transaction_is_started_again(
+    change: str, database_url: str
+) -> None:
+    starts: list[str] = []
+    execute(database_url, EFFECTS)
+
+    async def render(job: AsyncJob, message: Message) -> None:
+        starts.append("one")
+        await note(job, "one")
+        if len(starts) == 1:
+            execute(database_url, "DELETE FROM effect")
+            execute(database_url, f"UPDATE inbox.job SET {change}")
+            with pytest.raises(JobLostError):
+                await note(job, "two")
+            with pytest.raises(JobLostError):
+                await job.save(1)
+            with pytest.raises(JobLostError):
+                async with job.finish():
+                    pass
+            execute(database_url, "UPDATE inbox.job SET lease_until = now()")
+            return
+        await note(job, "two")
+
+    async with running_job(database_url, Message(TOPIC, b""), render) as events:
+        await events.wait_for(MessageHandled)
+    assert effects(database_url) == ["one", "two"]
+    assert job_of(database_url)[0] == "success"

@@ -59,6 +59,7 @@ class Redelivery:
         self.published_at = None
         self.ack = delivery.ack
         self.nack = delivery.nack
+        self.hand_back = delivery.hand_back
 
 
 class RedeliveringSource(MemorySource):

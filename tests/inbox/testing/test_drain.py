@@ -1,18 +1,25 @@
 """`drain` delivers what a test has added to the application's own handlers."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.testing.drain import drain
 from outbox.errors import ConfigError
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
-from pillarbox import AsyncJob, Consumer, Message, RetryLater, add
-from tests.fixtures.consumers import async_sessions_of, sessions_of
+from pillarbox import AsyncJob, Consumer, Job, Message, RetryLater, add
+from tests.fixtures.consumers import DRIVERS, async_sessions_of, is_plain, sessions_of
 from tests.fixtures.sessions import execute
 
 UNUSED = "memory://"
@@ -204,3 +211,98 @@ async def test_handlers_of_both_kinds_are_drained_with_a_tuple_of_both_sessions(
     with sessions_of(database_url) as plain:
         drained = await drain(billing, sessions=(sessions, plain))
     assert drained.topics == ["orders.placed", "orders.billed"]
+
+
+@asynccontextmanager
+async def joined_to_a_transaction(
+    url: str, driver: str, mode: str
+) -> AsyncIterator[Any]:
+    """Yield sessions as in SQLAlchemy's recipe for tests that leave nothing behind."""
+    settings: dict[str, Any] = {"join_transaction_mode": mode}
+    url = sqlalchemy_url(url).replace("psycopg", driver.split()[0], 1)
+    if is_plain(driver):
+        engine = create_engine(url)
+        with engine.connect() as connection, connection.begin() as transaction:
+            yield sessionmaker(connection, **settings)
+            transaction.rollback()
+        engine.dispose()
+        return
+    async_engine = create_async_engine(url)
+    async with async_engine.connect() as joined, joined.begin() as outer:
+        yield async_sessionmaker(joined, **settings)
+        await outer.rollback()
+    await async_engine.dispose()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_sessions_of_one_connection_are_used_one_by_one(
+    database_url: str, driver: str
+) -> None:
+    kinds: Any = sessionmaker() if is_plain(driver) else async_sessionmaker()
+    billing = Consumer(UNUSED, kinds, name="billing", max_in_flight=8)
+    failed: list[bytes] = []
+
+    def place(session: Any, message: Message) -> None:
+        if message.payload == b"2" or message.payload not in failed:
+            failed.append(message.payload)
+            raise ValueError("no")
+        add(session, Message("orders.billed", message.payload))
+
+    if is_plain(driver):
+        billing.handles("orders.placed")(place)
+
+        @billing.handles_batch("orders.billed", max_size=2)
+        def ship(session: Session, messages: list[Message]) -> None:
+            add(session, *(Message("orders.shipped", it.payload) for it in messages))
+
+        @billing.job("orders.shipped", lease=timedelta(seconds=30))
+        def report(job: Job, message: Message) -> None:
+            with job.transaction() as session:
+                session.execute(text("SELECT 1"))
+
+    else:
+
+        @billing.handles("orders.placed")
+        async def place_async(session: AsyncSession, message: Message) -> None:
+            await session.run_sync(place, message)
+
+        @billing.handles_batch("orders.billed", max_size=2)
+        async def ship_async(session: AsyncSession, messages: list[Message]) -> None:
+            add(session, *(Message("orders.shipped", it.payload) for it in messages))
+
+        @billing.job("orders.shipped", lease=timedelta(seconds=30))
+        async def report_async(job: AsyncJob, message: Message) -> None:
+            async with job.transaction() as session:
+                await session.execute(text("SELECT 1"))
+
+    async with joined_to_a_transaction(
+        database_url, driver, "create_savepoint"
+    ) as sessions:
+        messages = [Message("orders.placed", str(n).encode()) for n in range(4)]
+        if is_plain(driver):
+            with sessions.begin() as session:
+                add(session, *messages)
+        else:
+            async with sessions.begin() as session:
+                add(session, *messages)
+        drained = await drain(billing, sessions=sessions)
+        assert sorted(drained.topics) == sorted(
+            3 * ["orders.placed", "orders.billed", "orders.shipped"]
+        )
+        (letter,) = drained.dead_lettered
+        assert (letter.message.payload, letter.reason) == (b"2", "ValueError: no")
+    for table in ("outbox.message", "inbox.receipt", "inbox.dead_letter"):
+        assert execute(database_url, f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only"])
+async def test_sessions_that_would_roll_back_the_whole_test_are_refused(
+    database_url: str, driver: str, mode: str
+) -> None:
+    kinds: Any = sessionmaker() if is_plain(driver) else async_sessionmaker()
+    async with joined_to_a_transaction(database_url, driver, mode) as sessions:
+        with pytest.raises(
+            ConfigError, match='join_transaction_mode="create_savepoint"'
+        ):
+            await drain(Consumer(UNUSED, kinds, name="billing"), sessions=sessions)

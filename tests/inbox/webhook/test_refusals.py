@@ -30,7 +30,11 @@ async def test_an_invalid_message_is_refused_permanently(
     events: RecordedEvents,
 ) -> None:
     app = hook_app(
-        {"orders.placed": note}, inbox_sessions, events, max_payload_bytes=100
+        {"orders.placed": note},
+        inbox_sessions,
+        events,
+        max_payload_bytes=100,
+        rollout=timedelta(0),
     )
     good = request_of(ONE)
     old = Message("orders.placed", b"1", id=id_of(datetime(2020, 1, 1, tzinfo=UTC)))
@@ -70,6 +74,16 @@ async def test_an_invalid_message_is_refused_permanently(
     assert [event.status for event in events.of(WebhookRefused)] == [
         c[0] for c in cases
     ]
+
+
+async def test_a_topic_without_a_handler_waits_for_a_replica_that_has_one(
+    inbox_sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    app = hook_app({"orders.placed": note}, inbox_sessions)
+    async with served(app) as hook:
+        other = request_of(Message("nobody.asked", b"1"))
+        status, _, headers = await post(hook, other, b"1")
+    assert (status, headers["retry-after"]) == (425, "1")
 
 
 async def test_a_body_that_never_arrives_or_never_ends_is_refused(

@@ -4,6 +4,7 @@ import pytest
 
 from outbox.brokers.options import identity_of
 from outbox.brokers.plugins import implementation
+from outbox.errors import ConfigError
 
 SAME = [
     ("redis://ann:old@b:6379,A/0?maxlen=5", "rediss://:new@a,B:6379"),
@@ -89,3 +90,7 @@ def test_an_identity_contains_no_credentials() -> None:
         assert "hemlighet" not in identity, scheme
         assert "ann" not in identity, scheme
     assert "hemlighet" not in identity_of("https://h/hook?token=hemlighet")
+    assert "hemlighet" not in identity_of("https://h/services/hemlighet")
+    for text in ("host=h password=hemlighet", "host=h password=x://hemlighet"):
+        with pytest.raises(ConfigError, match="must be a URL"):
+            identity_of(text)

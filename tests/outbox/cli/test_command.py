@@ -140,9 +140,47 @@ def test_an_invalid_argument_is_named_with_what_is_valid_and_without_a_password(
     )
     assert main(["doctor", URL]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "(postgresql://***@db/app)" in line, "an argument in the wrong place"
+    assert "(postgresql://relay@db/app)" in line, "an argument in the wrong place"
     assert main(["partition"]) == 2
     assert "Did you mean 'partitions'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "host=db user=me password=hemlighet",
+        "host=db port=5432 password='hem:lighet hemlighet'",
+        "password=x://hemlighet host=db",
+        " postgresql://me:hemlighet@db/app",
+        "hemlighet",
+        "me:hemlighet@db",
+    ],
+)
+def test_what_is_given_as_a_url_and_is_none_is_not_shown(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, broker = f"--database={url}", f"--broker={url}"
+    there = "--database=postgresql://127.0.0.1:1/app"
+    for arguments in (
+        ["status", here],
+        ["doctor", here],
+        ["migrate", here],
+        ["migrate", "--remove", "app", here],
+        ["maintain", here],
+        ["relay", here, "--broker=memory://drop"],
+        ["relay", there, broker],
+        ["readers", "add", "hooks", "--topic=*", there, broker],
+        ["subscribe", "billing", "orders", here],
+        ["dead-letters", "list", here],
+        *([["status", url]] if url != "hemlighet" else []),
+    ):
+        assert main(arguments) == 2, arguments
+        said = capsys.readouterr()
+        assert "hemlighet" not in (said.out + said.err).partition("; see")[0], arguments
+    monkeypatch.setenv(f"{VARIABLE}_FILE", f"{url} password=hemlighet")
+    with pytest.raises(ConfigError) as refused:
+        url_of(None, "database", VARIABLE)
+    assert "password=hemlighet" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import psycopg
 import pytest
 from typer.main import get_command
 
+import pillarbox
 from docs.reference import __main__ as commands
-from docs.reference import events, metrics, sql
+from docs.reference import api, events, metrics, sql
 from outbox.cli.main import app
 from outbox.events import Event
 
@@ -28,10 +29,11 @@ def name_of(event: type[Event]) -> str:
     [
         (commands.PAGE, commands.page()),
         (commands.BROKERS_PAGE, commands.brokers_page()),
+        (api.PAGE, api.page()),
         (events.PAGE, events.page()),
         (metrics.PAGE, metrics.page()),
     ],
-    ids=["commands", "brokers", "events", "metrics"],
+    ids=["commands", "brokers", "api", "events", "metrics"],
 )
 def test_a_page_matches_the_code(path: Path, page: str) -> None:
     assert path.read_text() == page, "run `make reference`"
@@ -56,6 +58,20 @@ def test_every_event_documents_its_meaning_and_every_warning_its_remedy(
     is_warning = logging.WARNING in levels
     assert (event.advice is not None) + ("remedy" in names) == is_warning
     assert set(event.about or ()) <= names, "repetitions are recognized by these"
+
+
+def test_the_page_of_python_describes_every_name_and_parameter() -> None:
+    assert sorted(api.documented()) == sorted(pillarbox.__all__)
+    described = {name: api.parameters(name) for name in api.documented()}
+    missing = [
+        f"{name}({parameter})"
+        for name, found in described.items()
+        for parameter, meaning in found.items()
+        if not meaning
+    ]
+    assert missing == []
+    assert described["Message"].keys() >= {"topic", "key", "available_at"}
+    assert described["Consumer"].keys() >= {"source", "max_idle", "observers"}
 
 
 def flags_of(command: Any) -> set[str]:

@@ -1,11 +1,16 @@
 """Background tasks end with their process, and their errors are raised."""
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from outbox.cli.supervisor import supervise
 from outbox.errors import ConfigError
+from tests.fixtures.processes import ROOT, command_line
 
 
 class Process:
@@ -47,3 +52,57 @@ async def test_a_failing_background_task_stops_the_process_and_is_raised() -> No
     with pytest.raises(ConfigError, match="no"):
         await supervise(process.run, process.stop, [background])
     assert process.drained
+
+
+HANGS = """
+import asyncio, os, signal
+from datetime import timedelta
+from outbox.cli import supervisor
+from outbox.events import Event
+from relay.activity import RelayCounts
+
+supervisor._AFTER_DRAIN = 0.2
+
+async def hang():
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.Event().wait()
+
+watched = supervisor.Watched(
+    supervisor.Watching(),
+    started=Event,
+    counts=RelayCounts(),
+    metrics=None,
+    scope=None,
+    database=str,
+)
+watched.run(hang, lambda: None, timedelta(0))
+"""
+
+
+def test_a_process_ends_soon_after_its_drain_although_a_server_hangs() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0
+    assert "a server doesn't answer; exiting" in ended.stderr
+
+
+def test_a_missing_directory_for_metrics_is_named_in_one_line(tmp_path: Path) -> None:
+    line = "relay --database postgresql:///x --broker memory:// --listen 0"
+    ended = subprocess.run(
+        command_line("pillarbox", *line.split()),
+        cwd=ROOT,
+        env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "missing")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "PROMETHEUS_MULTIPROC_DIR" in ended.stderr
+    assert ended.stderr.count("\n") == 1

@@ -11,6 +11,7 @@ from psycopg.rows import TupleRow
 
 from outbox.log.hidden import Floors
 from outbox.log.position import Snapshot
+from outbox.log.reader import LogReader
 
 OLD = Snapshot.parse("10:14:10,12")
 NEW = Snapshot.parse("12:20:12,17")
@@ -57,6 +58,18 @@ def test_a_claim_that_saw_nothing_new_leaves_the_floors_and_old_ones_go() -> Non
     kept = floors.forget(25)
     assert len(kept.notes) == 2, "those of transactions that may be open"
     assert [kept.of(xid) for xid in (25, 30)] == [200, 300]
+
+
+def test_only_a_newer_session_forgets_which_numbers_had_been_drawn_by_when() -> None:
+    """A standby that took over uses the ids and the numbers again."""
+    reader = LogReader("main")
+    reader.opened(2.0)
+    reader.note(10, 100)
+    for older in (1.0, 2.0):
+        reader.opened(older)
+        assert reader._floors.of(10) == 100
+    reader.opened(3.0)
+    assert reader._floors.of(10) == -1
 
 
 def test_floors_stay_few_beside_an_open_transaction_and_are_never_too_high() -> None:

@@ -1,13 +1,14 @@
 """The watchdog ends a process only if its event loop is blocked."""
 
 import asyncio
+import re
 import threading
 
 import pytest
 from typing_extensions import override
 
 from outbox.observability import watchdog
-from outbox.observability.watchdog import Watchdog
+from outbox.observability.watchdog import Watchdog, reporting_blocks
 from tests.fixtures.waiting import wait_for
 
 
@@ -16,6 +17,23 @@ async def test_a_blocked_loop_is_detected() -> None:
     async with Watchdog(0.05, lambda limit: noticed.set()).watching():
         noticed.wait(60)  # waits in the loop's own thread, so the loop can't run
     assert noticed.is_set()
+
+
+async def test_what_blocks_a_loop_is_named_while_the_loop_is_blocked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog, "_BLOCKED", 0.05)
+
+    def read_a_slow_page() -> None:
+        wait_for("a warning", lambda: "LoopBlocked" in caplog.text)
+
+    async with reporting_blocks(), reporting_blocks():
+        read_a_slow_page()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    where = record.__dict__["values"]["where"]
+    assert re.fullmatch(r".*waiting\.py:\d+ in wait_for", where), "not the library's"
+    assert "in read_a_slow_page" in record.message, "in the stack trace"
 
 
 async def test_a_running_event_loop_is_left_alone(

@@ -72,6 +72,13 @@ async def test_our_own_sessions_override_the_settings_of_the_database(
     }
 
 
+async def test_no_idle_session_timeout_ends_our_sessions(database_url: str) -> None:
+    url = f"{database_url}?options=-c%20idle_session_timeout%3D1"
+    async with await connect(url, application_name="idle") as connection:
+        found = await (await connection.execute("SHOW idle_session_timeout")).fetchone()
+    assert found == ("0",)
+
+
 async def test_a_relay_publishes_retries_and_dead_letters(odd_url: str) -> None:
     insert(odd_url, Message("t", b"1", key="k"), Message("bad", b"\xff\\"))
     execute(f"{odd_url}?client_encoding=utf8", "UPDATE outbox.message SET key = '中€'")

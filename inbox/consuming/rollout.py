@@ -1,0 +1,61 @@
+"""How long messages wait for a replica that has a handler for them.
+
+While a rolling deploy adds or removes a handler, replicas with and without it receive
+the same messages. That this one has no handler is no failure of the message, so it
+hands the message back, until the deploy should have ended.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
+from typing import Final
+
+from inbox.handlers.routes import overlap
+from outbox.bounded_dict import BoundedDict
+from outbox.errors import shorten
+
+_SHORTEST: Final = 1.0
+_LONGEST: Final = 60.0
+_LAST: Final = 0.1
+
+
+class Rollout:
+    """Since when this process receives messages that it has no handler for.
+
+    Args:
+        patience: how long they are handed back, from the first one of a topic.
+        clock: returns the time in seconds.
+
+    Attributes:
+        since: when the first message of each topic came.
+    """
+
+    def __init__(
+        self, patience: timedelta, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.patience: Final = patience
+        self._clock = clock
+        self.since: Final[BoundedDict[str, float]] = BoundedDict()
+
+    def wait(self, topic: str) -> timedelta | None:
+        """Return how long a message of this topic should wait; None: no longer.
+
+        The longer the rollout lasts, the longer, so that none comes back often.
+        """
+        now = self._clock()
+        lasted = now - self.since.setdefault(topic, now)
+        left = self.patience.total_seconds() - lasted
+        if left <= 0:
+            return None
+        wait = min(max(lasted / 2, _SHORTEST), _LONGEST)
+        return timedelta(seconds=min(wait, max(left, _LAST)))
+
+
+def warn_unhandled(subscribed: Iterable[str], topics: Collection[str]) -> list[str]:
+    """Return a warning if a consumer is subscribed to more than its handlers take."""
+    return [
+        f"is subscribed to {shorten(topic)}, which no handler takes: unless a rolling "
+        "deploy goes on, pillarbox unsubscribe CONSUMER TOPIC ends that"
+        for topic in subscribed
+        if topic not in topics and not any(overlap(topic, each) for each in topics)
+    ]
