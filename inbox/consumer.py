@@ -509,7 +509,6 @@ class Consumer(Process):
         failing = [(it.since, it.reason) for it in waiting if it.reason is not None]
         failing += [(it.since, it.reason) for it in outages.longest_first()]
         since, reason = min(failing, key=itemgetter(0), default=(None, None))
-        running = self._executor.calls.longest()
         return ProcessMeasured(
             kind="consumer",
             name=self.name,
@@ -519,7 +518,7 @@ class Consumer(Process):
             blocked_for=datetime.now(UTC) - blocked[0].since if blocked else None,
             failing_since=since,
             reason=reason,
-            **(running.fields() if running else {}),
+            **self._executor.calls.measure(),
         )
 
     async def _beat(self, outage: DatabaseOutage, values: dict[str, Any]) -> None:

@@ -343,8 +343,6 @@ class HandlerOverdue(Event):
 
     Attributes:
         id: the message; of a batch, the first one.
-        messages: how many it was called with.
-        seconds: how long it has been running.
     """
 
     level = logging.WARNING
@@ -359,7 +357,6 @@ class HandlerOverdue(Event):
     topic: str
     key: str | None
     traceparent: str | None
-    messages: int
     handler: str
     seconds: float
 

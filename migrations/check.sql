@@ -39,7 +39,7 @@ BEGIN
             v_remedy := 'run ALTER EXTENSION pg_partman UPDATE';
         ELSIF v_schema <> {partman_name} THEN
             v_problem := format('is installed in the schema "%s", not in "%s"', v_schema, {partman_name});
-            v_remedy := format('add --partman-schema %s', v_schema);
+            v_remedy := 'add --partman-schema' || CASE WHEN v_schema ~ '^\w+$' THEN ' ' || v_schema ELSE '' END;
         END IF;
         v_found := format(', pg_partman %s', coalesce(v_problem, v_available || ' is there'));
         v_without := CASE WHEN v_problem IS NOT NULL THEN ' --without-partman' END;

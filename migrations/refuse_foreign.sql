@@ -12,7 +12,7 @@ BEGIN
             USING HINT = CASE
                 WHEN to_regclass('outbox.partition_policy') IS NULL
                 THEN 'outbox.message exists, but pillarbox migrate did not create it: rename it, or use another database'
-                WHEN v_owner LIKE '%\_owner' THEN format('add --role-prefix %s', left(v_owner, -length('_owner')))
+                WHEN v_owner ~ '^\w+_owner$' THEN format('add --role-prefix %s', left(v_owner, -length('_owner')))
                 ELSE 'restore the roles (pg_dumpall --roles-only) before the database; if the tables were reassigned, pillarbox doctor prints how to get them back' END;
     END IF;
     FOR x IN

@@ -7,8 +7,9 @@ is a value (`relay.publisher.Nacked`), not an exception.
 import re
 import textwrap
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 # The part of a message of PostgreSQL, SQLAlchemy, pydantic or jsonschema that quotes
@@ -326,12 +327,15 @@ def _safe_text_of(error: BaseException) -> str | None:
 def _place_of(error: BaseException) -> str:
     """Return where an error was raised: in the application's code, if it passed any."""
     frames = [*traceback.walk_tb(error.__traceback__)]
-    own = (it for it in frames[::-1] if not _LIBRARY.search(it[0].f_code.co_filename))
-    if not frames:
-        return ""
-    frame, line = next(own, frames[-1])
+    return f"raised in {place_in(frames[::-1])}" if frames else ""
+
+
+def place_in(frames: Sequence[tuple[FrameType, int]]) -> str:
+    """Name the innermost function of the application; they begin with the innermost."""
+    own = (it for it in frames if not _LIBRARY.search(it[0].f_code.co_filename))
+    frame, line = next(own, frames[0])
     name = re.split(r"[/\\]", frame.f_code.co_filename)[-1]
-    return f"raised in {frame.f_code.co_qualname} ({name}, line {line})"
+    return f"{frame.f_code.co_qualname} ({name}, line {line})"
 
 
 def _after(error: BaseException) -> str:

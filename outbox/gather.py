@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
-from outbox.errors import one_line, traceback_of
+from outbox.errors import OutboxError, one_line, traceback_of
 from outbox.events import Observer, ProcessFailed
 from outbox.observability.watchdog import reporting_blocks
 
@@ -103,25 +103,17 @@ class Process(ABC):
                     self.stop()
                     await task
                     if asyncio.current_task() is self._embedded:
-                        raise RuntimeError("its task was cancelled") from None
+                        raise OutboxError("its task was cancelled") from None
                     raise
         except BaseException as error:
             is_asked = isinstance(error, asyncio.CancelledError)
             if self.is_running and not is_asked:  # else who started it is told
                 self._started.clear()
-                trace, first = traceback_of(error), first_of(error)
-                reason = one_line(first)
+                trace, reason = traceback_of(error), one_line(error)
                 notify(ProcessFailed(process=name, reason=reason, stacktrace=trace))
             raise
         finally:
             self._started.clear()
-
-
-def first_of(error: BaseException) -> BaseException:
-    """Return the error, or the first one in a group that task groups raised."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -16,8 +15,7 @@ import psycopg
 from outbox.errors import CodecError, InvalidMessageError
 from outbox.lane import priority_of
 from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
-from outbox.log.hidden import Floors
-from outbox.log.reader import Clock, Look, MustLookError, Read
+from outbox.log.reader import Clock, Drawn, Look, MustLookError, Read
 from outbox.message import Message
 from outbox.message_id import is_uuid7
 from outbox.payload.payload_codec import PayloadCodec, decoded, is_encoded
@@ -158,9 +156,19 @@ async def claim_batch(
 async def _claim_lanes(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
 ) -> Batch:
-    if not any(lane.needs_refresh for lane in lanes):
-        with suppress(MustLookError):
+    must_look = any(lane.needs_refresh for lane in lanes)
+    while True:
+        try:
+            if must_look:
+                return await _look_and_claim(connection, board, lanes, config)
             return await _claim(connection, board, lanes, config)
+        except MustLookError:
+            must_look = True
+
+
+async def _look_and_claim(
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
+) -> Batch:
     # All of them: the claim finds no rows below a position of which no look knows.
     clock = await board.reader.read_clock(connection)
     await board.reader.move_fences(connection, lanes, clock)
@@ -236,14 +244,18 @@ async def _claim_next(
     await cursor.execute(text, [parameters[name] for name in names], binary=True)
     rows = await cursor.fetchall()
     look = Look.parse(rows[0][-1])
-    drawn = int(rows[0][-1].rpartition("/")[2])
+    drawn = Drawn.parse(rows[0][-1])
     taken, following = _cut(rows if rows[0][0] is not None else [], config.batch_size)
     by_number = {lane.number: lane for lane in lanes}
     strange = _find_strange(taken, by_number)
-    if not has_looked and (strange or claiming.lanes_to_look(look.snapshot)):
-        for row in strange:
-            by_number[row[0]].progress = None
-        raise MustLookError
+    if not has_looked:
+        has_fallen = not all(drawn.follows(lane.drawn) for lane in lanes)
+        if strange or has_fallen or claiming.lanes_to_look(look.snapshot):
+            for row in strange:
+                by_number[row[0]].progress = None
+            raise MustLookError
+        for lane in lanes:
+            lane.drawn = drawn
     # A DEFAULT partition has them, which the doctor reports: no position can be stored.
     passed = {row[0]: row[1] for row in strange}
     skipped: Counter[int] = Counter()
@@ -274,7 +286,7 @@ async def _claim_next(
     found.rows += due
     board.note_claim(len(taken))
     seen = max([*last.values(), *passed.values()], default=-1)
-    if seen <= drawn:  # the table's owner can have chosen a higher one
+    if seen <= drawn.seq:  # the table's owner can have chosen a higher one
         board.reader.note(look.next_xid, seen)
     end = None if following is None else following[0]
     found.reached = _reached(lanes, end)
@@ -510,10 +522,9 @@ async def _refresh(
 ) -> None:
     """Read positions, other days and the log of lanes that may have changed."""
     look = await board.reader.refresh(connection, lanes, clock)
-    for lane in lanes:
-        if lane.deferrals.read_up_to > clock.entry:
-            lane.deferrals.restart_log()
-            board.entry_floors = Floors()
+    last = max((lane.deferrals.read_up_to for lane in lanes), default=-1)
+    if board.reader.entries_begin_again(clock, last):
+        board.restart_log()
     floors = board.entry_floors.note(look.next_xid, clock.entry)
     board.entry_floors = floors.forget(look.snapshot.xmin)
     drawn = floors.of(look.snapshot.xmin)
@@ -547,8 +558,10 @@ async def _read_deferrals(
     for number, cut, *log in await cursor.fetchall():
         if cut is None:
             by_number[number].deferrals.read(LogOfKey(*log))
-        else:
-            cuts[number] = cut
+            continue
+        cuts[number] = cut
+        if log[1]:
+            board.reader.refuse_entries(cut)
     return cuts
 
 

@@ -14,6 +14,7 @@ from outbox.brokers.options import identity_of
 from outbox.errors import ConfigError
 from outbox.events import Event
 from outbox.log.position import Position, Snapshot
+from outbox.logs.printable import for_shell
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
 from relay.events import BrokerDiffers, BrokerMatches, ReaderDropped
@@ -105,7 +106,8 @@ class Reader:
         if record is None:
             raise ConfigError(
                 f"reader={self.name}: the outbox has no such reader; pillarbox readers"
-                f" list shows them, and pillarbox readers add {self.name} adds one"
+                " list shows them, and pillarbox readers add "
+                f"{for_shell(self.name)} adds one"
             )
         if record.topics is None:
             raise ConfigError(

@@ -195,7 +195,7 @@ class Relay(Process):
             async with self._checked() as connection:
                 await stack.enter_async_context(self._publisher)
                 await self._reader.may_publish(connection, switch=self._switch_broker)
-            for link in self._links:
+            for link in (self._sweep_link, *self._links):
                 stack.push_async_callback(link.close)
             self._notify(RelayStarted(publisher=self._name))
             self._started.set()

@@ -25,11 +25,15 @@ _NONCE = 12
 
 
 class AesGcm:
-    """The codec: encodes with the first key, decodes with any."""
+    """The codec: encodes with the first key, decodes with any.
+
+    Args:
+        strict: whether to refuse payloads that aren't encrypted.
+    """
 
     name = "aes-gcm"
 
-    def __init__(self, keys: Mapping[str, bytes]) -> None:
+    def __init__(self, keys: Mapping[str, bytes], *, strict: bool = False) -> None:
         if not keys:
             raise ConfigError(
                 "keys={}: empty; pass at least one, {'2026-11': 32 bytes}"
@@ -40,6 +44,7 @@ class AesGcm:
                     f"key {key_id!r}: has {len(key)} bytes; make one of 32 by"
                     " AESGCM.generate_key(256)"
                 )
+        self.strict = strict
         self._current = next(iter(keys))
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
 

@@ -14,6 +14,7 @@ from outbox.administration.sides import Jobs, RetryOptions, Side
 from outbox.dead_letters.retry import Retrier
 from outbox.errors import ConfigError
 from outbox.events import Observer
+from outbox.logs.printable import for_shell
 from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.sql_files import load
 
@@ -42,8 +43,8 @@ def record_discard(
     if worker is not None:
         raise ConfigError(
             f"the dead letter of message {id} is being retried by {worker[0]}, in a "
-            f"long handler: pillarbox cancel {id} --consumer {consumer} ends that, and "
-            "discards it"
+            f"long handler: pillarbox cancel {id} --consumer {for_shell(consumer)} ends"
+            " that, and discards it"
         )
     with suppress(psycopg.errors.CheckViolation), connection.transaction():
         connection.execute(load("inbox", "record_discard"), values)

@@ -14,44 +14,25 @@ from outbox.events import Observer
 from outbox.message import Message
 
 TIME_LIMIT: Final = "__time_limit__"
-"""The attribute of prepared handlers that have one."""
-
+"""The attribute of handlers that have one."""
 _LONG: Final = 5.0
 """Seconds after which a call is shown; also what a handler may take to be cancelled."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Call:
-    """A call of a handler.
-
-    Attributes:
-        limit: the seconds after which it is overdue; None: never.
-    """
+    """A call of a handler, which is overdue after `limit` seconds; None: never."""
 
     handler: str
-    messages: Sequence[Message]
+    message: Message
     began: float
     limit: float | None
-
-    @property
-    def is_overdue(self) -> bool:
-        """Whether it takes longer than it should."""
-        return self.limit is not None and time.monotonic() - self.began >= self.limit
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of `ProcessMeasured`."""
-        since = datetime.now(UTC) - timedelta(seconds=time.monotonic() - self.began)
-        due = None if self.limit is None else since + timedelta(seconds=self.limit)
-        return {
-            "running_id": self.messages[0].id,
-            "running_handler": self.handler,
-            "running_since": since,
-            "running_due": due,
-        }
+    timer: asyncio.TimerHandle | None = None
+    is_overdue: bool = False
 
 
 class Calls:
-    """The calls that an executor makes, oldest first. For one event loop.
+    """The calls that an executor makes. For one event loop.
 
     A call is overdue after `max_idle`, when the server has ended an idle transaction,
     or after the handler's time limit if that is longer; a job only after its own.
@@ -61,7 +42,7 @@ class Calls:
         self.notify: Observer = lambda _: None
         self._consumer = consumer
         self._least = (max_idle or DEFAULT_MAX_IDLE).total_seconds()
-        self._timers: dict[Call, asyncio.TimerHandle | None] = {}
+        self._calls: dict[Call, None] = {}  # oldest first
 
     def begin(
         self, handler: Any, messages: Sequence[Message], *, is_job: bool = False
@@ -71,33 +52,43 @@ class Calls:
         if (own := getattr(handler, TIME_LIMIT, None)) is not None:
             limits.append(own.total_seconds() + _LONG)
         limit = max(limits, default=None)
-        call = Call(name_of(handler), messages, time.monotonic(), limit)
-        later = asyncio.get_running_loop().call_later
-        timer = None if limit is None else later(limit, self._report, call)
-        self._timers[call] = timer
+        call = Call(name_of(handler), messages[0], time.monotonic(), limit)
+        if limit is not None:
+            loop = asyncio.get_running_loop()
+            call.timer = loop.call_later(limit, self._report, call)
+        self._calls[call] = None
         return call
 
     def end(self, call: Call) -> None:
         """Note that the call has ended."""
-        if (timer := self._timers.pop(call)) is not None:
-            timer.cancel()
+        del self._calls[call]
+        if call.timer is not None:
+            call.timer.cancel()
 
-    def longest(self) -> Call | None:
-        """Return the oldest overdue call, or else the oldest that has taken long."""
+    def measure(self) -> dict[str, Any]:
+        """Return the fields of `ProcessMeasured`, if a call has taken long."""
         now = time.monotonic()
-        shown = [it for it in self._timers if it.is_overdue or now - it.began >= _LONG]
-        return min(shown, key=lambda it: not it.is_overdue, default=None)
+        shown = [it for it in self._calls if it.is_overdue or now - it.began >= _LONG]
+        if not shown:
+            return {}
+        call = min(shown, key=lambda it: not it.is_overdue)
+        since = datetime.now(UTC) - timedelta(seconds=now - call.began)
+        return {
+            "running_id": call.message.id,
+            "running_handler": call.handler,
+            "running_since": since,
+            "running_due": call.limit and since + timedelta(seconds=call.limit),
+        }
 
     def _report(self, call: Call) -> None:
-        message = call.messages[0]
+        call.is_overdue = True
         self.notify(
             HandlerOverdue(
                 consumer=self._consumer,
-                id=message.id,
-                topic=message.topic,
-                key=message.key,
-                traceparent=message.headers.get("traceparent"),
-                messages=len(call.messages),
+                id=call.message.id,
+                topic=call.message.topic,
+                key=call.message.key,
+                traceparent=call.message.headers.get("traceparent"),
                 handler=call.handler,
                 seconds=time.monotonic() - call.began,
             )

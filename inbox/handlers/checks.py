@@ -14,6 +14,7 @@ from outbox.errors import (
     one_line,
     sqlstate_of,
 )
+from outbox.logs.printable import for_sql
 from outbox.postgres.days import MAKE_DAYS
 from outbox.postgres.sql_files import load
 
@@ -73,8 +74,8 @@ def _check_rights(rights: Row[Any]) -> None:
         raise ConfigError(
             f"the database of sessions: the role {rights.role!r} lacks "
             f"{', '.join(rights.missing)}; GRANT pillarbox_consumer TO "
-            f'"{rights.role}", or use a role that has it; if it has it, pillarbox '
-            "migrate restores what was revoked"
+            f"{for_sql(rights.role)}, or use a role that has it; if it has it, "
+            "pillarbox migrate restores what was revoked"
         )
     if rights.hiding:
         raise ConfigError(

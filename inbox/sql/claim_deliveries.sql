@@ -7,7 +7,8 @@ SELECT lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, CAS
        CASE WHEN bytes_before > 0 THEN NULL
             ELSE (SELECT concat_ws('/', pg_catalog.pg_current_snapshot()::text,
                                    pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid),
-                                   coalesce(pg_catalog.pg_sequence_last_value('inbox.message_seq'::pg_catalog.regclass), -1)))
+                                   coalesce(pg_catalog.pg_sequence_last_value('inbox.message_seq'::pg_catalog.regclass), -1),
+                                   pg_catalog.pg_relation_filenode('inbox.message_seq'::pg_catalog.regclass)))
         END AS look
   FROM (SELECT) AS always
   LEFT JOIN (

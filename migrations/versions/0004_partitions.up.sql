@@ -132,13 +132,13 @@ BEGIN ATOMIC
          WHERE c.oid = coalesce(to_regclass(in_the_way.object), to_regclass(in_the_way.parent))
     )
     SELECT format('there is no table %s', in_the_way.parent),
-           format('/* restore %s, or create it as pillarbox migrate --sql prints it */', in_the_way.parent)
+           '/* restore it, or create it as pillarbox migrate --sql prints it */'
      WHERE in_the_way.parent IS NOT NULL AND to_regclass(in_the_way.parent) IS NULL
     UNION ALL
     (SELECT DISTINCT format('%s %s', i.type, i.identity),
            CASE WHEN i.type IN ('view', 'materialized view', 'function', 'procedure', 'rule', 'trigger', 'policy')
-                THEN format('DROP %s %s; /* or let it read %s */', upper(i.type), i.identity, in_the_way.parent)
-                ELSE format('/* drop or change %s %s */', i.type, i.identity) END
+                THEN format('DROP %s %s; /* or let it read the table instead */', upper(i.type), i.identity)
+                ELSE '/* drop or change what is in the way */' END
       FROM it
       JOIN pg_depend d ON d.deptype = 'n' AND (d.refclassid = 'pg_class'::regclass AND d.refobjid = it.oid
                                                OR d.refclassid = 'pg_type'::regclass AND d.refobjid IN (it.reltype, it.typarray))
@@ -171,7 +171,7 @@ BEGIN ATOMIC
            format('ALTER ROLE %I IN DATABASE %I SET statement_timeout = 0;', session_user, current_database())
      WHERE in_the_way.state = '57014' AND current_setting('statement_timeout') <> '0'
     UNION ALL
-    SELECT format('event trigger %I', e.evtname), format('ALTER EVENT TRIGGER %I DISABLE; /* or let %s spare the owner of outbox.message */', e.evtname, e.evtfoid::regprocedure)
+    SELECT format('event trigger %I', e.evtname), format('ALTER EVENT TRIGGER %I DISABLE; /* or let its function spare the owner of outbox.message */', e.evtname)
       FROM pg_event_trigger e WHERE e.evtenabled <> 'D' AND position(' ' || e.evtfoid::regprocedure::text IN in_the_way.context) > 0;
 END;
 COMMENT ON FUNCTION outbox.in_the_way IS 'what keeps a step of the upkeep from succeeding, as far as the catalog shows it, with the remedies';

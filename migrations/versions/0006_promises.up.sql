@@ -12,8 +12,8 @@ WITH ours AS (
 ), facts AS (
     SELECT o.relation, 'definition' AS fact, d.text AS definition, format('ALTER SEQUENCE %s %s', o.relation, d.text) AS restored_by
       FROM ours o JOIN pg_sequence s ON s.seqrelid = o.oid
-     CROSS JOIN LATERAL (SELECT format('AS %s INCREMENT %s MINVALUE %s MAXVALUE %s CACHE %s %s', s.seqtypid::regtype, s.seqincrement, s.seqmin, s.seqmax,
-                                       s.seqcache, CASE WHEN s.seqcycle THEN 'CYCLE' ELSE 'NO CYCLE' END)) AS d (text)
+     CROSS JOIN LATERAL (SELECT format('AS %s INCREMENT %s MINVALUE %s MAXVALUE %s CACHE %s %s START %s', s.seqtypid::regtype, s.seqincrement, s.seqmin, s.seqmax,
+                                       s.seqcache, CASE WHEN s.seqcycle THEN 'CYCLE' ELSE 'NO CYCLE' END, s.seqstart)) AS d (text)
      UNION ALL
     SELECT o.relation, 'default of ' || a.attname, pg_get_expr(d.adbin, d.adrelid),
            format('ALTER TABLE %s ALTER COLUMN %I SET DEFAULT %s', o.relation, a.attname, pg_get_expr(d.adbin, d.adrelid))
@@ -82,7 +82,17 @@ WITH owner (oid) AS (
                                     FROM (SELECT DISTINCT s.consumer FROM inbox.subscription s) AS c
                                    CROSS JOIN generate_series(0, 15) AS l (lane)
                                    CROSS JOIN LATERAL (SELECT q.up_to FROM inbox.position q WHERE q.reader = c.consumer AND q.lane = l.lane
-                                                        ORDER BY q.up_to DESC LIMIT 1) AS p))
+                                                        ORDER BY q.up_to DESC LIMIT 1) AS p)),
+           ('outbox.deferral_entry_seq', (SELECT max(e.entry)
+                                            FROM outbox.reader AS r
+                                           CROSS JOIN generate_series(0, 47) AS l (lane)
+                                           CROSS JOIN LATERAL (SELECT q.entry FROM outbox.deferral q WHERE q.reader = r.reader AND q.lane = l.lane
+                                                                ORDER BY q.entry DESC LIMIT 1) AS e)),
+           ('inbox.deferral_entry_seq', (SELECT max(e.entry)
+                                           FROM (SELECT DISTINCT s.consumer FROM inbox.subscription s) AS c
+                                          CROSS JOIN generate_series(0, 15) AS l (lane)
+                                          CROSS JOIN LATERAL (SELECT q.entry FROM inbox.deferral q WHERE q.consumer = c.consumer AND q.lane = l.lane
+                                                               ORDER BY q.entry DESC LIMIT 1) AS e))
 )
 SELECT p.relation, CASE WHEN f.fact IS NULL THEN 'lacks its ' || p.fact ELSE format('has another %s: %s', p.fact, f.definition) END, p.restored_by, p.fact
   FROM outbox.promise p LEFT JOIN outbox.schema_facts() f USING (relation, fact)
@@ -98,7 +108,7 @@ SELECT c.conrelid::regclass::text, format('has not validated the constraint %I',
  UNION ALL
 SELECT c.oid::regclass::text, 'is unlogged: a crash of the server would empty it', format('ALTER TABLE %s SET LOGGED', c.oid::regclass), NULL
   FROM pg_class c
- WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relkind = 'r' AND c.relpersistence = 'u'
+ WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relkind IN ('r', 'S') AND c.relpersistence = 'u'
  UNION ALL
 SELECT x.object, 'is owned by ' || pg_get_userbyid(x.owner), format('ALTER %s %s OWNER TO %I', x.kind, x.object, pg_get_userbyid(o.oid)), NULL
   FROM owner o

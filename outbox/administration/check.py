@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import Names
+from outbox.logs.printable import for_shell
 
 
 class Severity(StrEnum):
@@ -63,11 +64,11 @@ class Installation:
         """The command that migrates this installation and no other."""
         words = ["pillarbox migrate"]
         if self.names.role_prefix != Names().role_prefix:
-            words.append(f"--role-prefix {self.names.role_prefix}")
+            words.append(f"--role-prefix {for_shell(self.names.role_prefix)}")
         if self.names.partman_schema is None:
             words.append("--without-partman")
         elif self.names.partman_schema != Names().partman_schema:
-            words.append(f"--partman-schema {self.names.partman_schema}")
+            words += ["--partman-schema", for_shell(self.names.partman_schema)]
         if not self.has_cron:
             words.append("--without-cron")
         return " ".join(words)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outbox.errors import ConfigError
+from outbox.logs.printable import STRING, for_sql
 
 ROLES: Final = (
     "owner",
@@ -63,6 +64,6 @@ class Names:
         else:
             names["partman"] = self.partman_schema
         for placeholder, name in names.items():
-            script = script.replace(f"{{{placeholder}}}", f'"{name}"')
-            script = script.replace(f"{{{placeholder}_name}}", f"'{name}'")
+            script = script.replace(f"{{{placeholder}}}", for_sql(name))
+            script = script.replace(f"{{{placeholder}_name}}", for_sql(name, STRING))
         return script

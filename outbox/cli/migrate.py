@@ -10,6 +10,7 @@ from outbox.administration.migrate import migrate, migration_sql, unmigrate
 from outbox.cli.command import Database, command, database_url, new_app
 from outbox.cli.output import warn
 from outbox.errors import MigrationError
+from outbox.logs.printable import for_shell
 from outbox.postgres.connection import conninfo
 from outbox.url import without_password
 
@@ -90,6 +91,6 @@ def _migrate(
         raise MigrationError(
             f"--remove {remove}: {without_password(url)} is the database {name}, of "
             "which every message, receipt and dead letter would be removed; write "
-            f"--remove {name} if you mean it"
+            f"--remove {for_shell(name)} if you mean it"
         )
     unmigrate(url, **names, tell=warn)

@@ -19,6 +19,7 @@ from outbox.cli.command import (
     opened,
 )
 from outbox.cli.output import write_json, write_line, write_table
+from outbox.logs.printable import for_shell
 
 _RIGHTS = "connect as a member of pillarbox_relay, or of pillarbox_monitor to list them"
 
@@ -103,7 +104,8 @@ def _add(
     write_line(
         f"{name} discards {', '.join(topics or ['*'])}"
         if discard
-        else f"{name} is added: start its relays with pillarbox relay --reader {name}"
+        else f"{name} is added: start its relays with pillarbox relay --reader "
+        f"{for_shell(name)}"
     )
 
 

@@ -16,9 +16,9 @@ from outbox.cli.command import Duration, duration_option
 from outbox.dead_letters.retry import Retrier
 from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.dead_letters.statement import Schema
-from outbox.errors import ConfigError, OutboxError
+from outbox.errors import ConfigError, OutboxError, leaves_of
 from outbox.events import Event, Observer, Observers
-from outbox.gather import end, first_of
+from outbox.gather import end
 from outbox.observability.activity import Activity, Counts
 from outbox.observability.database_measure import DatabaseMeasure
 from outbox.observability.endpoints import FORMS, listening
@@ -268,7 +268,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(coroutine)
     except BaseExceptionGroup as group:
-        first = first_of(group)
+        first = next(leaves_of(group))
         if isinstance(first, OutboxError):
             raise first from group
         raise

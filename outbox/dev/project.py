@@ -1,6 +1,7 @@
 """What `pillarbox dev` keeps of a project between two runs."""
 
 import fcntl
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,6 +16,17 @@ from outbox.testing.wheel import everybody_can_enter
 
 _FOLDER: Final = ".pillarbox"
 _FOR_ROOT: Final = Path("/var/lib/pillarbox")
+
+
+def _mark() -> str:
+    """Return a secret of this user, which nobody who ships a project knows."""
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    path = Path(home).expanduser() / "pillarbox" / "dev"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(16))
+    return path.read_text()
 
 
 class Project:
@@ -41,6 +53,7 @@ class Project:
         Raises:
             ConfigError: one runs already.
         """
+        kept = self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / ".gitignore").write_text("*\n")
         with (self.folder / "lock").open("w") as lock:
@@ -50,6 +63,14 @@ class Project:
                 raise ConfigError(
                     f"another pillarbox dev runs in {self.root}: stop that one first"
                 ) from None
+            mark = self.folder / "made-here"
+            if kept and not (mark.exists() and mark.read_text() == _mark()):
+                raise ConfigError(
+                    f"{self.folder} was not made by pillarbox dev of this user: it came"
+                    " with the project or was copied, and could run any program; look "
+                    "at it, and remove it"
+                )
+            mark.write_text(_mark())
             yield
 
     def erase(self) -> None:
@@ -57,7 +78,7 @@ class Project:
         for entry in self.folder.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)
-            elif entry.name != "lock":
+            elif entry.name not in {"lock", "made-here"}:
                 entry.unlink()
 
     @property

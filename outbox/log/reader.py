@@ -14,7 +14,7 @@ the floor of the transaction; only if that is far below the position, a look fin
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
@@ -69,7 +69,28 @@ class Clock(NamedTuple):
     now: datetime
     seq: int
     entry: int
+    entry_file: int
+    """The file of the sequence that numbers entries; another one begins again."""
+    changed: str | None
+    """A sequence whose numbers don't ascend in steps of one any more."""
     base: int
+
+
+class Drawn(NamedTuple):
+    """The last seq drawn, read after a look's snapshot, and its sequence's file."""
+
+    seq: int
+    file: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Drawn":
+        """Read what a look returned."""
+        *_, seq, file = text.split("/")
+        return cls(int(seq), int(file))
+
+    def follows(self, before: "Drawn | None") -> bool:
+        """Whether the sequence has only advanced since an earlier look."""
+        return before is None or (self.file == before.file and self.seq >= before.seq)
 
 
 class Look(NamedTuple):
@@ -92,7 +113,10 @@ class Look(NamedTuple):
 
 
 class MustLookError(Exception):
-    """The claim may have missed rows, or has found some of a day that isn't listed."""
+    """The claim may have missed rows, or has found some of a day that isn't listed.
+
+    The sequence was set back, for example.
+    """
 
 
 class Read(NamedTuple):
@@ -113,10 +137,12 @@ class LogLane:
         taken_at: the next transaction id when its claims began to read these days only.
         looked: the snapshot in which all other days were searched.
         looks: how often.
+        drawn: what the sequence had drawn at the last claim or look.
         expires_at: when the lane must be taken over again.
     """
 
     __slots__ = (
+        "drawn",
         "expires_at",
         "known_at",
         "looked",
@@ -133,6 +159,7 @@ class LogLane:
         self.taken_at = 0
         self.looked = Snapshot(1, 1)
         self.looks = 0
+        self.drawn: Drawn | None = None
         self.expires_at = _BEGINNING
 
     def taken_over(self, progress: Progress) -> None:
@@ -186,7 +213,8 @@ class LogReader:
         """The last seq drawn, if rows have higher ones: the sequence was set back, or
         the table's owner has chosen a seq. Then the seqs of rows say nothing about the
         floors of transactions."""
-        self._drawn = -1
+        self._file = 0
+        self._entry_file = 0
         self._opened_at = 0.0
 
     def opened(self, at: float) -> None:
@@ -197,13 +225,14 @@ class LogReader:
         """
         if at > self._opened_at:
             self._opened_at = at
-            self._floors, self._ceiling, self._drawn = Floors(), _NO_END, -1
+            self._floors, self._ceiling, self._file = Floors(), _NO_END, 0
 
     async def read_clock(self, connection: Connection) -> Clock:
         """Read the clock, before the transaction that looks.
 
         Raises:
-            ConfigError: the log came from another cluster, and wasn't migrated.
+            ConfigError: the log came from another cluster, and wasn't migrated; or
+                somebody has changed a sequence, and rows would be missed.
         """
         cursor = await connection.execute(
             load("outbox.log", "read_clock", log=self._log)
@@ -215,8 +244,35 @@ class LogReader:
                 "the database was restored in this cluster, or copied to it:"
                 " run pillarbox migrate"
             )
+        if clock.changed is not None:
+            raise ConfigError(
+                f"sequence {clock.changed} was altered (START, INCREMENT, MINVALUE,"
+                " MAXVALUE, CACHE or CYCLE): run pillarbox migrate, which restores it"
+            )
         self.base = clock.base
         return clock
+
+    def entries_begin_again(self, clock: Clock, read_up_to: int) -> bool:
+        """Return whether entries may have got lower numbers than those read before.
+
+        Raises:
+            ConfigError: they will; see `refuse_entries`.
+        """
+        if read_up_to > clock.entry:
+            self.refuse_entries(read_up_to)
+        before, self._entry_file = self._entry_file, clock.entry_file
+        return before not in {0, clock.entry_file}
+
+    def refuse_entries(self, assigned: int) -> NoReturn:
+        """Refuse to add entries that would rank below this one.
+
+        Raises:
+            ConfigError: of the entries of a message, the last one counts.
+        """
+        raise ConfigError(
+            f"sequence {self._log}.deferral_entry_seq was set back below {assigned},"
+            " which it has assigned: run pillarbox migrate, which advances it"
+        )
 
     async def refresh(
         self, connection: Connection, lanes: Sequence[LogLane], clock: Clock
@@ -227,11 +283,15 @@ class LogReader:
             connection: in a transaction with isolation REPEATABLE READ, which the claim
                 shares, without a statement so far.
             clock: read before.
+
+        Raises:
+            MustLookError: read the clock again, and repeat it.
         """
         started = time.monotonic()
         cursor = await connection.execute(load("outbox.log", "look", log=self._log))
         ((text,),) = await cursor.fetchall()
-        look = Look.parse(text)
+        look, drawn = Look.parse(text), Drawn.parse(text)
+        self._require_ascent(lanes, drawn)
         known = [
             lane
             for lane in lanes
@@ -244,6 +304,7 @@ class LogReader:
         for lane in lanes:
             lane.looked = look.snapshot
             lane.looks += 1
+            lane.drawn = drawn
         if self._is_beyond(lanes, clock):
             below = known
         else:
@@ -254,6 +315,19 @@ class LogReader:
             lane.known_at = started
         self._floors = self._floors.note(look.next_xid, clock.seq)
         return look
+
+    def _require_ascent(self, lanes: Iterable[LogLane], drawn: Drawn) -> None:
+        """Make the caller take all of its lanes over if the sequence was set back.
+
+        The clock that it has read may be from before.
+        """
+        file, self._file = self._file, drawn.file
+        if file in {0, drawn.file} and all(drawn.follows(it.drawn) for it in lanes):
+            return
+        self._floors, self._ceiling = Floors(), -1
+        for lane in lanes:
+            lane.progress, lane.drawn = None, drawn
+        raise MustLookError
 
     def _is_beyond(self, lanes: Iterable[LogLane], clock: Clock) -> bool:
         """Whether rows below the positions may belong to transactions without an id."""
@@ -266,8 +340,6 @@ class LogReader:
         is_beyond = max(positions, default=-1) > clock.seq and (
             self._ceiling == _NO_END
         )
-        is_beyond = is_beyond or clock.seq < self._drawn
-        self._drawn = clock.seq
         if is_beyond:
             self._floors = Floors()
         if is_beyond or self._ceiling < _NO_END:

@@ -1,4 +1,7 @@
-"""Text that is safe to show: text from other sources, escaped, and numbers."""
+"""Text that is safe to show or to paste: from other sources, escaped, and numbers."""
+
+import shlex
+from typing import Final
 
 
 def printable(text: object, *, lines: bool = False) -> str:
@@ -19,6 +22,22 @@ def printable(text: object, *, lines: bool = False) -> str:
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def for_shell(text: object) -> str:
+    """Quote a text as one word of a command that people paste, also in a comment."""
+    return shlex.quote(printable(text))
+
+
+STRING: Final = "'"
+
+
+def for_sql(text: object, quote: str = '"') -> str:
+    """Quote a name, or with `STRING` a string, in SQL that people paste or that we run.
+
+    Put no value into a comment of SQL: its text may end the comment.
+    """
+    return f"{quote}{str(text).replace(quote, quote * 2)}{quote}"
 
 
 def count(number: int, what: str) -> str:

@@ -11,7 +11,6 @@ import faulthandler
 import logging
 import os
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakSet
 
+from outbox.errors import place_in
 from outbox.events import Event
 from outbox.logs.event_record import log_event
 from outbox.observability.standard_error import write_error
@@ -28,7 +28,6 @@ STUCK: Final = 70
 """The exit status: EX_SOFTWARE of sysexits.h."""
 _TICKS: Final = 20
 _BLOCKED: Final = 5.0
-_LIBRARIES: Final = (*map(sysconfig.get_path, ("stdlib", "purelib")), "<frozen")
 _reported: Final[WeakSet[asyncio.AbstractEventLoop]] = WeakSet()
 
 
@@ -39,7 +38,7 @@ class LoopBlocked(Event):
     It is only logged, since observers are called in the event loop.
 
     Attributes:
-        where: the line of the application that its thread executes.
+        where: the function of the application that its thread executes.
     """
 
     level = logging.WARNING
@@ -59,10 +58,8 @@ async def reporting_blocks() -> AsyncIterator[None]:
         return
 
     def report(seconds: float) -> None:
-        stack = traceback.extract_stack(sys._current_frames()[thread])
-        own = [it for it in stack if not it.filename.startswith(_LIBRARIES)]
-        where = "{0.filename}:{0.lineno} in {0.name}".format((own or stack)[-1])
-        trace = "".join(stack.format())
+        frames = [*traceback.walk_stack(sys._current_frames()[thread])]
+        where, trace = place_in(frames), "".join(traceback.format_stack(frames[0][0]))
         event = LoopBlocked(seconds=seconds, where=where, stacktrace=trace)
         log_event(logging.getLogger("pillarbox"), event)
 

@@ -26,7 +26,10 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 @runtime_checkable
 class PayloadCodec(Protocol):
-    """Encodes and decodes payloads. Must be safe to share between threads."""
+    """Encodes and decodes payloads. Must be safe to share between threads.
+
+    If it has an attribute `strict` that is true, payloads must be encoded.
+    """
 
     @property
     def name(self) -> str:
@@ -88,11 +91,19 @@ def decoded(message: Message, codec: PayloadCodec) -> Message:
     """Return the message as it was before `encoded`; unchanged if it isn't encoded.
 
     Raises:
-        CodecError: the key is missing, another codec encoded the payload, or the
-            payload isn't what the codec returned.
+        CodecError: it isn't encoded and the codec is strict, the key is missing,
+            another codec encoded the payload, or it isn't what the codec returned.
     """
     header = message.headers.get(CODEC_HEADER)
     if header is None:
+        if getattr(codec, "strict", False):
+            raise CodecError(
+                "headers",
+                sorted(message.headers),
+                f"lack {CODEC_HEADER}: the payload isn't encoded, and the codec is"
+                " strict",
+                "find out who added it without the codec",
+            )
         return message
     name, _, key_id = header.partition(":")
     if name != name_of(codec):

@@ -4,7 +4,7 @@
 -- Index: none
 SELECT 'hint', 'every role may connect to this database, and so may take the advisory locks that relays and the upkeep need',
        format('REVOKE CONNECT ON DATABASE %%1$I FROM PUBLIC; GRANT CONNECT ON DATABASE %%1$I TO %%2$s;', datname,
-              (SELECT string_agg('"' || r.name || '"', ', ' ORDER BY r.turn) FROM unnest(%(roles)s::text[]) WITH ORDINALITY AS r (name, turn)))
+              (SELECT string_agg(quote_ident(r.name), ', ' ORDER BY r.turn) FROM unnest(%(roles)s::text[]) WITH ORDINALITY AS r (name, turn)))
   FROM pg_catalog.pg_database
  WHERE datname = current_database()
    AND EXISTS (SELECT FROM aclexplode(coalesce(datacl, acldefault('d', datdba))) AS granted

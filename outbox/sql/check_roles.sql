@@ -8,16 +8,17 @@ WITH role AS (
 SELECT 'error',
        format('the tables belong to %%s, not to %%s: REASSIGN OWNED or ALTER … OWNER gave them away, so that the upkeep and pillarbox migrate fail',
               %(owner)s::text, %(owner_role)s::text),
-       -- Everything of ours, but nothing else that the other role owns; in one line.
-       replace(replace(regexp_replace($give_back$DO $$ DECLARE it text; BEGIN FOR it IN
-       SELECT format('SCHEMA %%I', n.nspname) FROM pg_namespace n WHERE n.nspname IN ('outbox', 'inbox') AND n.nspowner = '"{owner}"'::regrole
+       -- Everything of ours, but nothing else that the other role owns; in one line. By number: a name could end the string or the body.
+       coalesce(replace(replace(regexp_replace($give_back$DO $$ DECLARE it text; BEGIN FOR it IN
+       SELECT format('SCHEMA %%I', n.nspname) FROM pg_namespace n WHERE n.nspname IN ('outbox', 'inbox') AND n.nspowner = {owner}
        UNION ALL SELECT format('TABLE %%I.%%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-       WHERE n.nspname IN ('outbox', 'inbox') AND c.relowner = '"{owner}"'::regrole AND c.relkind IN ('r', 'p', 'v', 'S')
+       WHERE n.nspname IN ('outbox', 'inbox') AND c.relowner = {owner} AND c.relkind IN ('r', 'p', 'v', 'S')
        AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.classid = 'pg_class'::regclass
        AND d.refclassid = 'pg_class'::regclass AND c.relkind = 'S' AND d.deptype IN ('a', 'i'))
        UNION ALL SELECT format('ROUTINE %%s', p.oid::regprocedure) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-       WHERE n.nspname IN ('outbox', 'inbox') AND p.proowner = '"{owner}"'::regrole
-       LOOP EXECUTE format('ALTER %%s OWNER TO %%I', it, '{wanted}'); END LOOP; END $$;$give_back$, '[[:space:]]+', ' ', 'g'), '{owner}', %(owner)s), '{wanted}', %(owner_role)s)
+       WHERE n.nspname IN ('outbox', 'inbox') AND p.proowner = {owner}
+       LOOP EXECUTE format('ALTER %%s OWNER TO %%s', it, '{wanted}'::regrole); END LOOP; END $$;$give_back$, '[[:space:]]+', ' ', 'g'), '{owner}', (SELECT r.oid::text FROM pg_roles r WHERE r.rolname = %(owner)s)),
+               '{wanted}', (SELECT oid::text FROM role WHERE name = %(owner_role)s)), %(migrate)s)
  WHERE %(owner)s::text <> %(owner_role)s::text
  UNION ALL
 SELECT 'error', format('the role %%s doesn''t exist', name), %(migrate)s::text FROM role WHERE oid IS NULL

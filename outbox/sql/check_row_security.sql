@@ -15,8 +15,8 @@ WITH reader (oid, name) AS (
 SELECT 'error',
        format('row-level security of %%s applies to %%s: as it would hide rows from them, they refuse to work',
               c.oid::regclass, string_agg(DISTINCT r.name, ', ' ORDER BY r.name)),
-       format('%%sALTER TABLE %%s DISABLE ROW LEVEL SECURITY;  -- or: ALTER ROLE %%s BYPASSRLS',
-              CASE WHEN c.relforcerowsecurity THEN format('ALTER TABLE %%s NO FORCE ROW LEVEL SECURITY; ', c.oid::regclass) END, c.oid::regclass, min(r.name))
+       format('%%sALTER TABLE %%s DISABLE ROW LEVEL SECURITY;  -- or give the role BYPASSRLS',
+              CASE WHEN c.relforcerowsecurity THEN format('ALTER TABLE %%s NO FORCE ROW LEVEL SECURITY; ', c.oid::regclass) END, c.oid::regclass)
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN (SELECT e.oid, e.name, false AS is_owner FROM reader e

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeAlias
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -139,6 +140,7 @@ async def _login(request: Request) -> Response:
         form = await frame.form(request)
         cookie = frame.identify.accept(form.get("token", ""))
         if cookie is not None:
+            origin = request.headers.get("origin", "")
             frame.identify.end(request)
             response = RedirectResponse(f"{base_of(request)}/", 303)
             response.set_cookie(
@@ -147,7 +149,8 @@ async def _login(request: Request) -> Response:
                 path=base_of(request) or "/",
                 httponly=True,
                 samesite="strict",
-                secure=request.url.scheme == "https",
+                # Behind a proxy, only the browser may know that it speaks HTTPS.
+                secure="https" in {request.url.scheme, urlsplit(origin).scheme},
             )
             return response
         client = request.client.host if request.client else "unknown"

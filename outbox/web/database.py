@@ -59,7 +59,6 @@ class Database:
                 its turn comes, nothing is read.
 
         Raises:
-            HTTPException: the client is gone.
             DatabaseUnavailableError: the database is unreachable, or the connection was
                 lost.
             PoolerError: the URL leads to a pooler in transaction mode.

@@ -10,6 +10,8 @@ operation; ask again for what is left.
 """
 
 import asyncio
+import hmac
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -38,7 +40,7 @@ from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS
 from outbox.web.dead_letters import Groups, read_groups
-from outbox.web.frame import Section, base_of, frame_of
+from outbox.web.frame import Frame, Section, base_of, frame_of
 from outbox.web.selection import (
     MAX_LENGTH,
     Selection,
@@ -226,8 +228,16 @@ async def show_plan(request: Request) -> Response:
         kind=kind,
         selection=selection,
         groups=groups,
+        plan=_seal(frame, kind, selection, groups.total),
         max_reason=MAX_LENGTH,
     )
+
+
+def _seal(frame: Frame, kind: str, selection: Selection, expected: int) -> str:
+    """Return what proves that a dry run counted this, in any process of the page."""
+    what = json.dumps([kind, selection.fields(), expected])
+    key = str(frame.settings.database).encode()
+    return hmac.new(key, what.encode(), "sha256").hexdigest()
 
 
 def _kind_of(form: Mapping[str, str]) -> str:
@@ -247,9 +257,10 @@ async def ask(request: Request) -> Response:
     check_text("why", reason)
     selection = Selection.of(form)
     expected = read_number("expected", form.get("expected", ""))
-    if not selection.until:  # the dry run sets it, so that later ones are left alone
+    plan = _seal(frame_of(request), kind, selection, expected)
+    if not hmac.compare_digest(plan.encode(), form.get("plan", "").encode()):
         raise ConfigError(
-            "until is empty: begin on the page of dead letters, which counts them first"
+            "plan: this isn't what a dry run counted; begin on the page of dead letters"
         )
     await request.app.state.runner.start(kind, selection, reason, viewer.name, expected)
     return RedirectResponse(f"{base_of(request)}/operations", 303)

@@ -184,6 +184,13 @@ class LaneBoard:
         """Forget what no claim needs any more."""
         self.reader.forget(self._known.values())
 
+    def restart_log(self) -> None:
+        """Read the log from its beginning, because its sequence begins again."""
+        self.entry_floors = Floors()
+        for lane in self._known.values():
+            lane.deferrals.restart_log()
+            lane.needs_refresh = True
+
     def ask_for_due(self) -> None:
         """Request a search for due messages, because few of those found are left."""
         self._wants_due.set()

@@ -230,7 +230,7 @@ class Deferrals:
         self._found.clear()
 
     def restart_log(self) -> None:
-        """Read the log from its beginning, because its sequence was set back."""
+        """Read the log from its beginning."""
         self.floor = -1
         self._reading = None
 

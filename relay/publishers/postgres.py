@@ -20,6 +20,7 @@ from outbox.errors import (
     shorten,
 )
 from outbox.lane import bucket_of
+from outbox.logs.printable import for_shell
 from outbox.message import Message
 from outbox.postgres.connection import Link, conninfo
 from outbox.postgres.pooler_check import refuse_pooler_async
@@ -158,7 +159,7 @@ class PostgresPublisher:
             return Acked()
         return Nacked(
             f"nobody subscribes to topic {shorten(message.topic)}; "
-            f"run pillarbox subscribe CONSUMER {message.topic}"
+            f"run pillarbox subscribe CONSUMER {for_shell(message.topic)}"
         )
 
     async def _insert(self, batch: Sequence[Message]) -> set[str]:

@@ -21,7 +21,7 @@ from inbox.events import (
 from inbox.source import Delivery
 from inbox.sources.memory import MemorySource
 from inbox.webhook import WebhookApp
-from outbox.errors import ConfigError
+from outbox.errors import ConfigError, OutboxError
 from outbox.events import Event, Observer, ProcessFailed
 from outbox.observability.health import Health
 from outbox.testing.events import RecordedEvents
@@ -152,7 +152,7 @@ def test_a_coroutine_function_is_refused_as_an_observer(observer: Any) -> None:
 
 
 @pytest.mark.parametrize("side", ["consumer", "relay"])
-@pytest.mark.parametrize("reason", ["a bug", "its task was cancelled"])
+@pytest.mark.parametrize("reason", ["RuntimeError", "its task was cancelled"])
 async def test_an_end_before_that_of_the_block_is_reported_and_can_be_asked(
     database_url: str,
     side: str,
@@ -168,11 +168,11 @@ async def test_an_end_before_that_of_the_block_is_reported_and_can_be_asked(
     monkeypatch.setattr("relay.relay.sweep_lanes", sweep)
     events = RecordedEvents()
     health = Health(RelayStarted if side == "relay" else ConsumerStarted)
-    with pytest.raises((RuntimeError, ExceptionGroup)):  # noqa: PT012 (of the block)
+    with pytest.raises((RuntimeError, OutboxError, ExceptionGroup)):  # noqa: PT012 (of the block)
         async with embedded(database_url, side, events, health) as process:
             assert process.is_running
             assert health.waits_for == []
-            if reason == "a bug":
+            if reason == "RuntimeError":
                 broken.set()
                 monkeypatch.setattr(Breakable, "is_broken", True)
             else:

@@ -10,7 +10,7 @@ from pillarbox import Message
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import migrate_for_a_week
-from tests.fixtures.relay import insert
+from tests.fixtures.relay import defer, insert
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute
 
@@ -105,6 +105,29 @@ def test_each_change_is_reported_and_migrate_restores_it(
 
         migrate_for_a_week(database_url)
         assert doctor(database_url)[1] == []
+
+
+def test_entries_after_a_sequence_was_set_back_follow_those_before(
+    database_url: str, doctor: Doctor
+) -> None:
+    insert(database_url, *[Message("t", b"") for _ in range(3)])
+    defer(database_url, "t")
+    execute(
+        database_url,
+        "INSERT INTO inbox.subscription VALUES ('billing', 't'); INSERT INTO"
+        " inbox.deferral (created_at, entry, due_at, seq, lane, cause, consumer)"
+        " SELECT created_at, 3, now(), seq, 0, 'refused', 'billing'"
+        " FROM outbox.message LIMIT 1",
+    )
+    execute(database_url, "ALTER SEQUENCE outbox.deferral_entry_seq RESTART")
+
+    found = differences(doctor, database_url)
+    assert [it.partition(",")[0] for it in found] == [
+        f"{side}.deferral_entry_seq was set back below 3"
+        for side in ("inbox", "outbox")
+    ]
+    migrate_for_a_week(database_url)
+    assert differences(doctor, database_url) == []
 
 
 def test_a_sequence_that_was_set_back_is_advanced(

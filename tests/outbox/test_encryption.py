@@ -16,7 +16,7 @@ from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox.errors import InvalidMessageError
 from outbox.limits import Limits
-from outbox.payload.payload_codec import CODEC_HEADER, encoded
+from outbox.payload.payload_codec import CODEC_HEADER, decoded, encoded
 from outbox.payload.schema_registry import SchemaRegistry
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, idempotent
@@ -45,6 +45,16 @@ def add(url: str, *messages: Message, with_codec: AesGcm = codec) -> None:
     with Session(engine) as session, session.begin():
         pillarbox.add(session, *messages, codec=with_codec)
     engine.dispose()
+
+
+def test_a_strict_codec_refuses_what_is_not_encrypted() -> None:
+    strict = AesGcm(KEYS, strict=True)
+    assert decoded(encoded(message(), codec), strict).payload == SECRET
+    plain = message()
+    assert decoded(plain, codec) is plain
+    with pytest.raises(InvalidMessageError, match="the codec is strict") as refused:
+        decoded(message(headers={"token": "secret"}), strict)
+    assert "secret" not in str(refused.value)
 
 
 def test_the_table_contains_no_plain_text(database_url: str) -> None:

@@ -1,10 +1,11 @@
 """A relay goes on where it stopped after a crash of the server, or in another one."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -15,17 +16,36 @@ from outbox.administration.migrate import migrate
 from outbox.postgres.connection import conninfo
 from outbox.testing.cluster import find_binaries, initialized
 from outbox.testing.lifetime import unprivileged_user
-from outbox.testing.postgres import PostgresServer
+from outbox.testing.postgres import PostgresServer, postgres_server
 from pillarbox import ConfigError, Message
-from relay.events import BatchSettled
+from relay.events import BatchSettled, MessageDeadLettered
 from relay.publisher import Acked, Nacked
+from tests.fixtures.days import make_partitions_at
 from tests.fixtures.doctor import Doctor
-from tests.fixtures.postgres import FEW_DAYS, copied_server
+from tests.fixtures.postgres import FEW_DAYS, SETTINGS, copied_server
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import PATIENT, insert, make_due, numbered, running, unsettled
+from tests.fixtures.relay import (
+    PATIENT,
+    dead_letters,
+    insert,
+    make_due,
+    numbered,
+    running,
+    unsettled,
+)
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.migrations.test_dump_and_restore import carry, run
+
+RECIPE = re.findall(
+    r"```sql\n(.*?)```",
+    Path("docs/database.md")
+    .read_text(encoding="utf-8")
+    .partition("### A logical replica")[2]
+    .partition("\n## ")[0],
+    re.DOTALL,
+)
+"""How to make a logical replica, as documented."""
 
 BURN_IDS = """
     DO $$
@@ -189,6 +209,67 @@ async def test_a_database_restored_in_another_cluster_goes_on_where_it_was(
         "SELECT count(*) = (SELECT sum(messages) FROM outbox.position)"
         " FROM outbox.message",
     ) == [(True,)]
+
+
+@pytest.mark.timeout(180)
+async def test_a_logical_replica_that_was_made_as_documented_takes_over(
+    other_cluster: PostgresServer,
+) -> None:
+    target = other_cluster.url
+    empty, publish, subscribe = RECIPE
+    with postgres_server(
+        settings={**SETTINGS, "wal_level": "logical"}, durable=False
+    ) as primary:
+        source = primary.url
+        for url in source, target:
+            migrate(url, with_cron=False, days_ahead=FEW_DAYS)
+        refusing = ScriptedPublisher(refuse_r)
+        async with running(source, refusing, retry=PATIENT):
+            insert(source, *numbered("kr", 3))
+            await refusing.until(lambda: len(refusing.acked) >= 3)
+            for _ in range(3):
+                make_due(source)
+            insert(source, Message("k/3", b"", key="k"))
+            await refusing.until_acked(4)
+        execute(target, empty)
+        execute(source, publish)
+        connection = subscribe.replace(
+            "host=primary dbname=shop user=replicator", conninfo(source)
+        )
+        execute(target, connection)
+        tomorrow = datetime.now(UTC) + timedelta(days=FEW_DAYS + 1)
+        for url in source, target:
+            owner = f"{url}?options=-crole%3Dpillarbox_owner"
+            execute(owner, make_partitions_at("outbox.message").decode(), [[tomorrow]])
+        insert(source, Message("k/4", b"", key="k"))
+        execute(
+            source,
+            "INSERT INTO outbox.message (id, created_at, lane, topic, key,"
+            " content_type, payload) SELECT outbox.uuid7(), %s, lane, 'new day', 'k',"
+            " content_type, payload FROM outbox.message WHERE topic = 'k/4'",
+            [tomorrow],
+        )
+        ((last,),) = execute(source, "SELECT pg_current_wal_lsn()::text")
+        caught_up = (
+            "SELECT bool_and(r.srsubstate = 'r' AND s.latest_end_lsn >= %s::pg_lsn)"
+            " FROM pg_subscription_rel AS r, pg_stat_subscription AS s"
+            " WHERE s.relid IS NULL"
+        )
+        wait_for("all rows", lambda: execute(target, caught_up, [last]) == [(True,)])
+        execute(target, "DROP SUBSCRIPTION pillarbox")
+
+    second = ScriptedPublisher(refuse_r)
+    with pytest.raises(ConfigError, match="run pillarbox migrate"):
+        async with running(target, second):
+            pass
+    migrate(target, with_cron=False, days_ahead=FEW_DAYS)
+    async with running(target, second) as relay:
+        make_due(target)
+        await relay.events.wait_for(MessageDeadLettered, 3)
+        await second.until_acked(2)
+    assert second.of_key("k") == ["k/4", "new day"]
+    assert [topic for topic, _, _ in dead_letters(target)] == ["r/0", "r/1", "r/2"]
+    assert unsettled(target) == 0
 
 
 async def test_a_database_that_was_migrated_before_its_rows_came_needs_a_base(

@@ -35,7 +35,15 @@ from outbox.errors import (
     message_of,
 )
 from outbox.log.position import Position, Snapshot
-from outbox.log.reader import Clock, LogReader, Look, MustLookError, Read, Settled
+from outbox.log.reader import (
+    Clock,
+    Drawn,
+    LogReader,
+    Look,
+    MustLookError,
+    Read,
+    Settled,
+)
 from outbox.log.window import Place
 from outbox.message import Message
 from outbox.payload.json_codec import read_headers
@@ -173,9 +181,13 @@ class Queue:
             **self._skipped(lanes),
             max_rows=self._prefetch,
         )
-        look = Look.parse(found[0][-1])
-        if not has_looked and claiming.lanes_to_look(look.snapshot):
-            raise MustLookError
+        look, drawn = Look.parse(found[0][-1]), Drawn.parse(found[0][-1])
+        if not has_looked:
+            has_fallen = not all(drawn.follows(lane.drawn) for lane in lanes)
+            if has_fallen or claiming.lanes_to_look(look.snapshot):
+                raise MustLookError
+            for lane in lanes:
+                lane.drawn = drawn
         rows = [_Row.of(row) for row in found if row[0] is not None]
         taken = [row.delivery for row in rows if row.delivery is not None]
         is_full = len(rows) >= self._prefetch or _is_large(taken)
@@ -189,7 +201,7 @@ class Queue:
                 lane.expires_at = datetime.min.replace(tzinfo=UTC)
                 self.sweep_soon()
         seen = max((row.seq for row in rows), default=-1)
-        if seen <= int(found[0][-1].rpartition("/")[2]):
+        if seen <= drawn.seq:
             # The table's owner can have chosen a higher one.
             self._reader.note(look.next_xid, seen)
         self._tenants.claimed([row.message.tenant for row in taken], full=is_full)
@@ -453,7 +465,8 @@ class Queue:
         async with self._turn:
             connection = await self._connect()
             self._sweep_at = self._clock() + self._sweep_interval
-            # Do it even without lanes: an outage ends the leases, and this reports it.
+            # Do it even without lanes: an outage ends the leases, and this reports
+            # it.
             clock = await self._reader.read_clock(connection)
             lanes = [
                 lane
@@ -463,13 +476,20 @@ class Queue:
             if not lanes:
                 return
             windows = {lane.number: lane.window for lane in lanes}
-            try:
-                await self._refresh(connection, leased, lanes, clock)
-            except BaseException:
-                # Of those that were taken over, the log may not be read.
-                new = [n for n, window in windows.items() if window is None]
-                self._lanes.doubt(new)
-                raise
+            while True:
+                try:
+                    await self._refresh(connection, leased, lanes, clock)
+                    break
+                except MustLookError:
+                    # The sequence was set back.
+                    self._lanes.doubt()
+                    windows = dict.fromkeys(windows)
+                    clock = await self._reader.read_clock(connection)
+                except BaseException:
+                    # Of those that were taken over, the log may not be read.
+                    new = [n for n, window in windows.items() if window is None]
+                    self._lanes.doubt(new)
+                    raise
             for lane in lanes:
                 if lane.takeover is None:
                     lane.takeover = Takeover(clock.now, TakenOver(_MAX_SUSPECTS))
@@ -499,6 +519,8 @@ class Queue:
             for up_to, xmin in await self._query(connection, "read_since"):
                 self._reader.since = Position(up_to, Snapshot(xmin, xmin))
             await self._reader.refresh(connection, lanes, clock)
+            if self._reader.entries_begin_again(clock, self._entries_read[1]):
+                self._entries_read = [-1, -1]
             await connection.execute("SET LOCAL enable_bitmapscan = off")
             known = [
                 lane
@@ -516,8 +538,10 @@ class Queue:
                     up_tos=list(starts.values()),
                 )
                 ahead: dict[int, set[Place]] = {number: set() for number in starts}
-                for number, *place in rows:
-                    ahead[number].add((place[0], place[1]))
+                for number, seq, created_at, beyond in rows:
+                    if beyond is not None:
+                        self._reader.refuse_entries(beyond)
+                    ahead[number].add((seq, created_at))
                 for lane in new:
                     lane.ahead = ahead[lane.number]
                 await self._read_log(connection, new, None)

@@ -1,12 +1,12 @@
 """Messages that wait: too long, or with nothing that handles them."""
 
-import shlex
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
 from outbox.administration.check import Finding, Severity, error, hint, warning
 from outbox.duration import write_duration
+from outbox.logs.printable import for_shell
 from outbox.observability.overview import Overview
 from outbox.postgres.advisory_lock import MAIN
 
@@ -26,7 +26,7 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
             yield warning(
                 f"the consumer {consumer.name} is not running, and {oldest}",
                 "pillarbox consume MODULE:NAME  # start it; or, if it is gone for good,"
-                f" pillarbox unsubscribe {shlex.quote(consumer.name)} TOPIC",
+                f" pillarbox unsubscribe {for_shell(consumer.name)} TOPIC",
             )
         elif waited > _LATE:
             yield warning(
@@ -42,7 +42,7 @@ def _relay_of(reader: str, overview: Overview) -> str:
     words = ["pillarbox", "relay", "--broker", broker or "URL"]
     if reader != MAIN:
         words += ["--reader", reader]
-    return shlex.join(words)
+    return " ".join(map(for_shell, words))
 
 
 def _check_outbox(overview: Overview) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def _check_outbox(overview: Overview) -> Iterator[Finding]:
             yield warning(
                 f"no relay of reader {reader} is running: its messages wait",
                 f"{_relay_of(reader, overview)}  # start it; or, if it is not needed"
-                f" any more, pillarbox readers drop {shlex.quote(reader)}",
+                f" any more, pillarbox readers drop {for_shell(reader)}",
             )
     is_relayed = MAIN not in unserved
     waited = None if overview.outbox is None else overview.outbox.waited

@@ -22,6 +22,7 @@ from outbox.administration.checks.upkeep import (
     read_upkeep,
 )
 from outbox.administration.connection import AdministrationConnection
+from outbox.logs.printable import STRING, for_sql
 from outbox.postgres.sql_files import load
 
 _UPKEEP: Final = "CALL outbox.maintain"
@@ -50,12 +51,11 @@ def check_cron(
     """Find jobs that don't run or fail, unless something else drives the upkeep."""
     cron = find_cron(connection)
     if cron.is_lost:
-        here_quoted = sql.Literal(cron.here).as_string(connection)
         yield error(
             f"pg_cron runs in the database {cron.home}, which doesn't exist: no job of"
             " this server runs",
-            f"ALTER SYSTEM SET cron.database_name = {here_quoted};  -- then restart the"
-            f" server, and run: {here.migrate}",
+            f"ALTER SYSTEM SET cron.database_name = {for_sql(cron.here, STRING)};"
+            f"  -- then restart the server, and run: {here.migrate}",
         )
     if not cron.is_here:
         return
@@ -140,7 +140,7 @@ def _check_job(
     elif not may_use_cron:
         yield error(
             f"{role} lacks USAGE on the schema cron: its jobs can't be seen or changed",
-            f'GRANT USAGE ON SCHEMA cron TO "{role}";',
+            f"GRANT USAGE ON SCHEMA cron TO {for_sql(role)};",
         )
     elif job is None:
         yield error(f"the job {name!r} doesn't exist", here.migrate)

@@ -28,7 +28,7 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
             )
         if it.is_overdue(overview.at):
             yield warning(
-                f"handler of {it.name} on {it.host}: {it.running(overview.at)}",
+                f"the consumer {it.name} on {it.host}: {it.running(overview.at)}",
                 f"pillarbox trace {it.running_id}"
                 "  # see where the handler stands, as with py-spy dump, and restart it",
             )

@@ -41,7 +41,7 @@ def check_locks(
             f"{LockHolder(pid, role, application, client)} is not one of our"
             f" processes, but holds {locks} of our advisory locks: relays, consumers or"
             " the upkeep are waiting for it, or every insert sends a NOTIFY",
-            f"SELECT pg_terminate_backend({pid});  -- and keep {role} out",
+            f"SELECT pg_terminate_backend({pid});  -- and keep its role out",
         )
     yield from by_statement(load("outbox", "check_public_connect"))(connection, here)
 

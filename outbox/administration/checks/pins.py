@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from psycopg import sql
-
 from outbox.administration.check import Finding, warning
 from outbox.duration import write_duration
+from outbox.logs.printable import STRING, for_sql
 from outbox.observability.measures.pins import Pin
 from outbox.observability.overview import Overview
 
@@ -48,7 +47,8 @@ def _end(pin: Pin) -> str:
         case "session":
             return f"SELECT pg_terminate_backend({pin.pid});"
         case "prepared transaction":
-            name = sql.quote(pin.name or "")
-            return f"COMMIT PREPARED {name};  -- or ROLLBACK PREPARED"
+            return (
+                f"COMMIT PREPARED {for_sql(pin.name, STRING)};  -- or ROLLBACK PREPARED"
+            )
         case _:
             return "SELECT * FROM pg_stat_replication;  -- how far each reader has come"

@@ -7,6 +7,7 @@ from typing import Final
 from outbox.administration.check import Finding, Installation, warning
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.readers import count_of, list_readers
+from outbox.logs.printable import for_shell
 from outbox.postgres.sql_files import load
 
 _BEHIND: Final = timedelta(days=1)
@@ -24,7 +25,7 @@ def check_readers(
                 f"reader {reader.reader} has not published {count_of(reader)},"
                 f" the oldest of {reader.oldest:%F %R%z}: the days from then on are"
                 " kept",
-                f"pillarbox relay --reader {reader.reader}"
+                f"pillarbox relay --reader {for_shell(reader.reader)}"
                 "  # or, if it is not needed any more, pillarbox readers drop",
             )
     for _, messages, topics in connection.execute(

@@ -1,13 +1,18 @@
 -- Does:  Read the database's clock, the last numbers drawn, and the base of this cluster.
 -- Takes: nothing
--- Gives: one row: now, seq, entry, base (null: pillarbox migrate has not run in this cluster)
+-- Gives: one row: now, seq, entry, entry_file (of the sequence), changed (a sequence with other properties than we gave it; null: none), base (null: pillarbox migrate has not run in this cluster)
 -- Index: base_pkey
 SELECT clock_timestamp() AS now,
-       -- last_value is 1 also if the sequence was never used.
-       message_seq.last_value - (NOT message_seq.is_called)::int AS seq,
-       deferral_entry_seq.last_value - (NOT deferral_entry_seq.is_called)::int AS entry,
+       -- Their relations can be without a row while one of them is restarted.
+       coalesce(pg_sequence_last_value('outbox.message_seq'::regclass), 0) AS seq,
+       coalesce(pg_sequence_last_value('outbox.deferral_entry_seq'::regclass), 0) AS entry,
+       pg_relation_filenode('outbox.deferral_entry_seq'::regclass) AS entry_file,
+       (SELECT min(s.seqrelid::regclass::text)
+          FROM pg_sequence AS s
+         WHERE s.seqrelid IN ('outbox.message_seq'::regclass, 'outbox.deferral_entry_seq'::regclass)
+           AND (s.seqstart, s.seqincrement, s.seqmin, s.seqmax, s.seqcache, s.seqcycle)
+               <> (1, 1, 1, 9223372036854775807, 1, false)) AS changed,
        -- The last cluster in which the tables have lived must be this one.
        (SELECT b.seq FROM outbox.base AS b
          WHERE b.cluster = split_part(outbox.cluster(), '/', 1)
            AND b.seq > ALL (SELECT other.seq FROM outbox.base AS other WHERE other.cluster <> b.cluster)) AS base
-  FROM outbox.message_seq, outbox.deferral_entry_seq

@@ -59,7 +59,7 @@ class Process:
             return None
         age = write_duration(now - self.running_since)
         text = f"{self.running_handler} has been handling {self.running_id} for {age}"
-        return f"overdue: {text}" if self.is_overdue(now) else text
+        return f"{text} and is overdue" if self.is_overdue(now) else text
 
     @property
     def is_listed(self) -> bool:

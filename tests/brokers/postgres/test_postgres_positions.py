@@ -364,19 +364,54 @@ async def test_a_row_inserted_by_hand_below_a_position_holds_its_day_and_is_foun
         assert await another.claim() == []
 
 
-async def test_resetting_the_sequence_loses_nothing(database_url: str) -> None:
+@pytest.mark.parametrize(
+    "fall",
+    [
+        "SELECT setval('inbox.message_seq', 1, false)",
+        "ALTER SEQUENCE inbox.message_seq RESTART",
+    ],
+)
+async def test_resetting_the_sequence_loses_nothing(
+    fall: str, database_url: str
+) -> None:
     async with replica(database_url) as working:
         await publish(database_url, *numbered(32, keys=32))
         await working.ack(*await working.claim())
-        execute(database_url, "SELECT setval('inbox.message_seq', 1, false)")
+        await working.claim()
+        execute(database_url, fall)
         await publish(database_url, *numbered(16, keys=16))
         # They have the same numbers and lanes as the acked deliveries.
         assert count_holding(database_url) == 16
-        rows = await working.sweep()
+        rows = await working.claim()
         rows += await working.claim()
         assert sorted(numbers(rows)) == [*range(16)]
         await working.ack(*rows)
     assert count_holding(database_url) == 0
+
+
+@pytest.mark.parametrize("name", ["message_seq", "deferral_entry_seq"])
+async def test_a_consumer_refuses_a_sequence_with_other_properties(
+    name: str, database_url: str
+) -> None:
+    execute(database_url, f"ALTER SEQUENCE inbox.{name} CACHE 50")
+    async with replica(database_url) as working:
+        with pytest.raises(ConfigError, match=rf"inbox\.{name} was altered"):
+            await working.claim()
+
+
+async def test_a_consumer_adds_no_entries_that_rank_below_earlier_ones(
+    database_url: str,
+) -> None:
+    async with replica(database_url) as working:
+        await publish(database_url, *numbered(2, keys=2))
+        for row in await working.claim():
+            await working.refuse(row)
+        await working.sweep()
+        execute(database_url, "ALTER SEQUENCE inbox.deferral_entry_seq RESTART")
+        for claim in working.sweep, working.claim:
+            with pytest.raises(ConfigError, match="deferral_entry_seq was set"):
+                await claim()
+            working.lanes.doubt()
 
 
 async def test_an_ack_does_not_apply_to_another_delivery_with_its_number(

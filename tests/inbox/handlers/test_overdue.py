@@ -107,8 +107,8 @@ async def test_a_handler_that_outlives_max_idle_is_reported_with_its_message(
 ) -> None:
     async with overdue(url, hanging, driver, terms={"batch": batch}) as (events, sent):
         event, *_ = await events.wait_for(HandlerOverdue)
-        assert (event.consumer, event.id, event.topic, event.key, event.messages) == (
-            *("billing", sent.id, "orders", "k", 1),
+        assert (event.consumer, event.id, event.topic, event.key) == (
+            *("billing", sent.id, "orders", "k"),
         )
         kind = "plain" if is_plain(driver) else "coroutine"
         assert event.handler == f"Hanging.{kind}"
@@ -140,7 +140,7 @@ async def test_it_is_shown_by_every_command_the_page_and_the_metrics(
             main([*command, "--database", url])
             return capsys.readouterr().out
 
-        text = rf"overdue: Hanging\.coroutine has been handling {message.id} for \d+s"
+        text = rf"coroutine has been handling {message.id} for \d+s and is overdue"
         for command in (
             ("status",),
             ("doctor",),
@@ -149,7 +149,7 @@ async def test_it_is_shown_by_every_command_the_page_and_the_metrics(
         ):
             found = await asyncio.to_thread(said, *command)
             assert re.search(text, found), found
-        assert "warning  failures: handler of billing on " in await asyncio.to_thread(
+        assert "warning  failures: the consumer billing on " in await asyncio.to_thread(
             said, "status"
         )
         assert "no key is blocked" not in await asyncio.to_thread(said, "blocked")

@@ -1,6 +1,7 @@
 """What `pillarbox dev` keeps in a project."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,20 @@ def test_the_url_and_the_token_stay_until_the_project_is_erased(root: Path) -> N
         assert not project.data.exists()
         assert project.url != url
         assert project.token != token
+
+
+def test_a_folder_that_came_with_the_project_is_refused(root: Path) -> None:
+    programs = root / ".pillarbox" / "bin"
+    programs.mkdir(parents=True)
+    (root / ".pillarbox" / "server").write_text(f"{programs}/postgres\n")
+    with pytest.raises(ConfigError, match="came with the project"):
+        Project(root).locked().__enter__()
+
+    shutil.rmtree(root / ".pillarbox")
+    with Project(root).locked():
+        Project(root).erase()
+    with Project(root).locked():
+        pass
 
 
 def test_a_project_has_one_dev_at_a_time(root: Path) -> None:

@@ -32,7 +32,9 @@ async def test_what_blocks_a_loop_is_named_while_the_loop_is_blocked(
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     where = record.__dict__["values"]["where"]
-    assert re.fullmatch(r".*waiting\.py:\d+ in wait_for", where), "not the library's"
+    assert re.fullmatch(r"wait_for \(waiting\.py, line \d+\)", where), (
+        "not the library's"
+    )
     assert "in read_a_slow_page" in record.message, "in the stack trace"
 
 

@@ -61,6 +61,20 @@ def test_a_viewer_sees_no_password_of_a_connection_string() -> None:
             assert browser.status >= 400
 
 
+@pytest.mark.parametrize(
+    ("origin", "is_secure"),
+    [("https://testserver", True), ("http://testserver", False), (None, False)],
+)
+def test_the_cookie_is_secure_if_the_browser_speaks_https(
+    origin: str | None, is_secure: bool
+) -> None:
+    headers = {} if origin is None else {"origin": origin}
+    with browsing("postgresql://nowhere", token=None) as browser:
+        browser.client.follow_redirects = False
+        answer = browser.client.post("/login", data={"token": ANN}, headers=headers)
+    assert ("; Secure" in answer.headers["set-cookie"]) == is_secure
+
+
 ELSEWHERE = [
     {"origin": "https://evil.example"},
     {"origin": "null"},

@@ -213,7 +213,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"why": "x" * 2049}, "at most 2048"),
     ({"why": "\0"}, "without NUL characters"),
     ({"why": "w", "kind": "delete"}, "use retry, discard"),
-    ({"why": "w", "until": ""}, "until is empty"),
+    ({"why": "w", "until": ""}, "isn't what a dry run counted"),
     ({"why": "w", "until": "soon"}, "until 'soon'"),
 ]
 
@@ -225,6 +225,20 @@ def test_an_incomplete_request_is_refused(database_url: str) -> None:
             plan(browser, "discard")
             assert said in shown(browser.post("/operations/ask", **fields))
             assert (said, browser.status) == (said, 400)
+    assert operations(database_url) == []
+
+
+def test_only_what_a_dry_run_counted_is_carried_out(database_url: str) -> None:
+    give_up(database_url, Message("a", 1))
+    with browsing(database_url) as browser:
+        asked = {"kind": "discard", "why": "w", "until": "2999-01-01T00:00+00:00"}
+        browser.post_raw("/operations/ask", asked)
+        assert browser.status == 400
+        for changed in ({"topic": "b"}, {"expected": "2"}, {"kind": "retry"}):
+            plan(browser, "discard", topic="a")
+            browser.post("/operations/ask", why="w", **changed)
+            assert (changed, browser.status) == (changed, 400)
+        assert "isn't what a dry run counted" in shown(browser.text)
     assert operations(database_url) == []
 
 
