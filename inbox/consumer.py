@@ -37,7 +37,7 @@ from inbox.consuming.rollout import Rollout
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
-from inbox.events import ConsumerStarted, ConsumerStopped
+from inbox.events import ConsumerStarted, ConsumerStopped, HandlersAbandoned
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.attempt import answered
 from inbox.handlers.batch import Batching
@@ -503,6 +503,8 @@ class Consumer(Process):
             finally:
                 returned = await stop_all(fetchers, self._limits.drain)
         observers.notify(ConsumerStopped(consumer=self.name, returned=returned))
+        if running := self._executor.running_threads:
+            observers.notify(HandlersAbandoned(consumer=self.name, handlers=running))
         if failure is not None:
             raise failure
 

@@ -272,9 +272,10 @@ class SourceWarned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlersAbandoned(Event):
-    """The process ended while handlers were still running in threads.
+    """The consumer stopped while handlers were still running in threads.
 
-    The server rolls back their transactions, and their messages are handled again.
+    A thread can't be stopped, and Python waits for it before a process ends; `pillarbox
+    consume` exits at once. Their messages are handled again.
 
     Attributes:
         handlers: the number of these handlers.

@@ -18,6 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.connection import connection_of
+from inbox.errors import SpecialError
 from inbox.handlers.arguments import Arguments
 from inbox.handlers.attempt import Attempt, Questions, answered
 from inbox.handlers.calls import Calls
@@ -101,6 +102,11 @@ class Executor:
             (self.has_coroutines, self.has_threads)
             == (other.has_coroutines, other.has_threads)
         )
+
+    @property
+    def running_threads(self) -> int:
+        """How many plain functions still run, which can't be stopped."""
+        return len(self._handlers.running)
 
     def check(self, handler: Handler, arguments: Arguments) -> None:
         """Raise `ConfigError` for a handler that its sessions are not for."""
@@ -317,7 +323,7 @@ async def _run_alone(attempt: Coroutine[Any, Any, T]) -> T:
     cancellation of the caller cancels the attempt; the caller waits until it has ended.
 
     Raises:
-        RuntimeError: the attempt was cancelled, and not by its caller.
+        SpecialError: the attempt was cancelled, and not by its caller.
     """
     try:
         return await asyncio.create_task(attempt)
@@ -325,7 +331,7 @@ async def _run_alone(attempt: Coroutine[Any, Any, T]) -> T:
         caller = asyncio.current_task()
         if caller is None or caller.cancelling():
             raise
-        raise RuntimeError("the handler cancelled its own task") from error
+        raise SpecialError("the handler cancelled its own task") from error
 
 
 def _call(function: Any, *arguments: Any) -> Any:
@@ -340,7 +346,7 @@ class _Threads:
         self._max_threads = max_threads
         self._name = name
         self._executor: ThreadPoolExecutor | None = None
-        self._running: set[Future[Any]] = set()
+        self.running: set[Future[Any]] = set()
 
     async def run(self, function: Any, *arguments: Any) -> Any:
         """Call a function in a thread, with the context of the current task."""
@@ -348,8 +354,8 @@ class _Threads:
             self._executor = ThreadPoolExecutor(self._max_threads, self._name)
         context = contextvars.copy_context()
         call = self._executor.submit(context.run, _call, function, *arguments)
-        self._running.add(call)
-        call.add_done_callback(self._running.discard)
+        self.running.add(call)
+        call.add_done_callback(self.running.discard)
         return await asyncio.wrap_future(call)
 
     async def close(self, *, patience: float = 0.0) -> None:
@@ -357,5 +363,5 @@ class _Threads:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
-        if patience and (running := self._running.copy()):
+        if patience and (running := self.running.copy()):
             await asyncio.to_thread(wait, running, patience)
