@@ -1,7 +1,7 @@
 """Settle one delivery: retry the handler until it succeeds, or dead-letter the message.
 
     handled now or before ──▶ ack
-    RetryLater(delay) ──▶ retry after the delay; counts no attempt
+    RetryLater(delay) ──▶ retry after the delay; counts no attempt (see `inbox.verdict`)
     another exception ──▶ retry with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, unreadable ──▶ dead letter, ack
     no handler here, or one for an older schema ──▶ handed back (see `rollout`)
