@@ -41,7 +41,7 @@ from inbox.events import ConsumerStarted, ConsumerStopped, HandlersAbandoned
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.attempt import answered
 from inbox.handlers.batch import Batching
-from inbox.handlers.checks import check_database, make_days
+from inbox.handlers.checks import check_database, make_days, short_id
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
@@ -213,6 +213,7 @@ class Consumer(Process):
         self._observers = list(map(checked, observers))
         self._routes: Routes[AnyHandler] = Routes()
         self._blocked = BlockedKeys()
+        self._shared_since: datetime | None = None
         self.retrier = partial(
             HandlerRetrier, sessions, self._routes, self._writer, max_idle=max_idle
         )
@@ -463,6 +464,9 @@ class Consumer(Process):
                 self._executor, is_long=has_long_handlers(self._routes)
             )
             await days.make()
+            own_id = await short_id(self._executor)
+            for source in sources.values():
+                source.abilities.identify(own_id)
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             scheduler, dispatchers = self._dispatchers(
                 weights, observers, limits, systems
@@ -478,7 +482,13 @@ class Consumer(Process):
                 )
                 for queue, source in sources.items()
             ]
-            measure = partial(self._measure, scheduler, dispatchers.values(), outages)
+            measure = partial(
+                self._measure,
+                scheduler,
+                dispatchers.values(),
+                outages,
+                sources.values(),
+            )
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
             beat = partial(self._beat, DatabaseOutage(self.name, observers))
@@ -503,11 +513,18 @@ class Consumer(Process):
         scheduler: FairScheduler,
         dispatchers: Collection[Dispatcher],
         outages: Outages,
+        sources: Collection[Source],
     ) -> ProcessMeasured:
         waiting = self._blocked.oldest_first()
         blocked = [it for it in waiting if it.key is not None]
         failing = [(it.since, it.reason) for it in waiting if it.reason is not None]
         failing += [(it.since, it.reason) for it in outages.longest_first()]
+        if strangers := [name for it in sources for name in it.abilities.strangers()]:
+            self._shared_since = self._shared_since or datetime.now(UTC)
+            text = f"another service has the same name: {', '.join(strangers)}"
+            failing.append((self._shared_since, text))
+        else:
+            self._shared_since = None
         since, reason = min(failing, key=itemgetter(0), default=(None, None))
         return ProcessMeasured(
             kind="consumer",
@@ -528,6 +545,7 @@ class Consumer(Process):
         def beat(session: Session) -> None:
             connection_of(session).execute(text(load("inbox", "beat")), values)
 
+        self._executor.questions.abandon()
         try:
             async with answered(timedelta()):
                 await self._executor.transact(beat)

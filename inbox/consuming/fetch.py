@@ -16,6 +16,7 @@ from inbox.events import (
     DeliveryLanesFree,
     DeliveryLanesWithheld,
     DeliveryReturned,
+    GroupShared,
     SourceLost,
     SourceRecovered,
     SourceWarned,
@@ -54,6 +55,7 @@ class Fetcher:
         self._abilities = source.abilities
         self._holders: tuple[str, ...] = ()
         self._warned: set[str] = set()
+        self._strangers: tuple[str, ...] = ()
         self._dispatcher = dispatcher
         self._notify = observers.notify
         self._idle = None if idle is None else idle.total_seconds()
@@ -103,6 +105,10 @@ class Fetcher:
             if reason not in self._warned:
                 self._warned.add(reason)
                 self._notify(SourceWarned(**self._about, reason=reason))
+        strangers = tuple(self._abilities.strangers())
+        if strangers and strangers != self._strangers:
+            self._notify(GroupShared(**self._about, members=strangers))
+        self._strangers = strangers
 
     def _notify_withheld(self) -> None:
         holders = tuple(self._abilities.foreign_holders())

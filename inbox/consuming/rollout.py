@@ -59,3 +59,11 @@ def warn_unhandled(subscribed: Iterable[str], topics: Collection[str]) -> list[s
         for topic in subscribed
         if topic not in topics and not any(overlap(topic, each) for each in topics)
     ]
+
+
+def begins_at_oldest(group: str, messages: int) -> str:
+    """Return the warning for a group that is new where old messages are."""
+    return (
+        f"new group {group} begins at the oldest of {messages:,}: if the consumer was "
+        "renamed, it handles all of them again"
+    )

@@ -38,6 +38,7 @@ from inbox.dead_letters.write import (
     StoredFailure,
     finished_job_failed,
 )
+from inbox.errors import InvalidReceiptError
 from inbox.events import (
     DeadLetterRepeated,
     DeliveryReturned,
@@ -73,7 +74,7 @@ from inbox.poison.policy import PoisonPolicy, Start, StartCounter
 from inbox.poison.store import find_last_error
 from inbox.receipt import has_receipt
 from inbox.source import Delivery
-from inbox.verdict import Fatal, Lost, Refused, Unclear, connection_broke, judge
+from inbox.verdict import Fatal, Lost, Unclear, connection_broke, judge
 from outbox.errors import (
     BrokerUnavailableError,
     InvalidMessageError,
@@ -311,9 +312,9 @@ class DeliverySettlement:
             verdict = judge(raised, terms_of(handler).is_permanent)
         match verdict:
             case Fatal(error):
-                return Dead(error, counter.attempts + 1)
-            case Refused(error):
-                return Dead(error, counter.attempts)
+                # A message without a receipt was never handled.
+                is_called = not isinstance(error, InvalidReceiptError)
+                return Dead(error, counter.attempts + is_called)
             case Unclear(error):
                 # A long handler's blocks have no receipt that would show it.
                 was_committed = isinstance(handler, LongHandler) or (

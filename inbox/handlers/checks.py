@@ -1,13 +1,14 @@
 """What a consumer checks and prepares in the handlers' database when it starts."""
 
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import Row, text
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
-from inbox.handlers.executor import Executor
+from inbox.handlers.executor import Executor, identify
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
@@ -51,6 +52,19 @@ async def check_database(executor: Executor, *, is_long: bool) -> None:
             f"can't read the inbox in the database of sessions: {one_line(error)}"
         ) from error
     _check_rights(rights)
+
+
+async def short_id(executor: Executor) -> str:
+    """Return a short id of the handlers' database; empty if its role may not know."""
+    try:
+        known = await executor.transact(identify)
+    except Exception as error:
+        if sqlstate_of(error) == "42501":
+            return ""
+        raise DatabaseUnavailableError(
+            f"can't read the database of sessions: {one_line(error)}"
+        ) from error
+    return sha256(repr(known).encode()).hexdigest()[:8]
 
 
 def _read_rights(is_long: bool, session: Session) -> Row[Any]:

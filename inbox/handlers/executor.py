@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from inbox.connection import connection_of
 from inbox.errors import SpecialError
 from inbox.handlers.arguments import Arguments
-from inbox.handlers.attempt import Attempt, answered
+from inbox.handlers.attempt import Attempt, Questions, answered
 from inbox.handlers.calls import Calls
 from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
@@ -92,6 +92,7 @@ class Executor:
         )
         self._consumer = consumer
         self._max_idle = max_idle
+        self.questions = Questions(max_idle)
         self._handlers = _Threads(max_in_flight, f"inbox {consumer}")
         self._books = _Threads(_MAX_BOOKKEEPERS, f"inbox {consumer} books")
 
@@ -135,9 +136,7 @@ class Executor:
             DatabaseUnavailableError: the handler was not called, for a reason other
                 than the message.
         """
-        return bool(
-            await self._run(Attempt(handler, [message], self._consumer, self._max_idle))
-        )
+        return bool(await self._run(handler, [message]))
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
@@ -147,11 +146,17 @@ class Executor:
         Raises:
             DatabaseUnavailableError: as `handle`.
         """
-        return await self._run(
-            Attempt(handler, messages, self._consumer, self._max_idle, is_batch=True)
-        )
+        return await self._run(handler, messages, is_batch=True)
 
-    async def _run(self, attempt: Attempt) -> set[UUID]:
+    async def _run(
+        self,
+        handler: Handler | BatchHandler,
+        messages: Sequence[Message],
+        *,
+        is_batch: bool = False,
+    ) -> set[UUID]:
+        limit, questions = self._max_idle, self.questions
+        attempt = Attempt(handler, messages, self._consumer, limit, questions, is_batch)
         running: Any
         async with self._turn:
             if is_async(attempt.handler):
@@ -209,7 +214,9 @@ class Executor:
     def _transact(self, function: Callable[[Session], T]) -> T:
         with self._plain_sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
-            return _called(session, function)
+            connection = connection_of(session).connection
+            with self.questions.asked(connection.driver_connection):
+                return _called(session, function)
 
     def job(
         self,
@@ -262,8 +269,8 @@ class Executor:
             async with self._sessions() as session:
                 await session.run_sync(lambda it: hold(it).connection.execute(_TABLES))
         if self.has_threads and self.has_coroutines:
-            one = await self.transact(_identify)
-            if await self._books.run(self._transact, _identify) != one:
+            one = await self.transact(identify)
+            if await self._books.run(self._transact, identify) != one:
                 raise ConfigError(
                     "sessions: the two kinds are for different databases; a message's "
                     "receipt is written by either, so both must be for the same one"
@@ -293,7 +300,8 @@ def _called(session: Session, function: Callable[[Session], T]) -> T:
         raise
 
 
-def _identify(session: Session) -> tuple[int, int]:
+def identify(session: Session) -> tuple[int, int]:
+    """Return what tells the session's database apart from all others."""
     found = connection_of(session).execute(text(load("inbox", "identify_database")))
     cluster, database = found.one()
     return cluster, database

@@ -38,6 +38,8 @@ _PINNED: Final = {
     "client_encoding": "'UTF8'",
     "bytea_output": "'hex'",
     "extra_float_digits": "1",
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
     "quote_all_identifiers": "off",
     "default_transaction_isolation": "'read committed'",
     "row_security": "off",
@@ -270,6 +272,7 @@ class Link:
         server: shared by all links of a process to one database.
 
     Attributes:
+        application_name: that of the next connection.
         opened_at: when the connection was opened, as `time.monotonic()`. The server has
             not crashed since, if it is still open.
     """
@@ -285,7 +288,7 @@ class Link:
         answer_limit: float | None = None,
     ) -> None:
         self._url = url
-        self._application_name = application_name
+        self.application_name = application_name
         self._settings = settings
         self._writes = writes
         self._server = server or Server()
@@ -316,7 +319,7 @@ class Link:
         await self.close()
         self._connection = await connect(
             self._url,
-            application_name=self._application_name,
+            application_name=self.application_name,
             settings=self._settings,
             writes=self._writes,
             answer_limit=self._answer_limit or ANSWER_LIMIT,

@@ -175,6 +175,9 @@ class Lease:
         on_fail: called with each error from the second in a row, and with None once
             heartbeats succeed again.
         server: shared with the links that read and settle the lanes' messages.
+
+    Attributes:
+        members: the application names of the members' sessions.
     """
 
     def __init__(
@@ -207,7 +210,7 @@ class Lease:
         self._on_obstruct = on_obstruct
         self._on_fail = on_fail
         self._failures = 0
-        self._members = 1
+        self.members: Sequence[str] = ()
         self._aside_until = -math.inf
         self._writes = writes
         self._suspected: frozenset[int] = frozenset()
@@ -245,9 +248,13 @@ class Lease:
         """Record that no messages of these lanes are in flight any more."""
         self._own.in_use = self._own.in_use.difference(lanes)
 
+    def name(self, application: str) -> None:
+        """Change the application name, before the first heartbeat."""
+        self._link.application_name = application
+
     def step_aside(self, seconds: float) -> None:
         """Let other members have all lanes for a while, as long as there is one."""
-        if self._members > 1:
+        if len(self.members) > 1:
             self._aside_until = time.monotonic() + seconds + self._limit * _ASIDE
 
     async def run(self) -> None:
@@ -303,7 +310,8 @@ class Lease:
                 connection, "join_members", member=Lock.MEMBER
             )
         seen = await self._read_sessions(connection)
-        members = self._members = max(1, sum(each.counts for each in seen))
+        self.members = [each.application for each in seen if each.counts]
+        members = max(1, len(self.members))
         self._report_foreign(seen)
         if not joined:
             return

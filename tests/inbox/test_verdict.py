@@ -25,7 +25,7 @@ from inbox.events import (
 from inbox.handlers.outcome import Failed, Later, Outage
 from inbox.handlers.terms import Terms
 from inbox.sources.memory import MemorySource
-from inbox.verdict import Fatal, Lost, Refused, Unclear, judge
+from inbox.verdict import Fatal, Lost, Unclear, judge
 from outbox.errors import DatabaseUnavailableError
 from pillarbox import Consumer, DeadLetter, Message, RetryLater
 from tests.fixtures.consumers import (
@@ -88,7 +88,7 @@ ENDED = TransactionEndedError()
         (group(BUSY, DeadLetter("gone")), Fatal),
         (group(group(DeadLetter("gone")), lost(), ValueError()), Fatal),
         (group(ENDED, DeadLetter("gone")), Unclear),
-        (group(ValueError(), REFUSED, BUSY), Refused),
+        (group(ValueError(), REFUSED, BUSY), Fatal),
         (group(lost(), OUTAGE), Outage),
         (lost(), Lost),
         (group(lost()), Lost),

@@ -19,7 +19,9 @@ import confluent_kafka
 from confluent_kafka import Message as Record
 
 from inbox.consuming.backlog import Backlog
+from inbox.consuming.rollout import begins_at_oldest
 from inbox.source import Abilities, Delivery, EntryDelivery
+from inbox.sources.kafka.group import PREFIX, look_around
 from inbox.sources.kafka.log import Entry, Log, written_at_of
 from inbox.sources.kafka.reader import Part, Reader, require_topics
 from outbox.brokers.kafka.connection import (
@@ -75,7 +77,14 @@ class KafkaSource:
             defaults |= _COOPERATIVE
         self._config: Mapping[str, Any] = {**defaults, **config}
         check_config(self._name, confluent_kafka.Consumer, self._config)
-        self.abilities = Abilities()
+        self._id = ""
+        self._warnings: list[str] = []
+        self._strangers: list[str] = []
+        self.abilities = Abilities(
+            warnings=lambda: self._warnings,
+            identify=self._identify,
+            strangers=lambda: self._strangers,
+        )
         self._topics = tuple(topics)
         self._poll = poll_interval.total_seconds()
         self._handover = options.handover.total_seconds()
@@ -87,6 +96,11 @@ class KafkaSource:
         self._moved: set[Log] = set()
         self._wakeup = asyncio.Event()
         self._reader: Reader | None = None
+
+    def _identify(self, short_id: str) -> None:
+        self._id = short_id
+        if self._config["client.id"] == "pillarbox":
+            self._config = {**self._config, "client.id": f"{PREFIX}{short_id}"}
 
     async def __aenter__(self) -> Self:
         """Join the group.
@@ -105,6 +119,11 @@ class KafkaSource:
                     f"broker {self._name} rejected the connection: {reader.refusal}"
                 ) from error
             raise
+        old, self._strangers = await asyncio.to_thread(
+            look_around, self._config, self._topics, self._id
+        )
+        if old:
+            self._warnings = [begins_at_oldest(self._config["group.id"], old)]
         reader.join()
         return self
 

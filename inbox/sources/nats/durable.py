@@ -68,20 +68,23 @@ class Durable:
         connection: NatsConnection,
         wanted: Mapping[str, Any],
         default: Mapping[str, Any],
-    ) -> None:
+    ) -> int:
         """Create the durable, or apply `wanted` to an existing one.
+
+        Returns how many messages a new one begins with.
 
         Raises:
             ApiError: JetStream returned an error.
             ConfigError: the durable isn't a pull consumer with explicit acks.
         """
         own = {"durable_name": self.name, "filter_subject": self.subject}
-        info = None
+        info, is_new = None, False
         try:
             info = await connection.ask(f"CONSUMER.INFO.{self.place}")
         except ApiError as error:
             if error.code != _NOT_FOUND:
                 raise
+            is_new = True
             policy = {"ack_policy": "explicit", "deliver_policy": "all"}
             config = {**policy, **default, **wanted, **own}
         else:
@@ -101,6 +104,7 @@ class Durable:
         self.ack_wait = info["config"]["ack_wait"] / NANOSECONDS
         most = info["config"].get("max_deliver", -1)
         self.max_deliver = most if most > 0 else None
+        return int(info.get("num_pending", 0)) if is_new else 0
 
 
 async def find_durables(

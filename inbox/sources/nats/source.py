@@ -18,6 +18,7 @@ from nats.errors import Error as NatsError
 
 from inbox.consuming.backlog import Backlog
 from inbox.consuming.outcomes import Outcomes
+from inbox.consuming.rollout import begins_at_oldest
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
@@ -80,7 +81,8 @@ class NatsSource:
             self._wanted["ack_wait"] = int(
                 options.ack_wait.total_seconds() * NANOSECONDS
             )
-        self.abilities = Abilities()
+        self._warnings: list[str] = []
+        self.abilities = Abilities(warnings=lambda: self._warnings)
         self._connecting = asyncio.Lock()
         self._entered = False
         self._pulls: Pulls | None = None
@@ -258,8 +260,11 @@ class NatsSource:
                     self._topics,
                     self._settings.options.stream,
                 )
+                old = 0
                 for durable in durables:
-                    await durable.join(connection, self._wanted, _DEFAULT)
+                    old += await durable.join(connection, self._wanted, _DEFAULT)
+                if old:
+                    self._warnings = [begins_at_oldest(self._consumer, old)]
                 pulls = Pulls(connection, self._settings.api, durables)
                 await pulls.listen(self._on_message)
             except BaseException as error:

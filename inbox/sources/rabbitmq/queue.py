@@ -42,6 +42,7 @@ class QueueConfig:
         exchange: the exchange that it is bound to.
         topics: the topics it is bound to, each exact or a prefix followed by `*`.
         classic: create a classic queue instead of a quorum queue.
+        member: a short id of the handlers' database, for the consumer's tag.
         single: only one replica at a time receives messages; when it leaves, another
             takes over.
     """
@@ -51,6 +52,7 @@ class QueueConfig:
     topics: Sequence[str]
     classic: bool = False
     single: bool = False
+    member: str = ""
 
     def arguments(self, version: tuple[int, ...]) -> dict[str, Any]:
         """Return the arguments that declare the queue on a server of this version."""
@@ -176,7 +178,8 @@ class Queue:
             pika.basic_consume,
             queue=self._config.name,
             on_message_callback=deliver,
-            consumer_tag=f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}",
+            consumer_tag=f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+            f"-{self._config.member}",
         )
 
     def ack(self, tag: int) -> None:

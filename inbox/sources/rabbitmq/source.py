@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Final, Self
@@ -112,7 +112,10 @@ class RabbitMQSource:
         # Kept across channels: unacked messages are redelivered on the next channel.
         self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
         self._done: BoundedDict[UUID, bool] = BoundedDict()
-        self.abilities = Abilities()
+        self.abilities = Abilities(identify=self._identify)
+
+    def _identify(self, short_id: str) -> None:
+        self._config = replace(self._config, member=short_id)
 
     async def __aenter__(self) -> Self:
         """Connect; create the exchange, the queue and its bindings if missing.

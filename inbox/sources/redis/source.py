@@ -71,7 +71,11 @@ class RedisSource:
         self._leave_timeout = leave_timeout.total_seconds()
         self._client = redis_client(address)
         self._streams = Streams(self._client, group=consumer, topics=topics)
-        self.abilities = Abilities()
+        self.abilities = Abilities(
+            warnings=lambda: self._streams.warnings,
+            identify=self._streams.identify,
+            strangers=lambda: self._streams.strangers,
+        )
         self._backlog: Backlog[Entry] = Backlog()
         self._place = count()
         self._held: dict[EntryId, int] = {}

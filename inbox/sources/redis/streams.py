@@ -5,13 +5,14 @@ import re
 import socket
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
+from inbox.consuming.rollout import begins_at_oldest
 from inbox.poison.history import FIRST_DELIVERY, Delivered
 from outbox.cloudevents.fields import from_fields, unreadable_from_fields
 from outbox.cloudevents.raw_text import text_of
@@ -23,6 +24,9 @@ RETURNED: Final = "returned"
 
 _AT_ONCE: Final = 7 * 86_400
 _DISCOVERY: Final = 5.0
+_ALIVE: Final = 30_000
+_LOOK: Final = 60.0
+_MEMBER: Final = re.compile(r"-[0-9a-f]{8}-([0-9a-f]{8})$")
 _PAGE: Final = 1000
 _START: Final = b"0-0"
 _LEAST_TAKEN: Final = 50
@@ -59,6 +63,9 @@ class Streams:
     """The streams of a consumer's topics. Requires Redis 6.2.
 
     Each method raises one of the errors in `BROKEN` if Redis is unavailable.
+
+    Attributes:
+        warnings, strangers: as of `Abilities`.
     """
 
     def __init__(self, client: Redis, *, group: str, topics: Sequence[str]) -> None:
@@ -69,6 +76,35 @@ class Streams:
         self._member = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
         self._known: set[bytes] = set()
         self._discover_at = 0.0
+        self._new: set[bytes] = set()
+        self._look_at = 0.0
+        self._id = ""
+        self.warnings: list[str] = []
+        self.strangers: list[str] = []
+
+    def identify(self, short_id: str) -> None:
+        """End the member's name with a short id of the handlers' database."""
+        self._id = short_id
+        self._member += f"-{short_id}"
+
+    async def look_around(self) -> None:
+        """Notice whether a group is new on old streams, and who else is a member."""
+        self._look_at = time.monotonic() + _LOOK
+        new, self._new = self._new, set()
+        names: set[str] = set()
+        with suppress(NoPermissionError):
+            old = sum([await self._client.xlen(stream) for stream in new])
+            if old:
+                self.warnings.append(begins_at_oldest(self._group, old))
+            for stream in self._known:
+                for each in await self._client.xinfo_consumers(stream, self._group):
+                    if each["idle"] < _ALIVE:
+                        names.add(each["name"].decode(errors="replace"))
+        self.strangers = [
+            name
+            for name in sorted(names)
+            if (found := _MEMBER.search(name)) and found[1] != self._id
+        ]
 
     async def join(self) -> None:
         """Create the group on every stream, starting at its first entry.
@@ -88,6 +124,8 @@ class Streams:
                 await self._client.xgroup_create(
                     stream, self._group, id="0", mkstream=True
                 )
+                if not self._discover_at:
+                    self._new.add(stream)
             except ResponseError as error:
                 if str(error).startswith("WRONGTYPE"):
                     raise ConfigError(
@@ -102,6 +140,8 @@ class Streams:
             await self._client.xclaim(
                 stream, self._group, self._member, 0, [_START], justid=True
             )
+            # Others see this member also before it gets its first entry.
+            await self._client.xgroup_createconsumer(stream, self._group, self._member)
             self._known.add(stream)
         self._discover_at = time.monotonic() + _DISCOVERY
 
@@ -135,6 +175,8 @@ class Streams:
         """
         entries: list[Entry] = []
         with self._begun_anew():
+            if time.monotonic() >= self._look_at:
+                await self.look_around()
             for stream in list(self._known):
                 if len(entries) >= limit:
                     break

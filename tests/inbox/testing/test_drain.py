@@ -290,7 +290,8 @@ async def test_sessions_of_one_connection_are_used_one_by_one(
             3 * ["orders.placed", "orders.billed", "orders.shipped"]
         )
         (letter,) = drained.dead_lettered
-        assert (letter.message.payload, letter.reason) == (b"2", "ValueError: no")
+        assert letter.message.payload == b"2"
+        assert letter.reason.startswith("ValueError")
     for table in ("outbox.message", "inbox.receipt", "inbox.dead_letter"):
         assert execute(database_url, f"SELECT count(*) FROM {table}") == [(0,)]
 

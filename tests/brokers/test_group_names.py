@@ -1,0 +1,135 @@
+"""Renamed consumers and two services with one name are reported at their start."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from inbox.consumer import Consumer
+from inbox.events import GroupShared
+from inbox.sources.kafka import KafkaSource
+from inbox.sources.nats import NatsSource
+from inbox.sources.postgres import PostgresSource
+from inbox.sources.redis import RedisSource
+from tests.fixtures.consumers import numbered, running, sessions_by
+from tests.fixtures.real_kafka import RealKafka
+from tests.fixtures.sessions import execute
+from tests.fixtures.sources import publish, receive
+from tests.fixtures.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(240)
+SOON = timedelta(milliseconds=50)
+
+
+@pytest.fixture(params=["redis", "nats", "kafka"])
+def broker(request: pytest.FixtureRequest) -> tuple[str, str, Callable[..., Any]]:
+    """The URL of a broker, a topic of its own there, and its kind of source."""
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_url")
+        return url, f"orders.{uuid4().hex}", RedisSource
+    if request.param == "nats":
+        server = request.getfixturevalue("shared_nats")
+        stream = request.getfixturevalue("nats_topics")
+        return server.url, f"{stream}.{uuid4().hex}", NatsSource
+    node: RealKafka = request.getfixturevalue("real_node")
+    topic = f"orders.{uuid4().hex}"
+    node.create_topic(topic, partitions=2)
+    return node.url, topic, KafkaSource
+
+
+async def test_a_new_group_says_once_that_it_begins_at_the_oldest_message(
+    broker: tuple[str, str, Callable[..., Any]],
+) -> None:
+    url, topic, kind = broker
+    await publish(url, *numbered(1204, topic=topic))
+    group = f"billing-{uuid4().hex}"
+
+    def member() -> Any:
+        return kind(url, consumer=group, topics=[topic], poll_interval=SOON)
+
+    async with member() as first:
+        (warning,) = first.abilities.warnings()
+        assert f"new group {group} begins at the oldest of 1,204" in warning
+        for delivery in await receive(first, 1):
+            await delivery.ack()
+    async with member() as second:
+        assert not second.abilities.warnings()
+
+
+async def test_a_group_that_is_new_where_nothing_is_old_says_nothing(
+    broker: tuple[str, str, Callable[..., Any]],
+) -> None:
+    url, topic, kind = broker
+    group = f"billing-{uuid4().hex}"
+    async with kind(url, consumer=group, topics=[topic], poll_interval=SOON) as member:
+        assert not member.abilities.warnings()
+
+
+async def test_members_with_another_database_are_strangers(
+    broker: tuple[str, str, Callable[..., Any]],
+) -> None:
+    url, topic, kind = broker
+    group = f"billing-{uuid4().hex}"
+
+    def member(short_id: str) -> Any:
+        made = kind(url, consumer=group, topics=[topic], poll_interval=SOON)
+        made.abilities.identify(short_id)
+        return made
+
+    async with member("a1a1a1a1") as first:
+        assert await first.receive(limit=1) == []
+        async with member("a1a1a1a1") as second:
+            assert not second.abilities.strangers()
+        async with member("b2b2b2b2") as third:
+            strangers = third.abilities.strangers()
+    if kind is NatsSource:
+        assert not strangers  # NATS shows no members
+    else:
+        (stranger,) = strangers
+        assert stranger.endswith("-a1a1a1a1")
+
+
+async def test_strangers_on_the_postgres_broker_are_seen_as_long_as_they_run(
+    database_url: str,
+) -> None:
+    def member(short_id: str) -> Any:
+        made = PostgresSource(database_url, consumer="billing", topics=["orders"])
+        made.abilities.identify(short_id)
+        return made
+
+    async with member("a1a1a1a1") as first:
+        async with member("a1a1a1a1"), member("b2b2b2b2") as third:
+            (stranger,) = set(third.abilities.strangers())
+            assert stranger == "pillarbox inbox a1a1a1a1 billing lease"
+            while not first.abilities.strangers():
+                assert await first.receive(limit=1) == []
+        while first.abilities.strangers():
+            assert await first.receive(limit=1) == []
+
+
+async def test_a_group_that_two_services_share_is_a_finding_in_their_databases(
+    database_url: str, redis_url: str
+) -> None:
+    other = RedisSource(redis_url, consumer="billing", topics=["orders"])
+    other.abilities.identify("a1a1a1a1")
+    async with other, sessions_by(database_url, "asyncpg") as sessions:
+        assert await other.receive(limit=1) == []
+        consumer = Consumer(redis_url, sessions, name="billing")
+        consumer.handles("orders")(handle)
+        async with running(consumer) as events:
+            (shared,) = await events.wait_for(GroupShared)
+            (member,) = shared.members
+            assert member.endswith("-a1a1a1a1")
+
+            def reason() -> str:
+                ((found,),) = execute(database_url, "SELECT reason FROM inbox.process")
+                return found or ""
+
+            await asyncio.to_thread(wait_for, "its reason", lambda: member in reason())
+
+
+async def handle(session: Any, message: Any) -> None:
+    """Handle a message."""
