@@ -117,8 +117,8 @@ async def test_messages_without_a_key_or_with_the_key_null_stay_what_they_are(
                 add(session, *several)
         else:
             engine = create_engine(sqlalchemy_url(odd_url).replace("psycopg", driver))
-            with Session(engine) as session, session.begin():
-                add(session, *several)
+            with Session(engine) as plain, plain.begin():
+                add(plain, *several)
             engine.dispose()
     execute(odd_url, "SELECT outbox.add('t', %s::bytea, tenant => 'null')", [b"\xff"])
 
