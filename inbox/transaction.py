@@ -40,6 +40,8 @@ from sqlalchemy import (
     Executable,
     and_,
     event,
+    exists,
+    false,
     func,
     literal_column,
     select,
@@ -56,6 +58,7 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.idle import LIMITS_IDLE, max_idle_of
+from inbox.schema import foreign_receipt_table
 from outbox.errors import ConfigError, sqlstate_of
 from outbox.postgres.sql_files import load
 from outbox.session import AnySession, is_async_scoped_session, refuse_autocommit
@@ -82,6 +85,10 @@ MARKS: Final[ColumnElement[bool]] = and_(
 """A condition that is always true; it marks the transaction until its end, and limits
 its idle time."""
 _BEGIN: Final = select(MARKS)
+_BEGIN_JOB: Final = _BEGIN.where(
+    ~exists().select_from(foreign_receipt_table).where(false())
+)
+"""It only locks the table, as a receipt does."""
 HOLDS_RECEIPT: Final = load("inbox", "holds_receipt")
 """The query that tells the end of a transaction from a RESET, without the mark."""
 
@@ -252,7 +259,7 @@ def hold(session: Session) -> Held:
 
 def begin_held(session: Session) -> None:
     """Hold and mark a session's transaction; limit its idle time if a limit is set."""
-    hold(session).execute(_BEGIN, {"max_idle": max_idle_of(session)})
+    hold(session).execute(_BEGIN_JOB, {"max_idle": max_idle_of(session)})
 
 
 class protected:  # noqa: N801 (reads as a statement: with protected(…))

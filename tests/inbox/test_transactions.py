@@ -548,6 +548,20 @@ async def test_a_long_handler_cannot_end_its_transactions_either(
             forget(url)
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_long_handler_that_resets_settings_has_not_ended_a_transaction(
+    driver: str, url: str
+) -> None:
+    async with sessions_by(url, driver) as sessions:
+        for finish in (True, False):
+            message = Message("orders", b"1")
+            do = reset_all_settings
+            seen = await by_job(sessions, driver, message, do, finish=finish)
+            assert seen == Result()
+            assert (effects(url), receipts(url)) == (["done", "more"], 1)
+            forget(url)
+
+
 @pytest.mark.parametrize(
     ("driver", "then", "ending", "max_idle"),
     in_turn(
