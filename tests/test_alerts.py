@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,10 @@ ALERTS: dict[str, dict[str, Any]] = {
 
 LETTERS = 'dead_letter_total{schema="inbox",origin="consumer:billing"}'
 ORIGIN = {"schema": "inbox", "origin": "consumer:billing"}
+OVERDUE = (
+    "pillarbox_consumer_longest_handler_seconds"
+    '{{consumer="billing",handler="bill",overdue="{}"}}'
+)
 BILLING = {"consumer": "billing", "topic": "orders"}
 
 
@@ -179,6 +183,12 @@ CASES = [
             'pillarbox_consumer_blocked_key_age_seconds{consumer="billing"}': "60x120"
         },
         labels={"consumer": "billing"},
+    ),
+    Case(
+        alert="PillarboxHandlerOverdue",
+        firing={OVERDUE.format("true"): "65+60x120"},
+        quiet={OVERDUE.format("false"): "65+60x120"},
+        labels={"consumer": "billing", "handler": "bill"},
     ),
     Case(
         alert="PillarboxConnectionLost",
@@ -352,6 +362,8 @@ def test_promtool_accepts_the_metrics(database_url: str) -> None:
             held=1,
             blocked_keys=1,
             blocked_for=timedelta(seconds=1),
+            running_since=datetime.now(UTC),
+            running_handler="bill",
         ),
         DatabaseMeasured(overview=overview, findings=found),
     ):

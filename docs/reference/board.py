@@ -446,7 +446,8 @@ _CONSUMERS: Final = (
     Panel(
         title="Handler time",
         description="Time to handle a message and commit, if that succeeded. If it"
-        " grew, check what the handler calls: its database, other services.",
+        " grew, check what the handler calls: its database, other services. One that"
+        " hangs isn't here: HandlerOverdue in the log names it.",
         queries=_within(
             "pillarbox_consumer_handler_duration_seconds",
             *(0.5, 0.95),
@@ -454,7 +455,7 @@ _CONSUMERS: Final = (
             where=_BOTH,
         ),
         unit="s",
-        runbook=["PillarboxConsumerLate"],
+        runbook=["PillarboxConsumerLate", "PillarboxHandlerOverdue"],
     ),
     Panel(
         title="Publish to handle: the consumer's lag",
