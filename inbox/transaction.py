@@ -82,6 +82,8 @@ MARKS: Final[ColumnElement[bool]] = and_(
 """A condition that is always true; it marks the transaction until its end, and limits
 its idle time."""
 _BEGIN: Final = select(MARKS)
+HOLDS_RECEIPT: Final = load("inbox", "holds_receipt")
+"""The query that tells the end of a transaction from a RESET, without the mark."""
 
 
 class Held:
@@ -217,7 +219,7 @@ class Held:
     def _marks_again(self) -> bool:
         """Mark the transaction again if it lost the mark to RESET, not to its end."""
         self._reads_mark = None
-        if not self.connection.execute(text(load("inbox", "holds_receipt"))).scalar():
+        if not self.connection.execute(text(HOLDS_RECEIPT)).scalar():
             return False
         self.execute(_BEGIN, self._limit)
         return True

@@ -1,7 +1,7 @@
 """Settle one delivery: retry the handler until it succeeds, or dead-letter the message.
 
     handled now or before ──▶ ack
-    RetryLater(delay) ──▶ retry after the delay; counts no attempt
+    RetryLater(delay) ──▶ retry after the delay; counts no attempt (see `inbox.verdict`)
     another exception ──▶ retry with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, unreadable ──▶ dead letter, ack
     no handler here, or one for an older schema ──▶ handed back (see `rollout`)
@@ -143,7 +143,12 @@ class DeliverySettlement:
         known = self._routes.match(message.topic)
         if known is not None:
             return self._versions.why_too_new(known, message)
-        return no_handler(self._consumer, message.topic)
+        return (
+            f"consumer {self._consumer!r} has no handler for topic "
+            f"{shorten(message.topic)}: add one and retry it, or end the subscription "
+            "(pillarbox unsubscribe CONSUMER TOPIC; for brokers other than postgres "
+            "see their pages)"
+        )
 
     async def _hand_back(
         self, delivery: Delivery, dispatcher: Dispatcher, reason: str
@@ -498,15 +503,6 @@ class DeadLettering:
             self._notify(DeadLetterRepeated(**about))
         await ack(delivery)
         return True
-
-
-def no_handler(consumer: str, topic: str) -> str:
-    """Say that a consumer has no handler for a topic, and how not to receive it."""
-    return (
-        f"consumer {consumer!r} has no handler for topic {shorten(topic)}: add one and "
-        "retry it, or end the subscription (pillarbox unsubscribe CONSUMER TOPIC; for "
-        "brokers other than postgres see their pages)"
-    )
 
 
 def problem_of(delivery: Delivery) -> str | None:

@@ -57,28 +57,32 @@ class Questions:
         self._since: dict[Any, float] = {}
 
     @contextmanager
-    def asked(self, driver: Any) -> Iterator[None]:
-        """Note that a driver's connection waits for an answer during the block."""
-        self._since[driver] = time.monotonic()
+    def asked(self, asking: Any) -> Iterator[None]:
+        """Note that a session, or a driver's connection, is used in the block."""
+        self._since[asking] = time.monotonic()
         try:
             yield
         finally:
-            del self._since[driver]
+            del self._since[asking]
 
     def abandon(self) -> None:
         """Break the connections that `answered` would not let wait so long."""
         limit = _answer_limit(self._max_idle)
-        for driver, since in list(self._since.items()):
-            if (
-                limit is not None
-                and time.monotonic() > since + limit
-                and hasattr(driver, "fileno")
-            ):
-                with (
-                    suppress(Exception),  # closed just now
-                    socket.socket(fileno=os.dup(driver.fileno())) as opened,
-                ):
-                    opened.shutdown(socket.SHUT_RDWR)
+        for asking, since in list(self._since.items()):
+            if limit is not None and time.monotonic() > since + limit:
+                with suppress(Exception):  # it has ended just now
+                    _break(asking)
+
+
+def _break(asking: Any) -> None:
+    drivers = [asking]
+    if isinstance(asking, Session):
+        # Those that the session uses; SQLAlchemy has no other way to list them.
+        connections: Any = vars(asking.get_transaction())["_connections"]
+        drivers = [it.connection.driver_connection for it, *_ in connections.values()]
+    for driver in drivers:
+        with socket.socket(fileno=os.dup(driver.fileno())) as opened:
+            opened.shutdown(socket.SHUT_RDWR)
 
 
 def once_each(messages: Sequence[Message], new: set[UUID]) -> list[Message]:
@@ -112,8 +116,8 @@ class Attempt:
         """
         limit_idle(session, self.max_idle)
         try:
-            connection = hold(session).connection.connection
-            with self.questions.asked(connection.driver_connection):
+            with self.questions.asked(session):
+                hold(session)
                 new = self._record(session)
         except (InvalidReceiptError, ConfigError):
             raise

@@ -214,8 +214,7 @@ class Executor:
     def _transact(self, function: Callable[[Session], T]) -> T:
         with self._plain_sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
-            connection = connection_of(session).connection
-            with self.questions.asked(connection.driver_connection):
+            with self.questions.asked(session):
                 return _called(session, function)
 
     def job(

@@ -44,9 +44,9 @@ from inbox.handlers.signature import Takes, is_async
 from inbox.handlers.terms import as_failure
 from inbox.idle import as_setting, limiting
 from inbox.receipt import insert_receipts, receipt_values, refusal_of_many
+from inbox.transaction import HOLDS_RECEIPT
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
-from outbox.postgres.sql_files import load
 from outbox.tracing import causing
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def _has_mark(connection: _Connection) -> bool:
 
 def _holds_receipt(connection: _Connection) -> bool:
     # Without await, in a check that also runs in threads: it is rare and short.
-    result = connection.pgconn.exec_(load("inbox", "holds_receipt").encode())
+    result = connection.pgconn.exec_(HOLDS_RECEIPT.encode())
     return result.get_value(0, 0) == b"t"
 
 
