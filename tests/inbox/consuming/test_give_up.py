@@ -116,7 +116,7 @@ async def test_an_unreadable_message_is_identified_by_all_its_content(
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(KeyError("hunter2"), "KeyError"), (SystemExit("hunter2"), "RuntimeError")],
+    [(KeyError("hunter2"), "KeyError"), (SystemExit("hunter2"), "SpecialError")],
 )
 async def test_a_redaction_that_fails_hides_the_whole_error_and_ends_no_process(
     error: BaseException, said: str, database_url: str
