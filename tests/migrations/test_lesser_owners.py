@@ -11,7 +11,7 @@ from outbox.administration.migrate import migrate, migration_sql
 from outbox.cli.main import main
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import migrate_for_a_week, removal
+from tests.fixtures.postgres import WITHOUT_PARTMAN, migrate_for_a_week, removal
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute
 from tests.migrations.test_hostile_path import is_superuser, psql
@@ -170,6 +170,26 @@ def test_doctor_and_status_say_once_that_they_need_no_superuser(
         told = capsys.readouterr().out
         assert told.count("this session is a superuser's") == 1
         assert "connect as a member of pillarbox_monitor and pg_monitor" in told
+
+
+@pytest.mark.skipif(WITHOUT_PARTMAN, reason="it is about installing pg_partman")
+def test_pg_partman_is_not_installed_among_what_a_member_of_the_owner_made(
+    empty_database_url: str,
+) -> None:
+    name = f"member_{uuid4().hex[:8]}"
+    with new_role(empty_database_url, name, "LOGIN IN ROLE pillarbox_owner"):
+        execute(
+            empty_database_url,
+            f"CREATE SCHEMA partman AUTHORIZATION {name};"
+            f" SET SESSION AUTHORIZATION {name};"
+            " CREATE FUNCTION partman.f(text, varchar) RETURNS bool LANGUAGE sql"
+            " AS 'SELECT true'; CREATE OPERATOR partman.="
+            " (LEFTARG = text, RIGHTARG = varchar, FUNCTION = partman.f)",
+        )
+        script = migration_sql(with_cron=False, part="administrator")
+        assert psql(empty_database_url, script) == 3
+        with pytest.raises(MigrationError, match="of others are in the schema"):
+            migrate(empty_database_url, with_cron=False)
 
 
 def test_a_first_migration_may_find_members_of_a_role_that_is_there_already(
