@@ -37,11 +37,11 @@ from inbox.consuming.rollout import Rollout
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
-from inbox.events import ConsumerStarted, ConsumerStopped
+from inbox.events import ConsumerStarted, ConsumerStopped, HandlersAbandoned
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.attempt import answered
 from inbox.handlers.batch import Batching
-from inbox.handlers.checks import check_database, make_days, short_id
+from inbox.handlers.checks import check_database, make_days, member_id
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
@@ -464,9 +464,9 @@ class Consumer(Process):
                 self._executor, is_long=has_long_handlers(self._routes)
             )
             await days.make()
-            own_id = await short_id(self._executor)
+            member = await member_id(self._executor)
             for source in sources.values():
-                source.abilities.identify(own_id)
+                source.abilities.identify(member)
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             scheduler, dispatchers = self._dispatchers(
                 weights, observers, limits, systems
@@ -478,16 +478,13 @@ class Consumer(Process):
                     await stack.enter_async_context(source),
                     dispatchers[queue],
                     observers,
+                    member=member,
                     idle=idle,
                 )
                 for queue, source in sources.items()
             ]
             measure = partial(
-                self._measure,
-                scheduler,
-                dispatchers.values(),
-                outages,
-                sources.values(),
+                self._measure, scheduler, dispatchers.values(), outages, fetchers
             )
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
@@ -503,6 +500,8 @@ class Consumer(Process):
             finally:
                 returned = await stop_all(fetchers, self._limits.drain)
         observers.notify(ConsumerStopped(consumer=self.name, returned=returned))
+        if running := self._executor.running_threads:
+            observers.notify(HandlersAbandoned(consumer=self.name, handlers=running))
         if failure is not None:
             raise failure
 
@@ -511,18 +510,16 @@ class Consumer(Process):
         scheduler: FairScheduler,
         dispatchers: Collection[Dispatcher],
         outages: Outages,
-        sources: Collection[Source],
+        fetchers: Collection[Fetcher],
     ) -> ProcessMeasured:
         waiting = self._blocked.oldest_first()
         blocked = [it for it in waiting if it.key is not None]
         failing = [(it.since, it.reason) for it in waiting if it.reason is not None]
         failing += [(it.since, it.reason) for it in outages.longest_first()]
-        if strangers := [name for it in sources for name in it.abilities.strangers()]:
-            self._shared_since = self._shared_since or datetime.now(UTC)
-            text = f"another service has the same name: {', '.join(strangers)}"
-            failing.append((self._shared_since, text))
-        else:
-            self._shared_since = None
+        strangers = [reason for fetcher in fetchers for reason in fetcher.strangers]
+        shared_since = self._shared_since or datetime.now(UTC)
+        self._shared_since = shared_since if strangers else None
+        failing += [(shared_since, reason) for reason in strangers]
         since, reason = min(failing, key=itemgetter(0), default=(None, None))
         return ProcessMeasured(
             kind="consumer",
@@ -543,6 +540,7 @@ class Consumer(Process):
         def beat(session: Session) -> None:
             connection_of(session).execute(text(load("inbox", "beat")), values)
 
+        self._executor.questions.abandon()
         try:
             async with answered(timedelta()):
                 await self._executor.transact(beat)

@@ -80,9 +80,6 @@ class IdleTimeoutError(OutboxError):
 class SpecialError(RuntimeError):
     """A handler raised what isn't an ordinary exception, such as SystemExit."""
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(f"the handler raised {one_line(error)}")
-
 
 class HandlerTransactionError(OutboxError):
     """A handler's transaction can't be committed with its receipt.

@@ -237,30 +237,8 @@ class HandlerMissing(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupShared(Event):
-    """A running member of the consumer's group has its handlers in another database.
-
-    So two services have the same name, and each handles only a part of the messages.
-
-    Attributes:
-        members: the names of these members, as the broker shows them.
-    """
-
-    level = logging.WARNING
-    advice = "give one of the two services another Consumer(name=…)"
-
-    consumer: str
-    queue: str
-    members: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceWarned(Event):
-    """Something about the consumer's group at the broker may be a mistake.
-
-    Attributes:
-        reason: what, and what to do.
-    """
+    """Something about the consumer's group at the broker may be a mistake."""
 
     level = logging.WARNING
     about = ("consumer", "queue", "reason")
@@ -272,9 +250,10 @@ class SourceWarned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlersAbandoned(Event):
-    """The process ended while handlers were still running in threads.
+    """The consumer stopped while handlers were still running in threads.
 
-    The server rolls back their transactions, and their messages are handled again.
+    A thread can't be stopped, and Python waits for it before a process ends; `pillarbox
+    consume` exits at once. Their messages are handled again.
 
     Attributes:
         handlers: the number of these handlers.

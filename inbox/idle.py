@@ -131,8 +131,8 @@ def limiting(max_idle: timedelta | None) -> Iterator[_Own]:
         raised = error
     else:
         return
-    if own.decides:
-        raised = own.error or raised
+    if own.error is not None and (own.decides or not isinstance(judge(raised), Lost)):
+        raised = own.error
     if isinstance(verdict := judge(raised), Lost):
         state = sqlstate_of(verdict.lost) or ""
         seconds = time.monotonic() - started

@@ -138,16 +138,16 @@ class Abilities:
         foreign_holders: describe the sessions other than consumers that hold lanes.
         warnings: what an operator should know about the consumer's group; each text is
             logged once.
-        identify: take a short id of the handlers' database into the name of this member
-            of the group. Called before the source is entered.
-        strangers: the names of running members with another id.
+        identify: take an id of the handlers' database into the name of this member of
+            the group, without change. Called before the source is entered.
+        members: the names of running members of the group, if the broker shows them.
     """
 
     leave_out: Callable[[Collection[str]], None] = lambda _: None
     foreign_holders: Callable[[], Sequence[str]] = tuple
     warnings: Callable[[], Sequence[str]] = tuple
     identify: Callable[[str], None] = lambda _: None
-    strangers: Callable[[], Sequence[str]] = tuple
+    members: Callable[[], Sequence[str]] = tuple
 
 
 class Source(Protocol):

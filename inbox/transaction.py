@@ -24,7 +24,8 @@ After a COMMIT or ROLLBACK, a driver begins a new transaction with the next stat
 and its state looks the same as before. So the statement that inserts a receipt also
 sets default_transaction_read_only for its transaction. This affects only transactions
 that begin later, so this one can still write. The server reports the setting to the
-driver, and reports it again when the setting ends with the transaction.
+driver, and reports it again when the setting ends with the transaction, or by RESET.
+Then the lock on the table of receipts tells the two apart.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -39,13 +40,17 @@ from sqlalchemy import (
     Executable,
     and_,
     event,
+    exists,
+    false,
     func,
     literal_column,
     select,
+    text,
 )
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from inbox.connection import connection_of
 from inbox.errors import (
@@ -53,7 +58,9 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.idle import LIMITS_IDLE, max_idle_of
+from inbox.schema import foreign_receipt_table
 from outbox.errors import ConfigError, sqlstate_of
+from outbox.postgres.sql_files import load
 from outbox.session import AnySession, is_async_scoped_session, refuse_autocommit
 from outbox.writer import sync_session
 
@@ -78,6 +85,12 @@ MARKS: Final[ColumnElement[bool]] = and_(
 """A condition that is always true; it marks the transaction until its end, and limits
 its idle time."""
 _BEGIN: Final = select(MARKS)
+_BEGIN_JOB: Final = _BEGIN.where(
+    ~exists().select_from(foreign_receipt_table).where(false())
+)
+"""It only locks the table, as a receipt does."""
+HOLDS_RECEIPT: Final = load("inbox", "holds_receipt")
+"""The query that tells the end of a transaction from a RESET, without the mark."""
 
 
 class Held:
@@ -98,6 +111,7 @@ class Held:
         self._transaction: Any = connection.get_transaction()
         self._driver: Any = connection.connection.driver_connection
         self._is_begun = False
+        self._limit: dict[str, Any] = {}
         self._reads_mark: Callable[[], bool] | None = None
         self._refused: Exception | None = None
         self._was_ended = False
@@ -119,6 +133,7 @@ class Held:
 
         Bypasses the session, which would look up the connection again.
         """
+        self._limit = {"max_idle": values["max_idle"]}
         result = self.connection.execute(statement, values, execution_options=options)
         self._is_begun = True
         # Inside a savepoint the mark can't be relied on: a rollback to the savepoint,
@@ -159,7 +174,7 @@ class Held:
         if self._is_begun and self.is_open:
             status = _status(self._driver)
             self._was_ended |= status == _IDLE or (
-                status == _OPEN and self._has_lost_mark()
+                status == _OPEN and self._has_lost_mark() and not self._marks_again()
             )
         return self._was_ended
 
@@ -204,9 +219,17 @@ class Held:
         if status == _FAILED:
             raise HandlerTransactionError.by_error(self.caught)
         self.caught = None  # a savepoint was rolled back
-        if status == _OPEN and is_lost:
+        if status == _OPEN and is_lost and not self._marks_again():
             self._was_ended = True
             raise TransactionEndedError
+
+    def _marks_again(self) -> bool:
+        """Mark the transaction again if it lost the mark to RESET, not to its end."""
+        self._reads_mark = None
+        if not self.connection.execute(text(HOLDS_RECEIPT)).scalar():
+            return False
+        self.execute(_BEGIN, self._limit)
+        return True
 
     def _has_lost_mark(self) -> bool:
         return self._reads_mark is not None and not self._reads_mark()
@@ -236,7 +259,7 @@ def hold(session: Session) -> Held:
 
 def begin_held(session: Session) -> None:
     """Hold and mark a session's transaction; limit its idle time if a limit is set."""
-    hold(session).execute(_BEGIN, {"max_idle": max_idle_of(session)})
+    hold(session).execute(_BEGIN_JOB, {"max_idle": max_idle_of(session)})
 
 
 class protected:  # noqa: N801 (reads as a statement: with protected(…))
@@ -338,6 +361,14 @@ def _attach(connection: Connection, held: Held) -> None:
         event.listen(engine, "rollback", _before_rollback)
         event.listen(engine, "prepare_twophase", _before_commit)
         event.listen(engine, "commit", _before_commit)
+        event.listen(engine, "checkin", _drop_busy)
+
+
+def _drop_busy(_: object, record: ConnectionPoolEntry) -> None:
+    # asyncpg can't roll back while a task that outlives its handler uses it.
+    driver = record.driver_connection
+    if driver is not None and _status(driver) not in (_IDLE, _LOST):
+        record.invalidate()
 
 
 def _before_statement(connection: Connection, *_: object) -> None:

@@ -4,8 +4,7 @@ Consumers, jobs, webhooks and retries of dead letters ask `judge`. The error can
 group, as a `TaskGroup` raises it. Of several parts, the first in this list decides:
 
     TransactionEndedError, its effects may be committed  ──▶ Unclear
-    DeadLetter                                           ──▶ Fatal
-    InvalidReceiptError                                  ──▶ Refused
+    DeadLetter, or InvalidReceiptError                   ──▶ Fatal
     RetryLater; of several, the longest delay            ──▶ Later
     DatabaseUnavailableError                             ──▶ Outage
     a lost connection, also behind a cause or context    ──▶ Lost
@@ -58,13 +57,6 @@ class Fatal:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The message can't have a receipt, so its handler wasn't called."""
-
-    error: InvalidReceiptError
-
-
-@dataclass(frozen=True, slots=True)
 class Lost:
     """A connection was lost; `error` is what was raised because of `lost`."""
 
@@ -72,9 +64,9 @@ class Lost:
     lost: Exception
 
 
-Verdict: TypeAlias = Unclear | Fatal | Refused | Later | Outage | Lost | Failed
+Verdict: TypeAlias = Unclear | Fatal | Later | Outage | Lost | Failed
 
-_ORDER: Final = (Unclear, Fatal, Refused, Later, Outage, Lost, Failed)
+_ORDER: Final = (Unclear, Fatal, Later, Outage, Lost, Failed)
 _WAS_IDLE: Final = "25P03"
 # A handler that took too long can lose its connection, which is no outage.
 _OVERTIME: Final = (HandlerTimeoutError, IdleTimeoutError)
@@ -125,10 +117,8 @@ def _judge_alone(error: Exception) -> Verdict:
     match error:
         case TransactionEndedError():
             return Unclear(error)
-        case DeadLetter():
+        case DeadLetter() | InvalidReceiptError():
             return Fatal(error)
-        case InvalidReceiptError():
-            return Refused(error)
         case RetryLater():
             return Later(error.delay, without_values(error.reason, error))
         case DatabaseUnavailableError():

@@ -38,7 +38,11 @@ GRANT SELECT
     TO {relay};
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {monitor};
 GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay};
-GRANT SELECT, INSERT ON outbox.deferral, outbox.position TO {relay};
+GRANT SELECT, INSERT ON outbox.position TO {relay};
+-- Who could choose an entry's number could leave no higher one.
+GRANT SELECT, INSERT (created_at, due_at, seq, id, run, attempts, lane, cause, reader, outcome, key, reason, requested_by)
+    ON outbox.deferral
+    TO {relay};
 GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {relay};
 GRANT SELECT, INSERT (reader, broker, broker_since), UPDATE (broker, broker_since) ON outbox.reader TO {relay};
 GRANT SELECT, INSERT (reader, topic, is_discarded, since, since_seq), UPDATE (ended_at) ON outbox.subscription TO {relay};

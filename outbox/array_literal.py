@@ -8,18 +8,23 @@ from collections.abc import Iterable
 
 
 def plain_array(values: Iterable[object]) -> str:
-    """Write values whose text needs no quotes: numbers, UUIDs, None."""
+    """Write values whose text needs no quotes: numbers, UUIDs, None.
+
+    None only for our own sessions: with `array_nulls = off`, it would be a text.
+    """
     return "{" + ",".join("NULL" if v is None else str(v) for v in values) + "}"
 
 
 def text_array(values: Iterable[str | None]) -> str:
-    """Write strings, quoted and escaped as PostgreSQL's manual specifies (8.15.6)."""
+    """Write strings, quoted and escaped as PostgreSQL's manual specifies (8.15.6).
+
+    None becomes an empty string, for `nullif` in the statement: some sessions are the
+    user's, and with `array_nulls = off` they read NULL as a text.
+    """
     return (
         "{"
         + ",".join(
-            "NULL"
-            if value is None
-            else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+            '"' + (value or "").replace("\\", "\\\\").replace('"', '\\"') + '"'
             for value in values
         )
         + "}"
@@ -27,7 +32,7 @@ def text_array(values: Iterable[str | None]) -> str:
 
 
 def moment_array(values: Iterable[object]) -> str:
-    """Write timestamps, whose text contains spaces, or None."""
+    """Write timestamps, whose text contains spaces, or None as in `text_array`."""
     return text_array(None if value is None else str(value) for value in values)
 
 

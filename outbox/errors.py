@@ -41,7 +41,8 @@ _SAFE: Final = frozenset(
         "sqlalchemy.TimeoutError",
         *("psycopg.OperationalError", "psycopg2.OperationalError"),
         *("psycopg.InterfaceError", "psycopg2.InterfaceError"),
-        *("psycopg.ProgrammingError", "asyncpg.InterfaceError"),
+        *("psycopg.ProgrammingError", "psycopg.InternalError"),
+        "asyncpg.InterfaceError",
     }
 )
 """Errors about connections and calls, whose texts hold no values of rows."""
@@ -116,6 +117,10 @@ class DatabaseUnavailableError(OutboxError):
 
 class MissingPartitionError(OutboxError):
     """The outbox has no partition for now; the transaction was rolled back."""
+
+
+class NotMigratedError(OutboxError):
+    """The database lacks the schema that the migrations create."""
 
 
 class MigrationError(OutboxError):
@@ -416,8 +421,8 @@ def _behind(
     found = [(error, is_below)]
     while found:
         known, is_below = found.pop(0)
-        if is_below and isinstance(known, OutboxError):
-            continue  # it quotes no values of what it was raised from
+        if isinstance(known, OutboxError):
+            continue  # it quotes no values, though it can name the same message
         is_below = is_below or _quotes_input(known)
         members = known.exceptions if isinstance(known, BaseExceptionGroup) else ()
         for behind in (known.__cause__, known.__context__, *members):

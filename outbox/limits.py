@@ -18,6 +18,8 @@ from outbox.tracing import CAUSE
 MAX_SCHEMA_VERSION: Final = 2**31 - 1
 MAX_INDEXED_BYTES: Final = 2048
 """The limit of a topic and a key in UTF-8: an index entry holds about 2.7 KB."""
+MAX_WAIT: Final = timedelta(days=365)
+"""Until when a message may wait; the tables refuse more than a day above it."""
 MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
 """The table's own limit; `Limits` can't raise it."""
 # In UTF-8 and as JSON, texts within these limits are within those of the table.
@@ -49,10 +51,10 @@ class Limits:
         max_payload_bytes: the limit of one payload, at most 64 MiB; brokers reject
             payloads above about 1 MiB, and a relay those above its own
             `max_payload_bytes`, which is 8 MiB.
-        max_delay: how far ahead `available_at` may be. A receipt's day comes from the
-            id, which is generated when the message is created. If this is more than 6
-            days, set a `--minimum` above it with `pillarbox retention set
-            inbox.receipt`, and likewise for `inbox.job`.
+        max_delay: how far ahead `available_at` may be, at most a year. A receipt's day
+            comes from the id, which is generated when the message is created. If this
+            is more than 6 days, set a `--minimum` above it with `pillarbox retention
+            set inbox.receipt`, and likewise for `inbox.job`.
     """
 
     max_payload_bytes: int = 1024 * 1024
@@ -65,9 +67,10 @@ class Limits:
                 f"max_payload_bytes={self.max_payload_bytes}: must be from 1 to "
                 f"{MAX_PAYLOAD_BYTES}, the table's limit"
             )
-        if self.max_delay < timedelta(0):
+        if not timedelta(0) <= self.max_delay <= MAX_WAIT:
             raise ConfigError(
-                f"max_delay={exact_duration(self.max_delay)}: must not be negative"
+                f"max_delay={exact_duration(self.max_delay)}: must not be negative, nor"
+                f" over {MAX_WAIT.days} days, the table's limit"
             )
 
     def check(self, message: Message) -> None:

@@ -23,6 +23,7 @@ from sqlalchemy import (
     cast,
     func,
     insert,
+    literal_column,
     select,
     text,
 )
@@ -58,6 +59,10 @@ _LITERAL: Final[dict[str, Callable[[list[Any]], str]]] = {
     "available_at": moment_array,
     "payload": bytes_array,
 }
+
+
+_NULLABLE: Final = ("available_at", "key", "tenant")
+"""Of these, an empty string in an array is null."""
 
 
 class MessageInsert(Insert):
@@ -176,7 +181,10 @@ def _from_arrays(arrays: Mapping[str, BindParameter[Any]]) -> MessageInsert:
     added = (
         func.unnest(
             *(
-                cast(cast(arrays[name], Text()), ARRAY(type_))
+                cast(
+                    cast(arrays[name], Text()),
+                    ARRAY(Text() if name in _NULLABLE else type_),
+                )
                 for name, type_ in _COLUMNS.items()
             )
         )
@@ -185,8 +193,12 @@ def _from_arrays(arrays: Mapping[str, BindParameter[Any]]) -> MessageInsert:
     )
     source = select(
         *(
-            cast(added.c.headers, JSONB) if name == "headers" else added.c[name]
-            for name in _COLUMNS
+            cast(added.c.headers, JSONB)
+            if name == "headers"
+            else cast(func.nullif(added.c[name], literal_column("''")), type_)
+            if name in _NULLABLE
+            else added.c[name]
+            for name, type_ in _COLUMNS.items()
         )
     ).order_by(added.c.position)  # seq is drawn in this order
     return MessageInsert(message_table).from_select(

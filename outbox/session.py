@@ -7,13 +7,20 @@ an application with plain sessions doesn't need. So nothing here imports that mo
 no other code has imported it, there are no objects of its classes either.
 """
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sqlalchemy import Connection, Engine, ExceptionContext, event
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.errors import AutocommitError, MissingPartitionError, sqlstate_of
+from outbox.errors import (
+    AutocommitError,
+    MissingPartitionError,
+    NotMigratedError,
+    message_of,
+    sqlstate_of,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (
@@ -29,6 +36,8 @@ AnySession: TypeAlias = (
 
 _MODULE: Final = "sqlalchemy.ext.asyncio"
 _CHECK_VIOLATION: Final = "23514"
+_UNDEFINED: Final = ("42P01", "3F000", "42883")
+_OURS: Final = re.compile(r"\b(out|in)box\b")
 _NO_PARTITION: Final = ["outbox", "message", None]
 """Unlike a CHECK that fails, it names no constraint."""
 
@@ -89,10 +98,16 @@ def refuse_autocommit(connection: Connection, subject: str) -> None:
 
 
 @event.listens_for(Engine, "handle_error")
-def _explain_missing_partition(context: ExceptionContext) -> None:
-    """Name the remedy where an insert into the outbox finds no partition for now."""
+def _explain(context: ExceptionContext) -> None:
+    """Name the remedy where our tables or the partition for now are missing."""
     error = context.original_exception
-    if sqlstate_of(error) != _CHECK_VIOLATION:
+    state = sqlstate_of(error)
+    if state in _UNDEFINED and _OURS.search(said := message_of(error)):
+        raise NotMigratedError(
+            f"{said}: this database lacks pillarbox's tables, or some of them; run "
+            "pillarbox migrate for it, or connect to the one that has them"
+        )
+    if state != _CHECK_VIOLATION:
         return
     # asyncpg's error is the cause of SQLAlchemy's.
     details = getattr(error, "diag", None) or error.__cause__

@@ -6,7 +6,7 @@ keep or discard it. An object for each message would take as long as its insert.
 """
 
 from collections.abc import Coroutine
-from typing import Any, Final, Unpack, overload
+from typing import Any, Final, NoReturn, Unpack, overload
 from uuid import UUID
 
 from sqlalchemy import Connection, Insert, event, inspect
@@ -44,6 +44,20 @@ from outbox.unsent import Batch, uncommitted
 
 _LIMITS: Final = Limits()
 _LATE: Final = "outbox.messages_late"
+
+
+class _NothingToAwait:
+    """Names the mistake in `await add(async_session, message)`."""
+
+    def __await__(self) -> NoReturn:
+        raise NotASessionError(
+            "await add(…): the message was added, and there is nothing to await, since "
+            "the session's next flush or commit writes it; leave out await, which only "
+            "an AsyncConnection needs"
+        )
+
+
+_NOTHING_TO_AWAIT: Final = _NothingToAwait()
 
 
 @orm_registry(metadata=metadata).mapped
@@ -99,7 +113,7 @@ def add(
     registry: SchemaRegistry = REGISTRY,
     codec: PayloadCodec | None = None,
     **details: Unpack[Details],
-) -> Coroutine[Any, Any, None] | None:
+) -> Any:
     """Add messages to the transaction of `session`.
 
     They are published if and only if that transaction commits. `add` does no I/O, so
@@ -162,7 +176,7 @@ def add(
     made = tuple(_message(message, registry, details) for message in messages)
     if made:
         _add(target, _checked(made, limits, registry, codec))
-    return None
+    return _NOTHING_TO_AWAIT if is_async_session(session) else None
 
 
 def _add(target: Session, messages: tuple[Message, ...]) -> None:

@@ -25,6 +25,7 @@ from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
 from relay.lanes.deferrals import LONG_AGO, Draining, KeyEnd, LogOfKey, WaitingMessage
 from relay.lanes.lane import Lane
+from relay.reader import read_record
 
 _VERDICT: Final = 12  # the index of the column
 _MOST_SKIPPED: Final = 1000
@@ -177,6 +178,10 @@ async def _look_and_claim(
     # first.
     async with connection.transaction():
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        # A failover may have lost the reader, which then begins elsewhere.
+        record = await read_record(connection, board.reader.reader)
+        if record is not None and record.topics is not None:
+            board.reader.since, board.topics = record.since, record.topics
         await _refresh(connection, board, lanes, clock)
         batch = await _claim(connection, board, lanes, config, has_looked=True)
     board.forget_floors()

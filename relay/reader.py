@@ -102,7 +102,7 @@ class Reader:
         Raises:
             ConfigError: there is no such reader, or it was dropped.
         """
-        record = await self._read(connection)
+        record = await read_record(connection, self.name)
         if record is None:
             raise ConfigError(
                 f"reader={self.name}: the outbox has no such reader; pillarbox readers"
@@ -122,7 +122,7 @@ class Reader:
 
         Records it if none is recorded, or to `switch` to it.
         """
-        record = await self._read(connection)
+        record = await read_record(connection, self.name)
         problem: Event | None = None
         if record is None or record.topics is None:
             problem = ReaderDropped(reader=self.name)
@@ -155,16 +155,16 @@ class Reader:
                 f"{record.broker}; {_SWITCH}"
             )
 
-    async def _read(self, connection: Connection) -> ReaderRecord | None:
-        cursor = await connection.execute(
-            load("relay", "read_reader"), {"reader": self.name}
-        )
-        row: Any = await cursor.fetchone()
-        if row is None:
-            return None
-        broker, topics, since_seq, since = row
-        return ReaderRecord(
-            broker,
-            None if topics is None else Topics(topics),
-            Position(since_seq, Snapshot.parse(since)),
-        )
+
+async def read_record(connection: Connection, name: str) -> ReaderRecord | None:
+    """Return the row of a reader, or None if there is no such reader."""
+    cursor = await connection.execute(load("relay", "read_reader"), {"reader": name})
+    row: Any = await cursor.fetchone()
+    if row is None:
+        return None
+    broker, topics, since_seq, since = row
+    return ReaderRecord(
+        broker,
+        None if topics is None else Topics(topics),
+        Position(since_seq, Snapshot.parse(since)),
+    )

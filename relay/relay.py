@@ -81,6 +81,8 @@ _GRANT: Final = (
     "GRANT pillarbox_relay TO its role; if it has that, pillarbox migrate restores"
     " what was revoked"
 )
+_MOVE_LIMIT: Final = 300.0
+"""Seconds that moving one oversized row can take."""
 _DAYS_DELAY: Final = 1.0
 """Seconds before missing days are made, which takes longer than the first claims."""
 
@@ -155,6 +157,7 @@ class Relay(Process):
                 url,
                 application_name=f"{self._application} oversized",
                 server=self._server,
+                answer_limit=_MOVE_LIMIT,
             ),
             reader=reader,
             notify=self._notify,

@@ -22,6 +22,7 @@ from datetime import datetime
 from typing import Final
 
 from outbox.cloudevents.raw_text import storable
+from outbox.limits import MAX_WAIT
 from outbox.log.progress import Day
 from outbox.log.reader import LogReader, Read, Settled
 from outbox.postgres.connection import Connection
@@ -47,6 +48,8 @@ OUTCOMES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
 _ENDS: Final = {"dead_lettered", "ended"}
 _BLOCKS: Final = {"refused", "postponed", "unknown"}
 _WAITS: Final = {*_BLOCKS, "scheduled", "blocked", "aside"}
+_MAX_REASON: Final = 4096
+"""Characters, which the column has room for."""
 _MAX_ATTEMPTS: Final = 2**31 - 2
 """One less than the column's maximum, so that adding one still fits."""
 
@@ -267,7 +270,10 @@ async def _defer(
                 for row, outcome in entries
             ],
             "causes": [outcome.cause for outcome in outcomes],
-            "delays": [outcome.delay for outcome in outcomes],
+            "delays": [
+                None if o.delay is None else min(o.delay, MAX_WAIT.total_seconds())
+                for o in outcomes
+            ],
             "reasons": [_stored(outcome.reason) for outcome in outcomes],
             **_bounds(rows),
         },
@@ -320,7 +326,7 @@ async def move_to_dead_letters(
 
 
 def _stored(reason: str | None) -> str | None:
-    return None if reason is None else storable(reason)
+    return None if reason is None else storable(reason)[:_MAX_REASON]
 
 
 def _log(rows: Sequence[Claimed]) -> dict[str, object]:

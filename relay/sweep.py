@@ -57,7 +57,9 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
         and lane.deferrals.since is not None
         and lane.deferrals.size < batch_size
     ]
-    began = [lane.deferrals.scan() for lane in lanes]
+    # Not those of a lane that is taken over in the meantime.
+    searched = [lane.deferrals for lane in lanes]
+    began = [deferrals.scan() for deferrals in searched]
     async with link.use() as connection:
         # Do it even without lanes: an outage ends the leases and must be reported.
         cursor = await connection.execute(
@@ -65,8 +67,8 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
             {
                 "reader": board.reader.reader,
                 "lanes": [lane.number for lane in lanes],
-                "moments": [lane.deferrals.due_up_to[0] for lane in lanes],
-                "entries": [lane.deferrals.due_up_to[1] for lane in lanes],
+                "moments": [deferrals.due_up_to[0] for deferrals in searched],
+                "entries": [deferrals.due_up_to[1] for deferrals in searched],
                 "since": since_of(lanes),
                 "max_rows": batch_size,
             },
@@ -75,18 +77,18 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
     for number, *row in await cursor.fetchall():
         by_lane[number].append(row)
     some = False
-    for lane, begin in zip(lanes, began, strict=True):
+    for lane, deferrals, begin in zip(lanes, searched, began, strict=True):
         now, last_due, *_, last_entry, _, _ = by_lane[lane.number][-1]
         found = by_lane[lane.number] if last_due is not None else []
         for _, _, seq, id, created_at, run, attempts, entry, cause, key in found:
-            lane.deferrals.release(
+            deferrals.release(
                 WaitingMessage(
                     lane.number, seq, id, created_at, run, attempts, entry, cause, key
                 )
             )
         is_cut = len(found) >= batch_size
         up_to = (last_due, last_entry) if is_cut else (now, _LAST_ENTRY)
-        lane.deferrals.scanned(begin, up_to, is_cut=is_cut)
+        deferrals.scanned(begin, up_to, is_cut=is_cut)
         some = some or bool(found)
     if some:
         board.wake()

@@ -2,12 +2,15 @@
 
 import gc
 import os
+import secrets
 import signal
 from itertools import groupby
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from outbox.testing import cluster
 
 # An example's duration depends on the machine, not on the code.
 settings.register_profile(
@@ -22,6 +25,16 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Roles of tests have no password. Those that could run programs as the user of the
+# server, or become one that can, need one, which all clients find in the environment.
+if "PILLARBOX_DATABASE_URL" not in os.environ:
+    os.environ.setdefault("PGPASSWORD", secrets.token_hex(16))
+    cluster.RULES = (
+        "local all all trust\n"
+        "host all,replication postgres,pillarbox_owner,pillarbox_detacher"
+        " 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
+    )
 
 _left_out: Final = pytest.StashKey[int]()
 

@@ -13,6 +13,7 @@ from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.testing import cluster
 from outbox.testing.lifetime import free_port, is_running, wait_until
 from outbox.testing.postgres import PostgresServer, postgres_server
+from tests.fixtures.sessions import execute
 from tests.servers.redis import RedisServer, redis_server
 
 # Starts both servers, prints their process ids and directories, and is killed.
@@ -141,3 +142,21 @@ def test_a_private_server_leaves_nothing_behind() -> None:
     assert not is_running(pid)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_nobody_without_the_password_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    own = "from outbox.testing.cluster import RULES; print(RULES, end='')"
+    rules = subprocess.check_output([sys.executable, "-c", own], text=True)
+    monkeypatch.setattr(cluster, "RULES", rules)
+    cluster.initialized.cache_clear()
+    with postgres_server(durable=False) as private:
+        assert one(private.url, "SELECT 1") == 1
+        execute(private.url, "CREATE ROLE somebody LOGIN")
+        address = private.url.partition("@")[2]
+        for user in ("postgres", "postgres:guess", "somebody", "somebody:guess"):
+            with pytest.raises(psycopg.OperationalError, match="password"):
+                psycopg.connect(f"postgresql://{user}@{address}")
+        ((directory,),) = execute(private.url, "SHOW unix_socket_directories")
+        assert Path(directory).stat().st_mode & 0o077 == 0
+    cluster.initialized.cache_clear()

@@ -11,7 +11,7 @@ import typer
 
 from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.load import load_consumer, queues_of
-from inbox.events import ConsumerStarted, HandlersAbandoned, MessageDeadLettered
+from inbox.events import ConsumerStarted, MessageDeadLettered
 from outbox.cli.command import command, new_app
 from outbox.cli.supervisor import (
     RETRY_INTERVAL,
@@ -107,19 +107,17 @@ def consume(
     run = partial(found.run, idle=IDLE if once else None)
     watched.run(run, found.stop, found.drain)
     status = GAVE_UP if once and dead_lettered else 0
-    _leave_stuck_handlers(found.name, status, found.notify)
+    _leave_stuck_handlers(found.name, status)
     return status
 
 
-def _leave_stuck_handlers(consumer: str, status: int, notify: Observer) -> None:
+def _leave_stuck_handlers(consumer: str, status: int) -> None:
     """Exit although handler threads still run; the server rolls back their work."""
     threads = [
         t for t in threading.enumerate() if t.name.startswith(f"inbox {consumer}")
     ]
     for thread in threads:
         thread.join(_LAST_WAIT / len(threads))
-    stuck = sum(thread.is_alive() for thread in threads)
-    if stuck:
-        notify(HandlersAbandoned(consumer=consumer, handlers=stuck))
+    if any(thread.is_alive() for thread in threads):
         logging.shutdown()
         os._exit(status)

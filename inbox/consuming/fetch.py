@@ -5,6 +5,7 @@ they share only the slots of the scheduler.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,7 +17,6 @@ from inbox.events import (
     DeliveryLanesFree,
     DeliveryLanesWithheld,
     DeliveryReturned,
-    GroupShared,
     SourceLost,
     SourceRecovered,
     SourceWarned,
@@ -28,6 +28,7 @@ from outbox.gather import end
 from outbox.postgres.advisory_lock import END_FOREIGN
 from outbox.retry import RetryPolicy
 
+_MEMBER: Final = re.compile(r"db-[0-9a-f]{8}(?![0-9a-f])")
 _RECONNECT: Final = RetryPolicy(
     first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
 )
@@ -37,6 +38,7 @@ class Fetcher:
     """Fetches the deliveries of one queue, as many as there is room for.
 
     Args:
+        member: what tells this member from those with another database.
         idle: return when nothing has arrived for this long and no handler is running.
     """
 
@@ -48,17 +50,29 @@ class Fetcher:
         dispatcher: Dispatcher,
         observers: Observers,
         *,
+        member: str = "",
         idle: timedelta | None = None,
     ) -> None:
         self._about = {"consumer": consumer, "queue": queue}
         self._source = source
         self._abilities = source.abilities
         self._holders: tuple[str, ...] = ()
+        self._member = member
         self._warned: set[str] = set()
-        self._strangers: tuple[str, ...] = ()
         self._dispatcher = dispatcher
         self._notify = observers.notify
         self._idle = None if idle is None else idle.total_seconds()
+
+    @property
+    def strangers(self) -> list[str]:
+        """What to say of running members with their handlers in another database."""
+        ids = {name: _MEMBER.search(name) for name in self._abilities.members()}
+        return [
+            f"{name} has its handlers in another database: give one of the two "
+            "services another Consumer(name=…)"
+            for name, found in ids.items()
+            if found is not None and found[0] != self._member
+        ]
 
     async def run(self) -> None:
         """Fetch until cancelled, or until idle.
@@ -101,14 +115,10 @@ class Fetcher:
             last = now
 
     def _notify_warnings(self) -> None:
-        for reason in self._abilities.warnings():
+        for reason in (*self._abilities.warnings(), *self.strangers):
             if reason not in self._warned:
                 self._warned.add(reason)
                 self._notify(SourceWarned(**self._about, reason=reason))
-        strangers = tuple(self._abilities.strangers())
-        if strangers and strangers != self._strangers:
-            self._notify(GroupShared(**self._about, members=strangers))
-        self._strangers = strangers
 
     def _notify_withheld(self) -> None:
         holders = tuple(self._abilities.foreign_holders())

@@ -1,7 +1,7 @@
 """Settle one delivery: retry the handler until it succeeds, or dead-letter the message.
 
     handled now or before ──▶ ack
-    RetryLater(delay) ──▶ retry after the delay; counts no attempt
+    RetryLater(delay) ──▶ retry after the delay; counts no attempt (see `inbox.verdict`)
     another exception ──▶ retry with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, unreadable ──▶ dead letter, ack
     no handler here, or one for an older schema ──▶ handed back (see `rollout`)
@@ -38,6 +38,7 @@ from inbox.dead_letters.write import (
     StoredFailure,
     finished_job_failed,
 )
+from inbox.errors import InvalidReceiptError
 from inbox.events import (
     DeadLetterRepeated,
     DeliveryReturned,
@@ -73,7 +74,7 @@ from inbox.poison.policy import PoisonPolicy, Start, StartCounter
 from inbox.poison.store import find_last_error
 from inbox.receipt import has_receipt
 from inbox.source import Delivery
-from inbox.verdict import Fatal, Lost, Refused, Unclear, connection_broke, judge
+from inbox.verdict import Fatal, Lost, Unclear, connection_broke, judge
 from outbox.errors import (
     BrokerUnavailableError,
     InvalidMessageError,
@@ -142,7 +143,12 @@ class DeliverySettlement:
         known = self._routes.match(message.topic)
         if known is not None:
             return self._versions.why_too_new(known, message)
-        return no_handler(self._consumer, message.topic)
+        return (
+            f"consumer {self._consumer!r} has no handler for topic "
+            f"{shorten(message.topic)}: add one and retry it, or end the subscription "
+            "(pillarbox unsubscribe CONSUMER TOPIC; for brokers other than postgres "
+            "see their pages)"
+        )
 
     async def _hand_back(
         self, delivery: Delivery, dispatcher: Dispatcher, reason: str
@@ -311,9 +317,9 @@ class DeliverySettlement:
             verdict = judge(raised, terms_of(handler).is_permanent)
         match verdict:
             case Fatal(error):
-                return Dead(error, counter.attempts + 1)
-            case Refused(error):
-                return Dead(error, counter.attempts)
+                # A message without a receipt was never handled.
+                is_called = not isinstance(error, InvalidReceiptError)
+                return Dead(error, counter.attempts + is_called)
             case Unclear(error):
                 # A long handler's blocks have no receipt that would show it.
                 was_committed = isinstance(handler, LongHandler) or (
@@ -497,15 +503,6 @@ class DeadLettering:
             self._notify(DeadLetterRepeated(**about))
         await ack(delivery)
         return True
-
-
-def no_handler(consumer: str, topic: str) -> str:
-    """Say that a consumer has no handler for a topic, and how not to receive it."""
-    return (
-        f"consumer {consumer!r} has no handler for topic {shorten(topic)}: add one and "
-        "retry it, or end the subscription (pillarbox unsubscribe CONSUMER TOPIC; for "
-        "brokers other than postgres see their pages)"
-    )
 
 
 def problem_of(delivery: Delivery) -> str | None:

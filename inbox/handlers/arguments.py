@@ -274,11 +274,15 @@ def _argument(
     handler: Callable[..., Any], annotation: Any, takes: Takes
 ) -> Argument | None:
     """Return what an annotation stands for; None if for nothing."""
-    if _is_misplaced(handler, annotation, takes):
+    for_async = _for_async(annotation)
+    has_other_color = for_async is not None and for_async != is_async(handler)
+    if has_other_color or _is_misplaced(annotation, takes):
         first = "Job" if takes is Takes.JOB else "Session"
+        change = f"write {'async ' * bool(for_async)}def, or " * has_other_color
         raise ConfigError(
             f"handler {name_of(handler)}: takes {shorten(annotation)}, as another kind "
-            f"of handler does; let it take ({'Async' * is_async(handler)}{first}, "
+            f"of handler does; {change}let it take "
+            f"({'Async' * is_async(handler)}{first}, "
             f"{'Sequence[Message]' if takes is Takes.MANY else 'Message'}), or "
             "register it with @consumer.handles, @consumer.handles_batch or "
             "@consumer.job"
@@ -300,16 +304,20 @@ def _argument(
     return validator_of(annotation) if _is_payload(annotation) else None
 
 
-def _is_misplaced(handler: Callable[..., Any], annotation: Any, takes: Takes) -> bool:
+def _for_async(annotation: Any) -> bool | None:
+    """Return whether it is a session, connection or job for `async def`; None: none."""
+    if _is_connection(annotation):
+        return _is_connection(annotation, psycopg.AsyncConnection)
+    if _is(annotation, Job, AsyncJob):
+        return _is(annotation, AsyncJob)
+    return _is_async_session(annotation) if _is_session(annotation) else None
+
+
+def _is_misplaced(annotation: Any, takes: Takes) -> bool:
     """Return whether another kind of handler takes what is annotated."""
     is_job = _is(annotation, Job, AsyncJob)
     if is_job or _is_session(annotation) or _is_connection(annotation):
-        for_async = (
-            _is(annotation, AsyncJob)
-            or _is_async_session(annotation)
-            or _is_connection(annotation, psycopg.AsyncConnection)
-        )
-        return is_job != (takes is Takes.JOB) or for_async != is_async(handler)
+        return is_job != (takes is Takes.JOB)
     is_many = _is_many(annotation)
     return (is_many or _is(annotation, Message)) and is_many != (takes is Takes.MANY)
 

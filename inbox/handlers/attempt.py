@@ -4,8 +4,11 @@ Both executors run it: `begin`, and the handler if there is something to handle.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,7 +35,7 @@ async def answered(max_idle: timedelta | None) -> AsyncIterator[None]:
     Raises:
         DatabaseUnavailableError: it didn't answer.
     """
-    limit = None if max_idle is None else max_idle.total_seconds() + ANSWER_LIMIT
+    limit = _answer_limit(max_idle)
     try:
         async with asyncio.timeout(limit):
             yield
@@ -40,6 +43,46 @@ async def answered(max_idle: timedelta | None) -> AsyncIterator[None]:
         raise DatabaseUnavailableError(
             f"the database gave no answer within {limit:g} s"
         ) from error
+
+
+def _answer_limit(max_idle: timedelta | None) -> float | None:
+    return None if max_idle is None else max_idle.total_seconds() + ANSWER_LIMIT
+
+
+class Questions:
+    """What threads ask the database, since they can't be cancelled."""
+
+    def __init__(self, max_idle: timedelta | None) -> None:
+        self._max_idle = max_idle
+        self._since: dict[Any, float] = {}
+
+    @contextmanager
+    def asked(self, asking: Any) -> Iterator[None]:
+        """Note that a session, or a driver's connection, is used in the block."""
+        self._since[asking] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._since[asking]
+
+    def abandon(self) -> None:
+        """Break the connections that `answered` would not let wait so long."""
+        limit = _answer_limit(self._max_idle)
+        for asking, since in list(self._since.items()):
+            if limit is not None and time.monotonic() > since + limit:
+                with suppress(Exception):  # it has ended just now
+                    _break(asking)
+
+
+def _break(asking: Any) -> None:
+    drivers = [asking]
+    if isinstance(asking, Session):
+        # Those that the session uses; SQLAlchemy has no other way to list them.
+        connections: Any = vars(asking.get_transaction())["_connections"]
+        drivers = [it.connection.driver_connection for it, *_ in connections.values()]
+    for driver in drivers:
+        with socket.socket(fileno=os.dup(driver.fileno())) as opened:
+            opened.shutdown(socket.SHUT_RDWR)
 
 
 def once_each(messages: Sequence[Message], new: set[UUID]) -> list[Message]:
@@ -60,6 +103,7 @@ class Attempt:
     messages: Sequence[Message]
     consumer: str
     max_idle: timedelta | None
+    questions: Questions
     is_batch: bool = False
 
     def begin(self, session: Session) -> list[Message]:
@@ -72,8 +116,9 @@ class Attempt:
         """
         limit_idle(session, self.max_idle)
         try:
-            hold(session)
-            new = self._record(session)
+            with self.questions.asked(session):
+                hold(session)
+                new = self._record(session)
         except (InvalidReceiptError, ConfigError):
             raise
         except Exception as error:

@@ -54,17 +54,13 @@ async def check_database(executor: Executor, *, is_long: bool) -> None:
     _check_rights(rights)
 
 
-async def short_id(executor: Executor) -> str:
+async def member_id(executor: Executor) -> str:
     """Return a short id of the handlers' database; empty if its role may not know."""
     try:
         known = await executor.transact(identify)
-    except Exception as error:
-        if sqlstate_of(error) == "42501":
-            return ""
-        raise DatabaseUnavailableError(
-            f"can't read the database of sessions: {one_line(error)}"
-        ) from error
-    return sha256(repr(known).encode()).hexdigest()[:8]
+    except Exception:  # noqa: BLE001 (it only serves a warning)
+        return ""
+    return f"db-{sha256(repr(known).encode()).hexdigest()[:8]}"
 
 
 def _read_rights(is_long: bool, session: Session) -> Row[Any]:

@@ -18,8 +18,9 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.connection import connection_of
+from inbox.errors import SpecialError
 from inbox.handlers.arguments import Arguments
-from inbox.handlers.attempt import Attempt, answered
+from inbox.handlers.attempt import Attempt, Questions, answered
 from inbox.handlers.calls import Calls
 from inbox.handlers.routes import BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
@@ -91,6 +92,7 @@ class Executor:
         )
         self._consumer = consumer
         self._max_idle = max_idle
+        self.questions = Questions(max_idle)
         self._handlers = _Threads(max_in_flight, f"inbox {consumer}")
         self._books = _Threads(_MAX_BOOKKEEPERS, f"inbox {consumer} books")
 
@@ -100,6 +102,11 @@ class Executor:
             (self.has_coroutines, self.has_threads)
             == (other.has_coroutines, other.has_threads)
         )
+
+    @property
+    def running_threads(self) -> int:
+        """How many plain functions still run, which can't be stopped."""
+        return len(self._handlers.running)
 
     def check(self, handler: Handler, arguments: Arguments) -> None:
         """Raise `ConfigError` for a handler that its sessions are not for."""
@@ -129,9 +136,7 @@ class Executor:
             DatabaseUnavailableError: the handler was not called, for a reason other
                 than the message.
         """
-        return bool(
-            await self._run(Attempt(handler, [message], self._consumer, self._max_idle))
-        )
+        return bool(await self._run(handler, [message]))
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
@@ -141,11 +146,17 @@ class Executor:
         Raises:
             DatabaseUnavailableError: as `handle`.
         """
-        return await self._run(
-            Attempt(handler, messages, self._consumer, self._max_idle, is_batch=True)
-        )
+        return await self._run(handler, messages, is_batch=True)
 
-    async def _run(self, attempt: Attempt) -> set[UUID]:
+    async def _run(
+        self,
+        handler: Handler | BatchHandler,
+        messages: Sequence[Message],
+        *,
+        is_batch: bool = False,
+    ) -> set[UUID]:
+        limit, questions = self._max_idle, self.questions
+        attempt = Attempt(handler, messages, self._consumer, limit, questions, is_batch)
         running: Any
         async with self._turn:
             if is_async(attempt.handler):
@@ -203,7 +214,8 @@ class Executor:
     def _transact(self, function: Callable[[Session], T]) -> T:
         with self._plain_sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
-            return _called(session, function)
+            with self.questions.asked(session):
+                return _called(session, function)
 
     def job(
         self,
@@ -310,7 +322,7 @@ async def _run_alone(attempt: Coroutine[Any, Any, T]) -> T:
     cancellation of the caller cancels the attempt; the caller waits until it has ended.
 
     Raises:
-        RuntimeError: the attempt was cancelled, and not by its caller.
+        SpecialError: the attempt was cancelled, and not by its caller.
     """
     try:
         return await asyncio.create_task(attempt)
@@ -318,7 +330,7 @@ async def _run_alone(attempt: Coroutine[Any, Any, T]) -> T:
         caller = asyncio.current_task()
         if caller is None or caller.cancelling():
             raise
-        raise RuntimeError("the handler cancelled its own task") from error
+        raise SpecialError("the handler cancelled its own task") from error
 
 
 def _call(function: Any, *arguments: Any) -> Any:
@@ -333,7 +345,7 @@ class _Threads:
         self._max_threads = max_threads
         self._name = name
         self._executor: ThreadPoolExecutor | None = None
-        self._running: set[Future[Any]] = set()
+        self.running: set[Future[Any]] = set()
 
     async def run(self, function: Any, *arguments: Any) -> Any:
         """Call a function in a thread, with the context of the current task."""
@@ -341,8 +353,8 @@ class _Threads:
             self._executor = ThreadPoolExecutor(self._max_threads, self._name)
         context = contextvars.copy_context()
         call = self._executor.submit(context.run, _call, function, *arguments)
-        self._running.add(call)
-        call.add_done_callback(self._running.discard)
+        self.running.add(call)
+        call.add_done_callback(self.running.discard)
         return await asyncio.wrap_future(call)
 
     async def close(self, *, patience: float = 0.0) -> None:
@@ -350,5 +362,5 @@ class _Threads:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
-        if patience and (running := self._running.copy()):
+        if patience and (running := self.running.copy()):
             await asyncio.to_thread(wait, running, patience)

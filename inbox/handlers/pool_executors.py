@@ -44,6 +44,7 @@ from inbox.handlers.signature import Takes, is_async
 from inbox.handlers.terms import as_failure
 from inbox.idle import as_setting, limiting
 from inbox.receipt import insert_receipts, receipt_values, refusal_of_many
+from inbox.transaction import HOLDS_RECEIPT
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
 from outbox.tracing import causing
@@ -128,7 +129,8 @@ class _Receipts:
     def _was_ended(self, connection: _Connection) -> bool:
         status = connection.info.transaction_status
         if status is TransactionStatus.INTRANS:
-            return self._is_marked and not _has_mark(connection)
+            is_lost = self._is_marked and not _has_mark(connection)
+            return is_lost and not _holds_receipt(connection)
         return status is TransactionStatus.IDLE
 
 
@@ -243,9 +245,12 @@ class PoolExecutor(Executor):
             with ExitStack() as stack:
                 stack.enter_context(limiting(attempt.max_idle))
                 try:
-                    connection.rollback()
-                    stack.enter_context(connection.transaction())
-                    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+                    with (
+                        self.questions.asked(connection),
+                        psycopg.Cursor(connection, row_factory=tuple_row) as cursor,
+                    ):
+                        connection.rollback()
+                        stack.enter_context(connection.transaction())
                         cursor.execute(_statement(), receipts.values)
                         receipts.recorded(cursor.fetchall(), connection)
                 except Exception as error:  # noqa: BLE001 (it is translated)
@@ -306,6 +311,12 @@ def _error_of(error: OutOfOrderTransactionNesting) -> BaseException:
 
 def _has_mark(connection: _Connection) -> bool:
     return connection.pgconn.parameter_status(_MARK) == b"on"
+
+
+def _holds_receipt(connection: _Connection) -> bool:
+    # Without await, in a check that also runs in threads: it is rare and short.
+    result = connection.pgconn.exec_(HOLDS_RECEIPT.encode())
+    return result.get_value(0, 0) == b"t"
 
 
 @cache

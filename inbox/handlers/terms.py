@@ -23,7 +23,7 @@ from inbox.handlers.calls import TIME_LIMIT
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from outbox.duration import check_duration, exact_duration
-from outbox.errors import ConfigError, check_type, shorten
+from outbox.errors import ConfigError, check_type, one_line, shorten
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
@@ -84,7 +84,7 @@ def _failure_of(error: BaseException) -> Exception:
         parts = [_failure_of(part) for part in error.exceptions]
         # A reason says where it was raised.
         return ExceptionGroup(error.message, parts).with_traceback(error.__traceback__)
-    failure = SpecialError(error)
+    failure = SpecialError(f"the handler raised {one_line(error)}")
     failure.__cause__ = error
     return failure
 

@@ -48,7 +48,7 @@ from inbox.jobs.store import (
 )
 from inbox.processing import processing
 from inbox.receipt import check_id, refusal
-from inbox.verdict import Fatal, Lost, Refused, Unclear, judge
+from inbox.verdict import Fatal, Lost, Unclear, judge
 from outbox import tracing
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
@@ -262,7 +262,7 @@ class JobRunner:
                     raise error
                 case Failed(failure):
                     error = failure
-                case Fatal(failure) | Unclear(failure) | Refused(failure):
+                case Fatal(failure) | Unclear(failure):
                     error, is_final = failure, True
         if is_final or attempts.retry.spent(lease.attempts):
             state = (

@@ -3,7 +3,7 @@
 -- Gives: nothing
 -- Index: suspect_pkey of the partitions of their days
 INSERT INTO inbox.suspect AS s (message_id, message_at, consumer, starts, is_open, error_reason, error_stacktrace)
-SELECT id, moment, CAST(:consumer AS text), starts, false, reason, stacktrace
+SELECT id, moment, CAST(:consumer AS text), starts, false, nullif(reason, ''), nullif(stacktrace, '')
   FROM unnest(CAST(CAST(:ids AS text) AS uuid[]), CAST(CAST(:moments AS text) AS timestamptz[]),
               CAST(CAST(:starts AS text) AS integer[]), CAST(CAST(:reasons AS text) AS text[]),
               CAST(CAST(:stacktraces AS text) AS text[])) AS r (id, moment, starts, reason, stacktrace)

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from inbox.consuming.rollout import Rollout
 from inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
-from inbox.errors import TransactionEndedError
+from inbox.errors import InvalidReceiptError, TransactionEndedError
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.executor import Executor
@@ -44,7 +44,6 @@ from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.processing import processing
 from inbox.receipt import check_text, has_receipt
 from inbox.verdict import Fatal, Lost, Unclear, judge
-from inbox.verdict import Refused as InvalidReceipt
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
@@ -252,10 +251,10 @@ class WebhookApp:
             case Later(delay, reason):
                 seconds = str(max(1, math.ceil(delay.total_seconds())))
                 return self._fail(message, 425, reason, (("retry-after", seconds),))
+            case Fatal(InvalidReceiptError() as error):
+                raise Refused(400, str(error)) from error
             case Fatal(error):
                 return await self._dead_letter(message, error)
-            case InvalidReceipt(error):
-                raise Refused(400, str(error)) from error
             case Outage(error):
                 return self._fail(message, 503, one_line(error))
             case Unclear(error):

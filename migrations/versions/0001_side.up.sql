@@ -54,7 +54,8 @@ BEGIN ATOMIC
                        FOR UPDATE SKIP LOCKED);
     INSERT INTO {schema}.process AS p (id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight,
                                        running_id, running_handler, running_since, running_due)
-    SELECT beat.id, beat.kind, beat.name, beat.host, beat.broker, beat.failing_since, beat.reason, beat.blocked_keys, beat.in_flight,
+    SELECT beat.id, left(beat.kind, 500), left(beat.name, 500), left(beat.host, 500), left(beat.broker, 500), beat.failing_since,
+           left(beat.reason, 500), beat.blocked_keys, beat.in_flight,
            beat.running_id, beat.running_handler, beat.running_since, beat.running_due
      WHERE NOT beat.ends
         ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
@@ -97,7 +98,12 @@ CREATE TABLE {schema}.position (
     -- The fence: of two processes that both believe to own a lane, one can settle.
     CONSTRAINT position_pkey PRIMARY KEY (reader, lane, number, created_at),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
-    CONSTRAINT numbers_in_range CHECK (number > 0 AND up_to >= -1 AND deferred BETWEEN 0 AND messages),
+    -- 2^62, and no more: whoever may insert must not leave the others without a number.
+    CONSTRAINT numbers_in_range CHECK (number > 0 AND number <= 4611686018427387904 AND up_to >= -1 AND up_to <= 4611686018427387904
+                                       AND deferred BETWEEN 0 AND messages),
+    CONSTRAINT ids_in_range CHECK (next_xid < '4611686018427387904'::xid8 AND pg_snapshot_xmax(snapshot) < '4611686018427387904'::xid8
+                                   AND pg_snapshot_xmax(late_snapshot) < '4611686018427387904'::xid8),
+    CONSTRAINT snapshots_size CHECK (pg_column_size(snapshot) <= 1048576 AND pg_column_size(late_snapshot) <= 1048576),
     CONSTRAINT late_part CHECK ((late_up_to IS NULL) = (late_snapshot IS NULL)
                                 AND (late_up_to IS NULL OR late_up_to < up_to))
 ) PARTITION BY RANGE (created_at);

@@ -29,7 +29,9 @@ CREATE TABLE outbox.message (
     -- A number of ten bytes, 1e131000, is 131 kB of text. Null, and not false, if it is no object.
     CONSTRAINT headers_are_strings CHECK ((headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE),
     CONSTRAINT payload_size CHECK (octet_length(payload) <= 67108864),
-    CONSTRAINT schema_version_positive CHECK (schema_version >= 1)
+    CONSTRAINT schema_version_positive CHECK (schema_version >= 1),
+    -- Until then its day is kept. (Checked after moments_finite, in the order of names.)
+    CONSTRAINT within_a_year CHECK (available_at - created_at <= interval '366 days')
 ) PARTITION BY RANGE (created_at);
 
 COMMENT ON TABLE outbox.message IS
@@ -71,7 +73,8 @@ CREATE TABLE outbox.reader (
     broker_since timestamptz,
     created_at   timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT reader_pkey PRIMARY KEY (reader),
-    CONSTRAINT name_valid CHECK (reader ~ '^[a-z0-9][a-z0-9_.-]{0,62}$')
+    CONSTRAINT name_valid CHECK (reader ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'),
+    CONSTRAINT broker_size CHECK (octet_length(broker) <= 16384)
 );
 INSERT INTO outbox.reader (reader) VALUES ('main');
 COMMENT ON TABLE outbox.reader IS
@@ -90,6 +93,8 @@ CREATE TABLE outbox.subscription (
     since_seq   bigint      NOT NULL DEFAULT coalesce(pg_sequence_last_value('outbox.message_seq'::regclass), -1),
     CONSTRAINT subscription_pkey PRIMARY KEY (reader, topic),
     CONSTRAINT subscription_reader_fkey FOREIGN KEY (reader) REFERENCES outbox.reader,
+    CONSTRAINT since_in_range CHECK (since_seq >= -1 AND since_seq <= 4611686018427387904 AND pg_column_size(since) <= 1048576
+                                     AND pg_snapshot_xmax(since) < '4611686018427387904'::xid8),
     CONSTRAINT topic_not_empty CHECK (topic <> ''),
     CONSTRAINT star_only_at_the_end CHECK (position('*' IN topic) IN (0, length(topic)))
 );
@@ -136,6 +141,9 @@ CREATE TABLE outbox.deferral (
     requested_by text,
     CONSTRAINT deferral_pkey PRIMARY KEY (reader, lane, entry, created_at),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
+    CONSTRAINT within_a_year CHECK (due_at - deferred_at <= interval '366 days'),
+    CONSTRAINT seq_in_range CHECK (seq >= -1 AND seq <= 4611686018427387904),
+    CONSTRAINT reason_size CHECK (octet_length(reason) <= 16384),
     CONSTRAINT run_not_negative CHECK (run >= 0),
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT cause_known CHECK (cause IN ('scheduled', 'refused', 'postponed', 'blocked', 'aside', 'unknown', 'found', 'replayed', 'settled')),

@@ -45,6 +45,8 @@ CREATE TABLE inbox.subscription (
     since_seq  bigint      NOT NULL DEFAULT coalesce(pg_sequence_last_value('inbox.message_seq'::regclass), -1),
     CONSTRAINT subscription_pkey PRIMARY KEY (consumer, topic),
     CONSTRAINT names_not_empty CHECK (consumer <> '' AND topic <> ''),
+    CONSTRAINT since_in_range CHECK (since_seq >= -1 AND since_seq <= 4611686018427387904 AND pg_column_size(since) <= 1048576
+                                     AND pg_snapshot_xmax(since) < '4611686018427387904'::xid8),
     CONSTRAINT star_only_at_the_end CHECK (position('*' IN topic) IN (0, length(topic)))
 );
 COMMENT ON TABLE inbox.subscription IS 'the topics of each consumer of the postgres broker';
@@ -106,6 +108,8 @@ CREATE TABLE inbox.deferral (
     consumer   text        NOT NULL,
     key        text,
     CONSTRAINT deferral_pkey PRIMARY KEY (consumer, lane, entry, created_at),
+    CONSTRAINT within_a_year CHECK (due_at - entered_at <= interval '366 days'),
+    CONSTRAINT seq_in_range CHECK (seq >= -1 AND seq <= 4611686018427387904),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT cause_known CHECK (cause IN ('refused', 'blocked', 'open', 'found', 'acked')),

@@ -50,9 +50,9 @@ INSERT INTO outbox.partition_policy (parent_table, control, template, retention,
     ('inbox.receipt',      'message_at', 'inbox.receipt_template',      '14 days', NULL, NULL),
     ('inbox.message',      'created_at', 'inbox.message_template',      '7 days',  NULL, 'inbox.unsettled_messages'),
     ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''', NULL),
-    -- If a cancelled job has no topic, its message never arrived: it is settled.
+    -- Without a worker, a job that is to be cancelled waits for its message, which may never arrive.
     ('inbox.job',          'message_at', 'inbox.job_template',          '14 days',
-     'finished_at IS NULL AND NOT (state = ''waiting'' AND topic IS NULL)', NULL),
+     'finished_at IS NULL AND NOT (state = ''waiting'' AND coalesce(lease_until, ''-infinity'') < now())', NULL),
     ('inbox.suspect',      'message_at', 'inbox.suspect_template',      '14 days', NULL, NULL);
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, follows) VALUES
     ('outbox.deferral',   'created_at', 'outbox.deferral_template',   '7 days', 'outbox.message'),

@@ -73,16 +73,15 @@ WITH owner (oid) AS (
     SELECT mode() WITHIN GROUP (ORDER BY c.relowner) FROM pg_class c
      WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND c.relkind IN ('r', 'p')
 ), numbered (sequence, used) AS (
-    VALUES ('outbox.message_seq', (SELECT max(p.up_to)
-                                     FROM outbox.reader AS r
-                                    CROSS JOIN generate_series(0, 47) AS l (lane)
-                                    CROSS JOIN LATERAL (SELECT q.up_to FROM outbox.position q WHERE q.reader = r.reader AND q.lane = l.lane
-                                                         ORDER BY q.up_to DESC LIMIT 1) AS p)),
-           ('inbox.message_seq', (SELECT max(p.up_to)
-                                    FROM (SELECT DISTINCT s.consumer FROM inbox.subscription s) AS c
-                                   CROSS JOIN generate_series(0, 15) AS l (lane)
-                                   CROSS JOIN LATERAL (SELECT q.up_to FROM inbox.position q WHERE q.reader = c.consumer AND q.lane = l.lane
-                                                        ORDER BY q.up_to DESC LIMIT 1) AS p)),
+    -- By rows: a relay may store any position.
+    VALUES ('outbox.message_seq', (SELECT max(m.seq)
+                                     FROM generate_series(0, 47) AS l (lane)
+                                    CROSS JOIN LATERAL (SELECT q.seq FROM outbox.message q WHERE q.lane = l.lane
+                                                         ORDER BY q.seq DESC LIMIT 1) AS m)),
+           ('inbox.message_seq', (SELECT max(m.seq)
+                                    FROM generate_series(0, 15) AS l (lane)
+                                   CROSS JOIN LATERAL (SELECT q.seq FROM inbox.message q WHERE q.lane = l.lane
+                                                        ORDER BY q.seq DESC LIMIT 1) AS m)),
            ('outbox.deferral_entry_seq', (SELECT max(e.entry)
                                             FROM outbox.reader AS r
                                            CROSS JOIN generate_series(0, 47) AS l (lane)

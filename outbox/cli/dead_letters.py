@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import count
+from heapq import merge
+from itertools import count, repeat
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -206,9 +207,11 @@ def export(
 ) -> None:
     """Print dead letters as JSON lines, with payloads, the oldest first."""
     with _open_tables(database, load_sides(side)) as tables:
-        for found in _select(tables, filters.criteria(_status(state))):
-            letter = tables[found.side].read(found.letter.id)
-            values = {"side": found.side.schema, **letter.as_json()}
+        criteria = filters.criteria(_status(state))
+        streams = [zip(repeat(s), t.oldest_first(criteria)) for s, t in tables.items()]
+        for found, candidate in merge(*streams, key=lambda it: it[1].created_at):
+            letter = tables[found].read(candidate.id)
+            values = {"side": found.schema, **letter.as_json()}
             sys.stdout.write(f"{json_module.dumps(values, default=to_json)}\n")
 
 

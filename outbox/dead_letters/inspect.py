@@ -1,15 +1,18 @@
 """List, read and discard dead letters, on behalf of a person."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.dead_letters.criteria import Criteria
+from outbox.dead_letters.criteria import Criteria, ListPosition
 from outbox.dead_letters.letter import Letter, Summary
 from outbox.dead_letters.retry import Candidate
 from outbox.dead_letters.statement import Schema, Statement, statement
 from outbox.errors import ConfigError
+
+_PAGE: Final = 1000
 
 OnDiscard: TypeAlias = Callable[[AdministrationConnection, str, str], None]
 """Called in the transaction of each discard, with message id and origin.
@@ -44,6 +47,13 @@ class DeadLetterTable:
             statement(self._schema, Statement.FIND), criteria.parameters()
         )
         return [Candidate(*row) for row in cursor]
+
+    def oldest_first(self, criteria: Criteria) -> Iterator[Candidate]:
+        """Find the same dead letters, and hold only a page of them."""
+        after: ListPosition | None = None
+        while page := self.find(replace(criteria, after=after, max_rows=_PAGE)):
+            yield from page
+            after = ListPosition(page[-1].created_at, page[-1].id)
 
     def read(self, id: UUID) -> Letter:
         """Return a dead letter with all its fields.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from outbox.dev.project import Project
-from outbox.errors import ConfigError, OutboxError
+from outbox.errors import ConfigError
 from outbox.testing.cluster import (
     CRON_SETTINGS,
     SETTINGS,
@@ -107,27 +107,10 @@ class Programs:
         new.mkdir(mode=0o700)
         if self._user is not None:
             os.chown(new, self._user.pw_uid, self._user.pw_gid)
-        data = Cluster(self._binaries, new, self._user).initialize()
-        self._protect(data)
+        cluster = Cluster(self._binaries, new, self._user)
+        data = cluster.initialize(self._project.password)
         data.rename(self._project.data)
         shutil.rmtree(new)
-
-    def _protect(self, data: Path) -> None:
-        """Let nobody connect without the password in the project's URL.
-
-        Whoever can connect as `postgres` can run programs as the user of the server.
-        """
-        done = subprocess.run(
-            [self._binaries / "postgres", "--single", "-F", "-D", data, "postgres"],
-            input=f"ALTER ROLE postgres PASSWORD '{self._project.password}';\n",
-            text=True,
-            capture_output=True,
-            check=False,
-            **self.process,
-        )
-        if done.returncode != 0:
-            raise OutboxError(f"postgres --single failed: {done.stderr.strip()}")
-        (data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 scram-sha-256\n")
 
     def command(self) -> Sequence[str | Path]:
         """Return the command that runs the server."""

@@ -47,6 +47,8 @@ def log_event(
     if trace is not None and not more:
         values[STACKTRACE] = trace
         text += "\n" + printable(trace, lines=True).rstrip()
+    # `fileConfig`, which Alembic's env.py calls, disables the loggers that exist.
+    logger.disabled = False
     logger.log(level, "%s %s", type(event).__name__, text, extra=extra)
 
 

@@ -169,12 +169,10 @@ def _parts(*parts: tuple[int, str]) -> str:
 
 def is_dumped(kind: type) -> bool:
     """Return whether pydantic knows all fields of a class, and so writes it."""
-    # A standard dataclass inherits the serializer of one of pydantic, without its own
-    # fields.
-    is_own = "__pydantic_serializer__" in vars(kind)
-    return is_own or (
-        hasattr(kind, "__pydantic_serializer__") and not dataclasses.is_dataclass(kind)
-    )
+    # A standard dataclass inherits that of its base, which lacks its own fields.
+    if dataclasses.is_dataclass(kind):
+        return "__pydantic_serializer__" in vars(kind)
+    return hasattr(kind, "__pydantic_serializer__")
 
 
 def _dump_pydantic(value: Any) -> object:

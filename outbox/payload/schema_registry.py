@@ -128,9 +128,15 @@ class SchemaRegistry:
             )
         versions = self._topics.setdefault(topic, {})
         if version in versions:
+            known = self._classes.get((topic, version))
+            which = (
+                "" if known is None else f", {known.__module__}.{known.__qualname__}"
+            )
             raise ConfigError(
-                f"topic {shorten(topic)}: has a schema for version {version} already; "
-                "register the new one under a new version"
+                f"topic {shorten(topic)}: has a schema for version {version} already"
+                f"{which}; register a new one under a new version; if it is the same, "
+                "its file was run twice: import it by one name only, also where it is "
+                "the script that runs"
             )
         versions[version] = validator_of(schema)
         if isinstance(schema, type):

@@ -38,6 +38,8 @@ _PINNED: Final = {
     "client_encoding": "'UTF8'",
     "bytea_output": "'hex'",
     "extra_float_digits": "1",
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
     "quote_all_identifiers": "off",
     "default_transaction_isolation": "'read committed'",
     "row_security": "off",

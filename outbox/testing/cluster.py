@@ -1,11 +1,13 @@
 """A private PostgreSQL cluster, created with the server binaries of this machine.
 
-It is created in a temporary directory, listens on 127.0.0.1 and trusts everyone there:
-use it for tests and demonstrations, not for data.
+It is created in a temporary directory, and listens on 127.0.0.1 for those who have the
+password: use it for tests and demonstrations, not for data.
 """
 
 import atexit
+import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
@@ -45,12 +47,18 @@ CRON_SETTINGS = {
     "cron.database_name": "pillarbox",
     "cron.use_background_workers": "on",
 }
+_KEPT = "password"
 EXTENSIONS = ("pg_partman", "pg_cron")
 
 # Commits still reach the kernel, so a crash of the server alone loses none of them. For
 # many partitions, the planner's cost estimates are so high that PostgreSQL would
 # JIT-compile statements that read three rows, which takes seconds.
 NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "jit": "off"}
+
+
+# Whoever connects as a superuser can run programs as the user of the server. The socket
+# is in the cluster's directory, which nobody else can enter.
+RULES = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
 
 
 class Cluster:
@@ -68,8 +76,10 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The URL of the main database."""
-        return f"postgresql://postgres@127.0.0.1:{self._port}/pillarbox"
+        """The URL of the main database; libpq knows a password in PGPASSWORD."""
+        password = (self._data / _KEPT).read_text()
+        secret = "" if password == os.environ.get("PGPASSWORD") else f":{password}"
+        return f"postgresql://postgres{secret}@127.0.0.1:{self._port}/pillarbox"
 
     @property
     def pid_file(self) -> Path:
@@ -86,6 +96,7 @@ class Cluster:
         if data is None:
             data = initialized(self._binaries, self._user)
         _copy(data, self._data)
+        (self._data / "pg_hba.conf").write_text(RULES)
         has_cron = "pg_cron" not in missing_extensions(self._binaries)
         self._configure(SETTINGS | (CRON_SETTINGS if has_cron else {}) | dict(settings))
         self._port = free_port()
@@ -95,8 +106,9 @@ class Cluster:
         """Copy the data directory of the stopped cluster."""
         _copy(self._data, target)
 
-    def initialize(self) -> Path:
+    def initialize(self, password: str | None = None) -> Path:
         """Create a cluster with its main database; return its data directory."""
+        password = password or os.environ.get("PGPASSWORD") or secrets.token_hex(16)
         self._run(
             *("initdb", "--pgdata", self._data, "--username=postgres", "--auth=trust"),
             *("--encoding=UTF8", "--locale=C", "--no-sync"),
@@ -104,8 +116,15 @@ class Cluster:
         # pg_cron's launcher expects its database to exist when the server first starts.
         self._run(
             *("postgres", "--single", "-F", "-D", self._data, "postgres"),
-            commands="CREATE DATABASE pillarbox;\n",
+            commands="CREATE DATABASE pillarbox;\n"
+            f"ALTER ROLE postgres PASSWORD {quoted(password)};\n",
         )
+        (self._data / "pg_hba.conf").write_text(RULES)
+        kept = self._data / _KEPT
+        kept.touch(mode=0o600)
+        kept.write_text(password)
+        if self._user is not None:
+            os.chown(kept, self._user.pw_uid, self._user.pw_gid)
         return self._data
 
     def _configure(self, settings: Mapping[str, str]) -> None:

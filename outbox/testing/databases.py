@@ -130,6 +130,7 @@ def _kept_data() -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     today = datetime.now(UTC).date()
     version = subprocess.check_output([find_binaries() / "postgres", "--version"])
+    version += b" with a password"  # those made before have none
     data = directory / f"{today:%Y%m%d}_{_schema()}_{sha256(version).hexdigest()[:8]}"
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

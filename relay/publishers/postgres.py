@@ -6,6 +6,7 @@ one statement in one transaction, so all of it arrives or nothing does.
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -57,7 +58,11 @@ class PostgresPublisher:
         self._name = without_password(url)
         self._drop_unsubscribed = options.unsubscribed == "drop"
         self._max_payload_bytes = options.max_payload_bytes
-        self._link = Link(url, application_name="pillarbox publisher")
+        self._link = Link(
+            url,
+            application_name="pillarbox publisher",
+            answer_limit=math.inf,  # the relay has limits for the size of a batch
+        )
         self._turn = asyncio.Lock()
         self._entered = False
 

@@ -6,8 +6,8 @@ WITH added AS (
     INSERT INTO outbox.deferral (reader, id, created_at, lane, seq, run, attempts, cause, key, reason, due_at)
     SELECT %(reader)s, d.id, d.created_at, d.lane, d.seq, d.run, d.attempts, d.cause, d.key, d.reason,
            CASE WHEN d.cause = 'scheduled'
-                -- A message from before the table had limits may wait for infinity.
-                THEN (SELECT least(greatest(coalesce(m.available_at, now()), '0001-01-03 00:00:00+00'), '9999-12-30 00:00:00+00')
+                -- Within the limits of both tables, even if the clock was set back.
+                THEN (SELECT least(greatest(coalesce(m.available_at, now()), '0001-01-03 00:00:00+00'), clock_timestamp() + interval '365 days')
                         FROM outbox.message AS m
                        WHERE m.id = d.id
                          AND m.created_at = d.created_at

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from inbox.consumer import Consumer
-from inbox.events import GroupShared
+from inbox.events import SourceWarned
 from inbox.sources.kafka import KafkaSource
 from inbox.sources.nats import NatsSource
 from inbox.sources.postgres import PostgresSource
@@ -37,7 +37,15 @@ def broker(request: pytest.FixtureRequest) -> tuple[str, str, Callable[..., Any]
     node: RealKafka = request.getfixturevalue("real_node")
     topic = f"orders.{uuid4().hex}"
     node.create_topic(topic, partitions=2)
+    wait_for("its coordinators", lambda: are_loaded(node))
     return node.url, topic, KafkaSource
+
+
+def are_loaded(node: RealKafka) -> bool:
+    """Return whether a Kafka that has just started can describe groups."""
+    admin = node.admin  # its answers never come if it is gone
+    answers = admin.describe_consumer_groups(["none"], request_timeout=10)
+    return answers["none"].exception(20) is None
 
 
 async def test_a_new_group_says_once_that_it_begins_at_the_oldest_message(
@@ -68,45 +76,42 @@ async def test_a_group_that_is_new_where_nothing_is_old_says_nothing(
         assert not member.abilities.warnings()
 
 
-async def test_members_with_another_database_are_strangers(
+async def test_members_carry_the_id_of_their_handlers_database(
     broker: tuple[str, str, Callable[..., Any]],
 ) -> None:
     url, topic, kind = broker
     group = f"billing-{uuid4().hex}"
 
-    def member(short_id: str) -> Any:
+    def member(id: str) -> Any:
         made = kind(url, consumer=group, topics=[topic], poll_interval=SOON)
-        made.abilities.identify(short_id)
+        made.abilities.identify(id)
         return made
 
-    async with member("a1a1a1a1") as first:
+    async with member("db-a1a1a1a1") as first:
         assert await first.receive(limit=1) == []
-        async with member("a1a1a1a1") as second:
-            assert not second.abilities.strangers()
-        async with member("b2b2b2b2") as third:
-            strangers = third.abilities.strangers()
+        async with member("db-b2b2b2b2") as second:
+            names = second.abilities.members()
     if kind is NatsSource:
-        assert not strangers  # NATS shows no members
+        assert not names  # NATS shows no members
     else:
-        (stranger,) = strangers
-        assert stranger.endswith("-a1a1a1a1")
+        assert any(name.endswith("-db-a1a1a1a1") for name in names)
 
 
-async def test_strangers_on_the_postgres_broker_are_seen_as_long_as_they_run(
+async def test_members_on_the_postgres_broker_are_seen_as_long_as_they_run(
     database_url: str,
 ) -> None:
-    def member(short_id: str) -> Any:
+    def member(id: str) -> PostgresSource:
         made = PostgresSource(database_url, consumer="billing", topics=["orders"])
-        made.abilities.identify(short_id)
+        made.abilities.identify(id)
         return made
 
-    async with member("a1a1a1a1") as first:
-        async with member("a1a1a1a1"), member("b2b2b2b2") as third:
-            (stranger,) = set(third.abilities.strangers())
-            assert stranger == "pillarbox inbox a1a1a1a1 billing lease"
-            while not first.abilities.strangers():
+    async with member("db-a1a1a1a1") as first:
+        async with member("db-b2b2b2b2") as second:
+            names = second.abilities.members()
+            assert "pillarbox db-a1a1a1a1 inbox billing lease" in names
+            while len(first.abilities.members()) < 2:
                 assert await first.receive(limit=1) == []
-        while first.abilities.strangers():
+        while len(first.abilities.members()) > 1:
             assert await first.receive(limit=1) == []
 
 
@@ -114,21 +119,23 @@ async def test_a_group_that_two_services_share_is_a_finding_in_their_databases(
     database_url: str, redis_url: str
 ) -> None:
     other = RedisSource(redis_url, consumer="billing", topics=["orders"])
-    other.abilities.identify("a1a1a1a1")
+    other.abilities.identify("db-a1a1a1a1")
     async with other, sessions_by(database_url, "asyncpg") as sessions:
         assert await other.receive(limit=1) == []
-        consumer = Consumer(redis_url, sessions, name="billing")
-        consumer.handles("orders")(handle)
-        async with running(consumer) as events:
-            (shared,) = await events.wait_for(GroupShared)
-            (member,) = shared.members
-            assert member.endswith("-a1a1a1a1")
+        replicas = [Consumer(redis_url, sessions, name="billing") for _ in range(2)]
+        for consumer in replicas:
+            consumer.handles("orders")(handle)
+        async with running(replicas[0]), running(replicas[1]) as events:
+            (warning,) = await events.wait_for(SourceWarned)
+            assert "-db-a1a1a1a1 has its handlers in another database" in warning.reason
 
-            def reason() -> str:
-                ((found,),) = execute(database_url, "SELECT reason FROM inbox.process")
-                return found or ""
+            def found() -> bool:
+                query = "SELECT reason FROM inbox.process"
+                reasons = [reason for (reason,) in execute(database_url, query)]
+                return reasons == [warning.reason] * 2
 
-            await asyncio.to_thread(wait_for, "its reason", lambda: member in reason())
+            await asyncio.to_thread(wait_for, "the reason", found)
+        assert events.of(SourceWarned) == [warning]
 
 
 async def handle(session: Any, message: Any) -> None:

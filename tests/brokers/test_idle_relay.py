@@ -123,7 +123,7 @@ async def test_the_relay_survives_any_error_of_a_check(database_url: str) -> Non
     publisher = Broken()
     async with running(database_url, publisher, broker_check_interval=OFTEN) as relay:
         (lost,) = await relay.events.wait_for(BrokerLost)
-        assert lost.reason == "ValueError: no such thing"
+        assert lost.reason.startswith("ValueError: raised in test_the_relay_survives_a")
         insert(database_url, Message("orders", b""))
         await publisher.until_acked(1)
         await relay.events.wait_for(BrokerRecovered)

@@ -1,15 +1,24 @@
 """What a type checker would find is refused where it is written, not hours later."""
 
+import asyncio
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, sessionmaker
 
+from inbox.events import HandlersAbandoned, MessageDeadLettered
 from inbox.sources.memory import MemorySource
-from outbox.errors import ConfigError
+from outbox.errors import ConfigError, NotASessionError, NotMigratedError
 from outbox.payload.schema_registry import SchemaRegistry
+from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import (
     Consumer,
     DeadLetter,
@@ -19,7 +28,18 @@ from pillarbox import (
     RetryPolicy,
     add,
     event,
+    guard,
+    insert_statement,
 )
+from tests.fixtures.consumers import (
+    async_sessions_of,
+    consuming,
+    id_of,
+    numbered,
+    running,
+    sessions_of,
+)
+from tests.fixtures.sessions import execute
 
 REGISTRY = SchemaRegistry()
 
@@ -114,3 +134,127 @@ def test_a_handler_of_another_topics_or_versions_event_is_refused() -> None:
     for version in (None, 2):
         consumer().handles_batch("orders.placed", max_size=2, version=version)(ship)
     consumer().handles("orders.bulk")(ship)
+
+
+# As in the ini file that `alembic init` writes, whose env.py calls fileConfig.
+ALEMBIC = """
+import io, logging.config
+from sqlalchemy.orm import Session
+from pillarbox import Message, add
+
+logging.config.fileConfig(io.StringIO('''
+[loggers]
+keys = root
+[handlers]
+keys = console
+[formatters]
+keys =
+[logger_root]
+level = WARNING
+handlers = console
+[handler_console]
+class = StreamHandler
+args = (sys.stderr,)
+'''))
+with Session() as session:
+    add(session, Message("orders.placed", 1))
+"""
+
+
+def test_a_lost_message_is_logged_though_alembic_has_disabled_all_loggers() -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ALEMBIC],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "MessagesUnsent messages=1" in run.stderr
+
+
+async def test_an_awaited_add_is_named_and_the_message_added(database_url: str) -> None:
+    async with async_sessions_of(database_url) as sessions, sessions.begin() as session:
+        with pytest.raises(NotASessionError, match=r"nothing to await.*leave out awa"):
+            await add(session, Message("t", 1))  # type: ignore[misc]
+    assert execute(database_url, "SELECT count(*) FROM outbox.message") == [(1,)]
+
+
+async def test_a_database_without_the_schema_is_named_with_the_remedy(
+    empty_database_url: str,
+) -> None:
+    refused = pytest.raises(NotMigratedError, match=r"(out|in)box.*; run pillarbox mig")
+    message = Message("orders.placed", 1)
+    for driver in ("psycopg", "psycopg2"):
+        engine = create_engine(
+            sqlalchemy_url(empty_database_url).replace("psycopg", driver, 1)
+        )
+        with Session(engine) as session:
+            add(session, message)
+            with refused:
+                session.commit()
+        with engine.connect() as connection, refused:
+            connection.execute(insert_statement(message))
+        with (
+            Session(engine) as session,
+            refused,
+            guard(session, message.id, consumer="c"),
+        ):
+            pass
+        engine.dispose()
+    for driver in ("psycopg", "asyncpg"):
+        async with async_sessions_of(empty_database_url, driver) as sessions:
+            async with sessions() as session_:
+                add(session_, message)
+                with refused:
+                    await session_.commit()
+            async with sessions() as session_:
+                with refused:
+                    async with guard(session_, message.id, consumer="c"):
+                        pass
+
+
+def test_a_file_that_was_run_twice_is_named() -> None:
+    registry = SchemaRegistry()
+    for module in ("__main__", "shop"):
+        names = {"__name__": module, "event": registry.event, "dataclass": dataclass}
+        refused = pytest.raises(
+            ConfigError, match=r"__main__\.Placed; .* was run twice"
+        )
+        with refused if module == "shop" else nullcontext():
+            exec('@event("orders.placed")\n@dataclass\nclass Placed: ...', names)
+
+
+async def test_a_stop_that_leaves_a_thread_running_says_so(database_url: str) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def hang(session: Session, message: Message) -> None:
+        begun.set()
+        over.wait()
+
+    source = MemorySource(*numbered(1))
+    with sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="stuck", drain=timedelta(0))
+        consumer.handles("*")(hang)
+        async with running(consumer) as events:
+            await asyncio.to_thread(begun.wait)
+        over.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("inbox stuck"):
+                thread.join()
+    (left,) = events.of(HandlersAbandoned)
+    assert left.handlers == 1
+
+
+async def test_the_remedy_for_an_old_message_is_in_reason_and_stack_trace(
+    database_url: str,
+) -> None:
+    def handle(session: Session, message: Message) -> None: ...
+
+    old = Message("t", b"", id=id_of(datetime(2020, 1, 1, tzinfo=UTC)))
+    async with consuming(database_url, MemorySource(old), handle) as events:
+        await events.wait_for(MessageDeadLettered)
+    ((reason, trace),) = execute(
+        database_url, "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"
+    )
+    remedy = "handle it by hand, or raise the retention of inbox.receipt above the age"
+    assert remedy in reason
+    assert remedy in trace

@@ -41,7 +41,7 @@ from tests.fixtures.urls import with_options
 
 END_LEASE = """
     SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
-     WHERE application_name LIKE 'pillarbox inbox % billing lease'
+     WHERE application_name LIKE 'pillarbox % inbox billing lease'
        AND datname = current_database()
 """
 

@@ -69,6 +69,7 @@ from tests.fixtures.endings import (
     execute_by_cursor,
     forget,
     receipts,
+    reset_all_settings,
     roll_back_and_go_on,
     roll_back_and_hide_the_refusals,
 )
@@ -274,6 +275,18 @@ async def test_a_handler_can_use_savepoints(
             assert (do, effects(url), receipts(url)) == (do, ["done", "more"], 1)
             assert dead_letters(url) == []
             forget(url)
+
+
+@pytest.mark.parametrize(("driver", "entry"), in_turn(DRIVERS, ENTRIES))
+async def test_a_handler_that_resets_settings_has_not_ended_its_transaction(
+    driver: str, entry: str, url: str
+) -> None:
+    async with sessions_by(url, driver) as sessions:
+        message = Message("orders", b"1")
+        seen = await ENTRIES[entry](sessions, driver, message, reset_all_settings)
+    assert seen == Result()
+    assert (effects(url), receipts(url)) == (["done", "more"], 1)
+    assert dead_letters(url) == []
 
 
 async def use(sessions: Any, driver: str, do: Do) -> None:
@@ -532,6 +545,20 @@ async def test_a_long_handler_cannot_end_its_transactions_either(
             seen = await by_job(sessions, driver, message, do, finish=finish)
             assert (do, seen) == (do, Result())
             assert (do, effects(url), receipts(url)) == (do, ["done", "more"], 1)
+            forget(url)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_long_handler_that_resets_settings_has_not_ended_a_transaction(
+    driver: str, url: str
+) -> None:
+    async with sessions_by(url, driver) as sessions:
+        for finish in (True, False):
+            message = Message("orders", b"1")
+            do = reset_all_settings
+            seen = await by_job(sessions, driver, message, do, finish=finish)
+            assert seen == Result()
+            assert (effects(url), receipts(url)) == (["done", "more"], 1)
             forget(url)
 
 

@@ -25,7 +25,7 @@ from inbox.events import (
 from inbox.handlers.outcome import Failed, Later, Outage
 from inbox.handlers.terms import Terms
 from inbox.sources.memory import MemorySource
-from inbox.verdict import Fatal, Lost, Refused, Unclear, judge
+from inbox.verdict import Fatal, Lost, Unclear, judge
 from outbox.errors import DatabaseUnavailableError
 from pillarbox import Consumer, DeadLetter, Message, RetryLater
 from tests.fixtures.consumers import (
@@ -88,7 +88,7 @@ ENDED = TransactionEndedError()
         (group(BUSY, DeadLetter("gone")), Fatal),
         (group(group(DeadLetter("gone")), lost(), ValueError()), Fatal),
         (group(ENDED, DeadLetter("gone")), Unclear),
-        (group(ValueError(), REFUSED, BUSY), Refused),
+        (group(ValueError(), REFUSED, BUSY), Fatal),
         (group(lost(), OUTAGE), Outage),
         (lost(), Lost),
         (group(lost()), Lost),
@@ -130,7 +130,7 @@ def test_the_longest_delay_counts_and_other_failures_are_named() -> None:
     assert isinstance(verdict, Later)
     assert verdict.delay == HOUR
     assert "busy" in verdict.reason
-    assert "ValueError: declined" in verdict.reason
+    assert verdict.reason.endswith("ValueError")
     assert judge(group(BUSY)) == Later(HOUR, "busy")
 
 
@@ -147,7 +147,7 @@ def test_a_permanent_failure_is_dead_lettered_at_once(permanent: Any) -> None:
         verdict = judge(error, is_permanent)
         assert isinstance(verdict, Fatal)
         assert isinstance(verdict.error, DeadLetter)
-        assert "ValueError: no such order" in str(verdict.error)
+        assert str(verdict.error).endswith("ValueError")
         assert verdict.error.__cause__ is error
     assert isinstance(judge(OSError("busy"), is_permanent), Failed)
 
@@ -296,7 +296,7 @@ async def test_a_failed_group_names_its_parts(database_url: str) -> None:
         (given_up,) = await events.wait_for(MessageDeadLettered)
     assert given_up.attempts == QUICK.max_attempts
     for reason in (given_up.reason, events.of(HandlerFailed)[0].reason):
-        assert "ValueError: item 0; ValueError: item 1" in reason
+        assert reason.count("ValueError: raised in ") == 5
         assert reason.endswith("and 2 more")
 
 
@@ -329,7 +329,7 @@ async def test_a_webhook_judges_the_parts_of_a_group(
     if status == 425:
         assert headers["retry-after"] == "1"
     if status == 500:
-        assert "ValueError: declined" in failed[0].reason
+        assert "ValueError: raised in " in failed[0].reason
 
 
 @pytest.mark.parametrize("terms", [{}, {"batch": 2}, {"lease": HOUR}], ids=str)
@@ -355,4 +355,4 @@ async def test_a_retry_of_a_dead_letter_judges_the_parts_of_a_group(
         await retry(consumer.retrier())
     ((failures, _, reason),) = execute(database_url, query)
     assert failures == 1
-    assert "ValueError: declined" in reason
+    assert "ValueError: raised in " in reason

@@ -119,5 +119,6 @@ def test_limits_can_be_raised_and_lowered_within_bounds() -> None:
     for size in (0, 64 * 2**20 + 1):
         with pytest.raises(ConfigError, match=r"max_payload_bytes=.*must"):
             Limits(max_payload_bytes=size)
-    with pytest.raises(ConfigError, match=r"max_delay=.*must"):
-        Limits(max_delay=timedelta(seconds=-1))
+    for delay in (timedelta(seconds=-1), timedelta(days=366)):
+        with pytest.raises(ConfigError, match=r"max_delay=.*must"):
+            Limits(max_delay=delay)

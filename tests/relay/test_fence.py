@@ -195,6 +195,29 @@ async def test_a_lane_is_taken_over_although_a_lost_session_has_found_nothing_fo
     assert publisher.topics() == ["new lost", "new last"]
 
 
+async def test_a_reader_that_a_failover_has_lost_begins_where_it_is_added_again(
+    database_url: str,
+) -> None:
+    with administration(database_url, application_name="test") as connection:
+        insert(database_url, Message("a", b"", key="k"), Message("b", b"", key="k"))
+        add_reader(connection, "some", ["a"], broker="redis://b")
+    publisher = ScriptedPublisher()
+    async with running(
+        database_url, publisher, reader="some", broker="redis://b", sweep_interval=LONG
+    ) as relay:
+        await relay.events.wait_for(LeaseTaken, count=3)
+        execute(
+            database_url,
+            "UPDATE outbox.subscription SET since = '1:1:', since_seq = -1, topic = 'b'"
+            " WHERE reader = 'some'",
+        )
+        for part in ("worker", "sweep", "lease"):
+            end_sessions(database_url, part)
+        await publisher.until_acked(1)
+
+    assert publisher.topics() == ["b"]
+
+
 async def test_the_fence_moves_to_today_when_its_day_has_passed(
     database_url: str,
 ) -> None:

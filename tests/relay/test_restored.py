@@ -129,13 +129,13 @@ async def test_what_commits_after_a_crash_is_published_although_it_has_lost_numb
     killed: str, migrated_server: PostgresServer
 ) -> None:
     url = migrated_server.url
-    for change in (
-        "ALTER SYSTEM SET wal_writer_delay = '10s'",
-        "ALTER SYSTEM SET synchronous_commit = off",
-        "SELECT pg_reload_conf()",
-        "CHECKPOINT",
-    ):
-        execute(url, change)
+    execute(url, "ALTER DATABASE pillarbox SET synchronous_commit = off")
+    execute(url, "CHECKPOINT")
+    # From now on, nothing reaches the disk.
+    ((writer,),) = execute(
+        url, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+    )
+    os.kill(writer, signal.SIGSTOP)
     publisher = ScriptedPublisher()
     publisher.open.clear()
     async with running(url, publisher):

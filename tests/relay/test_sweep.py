@@ -1,20 +1,23 @@
 """The sweep finds due messages, and rows inserted by hand."""
 
 import asyncio
-from datetime import timedelta
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
+from typing_extensions import override
 
 import outbox.log.reader
 from outbox.lane import PRIORITIES, lanes_of
-from outbox.postgres.connection import Link, conninfo
+from outbox.postgres.connection import Connection, Link, conninfo
 from pillarbox import Message
 from relay.config import RelayConfig
 from relay.events import BatchSettled
 from relay.lanes.board import LaneBoard
 from relay.lanes.deferrals import LONG_AGO
-from relay.sweep import sweep_lanes
+from relay.sweep import _find_due, sweep_lanes
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import defer, insert, numbered, running, unsettled
@@ -62,6 +65,36 @@ async def test_a_batch_of_each_lane_is_found_and_more_on_request(
         await asyncio.gather(sweeping, return_exceptions=True)
 
     assert len(found) == 800
+
+
+async def test_a_search_for_due_messages_says_nothing_of_a_lane_taken_over_meanwhile(
+    database_url: str,
+) -> None:
+    board = LaneBoard(HeldLease([16]), 1)
+    board.take([16])
+    (lane,) = board.pick()
+
+    def know_of_a_message() -> None:
+        lane.deferrals.note_created(LONG_AGO)
+        lane.deferrals.expect(datetime.now(UTC))
+
+    class TakenOver(Link):
+        @asynccontextmanager
+        @override
+        async def use(
+            self, only: Connection | None = None
+        ) -> AsyncIterator[Connection]:
+            async with super().use(only) as connection:
+                yield connection
+            lane.doubt()
+            know_of_a_message()
+
+    know_of_a_message()
+    link = TakenOver(database_url, application_name="test")
+    await _find_due(link, board, 30)
+    await link.close()
+
+    assert lane.deferrals.due_up_to == (LONG_AGO, -1)
 
 
 @pytest.mark.week

@@ -21,7 +21,7 @@ from confluent_kafka import Message as Record
 from inbox.consuming.backlog import Backlog
 from inbox.consuming.rollout import begins_at_oldest
 from inbox.source import Abilities, Delivery, EntryDelivery
-from inbox.sources.kafka.group import PREFIX, look_around
+from inbox.sources.kafka.group import look_around
 from inbox.sources.kafka.log import Entry, Log, written_at_of
 from inbox.sources.kafka.reader import Part, Reader, require_topics
 from outbox.brokers.kafka.connection import (
@@ -77,13 +77,12 @@ class KafkaSource:
             defaults |= _COOPERATIVE
         self._config: Mapping[str, Any] = {**defaults, **config}
         check_config(self._name, confluent_kafka.Consumer, self._config)
-        self._id = ""
         self._warnings: list[str] = []
-        self._strangers: list[str] = []
+        self._members: list[str] = []
         self.abilities = Abilities(
             warnings=lambda: self._warnings,
             identify=self._identify,
-            strangers=lambda: self._strangers,
+            members=lambda: self._members,
         )
         self._topics = tuple(topics)
         self._poll = poll_interval.total_seconds()
@@ -97,10 +96,9 @@ class KafkaSource:
         self._wakeup = asyncio.Event()
         self._reader: Reader | None = None
 
-    def _identify(self, short_id: str) -> None:
-        self._id = short_id
-        if self._config["client.id"] == "pillarbox":
-            self._config = {**self._config, "client.id": f"{PREFIX}{short_id}"}
+    def _identify(self, id: str) -> None:
+        name = self._config["client.id"]
+        self._config = {**self._config, "client.id": f"{name}-{id}"}
 
     async def __aenter__(self) -> Self:
         """Join the group.
@@ -119,8 +117,8 @@ class KafkaSource:
                     f"broker {self._name} rejected the connection: {reader.refusal}"
                 ) from error
             raise
-        old, self._strangers = await asyncio.to_thread(
-            look_around, self._config, self._topics, self._id
+        old, self._members = await asyncio.to_thread(
+            look_around, self._config, self._topics
         )
         if old:
             self._warnings = [begins_at_oldest(self._config["group.id"], old)]

@@ -34,6 +34,7 @@ from outbox.errors import (
     DatabaseUnavailableError,
     message_of,
 )
+from outbox.limits import MAX_WAIT
 from outbox.log.position import Position, Snapshot
 from outbox.log.reader import (
     Clock,
@@ -68,6 +69,7 @@ _MAX_SUSPECTS: Final = 256
 # How many keys one claim drains, and how many entries one statement writes.
 _MAX_KEYS: Final = 64
 _MAX_ENTRIES: Final = 1000
+_MAX_ATTEMPTS: Final = 2**31 - 1
 _OPEN_AFTER: Final = timedelta(minutes=1)
 _SKEW: Final = timedelta(hours=1)
 _Entry: TypeAlias = tuple[int, int, datetime, int, str, float | None, str | None]
@@ -651,7 +653,9 @@ def _is_large(rows: Sequence[ClaimedDelivery]) -> bool:
 def _entry(
     row: ClaimedDelivery, cause: str, delay: float | None = None, *, charge: int = 0
 ) -> _Entry:
-    attempts, key = row.attempts + charge, row.message.key
+    attempts, key = min(row.attempts + charge, _MAX_ATTEMPTS), row.message.key
+    if delay is not None:
+        delay = min(delay, MAX_WAIT.total_seconds())
     return row.lane, row.seq, row.created_at, attempts, cause, delay, key
 
 

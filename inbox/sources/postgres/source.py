@@ -6,7 +6,6 @@ memory.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -52,8 +51,6 @@ _BUSY: Final = 0.02
 _FIRST_PAUSE: Final = 0.005
 _LAST_PAUSE: Final = 0.05
 _MAX_WAITING: Final = 50_000
-_PREFIX: Final = "pillarbox inbox "
-_MEMBER: Final = re.compile(f"{_PREFIX}([0-9a-f]{{8}}) ")
 
 
 OUTCOMES: Final = ("inbox.position", "inbox.deferral")
@@ -91,7 +88,8 @@ class PostgresSource:
         self._topics = list(topics)
         self._poll = poll_interval.total_seconds()
         self._leave_timeout = leave_timeout.total_seconds()
-        self._application = f"{_PREFIX}{consumer}"
+        self._consumer = consumer
+        self._application = f"pillarbox inbox {consumer}"
         self._lanes = DeliveryLanes(
             lambda lane: self._lease.use([lane]), lambda lane: self._lease.leave([lane])
         )
@@ -113,9 +111,8 @@ class PostgresSource:
             foreign_holders=self._foreign_holders,
             warnings=lambda: self._warnings,
             identify=self._identify,
-            strangers=self._strangers,
+            members=lambda: self._lease.members,
         )
-        self._id = ""
         self._warnings: list[str] = []
         self._lease_failure: Exception | None = None
         self._queue = Queue(
@@ -216,15 +213,9 @@ class PostgresSource:
     def _leave_out(self, tenants: Collection[str]) -> None:
         self._left_out = frozenset(tenants)
 
-    def _identify(self, short_id: str) -> None:
-        self._id = short_id
+    def _identify(self, id: str) -> None:
         # PostgreSQL truncates the name to 63 bytes.
-        name = self._application.removeprefix(_PREFIX)
-        self._lease.name(f"{_PREFIX}{short_id} {name} lease")
-
-    def _strangers(self) -> Sequence[str]:
-        members = {name: _MEMBER.match(name) for name in self._lease.members}
-        return [name for name, of in members.items() if of and of[1] != self._id]
+        self._lease.name(f"pillarbox {id} inbox {self._consumer} lease")
 
     def _foreign_holders(self) -> Sequence[str]:
         return tuple(map(str, self._lease.foreign))

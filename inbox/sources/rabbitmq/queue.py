@@ -42,7 +42,7 @@ class QueueConfig:
         exchange: the exchange that it is bound to.
         topics: the topics it is bound to, each exact or a prefix followed by `*`.
         classic: create a classic queue instead of a quorum queue.
-        member: a short id of the handlers' database, for the consumer's tag.
+        member: an id of the handlers' database, for the consumer's tag.
         single: only one replica at a time receives messages; when it leaves, another
             takes over.
     """

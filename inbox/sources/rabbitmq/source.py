@@ -114,8 +114,8 @@ class RabbitMQSource:
         self._done: BoundedDict[UUID, bool] = BoundedDict()
         self.abilities = Abilities(identify=self._identify)
 
-    def _identify(self, short_id: str) -> None:
-        self._config = replace(self._config, member=short_id)
+    def _identify(self, id: str) -> None:
+        self._config = replace(self._config, member=id)
 
     async def __aenter__(self) -> Self:
         """Connect; create the exchange, the queue and its bindings if missing.

@@ -74,7 +74,7 @@ class RedisSource:
         self.abilities = Abilities(
             warnings=lambda: self._streams.warnings,
             identify=self._streams.identify,
-            strangers=lambda: self._streams.strangers,
+            members=lambda: list(self._streams.members),
         )
         self._backlog: Backlog[Entry] = Backlog()
         self._place = count()

@@ -26,7 +26,6 @@ _AT_ONCE: Final = 7 * 86_400
 _DISCOVERY: Final = 5.0
 _ALIVE: Final = 30_000
 _LOOK: Final = 60.0
-_MEMBER: Final = re.compile(r"-[0-9a-f]{8}-([0-9a-f]{8})$")
 _PAGE: Final = 1000
 _START: Final = b"0-0"
 _LEAST_TAKEN: Final = 50
@@ -65,7 +64,7 @@ class Streams:
     Each method raises one of the errors in `BROKEN` if Redis is unavailable.
 
     Attributes:
-        warnings, strangers: as of `Abilities`.
+        warnings, members: as of `Abilities`.
     """
 
     def __init__(self, client: Redis, *, group: str, topics: Sequence[str]) -> None:
@@ -78,33 +77,25 @@ class Streams:
         self._discover_at = 0.0
         self._new: set[bytes] = set()
         self._look_at = 0.0
-        self._id = ""
         self.warnings: list[str] = []
-        self.strangers: list[str] = []
+        self.members: dict[str, None] = {}
 
-    def identify(self, short_id: str) -> None:
-        """End the member's name with a short id of the handlers' database."""
-        self._id = short_id
-        self._member += f"-{short_id}"
+    def identify(self, id: str) -> None:
+        """End the member's name with an id."""
+        self._member += f"-{id}"
 
     async def look_around(self) -> None:
         """Notice whether a group is new on old streams, and who else is a member."""
         self._look_at = time.monotonic() + _LOOK
         new, self._new = self._new, set()
-        names: set[str] = set()
+        self.members.clear()
         with suppress(NoPermissionError):
-            old = sum([await self._client.xlen(stream) for stream in new])
-            if old:
+            if old := sum([await self._client.xlen(stream) for stream in new]):
                 self.warnings.append(begins_at_oldest(self._group, old))
             for stream in self._known:
                 for each in await self._client.xinfo_consumers(stream, self._group):
                     if each["idle"] < _ALIVE:
-                        names.add(each["name"].decode(errors="replace"))
-        self.strangers = [
-            name
-            for name in sorted(names)
-            if (found := _MEMBER.search(name)) and found[1] != self._id
-        ]
+                        self.members[each["name"].decode(errors="replace")] = None
 
     async def join(self) -> None:
         """Create the group on every stream, starting at its first entry.

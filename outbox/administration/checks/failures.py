@@ -23,7 +23,8 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
             yield warning(
                 f"{who} has failed for {write_duration(overview.at - it.failing_since)}"
                 f": {it.reason}",
-                f"read its log, and check {it.broker}",
+                f"read its log; if the reason names a message, its handler fails:"
+                f" pillarbox trace ID; else check {it.broker} and the database",
             )
         if it.is_overdue(overview.at):
             yield warning(

@@ -91,8 +91,8 @@ class PydanticValidator:
                 written = written if by_alias else name
                 if alias != written:
                     problem = f"is written as {written!r} and read as {alias!r}"
-                elif alias != name and alias in fields:
-                    problem = f"has the alias {alias!r}, the name of another field"
+                elif [*fields, *read.values()].count(alias) > 1 + (alias == name):
+                    problem = f"has the alias {alias!r}, and another field has it, too"
                 else:
                     self._has_aliases |= alias != name
                     self._names |= {name, alias}

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -102,6 +103,7 @@ def config_for(url: str) -> dict[str, str]:
         **CONNECTOR,
         "database.hostname": str(server.hostname),
         "database.port": str(server.port),
+        "database.password": os.environ.get("PGPASSWORD", ""),
         "database.dbname": name,
         "slot.name": name,
         "topic.prefix": name,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pillarbox import uuid7
+from tests.fixtures.passwords import PASSWORD
 from tests.fixtures.processes import ROOT, RunningProcess, command_line
 from tests.fixtures.waiting import wait_for
 
@@ -22,7 +23,7 @@ def run_python(code: str, environment: dict[str, str]) -> None:
         [*command_line("python")[:1], "-c", code],
         check=True,
         cwd=ROOT,
-        env={"PATH": "", **environment},
+        env={"PATH": "", **PASSWORD, **environment},
     )
 
 

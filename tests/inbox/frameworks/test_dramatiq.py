@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.passwords import PASSWORD
 from tests.fixtures.processes import ROOT, RunningProcess, command_line
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -47,7 +48,7 @@ def test_a_message_is_sent_if_and_only_if_its_transaction_commits(
         [*python, "-c", SEND.format(url=url)],
         check=True,
         cwd=ROOT,
-        env={"PATH": "", **environment},
+        env={"PATH": "", **PASSWORD, **environment},
     )
     relay = RunningProcess([*python, "-m", ACTORS], tmp_path / "relay.log", environment)
     wait_for("an attempt", lambda: "Connection refused" in reason(url))

@@ -7,6 +7,7 @@ import pytest
 
 from examples.frameworks.psycopg_writer import place
 from outbox.postgres.connection import conninfo
+from tests.fixtures.passwords import PASSWORD
 from tests.fixtures.processes import ROOT, command_line
 from tests.fixtures.sessions import execute
 
@@ -35,7 +36,7 @@ def psql(url: str, *arguments: str, options: str = "") -> str:
         capture_output=True,
         text=True,
         check=False,
-        env={"PATH": "/usr/bin:/bin", "PGOPTIONS": options},
+        env={"PATH": "/usr/bin:/bin", **PASSWORD, "PGOPTIONS": options},
     )
     return done.stdout + done.stderr
 
@@ -50,7 +51,7 @@ def test_psycopgs_connection_commits_rows_and_messages_together(url: str) -> Non
             check=False,
             capture_output=True,
             cwd=ROOT,
-            env={"PATH": "", "PILLARBOX_DATABASE_URL": url},
+            env={"PATH": "", **PASSWORD, "PILLARBOX_DATABASE_URL": url},
         ).returncode
 
     assert run("A-1", "A-2") == 0

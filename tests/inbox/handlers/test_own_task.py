@@ -8,11 +8,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from inbox.events import (
     ConsumerStopped,
+    HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
@@ -20,6 +22,7 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox import gather as gather_module
+from outbox.retry import RetryPolicy
 from pillarbox import Message, RetryLater
 from tests.fixtures.consumers import (
     QUICK,
@@ -27,7 +30,9 @@ from tests.fixtures.consumers import (
     numbered,
 )
 from tests.fixtures.effects import EFFECT, effects
+from tests.fixtures.sessions import execute
 from tests.fixtures.variants import in_turn
+from tests.fixtures.waiting import wait_for
 
 TERMS: Any = [{}, {"batch": 2}, {"lease": timedelta(seconds=30)}]
 KINDS = pytest.mark.parametrize("kind", TERMS, ids=str)
@@ -298,3 +303,54 @@ async def test_other_code_of_the_user_has_a_context_of_its_own_and_can_raise_any
         await events.wait_for(MessageHandled)
     assert "the handler raised SystemExit: raised in " in given_up.reason
     assert set(found) == {"nobody"}
+
+
+SLEEPING = """
+    SELECT count(*) FROM pg_stat_activity
+     WHERE datname = current_database() AND query = 'SELECT pg_sleep(2)'
+       AND state = 'active'
+"""
+LEFT = [pytest.param(True, id="fails"), pytest.param(False, id="returns")]
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind", "driver"),
+    in_turn(LEFT, [{}, {"batch": 2}], ["asyncpg", "psycopg async"]),
+)
+async def test_a_statement_that_outlives_its_handler_costs_other_messages_nothing(
+    fails: bool, kind: dict[str, Any], driver: str, url: str
+) -> None:
+    left: list[asyncio.Task[Any]] = []
+
+    async def sleep(session: AsyncSession) -> None:
+        await session.execute(text("SELECT pg_sleep(2)"))
+
+    async def fail() -> None:
+        await asyncio.to_thread(
+            wait_for, "it sleeps", lambda: execute(url, SLEEPING) == [(1,)]
+        )
+        if fails:
+            raise ValueError("declined")
+
+    async def handle(session: AsyncSession, messages: Any) -> None:
+        names = names_of(messages)
+        if "1" in names:
+            await write(session, ["1"])
+        if "0" in names:
+            left.append(asyncio.create_task(sleep(session)))
+            await fail()
+
+    once = RetryPolicy(max_attempts=1)
+    source = MemorySource(*numbered(2, keys=2))
+    async with consuming(
+        url, source, handle, kind, driver=driver, retry=once
+    ) as events:
+        if fails:
+            (given_up,) = await events.wait_for(MessageDeadLettered)
+            assert given_up.reason == "ValueError: declined"
+        elif driver == "asyncpg":  # psycopg's COMMIT waits for the statement
+            await events.wait_for(MessageDeadLettered)
+        await events.wait_for(MessageHandled)
+    await asyncio.gather(*left, return_exceptions=True)
+    assert events.of(HandlerDatabaseLost) == []
+    assert effects(url) == ["1"]

@@ -264,6 +264,16 @@ async def test_a_savepoint_keeps_the_rest_of_the_work(kind: str, url: str) -> No
 
 
 @both
+async def test_a_reset_of_all_settings_does_not_end_the_transaction(
+    kind: str, url: str
+) -> None:
+    handler = handler_of(kind, executes("RESET ALL"))
+    async with handling(kind, url, handler) as events:
+        await events.wait_for(MessageHandled)
+    assert (effects(url), receipts(url)) == (["done"], 1)
+
+
+@both
 async def test_a_connection_that_breaks_costs_no_attempt(kind: str, url: str) -> None:
     calls: list[object] = []
 

@@ -127,7 +127,11 @@ async def gives(session: AsyncSession, message: Message) -> Any:
         (of_job, {}, r"Job'>, as another .* take \(Session, Message\), or register"),
         (one, MANY, r"Message'>, as another .* \(Session, Sequence\[Message\]\), or"),
         (many, {}, r"Message\], as another .* take \(Session, Message\), or register"),
-        (of_async, {}, r"AsyncSession'>, as another .* take \(Session, Message\), or"),
+        (
+            of_async,
+            {},
+            r"AsyncSession'>, as another .*; write async def, or .*\(Session, Mess",
+        ),
     ],
 )
 def test_a_handler_that_is_not_callable_is_refused(
@@ -141,7 +145,10 @@ def test_a_handler_that_is_not_callable_is_refused(
     ("handler", "problem"),
     [
         (gives, "gives: is a generator, so calling"),
-        (of_sync, r"Session'>, as another .* take \(AsyncSession, Message\), or"),
+        (
+            of_sync,
+            r"Session'>, as another .*; write def, or .* \(AsyncSession, Message\), or",
+        ),
     ],
 )
 def test_a_handler_that_is_not_awaitable_is_refused(handler: Any, problem: str) -> None:

@@ -67,7 +67,7 @@ SELECT created_at, seq, lane, 'acked', 'billing'
 """
 JOB: Final = """
 INSERT INTO inbox.job (message_id, message_at, consumer, topic, state,
-                       cancel_requested_at)
+                       cancel_requested_at, lease_until)
 VALUES (%(id)s, %(at)s, 'reports', 't', {})
 """
 
@@ -109,9 +109,9 @@ HELD: Final = {
     "a dead letter of the inbox": dead_letter(
         "inbox.dead_letter", "status = 'DISCARDED', discard_reason = 'a test'"
     ),
-    "a job that waits": job("'queued', NULL"),
-    "a job in progress": job("'in_progress', NULL"),
-    "a job that is to be cancelled": job("'waiting', now()"),
+    "a job that waits": job("'queued', NULL, NULL"),
+    "a job in progress": job("'in_progress', NULL, NULL"),
+    "a job that is being cancelled": job("'waiting', now(), now() + interval '1 hour'"),
 }
 
 
@@ -168,6 +168,11 @@ def test_a_cancelled_job_without_its_message_holds_no_partition(
             load("inbox", "cancel_job"),
             {"id": id_of(noon()), "at": noon(), "consumer": "x", "reason": "a test"},
         )
+        # Its worker died before it saw the request, and its message never comes back.
+        dead = JOB.format(
+            "'waiting', now() - interval '2 hours', now() - interval '1 hour'"
+        )
+        connection.execute(dead, {"id": id_of(noon()), "at": noon()})
 
     run_upkeep(database_url)
 

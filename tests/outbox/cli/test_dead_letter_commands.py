@@ -187,8 +187,10 @@ def test_show_prints_nested_payloads_as_json_and_too_deeply_nested_ones_as_text(
 
 
 def test_export_prints_one_json_line_each_and_discard_stores_who_decided_and_why(
-    side: Side, capsys: pytest.CaptureFixture[str]
+    side: Side, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Memory has a page of them at a time, however many there are.
+    monkeypatch.setattr("outbox.dead_letters.inspect._PAGE", 2)
     dead_letter_three(side)
     give_up(side.url, Message("bytes", b"\xff"), schema=side.schema)
     assert side.run("export") == 0
@@ -374,13 +376,16 @@ def test_the_inbox_retries_with_the_handlers_of_the_consumer(
     (_, bad) = give_up(database_url, *messages, schema="inbox")
     url = as_role(database_url, "pillarbox_consumer")
     argv = ("retry", "--side=inbox", consumer)
-    why = f"{bad} of handled failed: ValueError: bad\n"
+    why = f"{bad} of handled failed: ValueError: raised in handle ("
 
     assert run(url, *argv, "--topic=*") == 1
     said = capsys.readouterr().out
-    assert said == f"{why}2 retried: 1 succeeded, 1 failed, 0 skipped\n"
+    assert said.startswith(why)
+    assert said.endswith("\n2 retried: 1 succeeded, 1 failed, 0 skipped\n")
     assert run(url, *argv, "--error", "ValueError") == 1
     said = capsys.readouterr().out
-    assert said == f"{why}1 retried: 0 succeeded, 1 failed, 0 skipped\n"
-    rows = sorted(states(database_url, "inbox"))
-    assert rows == [("PENDING", 2, "ValueError: bad"), ("SUCCEEDED", 0, "refused")]
+    assert said.startswith(why)
+    assert said.endswith("\n1 retried: 0 succeeded, 1 failed, 0 skipped\n")
+    (*left, reason), handled = sorted(states(database_url, "inbox"))
+    assert (left, handled) == (["PENDING", 2], ("SUCCEEDED", 0, "refused"))
+    assert reason.startswith("ValueError: raised in handle (")

@@ -174,7 +174,7 @@ def test_a_failing_exporter_does_not_fail_messages_and_is_reported_once(
         assert added(ONE) == [ONE]
     (record,) = caplog.records
     assert record.__dict__["event"] == "TracingFailed"
-    assert "the collector is away" in record.__dict__["values"]["reason"]
+    assert "raised in Broken.on_start" in record.__dict__["values"]["reason"]
     assert "span processors" in record.__dict__["values"]["remedy"]
 
 

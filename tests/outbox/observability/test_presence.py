@@ -91,7 +91,9 @@ async def test_a_consumer_that_fails_is_recorded_with_the_reason(
         "billing",
         "memory",
     )
-    assert process.reason == f"orders {message.id}: KeyError: 'no such customer'"
+    told = f"orders {message.id}: KeyError: raised in "
+    assert (process.reason or "").startswith(told)
+    assert "no such customer" not in (process.reason or "")
     assert process.blocked_keys == 1
     assert processes(database_url, "inbox") == ()
 

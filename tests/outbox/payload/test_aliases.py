@@ -238,6 +238,11 @@ class Swapped(BaseModel):
     payee: str = Field("x", alias="paidTo")
 
 
+class Twice(BaseModel):
+    payer: str = Field("x", alias="name")
+    payee: str = Field("x", alias="name")
+
+
 @pydantic_dataclass
 class Dataclass:
     payer: Annotated[str, Field(serialization_alias="paidBy")] = "x"
@@ -268,7 +273,17 @@ class Recursive(BaseModel):
 
 
 TWO_NAMES: list[Any] = [
-    *(Chosen, Inside, OnlyWritten, OnlyRead, Generated, Swapped, Dataclass, Standard),
+    *(
+        Chosen,
+        Twice,
+        Inside,
+        OnlyWritten,
+        OnlyRead,
+        Generated,
+        Swapped,
+        Dataclass,
+        Standard,
+    ),
     *(
         Dict,
         Derived,

@@ -1,20 +1,21 @@
 """No setting of ALTER DATABASE breaks our processes and commands."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox.cli.main import main
 from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.retry import RetryCounts, retry_all
-from outbox.postgres.connection import connect
+from outbox.postgres.connection import connect, sqlalchemy_url
 from outbox.testing.postgres import PostgresServer
-from pillarbox import Consumer, Message
+from pillarbox import Consumer, Message, add
 from relay.events import MessageDeadLettered as GivenUp
 from relay.publisher import Acked, Nacked
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
@@ -38,6 +39,8 @@ ODD = {
     "quote_all_identifiers": "on",
     "client_encoding": "LATIN1",
     "default_transaction_isolation": "serializable",
+    "array_nulls": "off",
+    "standard_conforming_strings": "off",
 }
 
 
@@ -69,6 +72,8 @@ async def test_our_own_sessions_override_the_settings_of_the_database(
         "quote_all_identifiers": "off",
         "client_encoding": "UTF8",
         "default_transaction_isolation": "read committed",
+        "array_nulls": "on",
+        "standard_conforming_strings": "on",
     }
 
 
@@ -91,6 +96,42 @@ async def test_a_relay_publishes_retries_and_dead_letters(odd_url: str) -> None:
         await relay.events.wait_for(GivenUp)
 
     assert [(m.key, m.payload) for m in publisher.acked] == [("中€", b"1")]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
+async def test_messages_without_a_key_or_with_the_key_null_stay_what_they_are(
+    odd_url: str, driver: str
+) -> None:
+    messages = [
+        Message("t", b"\\", key="NULL", headers={"a": "\\é"}),
+        Message("t", b"\xff", tenant="null"),
+        Message("t", b"\xff", available_at=datetime(2026, 1, 2, 3, tzinfo=UTC)),
+    ]
+    for several in messages, messages[:1], messages[1:2]:
+        if driver == "asyncpg":
+            async with (
+                async_sessions_of(odd_url, driver) as made,
+                made() as session,
+                session.begin(),
+            ):
+                add(session, *several)
+        else:
+            engine = create_engine(sqlalchemy_url(odd_url).replace("psycopg", driver))
+            with Session(engine) as plain, plain.begin():
+                add(plain, *several)
+            engine.dispose()
+    execute(odd_url, "SELECT outbox.add('t', %s::bytea, tenant => 'null')", [b"\xff"])
+
+    found = execute(
+        f"{odd_url}?client_encoding=utf8&options=-cTimeZone%3DUTC"
+        "%20-cDateStyle%3DISO%20-cbytea_output%3Dhex",
+        "SELECT key, tenant, payload, available_at::timestamptz, headers"
+        " FROM outbox.message ORDER BY seq",
+    )
+    expected = [
+        (m.key, m.tenant, m.payload, m.available_at, dict(m.headers)) for m in messages
+    ]
+    assert found == [*expected, *expected[:2], expected[1]]
 
 
 def commands(url: str) -> list[list[str]]:

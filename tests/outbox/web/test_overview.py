@@ -67,6 +67,7 @@ def test_relays_and_consumers_are_shown_with_what_they_fail_at(
     assert re.search(r"billing 1 nothing waits", text)
     assert "mail not running" in text
     assert re.search(r"reports on host 7 has failed for 3m: KeyError: no", text)
+    assert "if the reason names a message, its handler fails" in text
     assert re.search(r"reports host 7 \S+ ago redis://broker/0 0 4 since 3m", text)
 
 

@@ -1,0 +1,119 @@
+"""Rows that a role may insert, with values that no other role could go on with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from pillarbox import Message
+from tests.fixtures.postgres import migrate_for_a_week
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import insert, running, unsettled
+from tests.fixtures.sessions import execute
+
+POSITION = (
+    "INSERT INTO {schema}.position (created_at, ends_at, number, up_to, messages, lane,"
+    " reader, owner, snapshot, next_xid) SELECT starts_at, ends_at, {number}, {up_to},"
+    " 0, 16, 'main', gen_random_uuid(), '{snapshot}', '{next_xid}'"
+    " FROM outbox.partitions('{schema}.message') WHERE ends_at > now() LIMIT 1"
+)
+USUAL = {"number": 1, "up_to": 1, "snapshot": "1:1:", "next_xid": 3}
+LARGEST = 2**63 - 1
+DEFERRAL = (
+    "INSERT INTO outbox.deferral (created_at, id, due_at, cause, lane, {column})"
+    " VALUES (now(), gen_random_uuid(), now(), 'refused', 1, {value})"
+)
+POISON = {
+    "relay": [
+        *(
+            POSITION.format(schema="outbox", **{**USUAL, **change})
+            for change in (
+                {"number": LARGEST},
+                {"up_to": LARGEST},
+                {"next_xid": 2**64 - 1},
+                {"snapshot": f"1:{2**63 + 3}:"},
+                {"snapshot": f"1:300000:{','.join(map(str, range(2, 200_000)))}"},
+            )
+        ),
+        DEFERRAL.format(column="seq, entry", value=f"1, {LARGEST}"),
+        DEFERRAL.replace("now(), 'refused'", "'9999-01-01', 'refused'").format(
+            column="seq", value=1
+        ),
+        DEFERRAL.format(column="seq", value=LARGEST),
+        DEFERRAL.format(column="seq", value=-LARGEST - 1),
+        DEFERRAL.format(column="seq, reason", value="1, repeat('x', 30000000)"),
+        "UPDATE outbox.reader SET broker = repeat('x', 30000000)",
+        "INSERT INTO outbox.subscription (reader, topic, since, since_seq)"
+        f" VALUES ('main', 't', '1:1:', {LARGEST})",
+        "INSERT INTO outbox.subscription (reader, topic, since, since_seq)"
+        f" VALUES ('main', 't', '1:{2**63 + 3}:', 1)",
+    ],
+    "consumer": [
+        POSITION.format(schema="inbox", **{**USUAL, "number": LARGEST}),
+        POSITION.format(schema="inbox", **{**USUAL, "up_to": LARGEST}),
+        "INSERT INTO inbox.deferral (created_at, seq, due_at, cause, lane, consumer)"
+        f" VALUES (now(), {-LARGEST - 1}, now(), 'refused', 1, 'c')",
+        "INSERT INTO inbox.deferral (created_at, seq, due_at, cause, lane, consumer)"
+        " VALUES (now(), 1, '9999-01-01', 'refused', 1, 'c')",
+        "INSERT INTO inbox.subscription (consumer, topic, since_seq)"
+        f" VALUES ('c', 't', {LARGEST})",
+    ],
+    "application": [
+        f"INSERT INTO outbox.message (id, lane, topic, content_type, payload,"
+        f" available_at) VALUES (outbox.uuid7(), 1, 't', 't', '', '{moment}')"
+        for moment in ("9999-01-01", "2100-01-01")
+    ],
+}
+
+
+@contextmanager
+def role_of(url: str, role: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"SET SESSION AUTHORIZATION pillarbox_{role}")
+        yield connection
+
+
+@pytest.mark.parametrize("role", POISON)
+def test_no_role_can_insert_a_row_that_poisons_others(
+    role: str, database_url: str
+) -> None:
+    with role_of(database_url, role) as connection:
+        for statement in POISON[role]:
+            with pytest.raises((errors.CheckViolation, errors.InsufficientPrivilege)):
+                connection.execute(statement)
+
+
+@pytest.mark.parametrize(("side", "role"), [("outbox", "relay"), ("inbox", "consumer")])
+def test_a_beat_with_long_texts_leaves_a_short_row(
+    side: str, role: str, database_url: str
+) -> None:
+    long = "repeat('x', 30000000)"
+    with role_of(database_url, role) as connection:
+        connection.execute(
+            f"SELECT {side}.beat(gen_random_uuid(), {long}, {long}, {long}, {long},"
+            f" now(), {long}, 0, 0, false)"
+        )
+    ((size,),) = execute(database_url, f"SELECT length(p::text) FROM {side}.process p")
+    assert size < 5000
+
+
+@pytest.mark.parametrize("up_to", [10**15, 2**62])
+async def test_a_position_beyond_the_sequence_stops_nobody(
+    up_to: int, database_url: str
+) -> None:
+    publisher = ScriptedPublisher()
+    insert(database_url, Message("before", b"", key="k"))
+    with role_of(database_url, "relay") as connection:
+        values = {**USUAL, "number": up_to - 1000, "up_to": up_to}
+        connection.execute(POSITION.format(schema="outbox", **values))
+    migrate_for_a_week(database_url)
+    async with running(database_url, publisher):
+        insert(database_url, *[Message("t", b"", key=f"{n}") for n in range(40)])
+        await publisher.until_acked(41)
+    assert unsettled(database_url) == 0
+    assert execute(database_url, "SELECT max(seq) < 100 FROM outbox.message") == [
+        (True,)
+    ]
