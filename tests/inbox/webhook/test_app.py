@@ -29,7 +29,7 @@ from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.http import SECRET, SECRET_ENV
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
-from tests.fixtures.waiting import wait_for
+from tests.fixtures.waiting import answer_after, wait_for
 from tests.fixtures.webhook import (
     ONE,
     OPTIONS,
@@ -67,6 +67,39 @@ async def test_concurrent_requests_with_one_message_handle_it_once(
         statuses = await asyncio.gather(*(status_of(hook, ONE) for _ in range(5)))
     assert statuses == [204] * 5
     assert effects(inbox_url) == ["1"]
+
+
+async def test_an_application_without_an_inbox_does_not_start(
+    empty_database_url: str,
+) -> None:
+    said: list[dict[str, Any]] = []
+    events = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> dict[str, str]:
+        return {"type": next(events)}
+
+    async def send(event: dict[str, Any]) -> None:
+        said.append(event)
+
+    async with async_sessions_of(empty_database_url, "asyncpg") as sessions:
+        await hook_app(note, sessions)({"type": "lifespan"}, receive, send)
+    (answer,) = said
+    assert answer["type"] == "lifespan.startup.failed"
+    assert "can't read the inbox in the database" in answer["message"]
+
+
+async def test_a_handler_that_is_idle_for_max_idle_is_ended_by_the_server(
+    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    async def sleep(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+        await answer_after(3)
+
+    app = hook_app(sleep, inbox_sessions, max_idle=timedelta(seconds=1))
+    async with served(app) as hook:
+        assert await status_of(hook, ONE) == 503
+    assert effects(inbox_url) == []
+    assert receipts(inbox_url) == 0
 
 
 async def test_a_failed_commit_is_not_a_success(
