@@ -39,7 +39,9 @@ def _relay_of(reader: str, overview: Overview) -> str:
     """Return the command that starts a relay of a reader."""
     processes = overview.processes
     broker = None if processes is None else processes.readers.get(reader)
-    words = ["pillarbox", "relay", "--broker", broker or "URL"]
+    if broker is None or "#" in broker:  # only a hash of its path is recorded
+        broker = "URL"
+    words = ["pillarbox", "relay", "--broker", broker]
     if reader != MAIN:
         words += ["--reader", reader]
     return " ".join(map(for_shell, words))
