@@ -131,8 +131,8 @@ BEGIN ATOMIC
           JOIN pg_class o ON o.oid = to_regclass(in_the_way.parent)
          WHERE c.oid = coalesce(to_regclass(in_the_way.object), to_regclass(in_the_way.parent))
     )
-    SELECT format('there is no table %s', in_the_way.parent),
-           '/* restore it, or create it as pillarbox migrate --sql prints it */'
+    SELECT format('there is no table %s', in_the_way.parent) AS obstacle,
+           '/* restore it, or create it as pillarbox migrate --sql prints it */' AS remedy
      WHERE in_the_way.parent IS NOT NULL AND to_regclass(in_the_way.parent) IS NULL
     UNION ALL
     (SELECT DISTINCT format('%s %s', i.type, i.identity),
