@@ -229,6 +229,10 @@ class HandlerMissing(Event):
 
     level = logging.WARNING
     about = ("consumer", "topic")
+    advice = (
+        "nothing while a deploy goes on; if no release handles the topic any more, run"
+        " pillarbox unsubscribe CONSUMER TOPIC"
+    )
 
     consumer: str
     topic: str
@@ -242,6 +246,10 @@ class SourceWarned(Event):
 
     level = logging.WARNING
     about = ("consumer", "queue", "reason")
+    advice = (
+        "if that isn't intended, stop the consumer, and give it its former name or one"
+        " of its own"
+    )
 
     consumer: str
     queue: str

@@ -78,7 +78,7 @@ def _import(what: str, path: str, module_name: str) -> ModuleType:
 
 
 def _broken(what: str, path: str, module_name: str, error: Exception) -> ConfigError:
+    reason = one_line(error, with_text=True)
     return ConfigError(
-        f"{what} {path!r}: can't import {module_name!r}: {one_line(error)} "
-        f"({where(error)})"
+        f"{what} {path!r}: can't import {module_name!r}: {reason} ({where(error)})"
     )

@@ -11,6 +11,7 @@ _OF_POSTGRESQL: Final = ("postgresql", "postgres")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _SECRETS: Final = re.compile(
     r"[A-Za-z][A-Za-z0-9+.-]*://\S+|\bpassword\s*=\s*(?:'[^']*'|\S+)|\bwhsec_\S+"
+    r"|[^\s:@/]+:(?!//)[^\s@]+@\S+"
 )
 
 

@@ -215,7 +215,7 @@ class PostgresSource:
 
     def _identify(self, id: str) -> None:
         # PostgreSQL truncates the name to 63 bytes.
-        self._lease.name(f"pillarbox {id} inbox {self._consumer} lease")
+        self._lease.name(" ".join(("pillarbox", id, "inbox", self._consumer, "lease")))
 
     def _foreign_holders(self) -> Sequence[str]:
         return tuple(map(str, self._lease.foreign))

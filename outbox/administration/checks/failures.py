@@ -7,7 +7,7 @@ from typing import Final
 
 from outbox.administration.check import Finding, Severity, warning
 from outbox.duration import exact_duration, write_duration
-from outbox.logs.printable import count
+from outbox.logs.printable import count, for_shell
 from outbox.observability.overview import Overview
 
 _LATE: Final = timedelta(minutes=15)
@@ -29,7 +29,7 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
         if it.is_overdue(overview.at):
             yield warning(
                 f"the consumer {it.name} on {it.host}: {it.running(overview.at)}",
-                f"pillarbox trace {it.running_id}"
+                f"pillarbox trace {for_shell(it.running_id)}"
                 "  # see where the handler stands, as with py-spy dump, and restart it",
             )
     for blocked in overview.blocked:
