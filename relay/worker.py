@@ -209,6 +209,7 @@ class Worker:
         lane's messages, too.
         """
         if not settlement.positions:
+            self._settlements.succeeded()
             return True
         link, connection = session
         started = time.monotonic()

@@ -334,8 +334,13 @@ class Link:
 
         Args:
             only: a connection of this link, which may have been replaced.
+
+        Raises:
+            DatabaseUnavailableError: it was, or the process works with another server.
         """
         async with self.lock:
+            if only is not None and not (only is self._connection and self.is_open):
+                raise DatabaseUnavailableError("the session was lost")
             connection = only or await self.connection()
             try:
                 yield connection

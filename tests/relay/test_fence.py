@@ -1,7 +1,7 @@
 """Of two relays that believe to own a lane, one settles, and a doubt is resolved."""
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -9,8 +9,9 @@ import pytest
 import relay.worker
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
+from outbox.errors import DatabaseUnavailableError
 from outbox.gather import end
-from outbox.postgres.connection import Connection, Link, connect
+from outbox.postgres.connection import Connection, Link, Server, connect
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
 from relay.config import RelayConfig
@@ -250,8 +251,32 @@ async def test_the_fence_moves_to_today_when_its_day_has_passed(
     assert read[2][-1] == read[0][-1]
 
 
-async def test_the_outage_of_a_settlement_that_another_relay_overtook_ends(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_nothing_is_settled_in_a_session_of_a_server_that_was_replaced(
+    database_url: str,
+) -> None:
+    """That server may hang."""
+    server = Server()
+    link = Link(database_url, application_name="test", server=server)
+    async with link.use() as session:
+        pass
+    async with link.use(session):
+        pass
+    server.started_at = datetime.now(UTC)
+    with pytest.raises(DatabaseUnavailableError, match="session was lost"):
+        async with link.use(session):
+            pass
+    await link.close()
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "batches"),
+    [(OVERTAKE, 2), ("DELETE FROM outbox.message WHERE topic = 'second'", 1)],
+)
+async def test_the_outage_of_a_settlement_ends_whatever_is_left_to_settle(
+    meanwhile: str,
+    batches: int,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuts = iter([False, True])
 
@@ -259,7 +284,7 @@ async def test_the_outage_of_a_settlement_that_another_relay_overtook_ends(
         connection: Connection, *arguments: object, **options: object
     ) -> dict[int, datetime]:
         if next(cuts, False):
-            execute(database_url, OVERTAKE)
+            execute(database_url, meanwhile)
             raise psycopg.OperationalError("the connection was cut")
         return await settle_batch(connection, *arguments, **options)  # type: ignore[arg-type]
 
@@ -269,6 +294,6 @@ async def test_the_outage_of_a_settlement_that_another_relay_overtook_ends(
         await running_relay.events.wait_for(BatchSettled)
         insert(database_url, Message("second", b"", key="k"))
         await running_relay.events.wait_for(DatabaseRecovered)
-        await running_relay.events.wait_for(BatchSettled, count=2)
+        await running_relay.events.wait_for(BatchSettled, count=batches)
 
     assert unsettled(database_url) == 0

@@ -239,16 +239,11 @@ class DeliveryLanes:
             self._lanes.pop(number, None)
 
     def doubt(self, lanes: Collection[int] | None = None) -> None:
-        """Forget how far lanes are read, and what waits; None: a session was lost.
+        """Forget how far lanes are read, and what waits; None: all of them.
 
-        What was handed out in a lost session is stale, since the server may have lost
-        it, or what its handler has committed. Keys of which a delivery was nacked stay
-        blocked until that is written.
+        Keys of which a delivery was nacked stay blocked until that is written.
         """
-        dropped = self._drop(self._lanes.keys() if lanes is None else lanes)
-        if lanes is None:
-            self._stale = set(self._held)
-        for number in dropped:
+        for number in self._drop(self._lanes.keys() if lanes is None else lanes):
             lane = self._lanes[number]
             lane.forget()
             lane.keys = {
@@ -256,6 +251,14 @@ class DeliveryLanes:
                 for key, known in lane.keys.items()
                 if math.inf in known.due.values()
             }
+
+    def lose_session(self) -> None:
+        """Doubt all lanes; what was handed out is stale.
+
+        The server may have lost it, or what its handler has committed.
+        """
+        self.doubt()
+        self._stale = set(self._held)
 
     def _drop(self, lanes: Collection[int]) -> list[int]:
         for row in self.ready.remove(lambda row: row.lane in lanes):

@@ -583,7 +583,7 @@ class Queue:
             self._opened_at = self._link.opened_at
             self._reader.opened(self._opened_at)
             self._entries_read = [-1, -1]
-            self._lanes.doubt()
+            self._lanes.lose_session()
         return connection
 
     async def _execute(self, name: str, **parameters: Any) -> Sequence[Any]:

@@ -389,6 +389,28 @@ async def test_resetting_the_sequence_loses_nothing(
     assert count_holding(database_url) == 0
 
 
+async def test_what_is_in_hand_when_the_sequence_is_set_back_is_not_handled_again(
+    database_url: str,
+) -> None:
+    async with replica(database_url) as working:
+        await publish(database_url, *numbered(4, keys=2))
+        acked, refused, *returned = await working.claim()
+        execute(database_url, "SELECT setval('inbox.message_seq', 1, false)")
+        await publish(database_url, *numbered(1))
+        (new,) = await working.claim()
+        await working.ack(acked, new)
+        await working.refuse(refused)
+        for row in returned:
+            working.lanes.give_back(row)
+        again = await working.claim()
+        assert {row.place for row in again} <= {row.place for row in returned}
+        await working.ack(*again)
+        for row in await working.claim():
+            assert row in returned
+            await working.ack(row)
+    assert count_holding(database_url) == 1
+
+
 @pytest.mark.parametrize("name", ["message_seq", "deferral_entry_seq"])
 async def test_a_consumer_refuses_a_sequence_with_other_properties(
     name: str, database_url: str
