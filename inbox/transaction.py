@@ -328,6 +328,8 @@ class protected:  # noqa: N801 (reads as a statement: with protected(…))
                 held.refuse(_ROLLBACK)
             if self._savepoint is not None and not self._savepoint.is_active:
                 held.refuse("the end of the savepoint around the receipt")
+            if error is None:
+                self._release_left_open(session)
             if error is None and isinstance(session.bind, Connection):
                 session.flush()  # its owner commits, and doesn't know the session
                 held.check()
@@ -337,6 +339,12 @@ class protected:  # noqa: N801 (reads as a statement: with protected(…))
         except Exception:
             if error is None:  # otherwise the block's own error says more
                 raise
+
+    def _release_left_open(self, session: Session) -> None:
+        # Whoever rolled one back later would keep the receipt and lose the effects.
+        while (open_ := session.get_nested_transaction()) is not self._savepoint:
+            assert open_ is not None
+            open_.commit()
 
 
 @event.listens_for(Session, "after_begin")
