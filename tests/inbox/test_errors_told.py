@@ -4,6 +4,7 @@ It may quote anything: a payload, a row, the answer of another service.
 """
 
 import enum
+import errno
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -72,6 +73,10 @@ def exiting() -> None:
     raise SystemExit(f"bye, {SECRET}")
 
 
+def refusing() -> None:
+    raise OSError(errno.EINVAL, f"refused {SECRET}")
+
+
 def missing() -> None:
     open(f"/none/{SECRET}").close()  # noqa: PTH123
 
@@ -80,7 +85,8 @@ WAYS: dict[str, Callable[[], object]] = {
     "enum": lambda: Status(SECRET),
     "key": lambda: dict[str, str]()[SECRET],
     "date": lambda: date.fromisoformat(SECRET),
-    **{it.__name__: it for it in (quoting, grouped, noted, decided, exiting, missing)},
+    **{it.__name__: it for it in (quoting, grouped, noted, decided, exiting)},
+    **{it.__name__: it for it in (refusing, missing)},
 }
 
 
@@ -142,7 +148,8 @@ async def test_only_the_stack_trace_of_a_dead_letter_has_the_text(
     assert "Traceback (most recent call last)" in said
     assert SECRET not in said
     for topic, (reason, trace) in traces_in(database_url).items():
-        assert "(test_errors_told.py, line " in reason or "missing" in topic, topic
+        of_system = topic.endswith(("missing", "refusing"))
+        assert of_system or "(test_errors_told.py, line " in reason, topic
         assert SECRET in trace, topic
 
 

@@ -422,11 +422,11 @@ async def test_a_savepoint_left_open_in_a_guard_cant_be_rolled_back_after_it(
         savepoint.rollback()
 
     async with sessions_by(url, driver) as sessions:
-        with pytest.raises(ResourceClosedError):
-            if is_plain(driver):
-                with sessions.begin() as session:
-                    roll_back_later(session)
-            else:
-                async with sessions.begin() as session:
+        if is_plain(driver):
+            with pytest.raises(ResourceClosedError), sessions.begin() as session:
+                roll_back_later(session)
+        else:
+            async with sessions() as session:
+                with pytest.raises(ResourceClosedError):
                     await session.run_sync(roll_back_later)
     assert execute(url, DONE) == [(0, 0)]
