@@ -323,7 +323,8 @@ def _safe_text_of(error: BaseException) -> str | None:
         if type(error).__module__ in _NETWORK:
             return error.strerror
         # What an application raises has a text of its own beside the number.
-        return os.strerror(error.errno) if error.errno in errorcode else None
+        number = error.errno or 0
+        return os.strerror(number) if number in errorcode else None
     kinds = type(error).__mro__
     names = (f"{it.__module__.partition('.')[0]}.{it.__name__}" for it in kinds)
     is_about_code = type(error).__module__ == "pydantic.errors"
