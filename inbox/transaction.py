@@ -54,6 +54,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from inbox.connection import connection_of
 from inbox.errors import (
+    ConnectionLostError,
     HandlerTransactionError,
     TransactionEndedError,
 )
@@ -101,6 +102,7 @@ class Held:
         handled: the receipts whose handlers are running.
         depth: the number of handlers that are running in it.
         caught: the name and SQLSTATE of its last database error.
+        lost: the error with which its connection was lost.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -108,6 +110,7 @@ class Held:
         self.handled: set[Receipt] = set()
         self.depth = 0
         self.caught: str | None = None
+        self.lost: Exception | None = None
         self._transaction: Any = connection.get_transaction()
         self._driver: Any = connection.connection.driver_connection
         self._is_begun = False
@@ -196,12 +199,15 @@ class Held:
         Raises:
             HandlerTransactionError: it was ended, or it was refused to end it, or
                 PostgreSQL would turn its COMMIT into a ROLLBACK.
+            ConnectionLostError: its connection was lost.
             ConfigError: see `join`.
         """
         if self.was_ended():
             if self.is_open:
                 self.connection.invalidate()  # nobody knows what was done to it
             raise TransactionEndedError
+        if self.lost is not None:  # the handler may have caught it
+            raise ConnectionLostError(self.lost) from self.lost
         if self._refused is not None:
             raise self._refused
         if self.is_open:
@@ -414,6 +420,8 @@ def _record_error(context: ExceptionContext) -> None:
     # 25P02 only reports that an earlier statement failed.
     if held is None or (state == _ABORTED and held.caught is not None):
         return
+    if context.is_disconnect and isinstance(context.original_exception, Exception):
+        held.lost = context.original_exception
     name = type(context.sqlalchemy_exception or context.original_exception).__name__
     held.caught = f"{name}, SQLSTATE {state}" if state else name
 
