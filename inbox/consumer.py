@@ -205,9 +205,7 @@ class Consumer(Process):
         self._executor = make_executor(
             sessions, name, self._limits.max_in_flight, max_idle
         )
-        self._writer = DeadLetterWriter(
-            name, self._executor, redact, is_encoded=codec is not None
-        )
+        self._writer = DeadLetterWriter(name, self._executor, redact)
         self._retry = RetryPolicy() if retry is None else retry
         check_type("retry", self._retry, RetryPolicy, "pass RetryPolicy(…)")
         self._observers = list(map(checked, observers))

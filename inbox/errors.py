@@ -128,7 +128,7 @@ class HandlerTransactionError(OutboxError):
 
 
 class ConnectionLostError(OutboxError):
-    """A handler's connection of a psycopg pool was lost; nothing was committed."""
+    """A handler's connection was lost; nothing was committed."""
 
     def __init__(self, error: Exception | None = None) -> None:
         why = "" if error is None else f": {one_line(error)}"

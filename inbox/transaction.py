@@ -54,6 +54,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from inbox.connection import connection_of
 from inbox.errors import (
+    ConnectionLostError,
     HandlerTransactionError,
     TransactionEndedError,
 )
@@ -101,6 +102,7 @@ class Held:
         handled: the receipts whose handlers are running.
         depth: the number of handlers that are running in it.
         caught: the name and SQLSTATE of its last database error.
+        lost: the error with which its connection was lost.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -108,6 +110,7 @@ class Held:
         self.handled: set[Receipt] = set()
         self.depth = 0
         self.caught: str | None = None
+        self.lost: Exception | None = None
         self._transaction: Any = connection.get_transaction()
         self._driver: Any = connection.connection.driver_connection
         self._is_begun = False
@@ -196,12 +199,15 @@ class Held:
         Raises:
             HandlerTransactionError: it was ended, or it was refused to end it, or
                 PostgreSQL would turn its COMMIT into a ROLLBACK.
+            ConnectionLostError: its connection was lost.
             ConfigError: see `join`.
         """
         if self.was_ended():
             if self.is_open:
                 self.connection.invalidate()  # nobody knows what was done to it
             raise TransactionEndedError
+        if self.lost is not None:  # the handler may have caught it
+            raise ConnectionLostError(self.lost) from self.lost
         if self._refused is not None:
             raise self._refused
         if self.is_open:
@@ -328,6 +334,8 @@ class protected:  # noqa: N801 (reads as a statement: with protected(…))
                 held.refuse(_ROLLBACK)
             if self._savepoint is not None and not self._savepoint.is_active:
                 held.refuse("the end of the savepoint around the receipt")
+            if error is None:
+                self._release_left_open(session)
             if error is None and isinstance(session.bind, Connection):
                 session.flush()  # its owner commits, and doesn't know the session
                 held.check()
@@ -337,6 +345,12 @@ class protected:  # noqa: N801 (reads as a statement: with protected(…))
         except Exception:
             if error is None:  # otherwise the block's own error says more
                 raise
+
+    def _release_left_open(self, session: Session) -> None:
+        # Whoever rolled one back later would keep the receipt and lose the effects.
+        while (open_ := session.get_nested_transaction()) is not self._savepoint:
+            assert open_ is not None
+            open_.commit()
 
 
 @event.listens_for(Session, "after_begin")
@@ -406,6 +420,8 @@ def _record_error(context: ExceptionContext) -> None:
     # 25P02 only reports that an earlier statement failed.
     if held is None or (state == _ABORTED and held.caught is not None):
         return
+    if context.is_disconnect and isinstance(context.original_exception, Exception):
+        held.lost = context.original_exception
     name = type(context.sqlalchemy_exception or context.original_exception).__name__
     held.caught = f"{name}, SQLSTATE {state}" if state else name
 

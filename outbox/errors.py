@@ -4,10 +4,12 @@ Each message names the field, the value and the remedy. The failure of a single 
 is a value (`relay.publisher.Nacked`), not an exception.
 """
 
+import os
 import re
 import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
+from errno import errorcode
 from itertools import islice
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -46,6 +48,7 @@ _SAFE: Final = frozenset(
     }
 )
 """Errors about connections and calls, whose texts hold no values of rows."""
+_NETWORK: Final = ("socket", "ssl")  # they have numbers and texts of their own
 # Files of Python and of installed packages.
 _LIBRARY: Final = re.compile(r"^<|[/\\](site-packages|lib[/\\]python3\.\d+)[/\\]")
 _LEFT_OUT: Final = "(text left out, since it may quote the input)"
@@ -316,8 +319,12 @@ def _is_silent(error: BaseException) -> bool:
 
 def _safe_text_of(error: BaseException) -> str | None:
     """Return the text of an error that can't be about a value of the application."""
-    if isinstance(error, OSError):
-        return error.strerror  # without the names of files
+    if isinstance(error, OSError):  # without the names of files
+        if type(error).__module__ in _NETWORK:
+            return error.strerror
+        # What an application raises has a text of its own beside the number.
+        number = error.errno or 0
+        return os.strerror(number) if number in errorcode else None
     kinds = type(error).__mro__
     names = (f"{it.__module__.partition('.')[0]}.{it.__name__}" for it in kinds)
     is_about_code = type(error).__module__ == "pydantic.errors"

@@ -278,10 +278,11 @@ class DeliverySettlement:
                     postponed += 1
                     delay = max(delay, _PAUSE.delay(postponed))
                     await counter.uncount()
+                    asked = self._dead_letters.describe(reason, message.headers)
                     self._notify(
                         RetryRequested(
                             **self._about(message),
-                            reason=self._dead_letters.describe(reason).reason,
+                            reason=asked.reason,
                             seconds_until_retry=delay.total_seconds(),
                         )
                     )
@@ -388,7 +389,7 @@ class DeliverySettlement:
         dispatcher: Dispatcher,
     ) -> Dead | Nacked | None:
         """Count an attempt; return the outcome if there is no other one here."""
-        failure = self._dead_letters.describe(error)
+        failure = self._dead_letters.describe(error, delivery.message.headers)
         await counter.failed(failure)
         if counter.retry.spent(counter.attempts):
             return Dead(error, counter.attempts)

@@ -227,7 +227,7 @@ class HandlerRetrier:
         *,
         delay: timedelta | None = None,
     ) -> Outcome:
-        described = self._writer.describe(failure)
+        described = self._writer.describe(failure, letter.headers)
         failed = Failure(
             reason=described.reason, stacktrace=described.stacktrace, delay=delay
         )

@@ -5,7 +5,7 @@ consumer that dies before the ack leaves no duplicate.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -29,6 +29,7 @@ from outbox.errors import one_line, traceback_of
 from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
 from outbox.payload import json_codec as codec
+from outbox.payload.payload_codec import CODEC_HEADER
 
 Redact: TypeAlias = Callable[[str], str]
 """Returns a reason or a stack trace without its confidential parts."""
@@ -125,7 +126,6 @@ class DeadLetterWriter:
             If it raises, only the type of the error that it raised is stored. Without
             it, only the dead letter's stack trace has the texts of the application's
             errors, for it is read with the rights to the payload.
-        is_encoded: whether payloads are encoded, so that nothing is stored in clear.
     """
 
     def __init__(
@@ -133,13 +133,10 @@ class DeadLetterWriter:
         consumer: str,
         executor: Executor,
         redact: Redact | None = None,
-        *,
-        is_encoded: bool = False,
     ) -> None:
         self.consumer = consumer
         self._executor = executor
         self._redact = redact
-        self._is_encoded = is_encoded
 
     async def write(
         self,
@@ -162,7 +159,7 @@ class DeadLetterWriter:
             refusal: why the row was refused. Then everything but the payload is stored
                 as JSON in one header, and the digest identifies the message.
         """
-        described = self.describe(failure)
+        described = self.describe(failure, message.headers)
         if len(message.topic.encode(errors="surrogatepass")) > MAX_INDEXED_BYTES:
             refusal = refusal or "its topic is too long for the index"
         if refusal is not None:
@@ -185,8 +182,13 @@ class DeadLetterWriter:
         )
         return replace(described, is_new=is_new)
 
-    def describe(self, failure: Failure) -> StoredFailure:
-        """Describe a failure in text that is redacted, shortened and storable."""
+    def describe(self, failure: Failure, headers: object) -> StoredFailure:
+        """Describe a failure in text that is redacted, shortened and storable.
+
+        Args:
+            headers: the message's. If its payload is encoded, nothing is stored in
+                clear.
+        """
         if isinstance(failure, StoredFailure):
             if self._redact is None or failure.reported is not None:
                 return failure
@@ -195,7 +197,8 @@ class DeadLetterWriter:
         if isinstance(failure, BaseException):
             is_safe = self._redact is not None
             reason = one_line(failure, with_text=is_safe)
-            stored = traceback_of(failure, with_text=is_safe or not self._is_encoded)
+            is_encoded = isinstance(headers, Mapping) and CODEC_HEADER in headers
+            stored = traceback_of(failure, with_text=is_safe or not is_encoded)
             stored = self._redacted(stored)
             reported = stored if is_safe else traceback_of(failure)
         else:
@@ -219,7 +222,7 @@ def finished_job_failed(
     writer: DeadLetterWriter, message: Message, error: Exception
 ) -> FinishedJobFailed:
     """Describe what a long handler raised after its job had finished."""
-    described = writer.describe(error)
+    described = writer.describe(error, message.headers)
     return FinishedJobFailed(
         consumer=writer.consumer,
         id=message.id,

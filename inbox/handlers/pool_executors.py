@@ -209,7 +209,7 @@ class PoolExecutor(Executor):
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             async with AsyncExitStack() as stack:
-                stack.enter_context(limiting(attempt.max_idle))
+                own = stack.enter_context(limiting(attempt.max_idle))
                 try:
                     async with answered(self._max_idle):
                         # Whatever the pool's `check` has begun, for example.
@@ -224,7 +224,7 @@ class PoolExecutor(Executor):
                     receipts.refused(error, connection)
                 if new := receipts.new:
                     argument = attempt.argument(new)
-                    with receipts.protected(connection), failing:
+                    with receipts.protected(connection), own, failing:
                         await call_async(attempt.handler, connection, argument)
             _check_committed(connection)
         except OutOfOrderTransactionNesting as error:
@@ -243,7 +243,7 @@ class PoolExecutor(Executor):
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             with ExitStack() as stack:
-                stack.enter_context(limiting(attempt.max_idle))
+                own = stack.enter_context(limiting(attempt.max_idle))
                 try:
                     with (
                         self.questions.asked(connection),
@@ -257,7 +257,7 @@ class PoolExecutor(Executor):
                     receipts.refused(error, connection)
                 if new := receipts.new:
                     handler = cast("Callable[..., Any]", attempt.handler)
-                    with receipts.protected(connection):
+                    with receipts.protected(connection), own:
                         handler(connection, attempt.argument(new))
             _check_committed(connection)
         except OutOfOrderTransactionNesting as error:

@@ -309,7 +309,7 @@ class WebhookApp:
         error: Exception | None = None,
     ) -> _Answer:
         failure = reason if error is None else error
-        described = self._dead_letters.describe(failure)
+        described = self._dead_letters.describe(failure, message.headers)
         self._notify(
             WebhookFailed(
                 **self._about(message),

@@ -4,6 +4,7 @@ It may quote anything: a payload, a row, the answer of another service.
 """
 
 import enum
+import errno
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from outbox.dead_letters.events import DeadLetterFailed
 from outbox.dead_letters.retry import Candidate, Outcome
 from outbox.observability.logging import LogEvents
 from outbox.observability.opentelemetry import instrument
+from outbox.payload.payload_codec import encoded
 from outbox.testing.events import RecordedEvents
 from pillarbox import AsyncJob, Consumer, DeadLetter, Message, RetryLater
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
@@ -72,6 +74,10 @@ def exiting() -> None:
     raise SystemExit(f"bye, {SECRET}")
 
 
+def refusing() -> None:
+    raise OSError(errno.EINVAL, f"refused {SECRET}")
+
+
 def missing() -> None:
     open(f"/none/{SECRET}").close()  # noqa: PTH123
 
@@ -80,7 +86,8 @@ WAYS: dict[str, Callable[[], object]] = {
     "enum": lambda: Status(SECRET),
     "key": lambda: dict[str, str]()[SECRET],
     "date": lambda: date.fromisoformat(SECRET),
-    **{it.__name__: it for it in (quoting, grouped, noted, decided, exiting, missing)},
+    **{it.__name__: it for it in (quoting, grouped, noted, decided, exiting)},
+    **{it.__name__: it for it in (refusing, missing)},
 }
 
 
@@ -90,6 +97,8 @@ KINDS = ("one", "many", "job")
 def consumer_of(sessions: Any, **settings: Any) -> Consumer:
     """Return a consumer whose handlers of each kind fail in each way."""
     messages = [Message(f"{kind}.{way}", {}) for kind in KINDS for way in WAYS]
+    if (codec := settings.get("codec")) is not None:
+        messages = [encoded(message, codec) for message in messages]
     settings = {"name": "c", "retry": QUICK, **settings}
     consumer = Consumer(MemorySource(*messages), sessions, **settings)
     consumer.observe(LogEvents())
@@ -142,7 +151,8 @@ async def test_only_the_stack_trace_of_a_dead_letter_has_the_text(
     assert "Traceback (most recent call last)" in said
     assert SECRET not in said
     for topic, (reason, trace) in traces_in(database_url).items():
-        assert "(test_errors_told.py, line " in reason or "missing" in topic, topic
+        of_system = topic.endswith(("missing", "refusing"))
+        assert of_system or "(test_errors_told.py, line " in reason, topic
         assert SECRET in trace, topic
 
 
@@ -228,13 +238,19 @@ async def test_webhooks_and_retries_of_dead_letters_tell_no_text(
     async def fail(session: AsyncSession, message: Message) -> None:
         WAYS[message.topic]()
 
+    codec = AesGcm({"here": AESGCM.generate_key(256)})
     async with async_sessions_of(database_url) as sessions:
         app = hook_app(dict.fromkeys(WAYS, fail), sessions, events, LogEvents())
         async with served(app) as url:
             for way in WAYS:
-                message = Message(way, b"1", content_type="text/plain")
+                plain = Message(way, b"1", content_type="text/plain")
+                message = encoded(plain, codec)
                 answer = await post(url, request_of(message), message.payload)
                 assert SECRET not in str(answer)
+        # Nothing is in clear beside a payload that is encoded.
+        assert set(traces_in(database_url)) == {"decided"}
+        assert SECRET not in repr(traces_in(database_url))
+        execute(database_url, "TRUNCATE inbox.dead_letter")
         consumer = consumer_of(sessions)
         async with running(consumer) as dead:
             await dead.wait_for(MessageDeadLettered, len(KINDS) * len(WAYS))

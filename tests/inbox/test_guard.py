@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
@@ -407,4 +408,25 @@ def test_the_savepoint_around_a_guard_cant_end_in_it(end: str, url: str) -> None
         sessions.begin() as session,
     ):
         end_it(session)
+    assert execute(url, DONE) == [(0, 0)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_savepoint_left_open_in_a_guard_cant_be_rolled_back_after_it(
+    driver: str, url: str
+) -> None:
+    def roll_back_later(session: Session) -> None:
+        with session.begin_nested(), guard(session, uuid7(), consumer="billing"):
+            savepoint = session.begin_nested()
+            session.execute(EFFECT, {"what": "done"})
+        savepoint.rollback()
+
+    async with sessions_by(url, driver) as sessions:
+        if is_plain(driver):
+            with pytest.raises(ResourceClosedError), sessions.begin() as session:
+                roll_back_later(session)
+        else:
+            async with sessions() as session:
+                with pytest.raises(ResourceClosedError):
+                    await session.run_sync(roll_back_later)
     assert execute(url, DONE) == [(0, 0)]

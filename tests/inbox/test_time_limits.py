@@ -132,17 +132,24 @@ async def test_each_call_of_a_function_that_loses_its_connection_after_its_limit
     ],
     ids=["later", "dead"],
 )
-async def test_a_decision_counts_though_the_rollback_finds_the_connection_lost(
-    decision: Exception, outcome: Any, driver: str, url: str
+@pytest.mark.parametrize("finds", ["rollback", "handler"])
+async def test_a_decision_counts_though_the_rollback_or_it_finds_the_connection_lost(
+    finds: str, decision: Exception, outcome: Any, driver: str, url: str
 ) -> None:
     def handle_in_thread(session: Any, messages: Any) -> None:
         session.execute(statement(driver))
         execute(url, TERMINATE)
+        with suppress(Exception):
+            if finds == "handler":
+                session.execute(statement(driver))
         raise decision
 
     async def handle(session: Any, messages: Any) -> None:
         await session.execute(statement(driver))
         execute(url, TERMINATE)
+        with suppress(Exception):
+            if finds == "handler":
+                await session.execute(statement(driver))
         raise decision
 
     handler: Any = handle_in_thread if is_plain(driver) else handle
