@@ -68,7 +68,7 @@ class Delivery(Protocol):
         It was not started, and no attempt is counted. This replica doesn't get it again
         before the delay has passed and, unlike after a nack, doesn't keep it in memory:
         any number of messages can be handed back while others are delivered. Returns
-        False, and does nothing, if that isn't possible.
+        False, and does nothing, if that isn't possible: then it waits in its line.
         """
 
 

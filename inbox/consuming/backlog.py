@@ -44,12 +44,7 @@ class Backlog(Generic[T]):
 
     def __len__(self) -> int:
         """Count all items, including those that are waiting."""
-        return len(self._ready) + self.deferred
-
-    @property
-    def deferred(self) -> int:
-        """The number of items that wait, or wait behind their key."""
-        return sum(map(len, self._deferred.values()))
+        return len(self._ready) + sum(map(len, self._deferred.values()))
 
     def add(self, item: T) -> None:
         """Add an item at its place; if its key is waiting, the item waits, too."""

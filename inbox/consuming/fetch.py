@@ -38,7 +38,7 @@ class Fetcher:
     """Fetches the deliveries of one queue, as many as there is room for.
 
     Args:
-        member: what tells this member from those with another database.
+        member: what tells this member from those with another database, if known.
         idle: return when nothing has arrived for this long and no handler is running.
     """
 
@@ -71,7 +71,7 @@ class Fetcher:
             f"{name} has its handlers in another database: give one of the two "
             "services another Consumer(name=…)"
             for name, found in ids.items()
-            if found is not None and found[0] != self._member
+            if self._member and found is not None and found[0] != self._member
         ]
 
     async def run(self) -> None:

@@ -132,8 +132,9 @@ class DeliverySettlement:
                 handler = self._routes.find(message.topic)
                 assert handler is not None
                 return await self._try(handler, delivery, dispatcher)
-            if await self._hand_back(delivery, dispatcher, failure):
-                return True
+            ended = await self._hand_back(delivery, dispatcher, failure)
+            if ended is not None:
+                return ended
         return await self._dead_lettering.write(
             delivery, dispatcher, failure, delivery.attempts
         )
@@ -152,27 +153,31 @@ class DeliverySettlement:
 
     async def _hand_back(
         self, delivery: Delivery, dispatcher: Dispatcher, reason: str
-    ) -> bool:
-        message = delivery.message
-        about, topic = self._about(message), message.topic
+    ) -> bool | None:
+        """Hand a delivery back, or let it wait here if its source can't.
+
+        Returns None after the rollout, and False if the consumer stops first.
+        """
+        topic = delivery.message.topic
         is_first = topic not in self._rollout.since
-        delay = self._rollout.wait(topic)
-        if delay is None:
-            return False
-        if is_first:
-            seconds = self._rollout.patience.total_seconds()
-            self._notify(
-                HandlerMissing(
-                    consumer=self._consumer, topic=topic, reason=reason, seconds=seconds
+        while (delay := self._rollout.wait(topic)) is not None:
+            if is_first:
+                is_first = False
+                seconds = self._rollout.patience.total_seconds()
+                self._notify(
+                    HandlerMissing(
+                        consumer=self._consumer,
+                        topic=topic,
+                        reason=reason,
+                        seconds=seconds,
+                    )
                 )
-            )
-        try:
-            if not await dispatcher.hand_back(delivery, delay):
+            if await dispatcher.hand_back(delivery, delay):
+                self._notify(DeliveryReturned(**self._about(delivery.message)))
+                return True
+            if not await dispatcher.park(delay):
                 return False
-        except BrokerUnavailableError:
-            pass  # the broker redelivers it anyway
-        self._notify(DeliveryReturned(**about))
-        return True
+        return None
 
     async def _try(
         self, handler: AnyHandler, delivery: Delivery, dispatcher: Dispatcher

@@ -33,12 +33,7 @@ class Capabilities:
         "A message nacked with a delay holds back later messages of its key."
     )
     shares: bool = capability("The replicas of a consumer share its messages.")
-    hands_over: bool = capability(
-        "What a replica hands back goes to another one that is running."
-    )
-    hands_back_all: bool = capability(
-        "Any number of messages can be handed back at the same time."
-    )
+    hands_back: bool = capability("Messages can be handed back for other replicas.")
     joins_quietly: bool = capability(
         "Nothing that was handled is redelivered because another replica joins."
     )

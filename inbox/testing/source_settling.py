@@ -72,7 +72,7 @@ class SourceSettling(SourceCase):
                     assert {message.key for message in messages} == {"key-1"}
             assert numbers_by_key(messages) == {"key-0": [0, 2], "key-1": [3]}
 
-    @checks()
+    @checks("hands_back")
     async def test_what_is_handed_back_comes_again_later_without_an_attempt(
         self,
     ) -> None:
@@ -90,7 +90,7 @@ class SourceSettling(SourceCase):
             await again.ack()
             assert not await self.anything(source)
 
-    @checks("ordered_by_key", "holds_back_keys")
+    @checks("hands_back", "ordered_by_key", "holds_back_keys")
     async def test_what_is_handed_back_holds_back_its_key(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 3))
@@ -106,7 +106,7 @@ class SourceSettling(SourceCase):
                     await delivery.ack()
         assert [int(message.payload) for message in arrived] == [0, 1, 2, 3]
 
-    @checks("hands_back_all")
+    @checks("hands_back")
     async def test_a_flood_that_is_handed_back_holds_up_no_others(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 1001, keys=1001))

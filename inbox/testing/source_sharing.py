@@ -72,7 +72,7 @@ class SourceSharing(SourceCase):
         joined = 0 if self.capabilities.joins_quietly else put_before
         assert {times[m.id] for m in put[joined:]} == {1}
 
-    @checks("shares", "hands_over")
+    @checks("shares", "hands_back")
     async def test_what_one_replica_hands_back_goes_to_another(self) -> None:
         topic = await self.fresh_topic()
         returned = 0

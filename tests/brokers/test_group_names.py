@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from inbox.consumer import Consumer
-from inbox.events import SourceWarned
+from inbox.events import MessageHandled, SourceWarned
 from inbox.sources.kafka import KafkaSource
 from inbox.sources.nats import NatsSource
 from inbox.sources.postgres import PostgresSource
@@ -136,6 +136,25 @@ async def test_a_group_that_two_services_share_is_a_finding_in_their_databases(
 
             await asyncio.to_thread(wait_for, "the reason", found)
         assert events.of(SourceWarned) == [warning]
+
+
+async def test_a_member_that_may_not_know_its_database_takes_nobody_for_a_stranger(
+    database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_: object) -> str:
+        return ""
+
+    monkeypatch.setattr("inbox.consumer.member_id", refused)
+    other = RedisSource(redis_url, consumer="billing", topics=["orders"])
+    other.abilities.identify("db-a1a1a1a1")
+    async with other, sessions_by(database_url, "asyncpg") as sessions:
+        assert await other.receive(limit=1) == []
+        consumer = Consumer(redis_url, sessions, name="billing")
+        consumer.handles("orders")(handle)
+        await publish(redis_url, *numbered(100, keys=100))
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 10)
+        assert not events.of(SourceWarned)
 
 
 async def handle(session: Any, message: Any) -> None:

@@ -173,22 +173,16 @@ class KafkaSource:
         )
 
     def handed_back(self, entry: Entry, delay: timedelta) -> bool:
-        """Delay an entry here: only a rebalance brings it to another replica."""
-        if self._backlog.deferred >= _MAX_HELD_WHILE_KEYS_WAIT // 2:
-            return False
-        self._return(entry, delay, 0)
-        return True
+        """Return False: only a rebalance brings an entry to another replica."""
+        return False
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
         """Return an entry to its place in the order, or delay it."""
-        self._return(entry, delay, 1)
-
-    def _return(self, entry: Entry, delay: timedelta | None, charge: int) -> None:
         if entry.log.ours and entry.log.landed is None:
             if delay is None:
                 self._backlog.add(entry)
             else:
-                failed = replace(entry, attempts=entry.attempts + charge)
+                failed = replace(entry, attempts=entry.attempts + 1)
                 self._backlog.defer(failed, delay.total_seconds())
             self._count(1)
             self._wakeup.set()

@@ -207,22 +207,16 @@ class RabbitMQSource:
     def handed_back(self, received: Received, delay: timedelta) -> bool:
         """Return a message to the queue after the delay; meanwhile keep its tag only.
 
-        With `single_active_consumer` no other replica would get it, so it waits here.
+        With `single_active_consumer` no other replica would get it.
         """
         if received.queue is not self._queue:
             return True  # RabbitMQ redelivers it
-        if self._config.single:
-            if 2 * self._backlog.deferred >= self._window:
-                return False
-            self._backlog.defer(received, delay.total_seconds())
-        elif len(self._aside) >= _MAX_ASIDE:
+        if self._config.single or len(self._aside) >= _MAX_ASIDE:
             return False
-        else:
-            due = time.monotonic() + delay.total_seconds()
-            self._aside[received.place] = due
-            if received.key is not None:
-                self._keys_aside.setdefault(received.key, due)
-        self._arrived.set()
+        due = time.monotonic() + delay.total_seconds()
+        self._aside[received.place] = due
+        if received.key is not None:
+            self._keys_aside.setdefault(received.key, due)
         return True
 
     def _is_behind(self, received: Received) -> bool:

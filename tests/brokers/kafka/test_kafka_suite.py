@@ -50,8 +50,7 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(
         acks_each=False,
         counts_attempts=False,
-        hands_back_all=False,
-        hands_over=False,
+        hands_back=False,
         takes_bytes_as_topic=False,
         # While a replica joins, Kafka lets the others commit; the mock doesn't.
         joins_quietly=False,

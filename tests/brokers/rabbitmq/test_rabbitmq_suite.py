@@ -138,7 +138,7 @@ class TestRabbitMQOutageOfClassicQueue(RabbitMQOutageCase):
 
 
 class TestRabbitMQSourceWithSingleActiveConsumer(RabbitMQSourceCase):
-    capabilities = SourceCapabilities(shares=False, hands_back_all=False)
+    capabilities = SourceCapabilities(shares=False, hands_back=False)
     options = "&single_active_consumer=true"
 
 

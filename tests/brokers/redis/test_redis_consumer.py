@@ -109,7 +109,8 @@ async def test_a_consumer_that_fails_now_is_shown_by_status_blocked_trace_and_pa
     assert re.search(r" 1 +\d+s ", told["blocked"]), "failing for some seconds"
     for text in told.values():
         assert "billing" in text
-        assert "no such customer" in html.unescape(text)
+        assert "KeyError: raised in" in html.unescape(text)
+        assert "no such customer" not in html.unescape(text)
         assert "pass@" not in text
 
 

@@ -13,7 +13,7 @@ from inbox.events import (
     MessageHandled,
     SourceWarned,
 )
-from inbox.sources.memory import MemorySource
+from inbox.sources.memory import MemoryDelivery, MemorySource
 from inbox.subscriptions import subscribe
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
@@ -109,6 +109,38 @@ async def test_a_flood_of_a_new_topic_does_not_stop_a_replica_without_its_handle
         await events.wait_for(MessageHandled)
     assert not events.of(MessageDeadLettered)
     assert source.waiting == len(flood)
+
+
+@pytest.mark.parametrize("rollout", [900, 0.3], ids=["goes on", "ends"])
+async def test_what_can_not_be_handed_back_waits_here_and_is_no_dead_letter(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, rollout: float
+) -> None:
+    async def refuse(_: object, delay: timedelta) -> bool:
+        return False
+
+    monkeypatch.setattr(MemoryDelivery, "hand_back", refuse)
+    first, second = Message("reports", b"0", key="k"), Message("orders", b"1", key="k")
+    other = Message("orders", b"2", key="other")
+    source = MemorySource(first, second, other)
+    async with consuming(
+        database_url,
+        source,
+        handle,
+        topic="orders",
+        rollout=timedelta(seconds=rollout),
+    ) as events:
+        (handled,) = await events.wait_for(MessageHandled)
+        assert handled.id == other.id
+        await events.wait_for(HandlerMissing)
+        if rollout < 1:
+            (letter,) = await events.wait_for(MessageDeadLettered)
+            assert letter.id == first.id
+            await events.wait_for(MessageHandled, 2)
+            return
+    assert not events.of(MessageDeadLettered)
+    async with consuming(database_url, source, handle) as events:
+        rest = await events.wait_for(MessageHandled, 2)
+    assert [event.id for event in rest] == [first.id, second.id]
 
 
 def test_a_message_comes_back_the_less_often_the_longer_the_rollout_lasts() -> None:
