@@ -96,8 +96,8 @@ async def test_a_handler_that_always_breaks_its_connection_finally_fails(
 
 
 async def test_a_message_that_cannot_be_upcast_ends_its_job(database_url: str) -> None:
-    message = Message(TOPIC, b"", schema_version=2)
-    async with running_job(database_url, message, accept, version=1) as events:
+    message = Message(TOPIC, b"", schema_version=1)
+    async with running_job(database_url, message, accept, version=2) as events:
         await events.wait_for(MessageDeadLettered)
     assert job_of(database_url)[:2] == ["failure", 1]
     ((_, attempts, _),) = dead_letters(database_url)
