@@ -127,7 +127,7 @@ class HandlerTransactionError(OutboxError):
         )
 
 
-class ConnectionLostError(OutboxError):
+class ConnectionLostError(HandlerTransactionError):
     """A handler's connection was lost; nothing was committed."""
 
     def __init__(self, error: Exception | None = None) -> None:

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from inbox.connection import connection_of
 from inbox.errors import HandlerTimeoutError, IdleTimeoutError
 from inbox.handlers.outcome import Failed
-from inbox.verdict import Lost, judge
+from inbox.verdict import WAS_IDLE, Lost, judge
 from outbox.duration import check_duration, exact_duration
 from outbox.errors import ConfigError, sqlstate_of
 from outbox.session import AnySession
@@ -35,7 +35,6 @@ DEFAULT_MAX_IDLE: Final = timedelta(seconds=60)
 _LEAST: Final = timedelta(seconds=1)
 _MOST: Final = timedelta(days=24)  # PostgreSQL counts milliseconds in 32 bits
 _MAX_IDLE: Final = "inbox.max_idle"
-_WAS_IDLE: Final = "25P03"
 _SHUTDOWN: Final = "57P0"
 
 _SETTING: Final[ColumnElement[str]] = literal_column(
@@ -104,12 +103,12 @@ class _Own:
         if isinstance(error, Exception):
             self.error = error
 
-    @property
-    def decides(self) -> bool:
-        """Whether what it raised counts, whatever the end of the transaction raises."""
-        return isinstance(self.error, HandlerTimeoutError) or (
-            self.error is not None and not isinstance(judge(self.error), Failed | Lost)
-        )
+
+def decides(error: Exception) -> bool:
+    """Return whether what a handler raised counts, though its connection is lost."""
+    return isinstance(error, HandlerTimeoutError) or not isinstance(
+        judge(error), Failed | Lost
+    )
 
 
 @contextmanager
@@ -131,13 +130,15 @@ def limiting(max_idle: timedelta | None) -> Iterator[_Own]:
         raised = error
     else:
         return
-    if own.error is not None and (own.decides or not isinstance(judge(raised), Lost)):
+    if own.error is not None and (
+        decides(own.error) or not isinstance(judge(raised), Lost)
+    ):
         raised = own.error
     if isinstance(verdict := judge(raised), Lost):
         state = sqlstate_of(verdict.lost) or ""
         seconds = time.monotonic() - started
         is_over = max_idle is not None and seconds > max_idle.total_seconds()
-        if state == _WAS_IDLE or (is_over and not state.startswith(_SHUTDOWN)):
+        if state == WAS_IDLE or (is_over and not state.startswith(_SHUTDOWN)):
             raise IdleTimeoutError(max_idle, seconds, verdict.lost) from raised
     # Outside of the block, since the rollback's error may have this one as its context.
     raise raised

@@ -336,9 +336,9 @@ class protected:  # noqa: N801 (reads as a statement: with protected(…))
                 held.refuse("the end of the savepoint around the receipt")
             if error is None:
                 self._release_left_open(session)
-            if error is None and isinstance(session.bind, Connection):
-                session.flush()  # its owner commits, and doesn't know the session
-                held.check()
+                if isinstance(session.bind, Connection):
+                    session.flush()  # its owner commits, and doesn't know the session
+                    held.check()
         except TransactionEndedError as ended:
             if not isinstance(error, TransactionEndedError):
                 raise ended from error

@@ -67,7 +67,7 @@ class Lost:
 Verdict: TypeAlias = Unclear | Fatal | Later | Outage | Lost | Failed
 
 _ORDER: Final = (Unclear, Fatal, Later, Outage, Lost, Failed)
-_WAS_IDLE: Final = "25P03"
+WAS_IDLE: Final = "25P03"
 # A handler that took too long can lose its connection, which is no outage.
 _OVERTIME: Final = (HandlerTimeoutError, IdleTimeoutError)
 
@@ -110,7 +110,7 @@ def connection_broke(error: BaseException) -> bool:
         # asyncpg raises it for a statement that is executed after the server's FATAL
         # and before the connection is closed. SQLAlchemy 2.0 doesn't wrap it.
         return type(error).__name__ == "InternalClientError"
-    return is_lost or state[:2] == "08" or state[:4] == "57P0" or state == _WAS_IDLE
+    return is_lost or state[:2] == "08" or state[:4] == "57P0" or state == WAS_IDLE
 
 
 def _judge_alone(error: Exception) -> Verdict:

@@ -42,7 +42,7 @@ from inbox.handlers.pools import (
 from inbox.handlers.routes import Handler, name_of
 from inbox.handlers.signature import Takes, is_async
 from inbox.handlers.terms import as_failure
-from inbox.idle import as_setting, limiting
+from inbox.idle import as_setting, decides, limiting
 from inbox.receipt import insert_receipts, receipt_values, refusal_of_many
 from inbox.transaction import HOLDS_RECEIPT
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
@@ -110,7 +110,7 @@ class _Receipts:
             is_lost = connection.broken
             _close_if_busy(connection)
             if isinstance(error, Exception):
-                if is_lost:
+                if is_lost and not decides(error):
                     raise ConnectionLostError(error) from error
                 if self._was_ended(connection):
                     raise TransactionEndedError from error
@@ -209,7 +209,7 @@ class PoolExecutor(Executor):
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             async with AsyncExitStack() as stack:
-                own = stack.enter_context(limiting(attempt.max_idle))
+                stack.enter_context(limiting(attempt.max_idle))
                 try:
                     async with answered(self._max_idle):
                         # Whatever the pool's `check` has begun, for example.
@@ -224,7 +224,7 @@ class PoolExecutor(Executor):
                     receipts.refused(error, connection)
                 if new := receipts.new:
                     argument = attempt.argument(new)
-                    with receipts.protected(connection), own, failing:
+                    with receipts.protected(connection), failing:
                         await call_async(attempt.handler, connection, argument)
             _check_committed(connection)
         except OutOfOrderTransactionNesting as error:
@@ -243,7 +243,7 @@ class PoolExecutor(Executor):
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             with ExitStack() as stack:
-                own = stack.enter_context(limiting(attempt.max_idle))
+                stack.enter_context(limiting(attempt.max_idle))
                 try:
                     with (
                         self.questions.asked(connection),
@@ -257,7 +257,7 @@ class PoolExecutor(Executor):
                     receipts.refused(error, connection)
                 if new := receipts.new:
                     handler = cast("Callable[..., Any]", attempt.handler)
-                    with receipts.protected(connection), own:
+                    with receipts.protected(connection):
                         handler(connection, attempt.argument(new))
             _check_committed(connection)
         except OutOfOrderTransactionNesting as error:
