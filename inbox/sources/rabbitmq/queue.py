@@ -154,8 +154,9 @@ class Queue:
     async def consume(self, prefetch: int, on_delivery: OnDelivery) -> None:
         """Start to receive deliveries, with at most `prefetch` of them unacked.
 
-        Another call adds to the first. Changing `prefetch` requires a cancel, which
-        could let another replica start and would requeue unacked messages out of order.
+        Another call adds to the first, and gets what other replicas have no room for.
+        Changing `prefetch` requires a cancel, which could let another replica start and
+        would requeue unacked messages out of order.
 
         Raises:
             AMQPError, OSError: the channel is lost.
@@ -173,11 +174,12 @@ class Queue:
 
         pika = self._channel.pika
         await self._channel.ask(pika.basic_qos, prefetch_count=prefetch)
-        self.consuming = True
+        priority, self.consuming = -1 if self.consuming else 0, True
         await self._channel.ask(
             pika.basic_consume,
             queue=self._config.name,
             on_message_callback=deliver,
+            arguments={"x-priority": priority},
             consumer_tag=f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
             f"-{self._config.member}",
         )

@@ -37,6 +37,7 @@ from outbox.message import Message
 _LEAST_PREFETCH: Final = 100
 _MAX_PREFETCH: Final = 65_535
 _MAX_ASIDE: Final = 10_000
+_ASIDE_PER_SECOND: Final = 2000
 
 
 @dataclass(eq=False, slots=True)
@@ -213,7 +214,11 @@ class RabbitMQSource:
             return True  # RabbitMQ redelivers it
         if self._config.single or len(self._aside) >= _MAX_ASIDE:
             return False
-        due = time.monotonic() + delay.total_seconds()
+        seconds = delay.total_seconds()
+        if self._window > (self._prefetch or 0):
+            # Each return of a flood fills another replica's prefetch only once.
+            seconds = min(seconds, 1 + len(self._aside) / _ASIDE_PER_SECOND)
+        due = time.monotonic() + seconds
         self._aside[received.place] = due
         if received.key is not None:
             self._keys_aside.setdefault(received.key, due)

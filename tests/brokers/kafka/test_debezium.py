@@ -272,6 +272,7 @@ def test_the_slot_moves_on_while_nobody_adds_messages(
     execute(url, "CREATE TABLE other AS SELECT generate_series(1, 1000)")
     ((written,),) = execute(url, "SELECT pg_current_wal_lsn()")
     wait_for("the slot moves on", lambda: execute(url, LOG, [written, name])[0][0])
+    wait_for("the connector reads", lambda: reads(url))  # it may reconnect meanwhile
     query = SQL[1].replace("pillarbox_debezium", name)
     ((_, active, status, behind),) = execute(url, query)
     assert (active, status) == (True, "reserved")

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -13,6 +13,7 @@ from inbox.source import Delivery
 from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.rabbitmq.queue import QueueConfig, binding_key
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.gather import end
 from pillarbox import Message
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
@@ -85,6 +86,31 @@ def test_a_quorum_queue_of_rabbitmq_4_drops_no_returned_messages() -> None:
     config = QueueConfig(name="q", exchange="e", topics=())
     assert config.arguments((4, 0))["x-delivery-limit"] == -1
     assert "x-delivery-limit" not in config.arguments((3, 13))
+
+
+async def test_a_flood_that_one_replica_hands_back_does_not_stay_with_it(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    async def hand_back(old: RabbitMQSource) -> None:
+        while True:
+            for delivery in await old.receive(limit=100):
+                assert await delivery.hand_back(timedelta(seconds=10))
+                returned.add(delivery.message.id)
+            if len(returned) == 300:
+                has_all.set()
+
+    returned, handled, has_all = set[UUID](), set[UUID](), asyncio.Event()
+    async with source(rabbitmq_url, consumer, prefetch=20) as old:
+        await publish(rabbitmq_url, *numbered(300, keys=300))
+        handing_back = asyncio.create_task(hand_back(old))
+        async with asyncio.timeout(50):
+            await has_all.wait()
+            async with source(rabbitmq_url, consumer, prefetch=50) as new:
+                while len(handled) < 300:
+                    for delivery in await new.receive(limit=100):
+                        await delivery.ack()
+                        handled.add(delivery.message.id)
+        await end([handing_back])
 
 
 async def test_at_most_the_prefetch_is_held_and_a_retry_holds_its_key(
