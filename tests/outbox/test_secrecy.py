@@ -132,7 +132,14 @@ async def test_a_consumer_reveals_no_payload(
         "ALTER TABLE inbox.dead_letter ADD CONSTRAINT fussy CHECK (retry_count > 0)",
     )
     with sessions_of(database_url) as sessions:
-        consumer = Consumer(source, sessions, name="c", codec=codec, retry=QUICK)
+        consumer = Consumer(
+            source,
+            sessions,
+            name="c",
+            codec=codec,
+            retry=QUICK,
+            rollout=timedelta(0),
+        )
         consumer.observe(LogEvents())
         for topic in topics[:-1]:
             consumer.handles(topic)(handle)
