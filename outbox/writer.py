@@ -57,7 +57,7 @@ class _NothingToAwait:
         )
 
 
-_NOTHING_TO_AWAIT: Final = _NothingToAwait()
+NOTHING_TO_AWAIT: Final = _NothingToAwait()
 
 
 @orm_registry(metadata=metadata).mapped
@@ -176,7 +176,7 @@ def add(
     made = tuple(_message(message, registry, details) for message in messages)
     if made:
         _add(target, _checked(made, limits, registry, codec))
-    return _NOTHING_TO_AWAIT if is_async_session(session) else None
+    return NOTHING_TO_AWAIT if is_async_session(session) else None
 
 
 def _add(target: Session, messages: tuple[Message, ...]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from inbox.handlers.routes import name_of
 from outbox.errors import ConfigError
+from outbox.writer import NOTHING_TO_AWAIT
 
 IDEMPOTENT: Final = "__idempotent__"
 """The attribute of functions that record a receipt themselves."""
@@ -65,6 +66,8 @@ def refuse_unrun(handler: Callable[..., Any], result: Any) -> None:
     Raises:
         ConfigError: it is an awaitable, a generator or an async generator.
     """
+    if result is NOTHING_TO_AWAIT:  # what add returns
+        return
     is_closed = inspect.isgenerator(result) or inspect.iscoroutine(result)
     if not (is_closed or inspect.isasyncgen(result) or inspect.isawaitable(result)):
         return

@@ -48,7 +48,7 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
 
     frozen.thaw()
     # It restarts the handlers it had begun, and finds the receipts.
-    frozen.wait_for_log("HandlerDatabaseLost")
+    frozen.wait_for_log("HandlerFailed")
     frozen.wait_for_log("DuplicateSkipped")
 
     def takes_part() -> bool:

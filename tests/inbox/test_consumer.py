@@ -90,8 +90,8 @@ async def test_the_consumer_adds_the_receipt_and_nothing_else(url: str) -> None:
     engine.dispose()
 
     # At the start: does the inbox exist, may it be written? Then missing partitions are
-    # created.
-    start = ["SELECT 1 FROM", "-- Does: Look", "-- Does: Create"]
+    # created, and the database is identified.
+    start = ["SELECT 1 FROM", "-- Does: Look", "-- Does: Create", "-- Does: Identify"]
     start = [said for one in start for said in (one, "COMMIT")]
     handling = ["INSERT INTO inbox.receipt", "INSERT INTO effect", "COMMIT"]
     assert [" ".join(said.split()[:3]) for said in seen] == start + handling * 3

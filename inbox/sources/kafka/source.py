@@ -110,6 +110,9 @@ class KafkaSource:
         reader = self._reader = self._new_reader()
         try:
             await require_topics(reader, self._topics, self._name)
+            old, self._members = await asyncio.to_thread(
+                look_around, self._config, self._topics
+            )
         except BaseException as error:
             await self.__aexit__()
             if reader.refusal is not None and isinstance(error, Exception):
@@ -117,9 +120,6 @@ class KafkaSource:
                     f"broker {self._name} rejected the connection: {reader.refusal}"
                 ) from error
             raise
-        old, self._members = await asyncio.to_thread(
-            look_around, self._config, self._topics
-        )
         if old:
             self._warnings = [begins_at_oldest(self._config["group.id"], old)]
         reader.join()

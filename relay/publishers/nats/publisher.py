@@ -189,7 +189,13 @@ class NatsPublisher:
             ConfigError: JetStream or the stream named in the URL is missing.
         """
         self._entered = True
-        for info in await (await self._connected()).streams():
+        connection = await self._connected()
+        try:
+            streams = await connection.streams()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        for info in streams:
             config, name = info["config"], self._settings.name
             if config.get("no_ack"):
                 _logger.warning("%s: stream %r %s", name, config["name"], _NO_ACK)

@@ -347,7 +347,7 @@ async def test_a_statement_that_outlives_its_handler_costs_other_messages_nothin
     ) as events:
         if fails:
             (given_up,) = await events.wait_for(MessageDeadLettered)
-            assert given_up.reason == "ValueError: declined"
+            assert given_up.reason.startswith("ValueError: raised in ")
         elif driver == "asyncpg":  # psycopg's COMMIT waits for the statement
             await events.wait_for(MessageDeadLettered)
         await events.wait_for(MessageHandled)

@@ -97,7 +97,7 @@ async def test_a_handler_that_is_idle_for_max_idle_is_ended_by_the_server(
 
     app = hook_app(sleep, inbox_sessions, max_idle=timedelta(seconds=1))
     async with served(app) as hook:
-        assert await status_of(hook, ONE) == 503
+        assert await status_of(hook, ONE) == 500
     assert effects(inbox_url) == []
     assert receipts(inbox_url) == 0
 

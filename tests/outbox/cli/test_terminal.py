@@ -99,7 +99,7 @@ def test_the_doctor_escapes_the_names_of_relations(
 def test_the_error_of_a_command_is_one_escaped_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["blocked", "--database", f"nonsense\x1b[2J{HOSTILE}://x"]) == 2
+    assert main(["blocked", "--side", f"nonsense\x1b[2J{HOSTILE}"]) == 2
     check_escaped(capsys.readouterr().err)
 
 
