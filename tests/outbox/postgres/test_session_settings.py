@@ -78,7 +78,7 @@ async def test_our_own_sessions_override_the_settings_of_the_database(
 
 
 async def test_no_idle_session_timeout_ends_our_sessions(database_url: str) -> None:
-    url = f"{database_url}?options=-c%20idle_session_timeout%3D1"
+    url = f"{database_url}?options=-c%20idle_session_timeout%3D60000"
     async with await connect(url, application_name="idle") as connection:
         found = await (await connection.execute("SHOW idle_session_timeout")).fetchone()
     assert found == ("0",)
