@@ -1,4 +1,4 @@
-"""What an error means for its message, whoever called the handler.
+"""What an error means for its message, the same for every kind of handler.
 
 Consumers, jobs, webhooks and retries of dead letters ask `judge`. The error can be a
 group, as a `TaskGroup` raises it. Of several parts, the first in this list decides:

@@ -1,4 +1,4 @@
-"""An error is judged with its group, cause and context, whoever called the handler."""
+"""An error is judged with its group, cause and context, in every kind of handler."""
 
 import asyncio
 from collections.abc import Callable
