@@ -31,12 +31,11 @@ _SHARES = """
        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
      GROUP BY pid
 """
-# More handlers than one counter can run wait for a lock.
+# A duplicate waits for the other's receipt, not for the table.
 _BOTH_AT_WORK = """
     SELECT count(DISTINCT application_name) > 1
-      FROM pg_stat_activity
-     WHERE datname = current_database() AND wait_event_type = 'Lock'
-       AND application_name LIKE 'counter-%%'
+      FROM pg_locks JOIN pg_stat_activity USING (pid)
+     WHERE relation = 'counted'::regclass AND NOT granted
 """
 
 
@@ -83,7 +82,7 @@ class Counters(Processes):
             wait_for("it goes on", partial(self._has_more, counted), pause=0.05)
 
     def are_at_work(self) -> bool:
-        """Return whether both of two counters wait in their handlers for a lock."""
+        """Return whether both of two counters wait in their handlers for the table."""
         return self._inspection.rows(_BOTH_AT_WORK) == [(True,)]
 
     def waiting(self) -> int:
