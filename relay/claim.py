@@ -9,25 +9,26 @@ from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 import psycopg
 
 from outbox.errors import CodecError, InvalidMessageError
 from outbox.lane import priority_of
 from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
-from outbox.log.reader import Clock, Drawn, Look, MustLookError, Read
+from outbox.log.reader import Claiming, Clock, Drawn, Look, MustLookError, Read
 from outbox.message import Message
 from outbox.message_id import is_uuid7
 from outbox.payload.payload_codec import PayloadCodec, decoded, is_encoded
 from outbox.postgres.connection import Connection
+from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import load, load_numbered
 from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
 from relay.lanes.deferrals import LONG_AGO, Draining, KeyEnd, LogOfKey, WaitingMessage
 from relay.lanes.lane import Lane
-from relay.reader import read_record
+from relay.reader import Topics, read_record
 
-_VERDICT: Final = 12  # the index of the column
 _MOST_SKIPPED: Final = 1000
 """After so many messages of other topics, a lane's position is stored without others.
 
@@ -96,6 +97,56 @@ UNKNOWN: Final = Outcome("unknown", delay=0)
 """It may have been published, or could not be loaded."""
 ASIDE: Final = Outcome("aside", delay=0)
 """It is so large that its lane doesn't wait while it is moved to the dead letters."""
+_UNLOADED: Final = {"scheduled": SCHEDULED, "aside": ASIDE, "next": UNKNOWN}
+"""What becomes of a row that wasn't loaded, by the claim's verdict."""
+
+
+class ClaimedRow(NamedTuple):
+    """A row of `claim_batch.sql`."""
+
+    lane: int
+    seq: int
+    id: UUID
+    created_at: datetime
+    topic: str
+    key: str | None
+    tenant: str | None
+    payload: bytes
+    content_type: str
+    headers: str | None
+    schema_version: int
+    due_at: datetime | None
+    verdict: str | None
+    look: str | None
+
+
+class WaitingRow(NamedTuple):
+    """A row of `claim_deferred.sql`."""
+
+    position: int
+    topic: str
+    key: str | None
+    tenant: str | None
+    payload: bytes
+    content_type: str
+    headers: str | None
+    schema_version: int
+    due_at: datetime | None
+    verdict: str | None
+
+
+class NextOfKey(NamedTuple):
+    """A row of `find_next_of_keys.sql`."""
+
+    position: int
+    seq: int
+    id: UUID
+    created_at: datetime
+    run: int
+    attempts: int
+    entry: int
+    cause: str
+    is_due: bool | None
 
 
 @dataclass(slots=True)
@@ -198,7 +249,7 @@ async def _claim(
 ) -> Batch:
     found = Batch(lanes)
     if not any(lane.deferrals.has_work for lane in lanes):
-        await _claim_next(connection, board, lanes, config, found, has_looked)
+        await _claim_new(connection, board, lanes, config, found, has_looked)
         return found
     half = replace(
         config,
@@ -208,7 +259,7 @@ async def _claim(
     drained, changes = await _claim_deferred(connection, board, lanes, half, found)
     size = len(found.rows) + len(found.others)
     rest = replace(half, batch_size=max(config.batch_size - size, 1))
-    await _claim_next(connection, board, lanes, rest, found, has_looked, drained)
+    await _claim_new(connection, board, lanes, rest, found, has_looked, drained)
     for change in changes:
         change()
     if any(
@@ -220,7 +271,7 @@ async def _claim(
     return found
 
 
-async def _claim_next(
+async def _claim_new(
     connection: Connection,
     board: LaneBoard,
     lanes: Sequence[Lane],
@@ -237,112 +288,131 @@ async def _claim_next(
             this claim.
     """
     claiming = board.reader.prepare(lanes)
-    parameters = {
-        **claiming.parameters,
-        **board.topics.parameters,
-        # One more, to see whether it has the seq of the last one.
-        "max_rows": config.batch_size + 1,
-        **_limits(config),
-    }
-    text, names = load_numbered("relay", "claim_batch")
-    cursor = psycopg.AsyncRawCursor(connection)
-    await cursor.execute(text, [parameters[name] for name in names], binary=True)
-    rows = await cursor.fetchall()
-    look = Look.parse(rows[0][-1])
-    drawn = Drawn.parse(rows[0][-1])
-    taken, following = _cut(rows if rows[0][0] is not None else [], config.batch_size)
-    by_number = {lane.number: lane for lane in lanes}
-    strange = _find_strange(taken, by_number)
+    rows, look, drawn = await _read_new(connection, board.topics, claiming, config)
+    taken, following = _cut(rows, config.batch_size)
+    unlisted = _find_unlisted(taken, lanes)
     if not has_looked:
-        has_fallen = not all(drawn.follows(lane.drawn) for lane in lanes)
-        if strange or has_fallen or claiming.lanes_to_look(look.snapshot):
-            for row in strange:
-                by_number[row[0]].progress = None
-            raise MustLookError
-        for lane in lanes:
-            lane.drawn = drawn
-    # A DEFAULT partition has them, which the doctor reports: no position can be stored.
-    passed = {row[0]: row[1] for row in strange}
-    skipped: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    due: list[Claimed] = []
-    for row in taken:
-        if row in strange:
-            continue
-        verdict = row[_VERDICT]
-        if verdict == "other":
-            skipped[row[0]] += 1
-            passed[row[0]] = row[1]
-            continue
-        claimed = _read(row) if verdict is None else _refuse(row, config)
-        last[claimed.lane] = claimed.seq
-        if verdict == "scheduled":
-            found.others.append((claimed, SCHEDULED))
-        elif verdict == "aside":
-            found.others.append((claimed, ASIDE))
-        elif verdict == "next":
-            found.others.append((claimed, UNKNOWN))
-        else:
-            due.append(claimed)
+        _require_no_look(lanes, claiming, look, drawn, unlisted)
+    board.note_claim(len(taken))
+    up_to = {row.lane: row.seq for row in taken}
+    seen = max(up_to.values(), default=-1)
+    if seen <= drawn.seq:  # the table's owner can have chosen a higher one
+        board.reader.note(look.next_xid, seen)
+    if unlisted:
+        # A DEFAULT partition has them, which the doctor reports: no position can be
+        # stored.
+        taken = [row for row in taken if row not in unlisted]
+    mine = [row for row in taken if row.verdict != "other"]
+    skipped = Counter(row.lane for row in taken if row.verdict == "other")
+    due = _load_new(mine, config, found)
     blocked = await _find_blocked(connection, board, lanes, due) - drained
     if blocked:
         found.others += [(row, HELD) for row in due if (row.lane, row.key) in blocked]
         due = [row for row in due if (row.lane, row.key) not in blocked]
     found.rows += due
-    board.note_claim(len(taken))
-    seen = max([*last.values(), *passed.values()], default=-1)
-    if seen <= drawn.seq:  # the table's owner can have chosen a higher one
-        board.reader.note(look.next_xid, seen)
-    end = None if following is None else following[0]
-    found.reached = _reached(lanes, end)
+    cut = None if following is None else following.lane
+    found.reached = _reached(lanes, cut)
+    mine_in = {row.lane for row in mine}
     waits = {row.lane for row in found.rows}
     for lane in found.reached:
-        is_cut = lane.number == end
-        up_to = max(passed.get(lane.number, -1), last.get(lane.number, -1))
-        lane.skipped += skipped[lane.number]
-        if lane.number in last or lane.skipped >= _MOST_SKIPPED:
-            found.reads[lane.number] = Read(up_to, look, is_cut)
-            if board.writers_ring and not is_cut:
+        number = lane.number
+        read = Read(up_to.get(number, -1), look, lane.number == cut)
+        lane.skipped += skipped[number]
+        if number in mine_in or lane.skipped >= _MOST_SKIPPED:
+            found.reads[number] = read
+            if board.writers_ring and not read.is_cut:
                 lane.found_empty()
             continue
-        if lane.progress is not None and (up_to >= 0 or not is_cut):
-            lane.progress = lane.progress.claimed(up_to, *look, is_cut=is_cut)
+        lane.advance(read)
         # Where others find messages, more will follow.
-        if not (is_cut or skipped[lane.number] or lane.number in waits):
+        if not (read.is_cut or skipped[number] or number in waits):
             lane.found_empty()
 
 
-def _find_strange(
-    rows: Sequence[Sequence[Any]], lanes: Mapping[int, Lane]
-) -> Sequence[Sequence[Any]]:
+async def _read_new(
+    connection: Connection, topics: Topics, claiming: Claiming, config: RelayConfig
+) -> tuple[Sequence[ClaimedRow], Look, Drawn]:
+    """Read the next rows, and one more to see whether it has the seq of the last."""
+    parameters = {
+        **claiming.parameters,
+        **topics.parameters,
+        "max_rows": config.batch_size + 1,
+        **_limits(config),
+    }
+    text, names = load_numbered("relay", "claim_batch")
+    cursor = psycopg.AsyncRawCursor(connection, row_factory=rows_of(ClaimedRow))
+    await cursor.execute(text, [parameters[name] for name in names], binary=True)
+    rows = await cursor.fetchall()
+    look = rows[0].look
+    assert look is not None
+    is_empty = rows[0].lane is None
+    return [] if is_empty else rows, Look.parse(look), Drawn.parse(look)
+
+
+def _require_no_look(
+    lanes: Sequence[Lane],
+    claiming: Claiming,
+    look: Look,
+    drawn: Drawn,
+    unlisted: Iterable[ClaimedRow],
+) -> None:
+    has_fallen = not all(drawn.follows(lane.drawn) for lane in lanes)
+    if unlisted or has_fallen or claiming.lanes_to_look(look.snapshot):
+        for lane in lanes:
+            if any(row.lane == lane.number for row in unlisted):
+                lane.progress = None
+        raise MustLookError
+    for lane in lanes:
+        lane.drawn = drawn
+
+
+def _find_unlisted(
+    rows: Sequence[ClaimedRow], lanes: Sequence[Lane]
+) -> Sequence[ClaimedRow]:
     """Return the rows of days that these lanes don't read."""
-    moments = [row[3] for row in rows]
+    by_number = {lane.number: lane for lane in lanes}
+    moments = [row.created_at for row in rows]
     # Almost always there are none, and one question for each lane shows it.
     if moments:
         first, last = min(moments), max(moments)
-        if all(lanes[number].reads(first, last) for number in {r[0] for r in rows}):
+        if all(by_number[n].reads(first, last) for n in {row.lane for row in rows}):
             return ()
-    return [row for row in rows if not lanes[row[0]].reads(row[3])]
+    return [row for row in rows if not by_number[row.lane].reads(row.created_at)]
 
 
 def _cut(
-    rows: Sequence[Sequence[Any]], most: int
-) -> tuple[Sequence[Sequence[Any]], Sequence[Any] | None]:
+    rows: Sequence[ClaimedRow], most: int
+) -> tuple[Sequence[ClaimedRow], ClaimedRow | None]:
     """Return the rows that the claim takes, and the one that follows, if any.
 
     A position can't pass one of several rows with the same seq, which only exist after
     the sequence was set back: they are left together for the next claim.
     """
-    end = next((i for i, row in enumerate(rows) if row[_VERDICT] == "next"), len(rows))
+    end = next((i for i, row in enumerate(rows) if row.verdict == "next"), len(rows))
     end = min(end, most)
     if end == len(rows):
         return rows, None
     following = rows[end]
-    before = [row for row in rows[:end] if row[:2] != following[:2]]
+    place = following.lane, following.seq
+    before = [row for row in rows[:end] if (row.lane, row.seq) != place]
     if before or not end:
         return before, following
     # They fill a claim.
     return rows[: end + 1], following
+
+
+def _load_new(
+    rows: Iterable[ClaimedRow], config: RelayConfig, found: Batch
+) -> list[Claimed]:
+    """Return the messages that are due; add the others to the batch."""
+    due: list[Claimed] = []
+    for row in rows:
+        if row.verdict is None:
+            due.append(_read(row, row))
+        else:
+            outcome = _UNLOADED[row.verdict]
+            found.others.append((_refuse(row, row, config), outcome))
+    return due
 
 
 def _reached(lanes: Sequence[Lane], end: int | None) -> Sequence[Lane]:
@@ -414,7 +484,8 @@ async def _find_next_of_keys(
     ][:max_rows]
     if not wanted:
         return []
-    cursor = await connection.execute(
+    cursor = connection.cursor(binary=True, row_factory=rows_of(NextOfKey))
+    await cursor.execute(
         load("relay", "find_next_of_keys"),
         {
             "reader": board.reader.reader,
@@ -424,16 +495,25 @@ async def _find_next_of_keys(
             "since": since_of(lane for lane, _, _ in wanted),
             "max_rows": max_rows,
         },
-        binary=True,
     )
     rows = await cursor.fetchall()
     # The last key may have more rows, and the keys after it weren't read.
-    last = rows[-1][0] if len(rows) >= max_rows else len(wanted) + 1
+    last = rows[-1].position if len(rows) >= max_rows else len(wanted) + 1
     waiting: dict[int, list[tuple[WaitingMessage, bool | None]]] = {}
-    for position, *fields, is_due in rows:
-        lane, key, _ = wanted[position - 1]
-        place = WaitingMessage._make((lane.number, *fields, key))
-        waiting.setdefault(position, []).append((place, is_due))
+    for row in rows:
+        lane, key, _ = wanted[row.position - 1]
+        place = WaitingMessage(
+            lane.number,
+            row.seq,
+            row.id,
+            row.created_at,
+            row.run,
+            row.attempts,
+            row.entry,
+            row.cause,
+            key,
+        )
+        waiting.setdefault(row.position, []).append((place, row.is_due))
     return [
         (
             lane,
@@ -459,7 +539,7 @@ async def _load(
     """Load the messages at these places; return how many places were processed."""
     if not places:
         return 0
-    cursor = connection.cursor(binary=True)
+    cursor = connection.cursor(binary=True, row_factory=rows_of(WaitingRow))
     moments = [place.created_at for place in places]
     await cursor.execute(
         load("relay", "claim_deferred"),
@@ -477,26 +557,21 @@ async def _load(
         },
     )
     count = 0
-    for position, *fields, verdict in await cursor.fetchall():
-        if verdict == "next":
+    for row in await cursor.fetchall():
+        if row.verdict == "next":
             break
-        count = position
-        place = places[position - 1]
-        row = (*place[:4], *fields, verdict, None)
-        if verdict is None:
-            claimed = _read(row)
-        elif verdict == "missing":
+        count = row.position
+        place = places[count - 1]
+        if row.verdict is None:
+            message = _read(place, row)
+            found.rows.append(message._replace(attempts=place.attempts, place=place))
+        elif row.verdict == "aside":
+            message = _refuse(place, row, config)
+            message = message._replace(attempts=place.attempts, place=place)
+            found.others.append((message, ASIDE))
+        elif row.verdict == "missing":
             found.others.append((_unread(place), ENDED))
-            continue
-        elif verdict == "gone":
-            continue
-        else:
-            claimed = _refuse(row, config)
-        claimed = claimed._replace(attempts=place.attempts, place=place)
-        if verdict == "aside":
-            found.others.append((claimed, ASIDE))
-        else:
-            found.rows.append(claimed)
+        # Otherwise it is gone: the log has a later entry.
     return count
 
 
@@ -549,7 +624,7 @@ async def _read_deferrals(
         For each lane that may have more entries, the last one that was read.
     """
     by_number = {lane.number: lane for lane in lanes}
-    cursor = connection.cursor(binary=True)
+    cursor = connection.cursor(binary=True, row_factory=rows_of(LogOfKey))
     await cursor.execute(
         load("relay", "read_deferrals"),
         {
@@ -560,13 +635,13 @@ async def _read_deferrals(
         },
     )
     cuts = {}
-    for number, cut, *log in await cursor.fetchall():
-        if cut is None:
-            by_number[number].deferrals.read(LogOfKey(*log))
+    for row in await cursor.fetchall():
+        if row.cut is None:
+            by_number[row.lane].deferrals.read(row)
             continue
-        cuts[number] = cut
-        if log[1]:
-            board.reader.refuse_entries(cut)
+        cuts[row.lane] = row.cut
+        if row.has_head:
+            board.reader.refuse_entries(row.cut)
     return cuts
 
 
@@ -610,52 +685,59 @@ async def _find_blocked(
     return blocked
 
 
-def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:
+def _refuse(
+    place: ClaimedRow | WaitingMessage,
+    row: ClaimedRow | WaitingRow,
+    config: RelayConfig,
+) -> Claimed:
     """Return a `Claimed` for a row not loaded, with the problem if it is too large."""
-    lane, seq, id, created_at, topic, key, *_ = row
     problem = None
-    if row[_VERDICT] == "aside":
+    if row.verdict == "aside":
         limit = config.max_payload_bytes
         problem = f"payload is over {limit} bytes (max_payload_bytes)"
-    return Claimed(lane, seq, id, created_at, 0, key, topic, None, problem)
+    return Claimed(
+        place.lane,
+        place.seq,
+        place.id,
+        place.created_at,
+        0,
+        row.key,
+        row.topic,
+        None,
+        problem,
+    )
 
 
-def _read(row: Sequence[Any]) -> Claimed:
-    (
-        lane,
-        seq,
-        id,
-        created_at,
-        topic,
-        key,
-        tenant,
-        payload,
-        content_type,
-        headers,
-        version,
-        due_at,
-        _,
-        _,
-    ) = row
-    headers = {} if headers is None else json.loads(headers)
+def _read(place: ClaimedRow | WaitingMessage, row: ClaimedRow | WaitingRow) -> Claimed:
+    headers = {} if row.headers is None else json.loads(row.headers)
     problem = problem_of_headers(headers) if headers else None
-    if not is_uuid7(id):
-        problem = f"id {id} is not a UUIDv7"
+    if not is_uuid7(place.id):
+        problem = f"id {place.id} is not a UUIDv7"
     message = None
     if problem is None:
         message = Message(
-            topic,
-            payload,
-            key=key,
-            tenant=tenant,
+            row.topic,
+            row.payload,
+            key=row.key,
+            tenant=row.tenant,
             headers=headers,
-            id=id,
-            content_type=content_type,
-            schema_version=version,
-            priority=priority_of(lane),
+            id=place.id,
+            content_type=row.content_type,
+            schema_version=row.schema_version,
+            priority=priority_of(place.lane),
         )
     return Claimed(
-        lane, seq, id, created_at, 0, key, topic, message, problem, None, due_at
+        place.lane,
+        place.seq,
+        place.id,
+        place.created_at,
+        0,
+        row.key,
+        row.topic,
+        message,
+        problem,
+        None,
+        row.due_at,
     )
 
 

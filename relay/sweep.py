@@ -2,12 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from datetime import datetime
+from typing import Final, NamedTuple
+from uuid import UUID
 
 from outbox.events import Event
 from outbox.postgres.connection import Link
+from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import load
 from relay.claim import since_of
 from relay.config import RelayConfig
@@ -16,6 +19,37 @@ from relay.lanes.board import LaneBoard
 from relay.lanes.deferrals import WaitingMessage
 
 _LAST_ENTRY: Final = 2**63 - 1
+
+
+class DueRow(NamedTuple):
+    """A row of `find_due.sql`; without a due message, its columns are null."""
+
+    lane: int
+    now: datetime
+    due_at: datetime | None
+    seq: int
+    id: UUID
+    created_at: datetime
+    run: int
+    attempts: int
+    entry: int
+    cause: str
+    key: str | None
+
+    @property
+    def message(self) -> WaitingMessage:
+        """The due message."""
+        return WaitingMessage(
+            self.lane,
+            self.seq,
+            self.id,
+            self.created_at,
+            self.run,
+            self.attempts,
+            self.entry,
+            self.cause,
+            self.key,
+        )
 
 
 async def sweep_lanes(
@@ -62,7 +96,8 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
     began = [deferrals.scan() for deferrals in searched]
     async with link.use() as connection:
         # Do it even without lanes: an outage ends the leases and must be reported.
-        cursor = await connection.execute(
+        cursor = connection.cursor(row_factory=rows_of(DueRow))
+        await cursor.execute(
             load("relay", "find_due"),
             {
                 "reader": board.reader.reader,
@@ -73,22 +108,20 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
                 "max_rows": batch_size,
             },
         )
-    by_lane: dict[int, list[Sequence[Any]]] = {lane.number: [] for lane in lanes}
-    for number, *row in await cursor.fetchall():
-        by_lane[number].append(row)
+    by_lane: dict[int, list[DueRow]] = {lane.number: [] for lane in lanes}
+    for row in await cursor.fetchall():
+        by_lane[row.lane].append(row)
     some = False
     for lane, deferrals, begin in zip(lanes, searched, began, strict=True):
-        now, last_due, *_, last_entry, _, _ = by_lane[lane.number][-1]
-        found = by_lane[lane.number] if last_due is not None else []
-        for _, _, seq, id, created_at, run, attempts, entry, cause, key in found:
-            deferrals.release(
-                WaitingMessage(
-                    lane.number, seq, id, created_at, run, attempts, entry, cause, key
-                )
-            )
-        is_cut = len(found) >= batch_size
-        up_to = (last_due, last_entry) if is_cut else (now, _LAST_ENTRY)
+        last = by_lane[lane.number][-1]
+        due = [row for row in by_lane[lane.number] if row.due_at is not None]
+        for row in due:
+            deferrals.release(row.message)
+        some = some or bool(due)
+        is_cut = len(due) >= batch_size
+        up_to = (
+            (last.due_at or last.now, last.entry) if is_cut else (last.now, _LAST_ENTRY)
+        )
         deferrals.scanned(begin, up_to, is_cut=is_cut)
-        some = some or bool(found)
     if some:
         board.wake()

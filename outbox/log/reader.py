@@ -25,6 +25,7 @@ from outbox.log.hidden import Floors, Hidden
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress, Stored, fence_of
 from outbox.postgres.connection import Connection
+from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import Log, load
 
 CLAIM_SETTINGS: Final = {
@@ -73,7 +74,42 @@ class Clock(NamedTuple):
     """The file of the sequence that numbers entries; another one begins again."""
     changed: str | None
     """A sequence whose numbers don't ascend in steps of one any more."""
-    base: int
+    base: int | None
+    """The last seq of rows from another cluster; None: pillarbox migrate has not run
+    in this one."""
+
+
+class StoredRow(NamedTuple):
+    """A row of `take_over.sql`: a day of a lane, and its position; null: none."""
+
+    lane: int
+    starts_at: datetime
+    ends_at: datetime
+    number: int | None
+    up_to: int
+    snapshot: str
+    late_up_to: int | None
+    late_snapshot: str | None
+    head: int | None
+
+    @property
+    def day(self) -> Day:
+        """The day."""
+        return Day(self.starts_at, self.ends_at)
+
+    @property
+    def stored(self) -> Stored | None:
+        """The position that is stored."""
+        if self.number is None:
+            return None
+        late = self.late_snapshot
+        position = Position(
+            self.up_to,
+            Snapshot.parse(self.snapshot),
+            self.late_up_to,
+            None if late is None else Snapshot.parse(late),
+        )
+        return Stored(self.day, self.number, position)
 
 
 class Drawn(NamedTuple):
@@ -166,6 +202,13 @@ class LogLane:
         """Continue with what the takeover has found."""
         self.progress = progress
 
+    def advance(self, read: "Read") -> None:
+        """Move on, in memory, past rows that need no settlement."""
+        if self.progress is not None and (read.up_to >= 0 or not read.is_cut):
+            self.progress = self.progress.claimed(
+                read.up_to, *read.look, is_cut=read.is_cut
+            )
+
     def reads(self, first: datetime, last: datetime | None = None) -> bool:
         """Whether these moments are in one of the days that claims read."""
         progress = self.progress
@@ -239,7 +282,7 @@ class LogReader:
         )
         (row,) = await cursor.fetchall()
         clock = Clock(*row)
-        if row[-1] is None:
+        if clock.base is None:
             raise ConfigError(
                 "the database was restored in this cluster, or copied to it:"
                 " run pillarbox migrate"
@@ -360,15 +403,14 @@ class LogReader:
         known: dict[int, dict[Day, Stored | None]] = {lane.number: {} for lane in lanes}
         lowest: dict[int, dict[Day, int]] = {lane.number: {} for lane in lanes}
         all_days: set[Day] = set()
-        for number, starts_at, ends_at, *position, head in stored:
-            day = Day(starts_at, ends_at)
-            all_days.add(day)
-            known[number][day] = _read_stored(day, *position)
-            if head is not None:
-                lowest[number][day] = head
+        for row in stored:
+            all_days.add(row.day)
+            known[row.lane][row.day] = row.stored
+            if row.head is not None:
+                lowest[row.lane][row.day] = row.head
         for day in all_days:
             positions = {
-                number: self.since if (row := rows[day]) is None else row.position
+                number: self.since if (last := rows[day]) is None else last.position
                 for number, rows in known.items()
                 if day in rows
             }
@@ -408,9 +450,10 @@ class LogReader:
         lanes: Sequence[LogLane],
         oldest: datetime,
         newest: datetime,
-    ) -> Sequence[Any]:
+    ) -> Sequence[StoredRow]:
         """Read how far lanes were read; without lanes, only check that this works."""
-        cursor = await connection.execute(
+        cursor = connection.cursor(row_factory=rows_of(StoredRow))
+        await cursor.execute(
             load("outbox.log", "take_over", log=self._log),
             {
                 "reader": self.reader,
@@ -705,22 +748,6 @@ def _quoted(snapshots: Iterable[Snapshot | None]) -> Iterable[str | None]:
         if snapshot is not last:
             last, text = snapshot, None if snapshot is None else f'"{snapshot}"'
         yield text
-
-
-def _read_stored(
-    day: Day,
-    number: int | None,
-    up_to: int,
-    snapshot: str,
-    late_up_to: int | None,
-    late_snapshot: str | None,
-) -> Stored | None:
-    if number is None:
-        return None
-    late = None if late_snapshot is None else Snapshot.parse(late_snapshot)
-    return Stored(
-        day, number, Position(up_to, Snapshot.parse(snapshot), late_up_to, late)
-    )
 
 
 def _columns(positions: Iterable[Position]) -> dict[str, list[Any]]:

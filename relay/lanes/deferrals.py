@@ -94,12 +94,16 @@ class Draining:
 class LogOfKey(NamedTuple):
     """What the log says about a key, or about messages that wait for a point in time.
 
+    A row of `read_deferrals.sql`.
+
     Attributes:
         key: None for messages that don't block their key.
         has_head: whether a refused message of the key waits.
         has_ended: whether a message of the key has stopped waiting.
         seq, due_at, created_at: the lowest values among the waiting messages; None if
             none waits.
+        cut: the last entry that was read of a lane that may have more; then there is
+            no key, and `has_head` says whether the sequence was set back below it.
     """
 
     key: str | None
@@ -108,6 +112,8 @@ class LogOfKey(NamedTuple):
     seq: int | None
     due_at: datetime | None
     created_at: datetime | None
+    lane: int = 0
+    cut: int | None = None
 
 
 class _Reading(NamedTuple):

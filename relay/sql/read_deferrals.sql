@@ -1,6 +1,6 @@
 -- Does:  Read the log above an entry, in portions: which keys have waiting messages, and when the first is due.
 -- Takes: reader, lanes, entries (same length; -1: from the beginning), max_rows (the entries read of each lane)
--- Gives: lane, cut, key (null: messages that don't block their key), has_head (a refused message waits), has_ended (a message has stopped waiting), and the lowest seq, due_at and created_at of the waiting messages; and for each lane that may have more entries one row with cut, the last entry that was read; has_head there: the sequence was set back below it
+-- Gives: key (null: messages that don't block their key), has_head (a refused message waits), has_ended (a message has stopped waiting), the lowest seq, due_at and created_at of the waiting messages, lane, cut; and for each lane that may have more entries one row with cut, the last entry that was read; has_head there: the sequence was set back below it
 -- Index: deferral_pkey on every partition
 WITH portion AS MATERIALIZED (
     SELECT d.*, read.entry AS above
@@ -15,8 +15,9 @@ WITH portion AS MATERIALIZED (
           LIMIT %(max_rows)s
      ) AS d
 )
-SELECT lane, NULL::bigint AS cut, key, bool_or(waits AND cause <> 'blocked') AS has_head, bool_or(NOT waits) AS has_ended,
-       min(seq) FILTER (WHERE waits), min(due_at) FILTER (WHERE waits), min(created_at) FILTER (WHERE waits)
+SELECT key, bool_or(waits AND cause <> 'blocked') AS has_head, bool_or(NOT waits) AS has_ended,
+       min(seq) FILTER (WHERE waits) AS seq, min(due_at) FILTER (WHERE waits) AS due_at,
+       min(created_at) FILTER (WHERE waits) AS created_at, lane, NULL::bigint AS cut
   FROM (
       SELECT DISTINCT ON (id) lane, seq, cause, due_at, created_at, cause <> 'settled' AS waits, above,
              CASE WHEN cause NOT IN ('scheduled', 'aside', 'replayed') THEN key END AS key
@@ -26,7 +27,7 @@ SELECT lane, NULL::bigint AS cut, key, bool_or(waits AND cause <> 'blocked') AS 
  WHERE waits OR above >= 0 AND key IS NOT NULL
  GROUP BY lane, key
  UNION ALL
-SELECT lane, max(entry), NULL, max(entry) > min(drawn), NULL, NULL, NULL, NULL
+SELECT NULL, max(entry) > min(drawn), NULL, NULL, NULL, NULL, lane, max(entry)
   FROM portion, (SELECT coalesce(pg_sequence_last_value('outbox.deferral_entry_seq'::regclass), 0)) AS last (drawn)
  GROUP BY lane
 HAVING count(*) >= %(max_rows)s OR max(entry) > min(drawn)

@@ -218,7 +218,7 @@ async def test_a_new_message_overtakes_none_that_did_not_fit_into_the_claim(
     assert publisher.of_key("k") == [f"k/{n}" for n in range(5)]
 
 
-@pytest.mark.parametrize("step", ["_find_next_of_keys", "_load", "_claim_next"])
+@pytest.mark.parametrize("step", ["_find_next_of_keys", "_load", "_claim_new"])
 async def test_a_claim_that_fails_halfway_skips_no_message(
     step: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
